@@ -124,8 +124,8 @@ def _summary(run: Mapping[str, Any]) -> str:
         parts.append(f"{steps} steps" if is_done else f"not finished, {steps} steps so far")
     line = f"{run['name']}: {', '.join(parts)}"
     if tests := run["tests"]:
-        low, high = tests["ci95"]
-        line += f"\n  gain {100 * tests['gain']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
+        gain, low, high = (100 * each for each in (tests["difference"], *tests["ci95"]))
+        line += f"\n  gain {gain:+.1f} [{low:+.1f}, {high:+.1f}] points"
         if counts := tests.get("mcnemar"):
             line += f"; {counts['only_second']} questions flipped to right, "
             line += f"{counts['only_first']} to wrong (McNemar p = {counts['p']:.2g})"

@@ -160,8 +160,7 @@ class Comparison:
                     "run": each.row.name,
                     "decode": each.row.decode,
                     "column": "/".join(each.key),
-                    "difference": each.test["gain"],
-                    **{name: each.test[name] for name in ("ci95", "p", "mcnemar")},
+                    **each.test,
                     "questions": [question["id"] for question in each.questions],
                 }
                 for each in self.differences
@@ -269,7 +268,7 @@ def _beside(each: Difference) -> Sequence[str]:
     tested = ("-",) * 3
     if counts:
         tested = (str(counts["only_first"]), str(counts["only_second"]), _p(counts["p"]))
-    points = _percent("{:+.1f} [{:+.1f}, {:+.1f}]", test["gain"], test["ci95"])
+    points = _percent("{:+.1f} [{:+.1f}, {:+.1f}]", test["difference"], test["ci95"])
     return (each.row.name, each.row.decode, _label(each.key), points, _p(test["p"]), *tested)
 
 

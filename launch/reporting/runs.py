@@ -166,7 +166,7 @@ def gain(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> d
     is_binary = {*first, *second} <= {0.0, 1.0}
     counts = mcnemar(*([score == 1 for score in each] for each in (first, second)))
     tested = {"mcnemar": asdict(counts) if is_binary else None}
-    return {"gain": found.difference, "ci95": list(found.ci95), "p": found.p, **tested}
+    return {"difference": found.difference, "ci95": list(found.ci95), "p": found.p, **tested}
 
 
 def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:

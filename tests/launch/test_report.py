@@ -56,7 +56,7 @@ def test_the_page_holds_the_numbers_of_the_run(run, capsys):
     for where in ("before", "after"):
         assert found["measured"][where]["mean"] == pytest.approx(result[f"ex_{where}"])
         assert found["measured"][where]["ci95"] == pytest.approx(result[f"ex_{where}_ci95"])
-    assert found["tests"]["gain"] == pytest.approx(result["gain"])
+    assert found["tests"]["difference"] == pytest.approx(result["gain"])
     metrics = lines_of(run / "metrics.jsonl")
     for key in ("step", "rollout/accuracy", "validation/accuracy"):
         assert found["numbers"][key] == [
@@ -232,17 +232,20 @@ def percent(value: float) -> str:
 def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
     assert min(page.open(html) for _ in range(3)) < 2_000  # ms
     result = json.loads((run / "result.json").read_text())
-    [big] = page.texts("#verdict .big")
-    wanted = [percent(result[name]) for name in ("ex_before", "ex_after")]
-    assert re.findall(r"[\d.]+ %", big) == wanted
-    low, high = (f"{100 * bound:+.1f}" for bound in result["gain_ci95"])
-    assert page.texts("#verdict .gain") == [
-        f"{100 * result['gain']:+.1f} points [{low}, {high}]".replace("-", MINUS)
+    shown = page.texts("#verdict .interval > b")
+    assert [re.findall(r"[\d.]+", text) for text in shown] == [
+        [f"{100 * each:.1f}" for each in (result[f"ex_{name}"], *result[f"ex_{name}_ci95"])]
+        for name in ("before", "after")
     ]
+    low, high = (f"{100 * bound:+.1f}" for bound in result["gain_ci95"])
+    facts = dict(row.split("\t") for row in page.texts("#verdict .one tr"))
+    gain = f"{100 * result['gain']:+.1f} [{low}, {high}]"
+    assert facts["gain in points"] == gain.replace("-", MINUS)
     answers = [lines_of(run / name / "predictions.jsonl") for name in ("before", "after")]
     flips = [(one["correct"], two["correct"]) for one, two in zip(*answers, strict=True)]
     counts = [flips.count((False, True)), flips.count((True, False))]
-    assert page.texts("#verdict .flips b") == [f"✓ {counts[0]}", f"✗ {counts[1]}"]
+    found = [facts[f"flipped to {name}"] for name in ("right", "wrong")]
+    assert found == [f"✓ {counts[0]} questions", f"✗ {counts[1]} questions"]
     # Of every part the shares before and after.
     rights = [[one["correct"] for one in part if one["difficulty"] == "easy"] for part in answers]
     shares = [sum(part) / len(part) for part in rights]
@@ -374,14 +377,13 @@ def test_hostile_texts_show_as_texts(page, place):
     assert not any(one.strip() and one[:200].strip() in outside for one in HOSTILE)
     assert "taken" not in text
     page.open(html)
-    for width in (1280, 400):
+    for width, kind in ((1280, "0 "), (400, "trajectories.jsonl ")):
         page.resize(width)
-        for kind in ("0 ", "trajectories.jsonl "):
-            found = f"data.questions.find(q => q.id.startsWith({kind!r}))"
-            page.js(f"location.hash = link({{q: {found}.id}})")
-            page.wait(f'document.querySelector("#detail .chip")?.innerText.startsWith({kind!r})')
-            assert page.js("document.documentElement.scrollWidth") == width
-            assert "javascript:document.title='taken'" in page.texts("#detail")[0]
+        found = f"data.questions.find(q => q.id.startsWith({kind!r}))"
+        page.js(f"location.hash = link({{q: {found}.id}})")
+        page.wait(f'document.querySelector("#detail .chip")?.innerText.startsWith({kind!r})')
+        assert page.js("document.documentElement.scrollWidth") == width
+        assert "javascript:document.title='taken'" in page.texts("#detail")[0]
         page.press("Escape")
         page.wait("!document.querySelector('#overview').hidden")
         assert page.js("document.documentElement.scrollWidth") == width

@@ -1,6 +1,6 @@
-// Curves: a panel for each subject, drawn by uPlot; a column of numbers for each line.
+// Curves: a panel for each subject, drawn by uPlot; three columns for each line.
 
-const PANELS = [ // title, metrics (a name that ends with / is a family, most frequent first), unit
+const PANELS = [ // title, metrics (a name that ends with / is a family, the largest first), unit
   ["Execution accuracy", ["validation/accuracy", "rollout/accuracy", "rollout/accuracy_first"], "%"],
   ["Reward and its parts", ["reward/total", "reward/"]],
   ["Tags: what is wrong in the last query", ["tag/"], "%"],
@@ -20,89 +20,83 @@ const LABELS = {
   "rollout/invalid_share": "replies without a result", "time/rollout_tokens_per_s": "sampled",
   "time/update_tokens_per_s": "updated", "validation/accuracy": "validation",
 };
-const labelOf = key => LABELS[key] ?? asWords(key.replace(/^[^/]*\//, ""));
+const labelOf = key => LABELS[key] ?? asWords(key.split("/").at(-1));
 const DASHES = [["solid"], ["dashed", 6, 3], ["dotted", 2, 2]]; // colours alone are not for everybody
-const average = values => values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+const average = (...values) => values.reduce((x, y) => x + y, 0) / values.length;
 const drawn = []; // what draws each panel again
-
-/** Resolve a colour of the style sheet for a canvas. */
-function ink(name, share = 100) {
-  const color = `color-mix(in srgb, var(${name}) ${share}%, transparent)`;
-  const probe = document.body.appendChild(h("span", {style: {color}}));
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-}
+const drawAll = () => drawn.forEach(draw => draw());
 
 function curves() {
   const names = [...new Set(data.runs.flatMap(run => Object.keys(run.numbers)))].filter(name => name !== "step").sort();
-  const mean = key => average(data.runs.flatMap(run => run.numbers[key] ?? []).filter(Number.isFinite));
-  const family = key => names.filter(name => name.startsWith(key)).sort((x, y) => mean(y) - mean(x)).slice(0, 6);
-  const panels = PANELS.map(([title, keys, unit]) => ({title, unit, keys: [...new Set(keys.flatMap(key =>
-    key.endsWith("/") ? family(key) : names.includes(key) ? [key] : []))]})).filter(panel => panel.keys.length);
-  const used = new Set(panels.flatMap(panel => panel.keys));
-  const others = names.filter(name => !used.has(name)).map(name => ({title: name, keys: [name]}));
-  const again = () => drawn.forEach(draw => draw());
+  const size = key => average(...data.runs.flatMap(run => run.numbers[key] ?? []).filter(Number.isFinite));
+  const family = key => names.filter(name => name.startsWith(key)).sort((x, y) => size(y) - size(x)).slice(0, 6);
+  const found = PANELS.map(([title, keys, unit]) => ({title, unit, keys: [...new Set(keys.flatMap(key =>
+    key.endsWith("/") ? family(key) : names.filter(name => name === key)))]}));
+  // A panel has the metrics of one run, or one metric of all.
+  const panels = data.runs.length === 1 ? found : found.flatMap(({title, keys, unit}) => keys.map(key =>
+    ({title: keys.length > 1 ? `${title}: ${labelOf(key)}` : title, keys: [key], unit})));
+  const others = names.filter(name => !found.some(({keys}) => keys.includes(name)));
   $("curves").hidden = !names.length;
   fill($("curves"), h("div", {class: "row"}, h("h2", {}, "Curves"), h("span", {class: "grow"}),
     h("label", {class: "small row"}, "smoothing",
-      h("input", {id: "smoothing", type: "range", min: 0, max: 0.95, step: 0.05, value: 0.6, oninput: again})),
-    h("label", {class: "small row", title: "Where all numbers are above 0, and no shares"},
-      h("input", {id: "log", type: "checkbox", oninput: again}), "log axes")),
-  data.alike.some(group => group.length > 1) && h("p", {class: "small muted"}, "Seeds of one configuration are one line, "
-    + "their mean; its band goes from the lowest to the highest seed (smoothed likewise). It is no confidence interval."),
-  h("div", {class: "plots"}, panels.map(plot)),
-  h("details", {}, h("summary", {}, plural(others.length, "other metric")), h("div", {class: "plots"}, others.map(plot))));
+      h("input", {id: "smoothing", type: "range", min: 0, max: 0.95, step: 0.05, value: 0.6, oninput: drawAll})),
+    h("label", {class: "small row"}, h("input", {id: "log", type: "checkbox", oninput: drawAll}),
+      "log axes where all numbers are above 0")),
+  data.alike.some(group => group.length > 1) && h("p", {class: "small muted"}, "Seeds of one configuration are one "
+    + "line, their mean; its band goes from the lowest to the highest seed. It is no confidence interval."),
+  h("div", {class: "plots"}, panels.filter(({keys}) => keys.length).map(plot)),
+  h("details", {}, h("summary", {}, plural(others.length, "other metric")),
+    h("div", {class: "plots"}, others.map(name => plot({title: name, keys: [name]})))));
 }
 
-/** Name the lines of a panel: the metrics of one run, or one metric of all; seeds are one line. */
-function linesOf(keys) {
-  if (data.runs.length === 1) return keys.map(key => ({key, label: labelOf(key), runs: data.runs}));
-  return data.alike.map(group => {
-    const runs = group.map(n => data.runs[n]), [{name}] = runs;
-    return {key: keys[0], runs, label: runs.length > 1 ? `${name.replace(/-?seed\d+$/, "")} (${runs.length} seeds)` : name};
-  }).filter(({runs, key}) => runs.some(run => run.numbers[key]));
-}
+/** Name the lines of a panel; the seeds of a configuration are one. */
+const linesOf = keys => keys.flatMap(key => data.alike.map(group => {
+  const runs = group.map(n => data.runs[n]), seeds = `${runs[0].name.replace(/-?seed\d+$/, "")} (${runs.length} seeds)`;
+  return {key, runs, label: data.runs.length === 1 ? labelOf(key) : runs.length > 1 ? seeds : runs[0].name};
+})).filter(({key, runs}) => runs.some(run => run.numbers[key]));
 
-/** Give the columns of a line: upper and lower edge of its band, and its middle; and what the legend says of a step. */
-function columnsOf({key, runs}, steps, isFaint) {
-  const weight = Number($("smoothing").value), all = runs.map(({numbers}) => {
-    const at = new Map((numbers.step ?? []).map((step, n) => [step, numbers[key]?.[n] ?? null]));
+/** Give the highest, the lowest and the mean seed of a line, smoothed, by step; and its mean as it is. */
+function columnsOf({key, runs}, steps) {
+  const weight = Number($("smoothing").value), exact = runs.map(({numbers}) => {
+    const at = new Map((numbers.step ?? []).map((step, n) => [step, numbers[key]?.[n]]));
     return steps.map(step => at.get(step) ?? null);
   });
-  const isSparse = 2 * all[0].filter(Number.isFinite).length <= steps.length, nothing = steps.map(() => null);
-  const smooth = (values, last = null) => values.map(value => isSparse || value === null ? value
-    : last = last === null ? value : weight * last + (1 - weight) * value);
-  const over = (columns, of) => steps.map((_, n) => of(columns.map(each => each[n]).filter(Number.isFinite)));
-  const soft = all.map(values => smooth(values)), edge = of => over(soft, there => there.length ? of(...there) : null);
-  const edges = runs.length > 1 ? [edge(Math.max), edge(Math.min)] : [isFaint && !isSparse ? all[0] : nothing, nothing];
-  return {isSparse, exact: over(all, average), columns: [...edges, over(soft, average)]};
+  const isSparse = 2 * exact[0].filter(Number.isFinite).length <= steps.length;
+  const smooth = (values, last = null) => values.map(value => value === null ? null
+    : last = isSparse || last === null ? value : weight * last + (1 - weight) * value);
+  const over = (columns, of) => steps.map((_, n) => columns.map(each => each[n]).filter(Number.isFinite))
+    .map(values => values.length ? of(...values) : null);
+  const soft = exact.map(values => smooth(values));
+  return {isSparse, exact: over(exact, average), columns: [Math.max, Math.min, average].map(of => over(soft, of))};
 }
 
 function plot({title, keys, unit}) {
-  const box = h("div"), isPercent = unit === "%", write = value => isPercent ? percent(value) : number(value);
-  const pick = data.runs.length > 1 && keys.length > 1 && h("select", {"aria-label": `Which of ${title}`, onchange: () => draw()},
-    keys.map(key => h("option", {value: key}, labelOf(key))));
+  const box = h("div"), write = value => unit ? percent(value) : number(value);
+  /** Resolve a colour of the style sheet for the canvas. */
+  const ink = outlineColor => Object.assign(box.style, {outlineColor}) && getComputedStyle(box).outlineColor;
   let chart = null;
   const draw = () => {
     if (!box.clientWidth) return; // not in sight yet
-    const lines = linesOf(pick ? [pick.value] : keys);
-    const steps = [...new Set(lines.flatMap(({runs}) => runs.flatMap(run => run.numbers.step ?? [])))].sort((x, y) => x - y);
-    const found = lines.map(line => columnsOf(line, steps, lines.length < 4));
-    const isLog = $("log").checked && !isPercent && found.every(({columns}) => columns[2].every(value => value === null || value > 0));
-    const grid = {stroke: ink("--line"), width: 1}, axis = {stroke: ink("--muted"), grid, ticks: grid, font: "11px system-ui"};
-    const series = lines.flatMap(({label, runs}, n) => {
-      const stroke = ink(`--c${n % 8}`), [, ...dash] = DASHES[n % 3], {isSparse, exact} = found[n];
-      const end = exact.findLastIndex(Number.isFinite), show = chart?.series[3 * n + 3]?.show ?? true;
-      const edge = {class: "edge", width: runs.length > 1 ? .5 : 1, stroke: ink(`--c${n % 8}`, 25), show, points: {show: false}};
-      return [edge, edge, {label: visible(label), stroke, dash, show, width: 2, spanGaps: true,
-        points: {show: isSparse, size: 7, fill: stroke}, value: (_, __, ___, at) => write(exact[at ?? end])}];
+    const lines = linesOf(keys), all = lines.flatMap(({runs}) => runs.flatMap(run => run.numbers.step ?? []));
+    const steps = [...new Set(all)].sort((x, y) => x - y), found = lines.map(line => columnsOf(line, steps));
+    const lows = found.flatMap(({columns}) => columns[1]).filter(Number.isFinite);
+    const isLog = $("log").checked && !unit && lows.every(value => value > 0);
+    const grid = {stroke: ink("var(--line)"), width: 1};
+    const axis = {stroke: ink("var(--muted)"), grid, ticks: grid, font: "11px system-ui"};
+    const series = lines.flatMap(({label}, n) => {
+      const {isSparse, exact} = found[n], end = exact.findLastIndex(Number.isFinite), [, ...dash] = DASHES[n % 3];
+      const color = `var(--c${n % 8})`, stroke = ink(`color-mix(in srgb, ${color} 25%, #0000)`);
+      const edge = {class: "edge", stroke, points: {show: false}};
+      return [edge, {...edge}, {label: visible(label), stroke: ink(color), dash, width: 2, spanGaps: true,
+        points: {show: isSparse, size: 7}, value: (_, __, ___, at) => write(exact[at ?? end])}];
     });
+    const shown = chart?.series.map(each => each.show) ?? [];
     chart?.destroy();
     chart = new uPlot({
       width: box.clientWidth, height: 190, axes: [{...axis, size: 28}, {...axis, size: 48, values: (_, ticks) =>
-        ticks.map(tick => tick === null ? "" : isPercent ? percent(tick, 0) : number(tick))}],
-      series: [{label: "step", value: (_, step) => step ?? steps.at(-1)}, ...series.map(each => ({...each}))],
+        ticks.map(tick => tick === null ? "" : unit ? percent(tick, 0) : number(tick))}],
+      series: [{label: "step", value: (_, step) => step ?? steps.at(-1)},
+        ...series.map((each, n) => ({...each, show: shown[n + 1] ?? true}))],
       bands: lines.map((_, n) => ({series: [3 * n + 1, 3 * n + 2], fill: series[3 * n].stroke})),
       scales: {x: {time: false}, y: {distr: isLog ? 3 : 1}}, cursor: {sync: {key: "steps"}, points: {size: 6}},
       legend: {markers: {dash: (_, n) => DASHES[Math.floor((n - 1) / 3) % 3][0]}},
@@ -113,5 +107,5 @@ function plot({title, keys, unit}) {
   };
   drawn.push(draw);
   new ResizeObserver(() => { if (box.clientWidth !== chart?.width) draw(); }).observe(box);
-  return h("div", {class: "card plot", "data-plot": title}, h("header", {}, h("h3", {}, title), pick), box);
+  return h("div", {class: "card plot", "data-plot": title}, h("h3", {}, title), box);
 }

@@ -3,7 +3,6 @@
 // text nodes; the page's policy refuses anything else.
 
 let data = null; // the overview
-const opened = new Map(); // pieces, of which the last few that were looked at stay
 const $ = id => document.getElementById(id);
 
 /** Make an element; properties that begin with `on` are listeners, strings become text. */
@@ -37,11 +36,8 @@ const select = (key, label, options, chosen) => h("select",
   {"aria-label": label, onchange: event => { location.hash = link({[key]: event.target.value}); }},
   options.map(([value, text]) => h("option", {value, selected: value === chosen}, text)));
 
-const HIDDEN = new RegExp("[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e"
-  + "\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff]", "gu");
-
-/** Show what has no shape of its own, or would turn the text around it: controls, marks, halves. */
-const visible = text => text.replace(HIDDEN, mark => {
+/** Show what has no shape of its own, or would turn the text around it: controls, marks, halves of characters. */
+const visible = text => text.replace(/(?![\t\n\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\u2028\u2029]/gu, mark => {
   const code = mark.codePointAt(0);
   return code < 0x20 ? String.fromCharCode(0x2400 + code)
     : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
@@ -52,14 +48,6 @@ const bytes = text => Uint8Array.from(atob(text), each => each.charCodeAt(0));
 async function unpack(id) {
   const stream = new Blob([bytes($(`data-${id}`).textContent)]).stream();
   return new Response(stream.pipeThrough(new DecompressionStream("gzip"))).json();
-}
-
-async function piece(number) {
-  const found = opened.get(number) ?? unpack(`piece${number}`);
-  opened.delete(number);
-  opened.set(number, found);
-  if (opened.size > 8) opened.delete(opened.keys().next().value);
-  return found;
 }
 
 // The address holds everything that is chosen, so that every view has a link and Back works.
@@ -82,8 +70,9 @@ const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
 const points = (value, digits = 1) => `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(digits)}`;
 const chance = p => p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`;
 const mean = ({mean, ci95}) => `${percent(mean)} [${ci95.map(each => (100 * each).toFixed(1)).join(", ")}]`;
-const gain = ({gain, ci95}) => `${points(gain)} [${ci95.map(each => points(each)).join(", ")}]`;
-const duration = s => s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
+const gain = ({difference, ci95}) => `${points(difference)} [${ci95.map(each => points(each)).join(", ")}]`;
+const duration = s => s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min`
+  : `${(s / 3600).toFixed(1)} h`;
 
 function number(value) {
   if (!Number.isFinite(value)) return "–";

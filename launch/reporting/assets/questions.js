@@ -1,7 +1,7 @@
 // The table of questions, and its filters.
 
 const FLIPS = {right: "flipped to right", wrong: "flipped to wrong", both: "right in both", neither: "wrong in both"};
-/** What questions are filtered by: a name, and what a question has of it, which was seen at two places. */
+/** What questions are filtered by: a label, and the values of a question with what was seen of it at two places. */
 const FACETS = {
   flip: ["flip", (_, ends) => {
     const [x, y] = ends.map(seen => seen && isRight(seen));
@@ -15,24 +15,27 @@ const FACETS = {
 };
 const PAGE = 150;
 
-/** Give the address with what it leaves open: held-out questions if there are any, before and after, or of two runs. */
+/** Give the address with what it leaves open: held-out questions first, before and after, or of two runs. */
 function chosen(state) {
   const last = data.runs.length - 1, [first] = data.questions, set = state.set ?? first?.set;
-  const ends = [last ? "0.last" : "0.first", `${last}.last`];
-  const [a, b] = ends.map(view => set === "held-out" && seenIn(first, view)?.view || view);
+  const [a, b] = [last ? "0.last" : "0.first", `${last}.last`].map(view =>
+    set === "held-out" && seenIn(first, view)?.view || view);
   return {set, a, b, ...state};
 }
 
-/** Give what was seen of a question at a place, `run.where`, which may be the first or the last of the run. */
+/** Give what was seen of a question at a place, `run.where`; the first and the last of a run are places too. */
 function seenIn(question, view) {
   const [run, where] = view.split("."), own = question.seen.filter(seen => seen.view.startsWith(`${run}.`));
-  return where === "first" ? own[0] : where === "last" ? own.at(-1) : own.find(seen => seen.view === view);
+  return {first: own[0], last: own.at(-1)}[where] ?? own.find(seen => seen.view === view);
 }
 
 /** Of a group most answers have to be right. */
 const isRight = seen => seen.right > seen.total / 2;
+const verdictOf = right => h("b", {class: right ? "right" : "wrong"}, right ? "✓ right" : "✗ wrong");
+const mark = seen => seen ? h("b", {class: isRight(seen) ? "right" : "wrong"}, isRight(seen) ? "✓" : "✗",
+  seen.total > 1 && h("small", {}, ` ${seen.right}/${seen.total}`)) : h("span", {title: "not seen there"}, "·");
 
-/** Find the questions that the filters leave, but for one of them, with what was seen of each. */
+/** Find the questions that the filters leave, but for one of these, with what was seen of each. */
 function filtered(state, besides) {
   const active = Object.entries(FACETS).filter(([name]) => state[name] && name !== besides);
   const words = (state.find ?? "").toLowerCase();
@@ -41,26 +44,22 @@ function filtered(state, besides) {
       && `${q.id}\n${q.question}\n${q.gold}`.toLowerCase().includes(words));
 }
 
-const mark = seen => seen ? h("span", {class: isRight(seen) ? "right" : "wrong", title: isRight(seen) ? "right" : "wrong"},
-  isRight(seen) ? "✓" : "✗", seen.total > 1 && h("small", {}, ` ${seen.right}/${seen.total}`))
-  : h("span", {class: "muted", title: "not seen there"}, "·");
-
 function questions(state) {
   const rows = filtered(state), views = Object.entries(data.views), limit = PAGE * (state.more ?? 1);
   /** Count the questions that each value of a facet would leave. */
   const counts = name => {
-    const found = new Map();
+    const found = Object.create(null);
     for (const [q, ends] of filtered(state, name))
-      for (const value of FACETS[name][1](q, ends)) found.set(value, (found.get(value) ?? 0) + 1);
+      for (const value of FACETS[name][1](q, ends)) found[value] = (found[value] ?? 0) + 1;
     return found;
   };
   const facet = name => {
-    const [label] = FACETS[name], found = [...counts(name)].filter(([value]) => value).sort(([, x], [, y]) => y - x);
-    const options = found.map(([value, count]) => [value, `${brief(name === "tag" ? asWords(value) : value, 60)} (${count})`]);
+    const [label] = FACETS[name], found = Object.entries(counts(name)).sort(([, x], [, y]) => y - x);
+    const options = found.filter(([value]) => value).map(([value, count]) =>
+      [value, `${brief(name === "tag" ? asWords(value) : value, 60)} (${count})`]);
     return select(name, label, name === "set" ? options : [["", `any ${label}`], ...options], state[name]);
   };
-  const flips = counts("flip"), isFiltered = ["find", ...Object.keys(FACETS)].some(name => address()[name]);
-  const caret = document.activeElement.id === "find" && document.activeElement.selectionStart;
+  const flips = counts("flip"), caret = document.activeElement.id === "find" && document.activeElement.selectionStart;
   fill($("questions"),
     h("div", {class: "row"}, h("h2", {}, "Questions"), h("span", {class: "muted small", id: "count"},
       `${plural(rows.length, "question")} of ${data.questions.length.toLocaleString("en")}`)),
@@ -68,26 +67,23 @@ function questions(state) {
       "with", select("b", "second of two", views, state.b)),
     h("div", {class: "row"}, Object.entries(FLIPS).map(([name, label]) =>
       h("a", {class: "button", "data-flip": name, "aria-current": state.flip === name ? "true" : null,
-        href: link({flip: state.flip === name ? null : name})}, `${label} ${flips.get(name) ?? 0}`))),
-    h("div", {class: "row filters"}, h("input", {type: "search", id: "find", placeholder: "search question, id or gold query",
-      value: state.find, oninput: event => { // a step back is not one letter
+        href: link({flip: state.flip === name ? null : name})}, `${label} ${flips[name] ?? 0}`))),
+    h("div", {class: "row filters"}, h("input", {type: "search", id: "find", value: state.find ?? "",
+      placeholder: "search question, id or gold query", oninput: event => { // a letter is no step back
         history.replaceState(null, "", link({find: event.target.value}));
         show();
-      }}), ["set", "db", "level", "clause", "tag"].map(facet), isFiltered && h("a", {class: "button", href: "#to=questions"}, "clear")),
-    h("div", {class: "card list"}, rows.length ? listOf(rows.slice(0, limit), state)
-      : h("p", {class: "muted"}, "No question is left by these filters.")),
-    rows.length > limit && h("p", {}, h("a", {class: "button", href: link({more: limit / PAGE + 3})},
-      `show more (${(rows.length - limit).toLocaleString("en")} left)`)));
-  if (caret !== false) {
-    $("find").focus();
-    $("find").setSelectionRange(caret, caret);
-  }
+      }}), Object.keys(FACETS).slice(1).map(facet), h("a", {class: "button", href: "#to=questions"}, "clear")),
+    h("div", {class: "card list"}, table(["verdict", "question", "database", "difficulty", "gold query has", "tags"],
+      rows.slice(0, limit).map(([q, ends]) => rowOf(q, ends, state)))),
+    rows.length > limit && h("a", {class: "button", href: link({more: limit / PAGE + 3})},
+      `show more (${(rows.length - limit).toLocaleString("en")} left)`));
+  if (caret === false) return;
+  $("find").focus();
+  $("find").setSelectionRange(caret, caret);
 }
 
-/** Lay questions out; on a narrow page the first two columns remain. */
-const listOf = (rows, state) => table(["verdict", "question", "database", "difficulty", "gold query has", "tags"],
-  rows.map(([q, ends]) => h("tr", {"data-id": q.id},
-    h("td", {class: "mark"}, mark(ends[0]), state.a !== state.b && [h("span", {class: "muted"}, " → "), mark(ends[1])]),
-    h("td", {}, h("a", {href: link({q: q.id, na: null, nb: null})}, brief(q.question || q.id))),
-    [q.db, q.level, q.clauses.join(", ")].map(text => h("td", {class: "muted small"}, h("div", {}, brief(text)))),
-    h("td", {}, h("div", {}, FACETS.tag[1](q, ends).map(tag => [h("span", {class: "chip"}, asWords(brief(tag))), " "]))))));
+const rowOf = (q, ends, state) => h("tr", {"data-id": q.id},
+  h("td", {class: "mark"}, mark(ends[0]), state.a !== state.b && [" → ", mark(ends[1])]),
+  h("td", {}, h("a", {href: link({q: q.id, na: null, nb: null})}, brief(q.question || q.id))),
+  [q.db, q.level, q.clauses.join(", ")].map(text => h("td", {class: "muted small"}, h("div", {}, brief(text)))),
+  h("td", {}, h("div", {}, FACETS.tag[1](q, ends).map(tag => h("span", {class: "chip"}, asWords(brief(tag)))))));

@@ -1,16 +1,18 @@
 // One question: its groups side by side, and what was said in an episode.
 
-/** Cut a text where layers begin and end, and give every part the classes and titles over it. */
+const who = (...words) => h("div", {class: "who"}, words.map(each => each && h("span", {}, each)));
+
+/** Cut a text where layers begin and end, and give every part the classes, styles and titles over it. */
 function paint(text, layers) {
-  const inside = layers.filter(({from, to}) => from < to && from < text.length).sort((x, y) => y.from - x.from);
-  const ends = inside.flatMap(({from, to}) => [Math.max(from, 0), Math.min(to, text.length)]);
-  const cuts = [...new Set([0, text.length, ...ends])].sort((x, y) => x - y);
+  const waiting = layers.filter(({from, to}) => from < to && from < text.length).sort((x, y) => y.from - x.from);
+  const ends = waiting.flatMap(({from, to}) => [Math.max(from, 0), Math.min(to, text.length)]);
+  const places = [...new Set([0, text.length, ...ends])].sort((x, y) => x - y);
   let open = [];
-  return cuts.slice(1).map((to, n) => {
-    while (inside.length && inside.at(-1).from <= cuts[n]) open.push(inside.pop());
-    open = open.filter(layer => layer.to > cuts[n]);
-    const part = text.slice(cuts[n], to), titles = open.map(layer => layer.title).filter(Boolean);
-    return open.length ? h("span", {class: open.map(layer => layer.class).join(" "), title: titles.join("\n") || null,
+  return places.slice(1).map((to, n) => {
+    while (waiting.length && waiting.at(-1).from <= places[n]) open.push(waiting.pop());
+    open = open.filter(layer => layer.to > places[n]);
+    const part = text.slice(places[n], to), title = open.map(layer => layer.title).filter(Boolean).join("\n") || null;
+    return open.length ? h("span", {class: open.map(layer => layer.class).join(" "), title,
       style: Object.assign({}, ...open.map(layer => layer.style))}, part) : part;
   });
 }
@@ -18,43 +20,40 @@ function paint(text, layers) {
 /** The layers of a query's keywords, strings and numbers, from a place of a text on. */
 const sqlLayers = (sql, tokens, place = 0) =>
   (tokens[sql] ?? []).map(([from, length, kind]) => ({from: place + from, to: place + from + length, class: kind}));
-
-const sqlText = (sql, tokens, layers = []) => h("div", {class: "sql"}, paint(sql, [...sqlLayers(sql, tokens), ...layers]));
-const who = (...words) => h("div", {class: "who"}, words.map(each => each instanceof Node ? each : h("span", {}, each)));
+const sqlText = (sql, tokens, marks = []) =>
+  h("div", {class: "sql"}, paint(sql, [...sqlLayers(sql, tokens), ...marks]));
 
 /** Mark the words of each of two queries that are not in the other, by their longest common sequence. */
 function differences(one, other) {
-  const [a, b] = [one, other].map(text => [...text.matchAll(/[\p{L}\p{N}_.]+|'[^']*'|[^\s\p{L}\p{N}_]/gu)].slice(0, 600));
-  const isSame = (i, j) => a[i][0].toLowerCase() === b[j][0].toLowerCase();
+  const word = /[\p{L}\p{N}_.]+|'[^']*'|[^\s\p{L}\p{N}_]/gu, found = [[], []];
+  const [a, b] = [one, other].map(text => [...text.matchAll(word)].slice(0, 600));
+  const isEqual = (i, j) => a[i][0].toLowerCase() === b[j][0].toLowerCase();
   const best = Array.from({length: a.length + 1}, () => new Uint16Array(b.length + 1));
   for (let i = a.length - 1; i >= 0; i--) for (let j = b.length - 1; j >= 0; j--)
-    best[i][j] = isSame(i, j) ? 1 + best[i + 1][j + 1] : Math.max(best[i + 1][j], best[i][j + 1]);
-  const found = [[], []];
+    best[i][j] = isEqual(i, j) ? 1 + best[i + 1][j + 1] : Math.max(best[i + 1][j], best[i][j + 1]);
   for (let i = 0, j = 0; i < a.length || j < b.length;) {
-    if (i < a.length && j < b.length && isSame(i, j)) [i, j] = [i + 1, j + 1];
+    if (i < a.length && j < b.length && isEqual(i, j)) [i, j] = [i + 1, j + 1];
     else if (j === b.length || (i < a.length && best[i + 1][j] >= best[i][j + 1])) found[0].push(a[i++]);
     else found[1].push(b[j++]);
   }
-  return found.map(words => words.map(word =>
-    ({from: word.index, to: word.index + word[0].length, class: "changed", title: "not in the other"})));
+  return found.map(words => words.map(({index, 0: {length}}) => ({from: index, to: index + length, class: "changed"})));
 }
 
 const lastTurn = member => member.turns.at(-1) ?? {};
 const isMemberRight = member =>
   member.correct ?? (lastTurn(member).correct && (lastTurn(member).kind ?? "answer") === "answer");
-const verdictOf = isRight => h("b", {class: isRight ? "right" : "wrong"}, isRight ? "✓ right" : "✗ wrong");
 
-/** Open what was seen of a question at the two places; one pane where it is the same or there is but one. */
+/** Open what was seen of a question at two places; one where it is the same, or not seen at the other. */
 function sidesOf(question, state) {
   const found = [["a", state.a], ["b", state.b]].map(([side, view]) => ({side, seen: seenIn(question, view)}));
   const sides = found.filter(({seen}, n) => seen && seen !== found[n + 1]?.seen);
   if (!sides.length) sides.push({side: "b", seen: question.seen.at(-1)});
-  return Promise.all(sides.map(async side => {
-    const {groups, tokens} = await piece(side.seen.piece), group = groups[side.seen.at], all = group.trajectories;
-    const worth = member => member.advantage ?? member.reward ?? 0;
-    const order = all.map((_, n) => n).sort((x, y) => worth(all[y]) - worth(all[x]));
-    const at = order.find(n => String(n) === state[`n${side.side}`]) ?? order[0];
-    return {...side, group, tokens, order, at, member: all[at]};
+  return Promise.all(sides.map(async each => {
+    const {groups, tokens} = await unpack(`piece${each.seen.piece}`), group = groups[each.seen.at];
+    const all = group.trajectories, worth = n => all[n].advantage ?? all[n].reward ?? 0;
+    const order = [...all.keys()].sort((x, y) => worth(y) - worth(x));
+    const at = order.find(n => String(n) === state[`n${each.side}`]) ?? order[0];
+    return {...each, group, tokens, order, at, member: all[at]};
   }));
 }
 
@@ -62,12 +61,12 @@ async function detail(state) {
   const here = location.hash, question = data.questions.find(each => each.id.toWellFormed() === state.q);
   const home = h("a", {id: "back", href: link({q: null, na: null, nb: null, to: "questions"})}, "← all questions");
   if (!question) return fill($("detail"), h("p", {class: "note"}, `No question is called ${state.q}.`), home);
-  const sides = await sidesOf(question, state);
+  const sides = await sidesOf(question, state), [{group, tokens}] = sides;
   if (here !== location.hash) return null; // another one is looked at by now
-  const [{group, tokens}] = sides, rows = filtered({...state, set: question.set}).map(([q]) => q), at = rows.indexOf(question);
-  const finals = sides.map(side => lastTurn(side.member).sql ?? ""), isPair = sides.length > 1 && finals.every(Boolean);
-  const marks = isPair ? differences(...finals) : [[], []];
-  const step = (id, by, words) => h("a", {id, class: "button", title: `key ${by > 0 ? "j" : "k"}`,
+  const rows = filtered({...state, set: question.set}).map(([each]) => each), at = rows.indexOf(question);
+  const finals = sides.map(({member}) => lastTurn(member).sql), isPair = finals.length > 1 && finals.every(Boolean);
+  const marks = isPair ? differences(...finals) : [];
+  const step = (id, by, words) => h("a", {id, class: "button",
     href: at >= 0 && rows[at + by] ? link({q: rows[at + by].id, na: null, nb: null}) : null}, words);
   return fill($("detail"),
     h("div", {class: "row"}, home, h("span", {class: "grow"}),
@@ -80,37 +79,33 @@ async function detail(state) {
     h("div", {class: "card"}, who("gold query"), question.gold ? sqlText(question.gold, tokens) : "not recorded",
       goldResult(group.gold_result)),
     question.seen.length > 1 && h("div", {class: "row small muted"}, "seen", question.seen.map(seen =>
-      h("a", {class: "button", title: "Show on the right", href: link({b: seen.view, nb: null}),
-        "aria-current": sides.some(side => side.seen === seen) ? "true" : null}, `${data.views[seen.view]} `, mark(seen)))),
+      h("a", {class: "button", title: "Show on the right", href: link({b: seen.view, nb: null}), "aria-current":
+        sides.some(each => each.seen === seen) ? "true" : null}, data.views[seen.view], " ", mark(seen)))),
     h("div", {class: "panes"}, sides.map((side, n) => pane(side, state, marks[n]))));
 }
 
-function pane(side, state, marks) {
-  const {member, group, tokens, seen} = side, {sql} = lastTurn(member);
-  return h("section", {class: "pane card"},
-    h("div", {class: "row"}, h("h2", {}, data.views[seen.view]), verdictOf(isMemberRight(member))),
-    group.trajectories.length > 1 && members(side),
-    h("div", {}, who("final query", marks.length > 0 && ["words that the other one lacks are ", h("span", {class: "changed"}, "marked")]),
-      sql ? sqlText(sql, tokens, marks) : h("span", {class: "wrong"}, "no query")),
-    earned(member), legend(member, state), member.turns.map((turn, n) => turnOf(turn, n, side, state)));
-}
+const pane = (side, state, marks) => h("section", {class: "pane card"},
+  h("div", {class: "row"}, h("h2", {}, data.views[side.seen.view]), verdictOf(isMemberRight(side.member))),
+  side.order.length > 1 && members(side),
+  who("final query", marks && ["words that the other one lacks are ", h("span", {class: "changed"}, "marked")]),
+  sqlText(lastTurn(side.member).sql || "no query", side.tokens, marks),
+  earned(side.member), legend(side.member, state), side.member.turns.map((turn, n) => turnOf(turn, n, side, state)));
 
 /** The trajectories of a group, side by side. */
-function members({group, order, at, side, seen}) {
-  const all = group.trajectories, most = Math.max(...all.map(each => Math.abs(each.advantage ?? 0)), 1e-9);
-  const hasAdvantage = all.some(each => Number.isFinite(each.advantage)), isStep = "reward" in all[0] && !seen.isFinal;
-  return h("div", {}, who(`group of ${all.length}, ${all.filter(isMemberRight).length} right, by ${hasAdvantage ? "advantage" : "reward"}`,
-    !hasAdvantage && isStep && "left out of the update"),
-  h("div", {class: "group"}, order.map(n => {
-    const each = all[n], share = (each.advantage ?? 0) / most, {sql, reply} = lastTurn(each);
-    return h("a", {class: "member", "aria-current": n === at ? "true" : null, href: link({[`n${side}`]: n})},
-      verdictOf(isMemberRight(each)), Number.isFinite(each.reward) && h("div", {}, `reward ${number(each.reward)}`),
-      h("div", {class: "muted"}, hasAdvantage ? `advantage ${number(each.advantage)}`
-        : `${each.turns.length} ${each.turns.length > 1 ? "replies" : "reply"}`),
-      hasAdvantage && h("div", {class: "bar"}, h("i", {class: share < 0 ? "minus" : "plus",
-        style: {width: `${50 * Math.abs(share)}%`, left: `${50 + 50 * Math.min(0, share)}%`}})),
-      h("div", {class: "sql"}, brief(sql || reply || "no query")));
-  })));
+function members({group: {trajectories: all}, order, at, side}) {
+  const most = largest(all.map(each => each.advantage ?? 0));
+  const isTrained = all.some(each => Number.isFinite(each.advantage));
+  const by = isTrained ? "by advantage" : "reward" in all[0] ? "by reward; left out of the update" : "";
+  return [who(`group of ${all.length}, ${all.filter(isMemberRight).length} right`, by),
+    h("div", {class: "group"}, order.map(n => {
+      const each = all[n], share = 50 * (each.advantage ?? 0) / most, {sql, reply} = lastTurn(each);
+      return h("a", {class: "member", "aria-current": n === at ? "true" : null, href: link({[`n${side}`]: n})},
+        verdictOf(isMemberRight(each)), Number.isFinite(each.reward) && ` reward ${number(each.reward)}`,
+        isTrained && [` advantage ${number(each.advantage)}`, h("div", {class: "bar"},
+          h("i", {class: share < 0 ? "minus" : "plus",
+            style: {width: `${Math.abs(share)}%`, left: `${50 + Math.min(0, share)}%`}}))],
+        h("div", {class: "sql"}, brief(sql || reply || "no query")));
+    }))];
 }
 
 function earned({reward, parts = {}, advantage, versions, ended}) {
@@ -119,13 +114,16 @@ function earned({reward, parts = {}, advantage, versions, ended}) {
     paid.length > 0 && ` = ${paid.map(([name, value]) => `${asWords(name)} ${number(value)}`).join(" + ")}`,
     Number.isFinite(advantage) && ` · advantage ${number(advantage)}`,
     versions && ` · sampled by weights ${[...new Set(versions)].join(" to ")}`,
-    ended === "budget" && h("span", {class: "wrong"}, " · ended by the token limit"));
+    ended === "budget" && " · ended by the token limit");
 }
 
 // Credit and tokens share one scale: blue and a solid line above 0, orange and a broken line below.
-const credit = (value, most) => ({class: `credit ${value < 0 ? "minus" : "plus"}`, style: {background: "color-mix(in srgb, "
-  + `var(${value < 0 ? "--wrong" : "--right"}) ${Math.round(8 + 34 * Math.min(1, Math.abs(value) / most))}%, transparent)`}});
 const largest = values => Math.max(...values.map(Math.abs).filter(Number.isFinite), 1e-9);
+function credit(value, most) {
+  const color = value < 0 ? "--wrong" : "--right", share = Math.round(8 + 34 * Math.min(1, Math.abs(value) / most));
+  return {class: `credit ${value < 0 ? "minus" : "plus"}`,
+    style: {background: `color-mix(in srgb, var(${color}) ${share}%, #0000)`}};
+}
 const TOKENS = {advantage: "advantage", gap: "log-probability gap, learner less sampler",
   sampler: "log-probability of the sampler", learner: "log-probability of the learner", version: "weight version"};
 
@@ -133,43 +131,47 @@ function legend({turns, spans = []}, state) {
   const values = [...new Set(spans.map(span => span[3]))].sort((x, y) => x - y).slice(0, 8), most = largest(values);
   return h("div", {class: "row small muted"}, values.length > 0 && ["credit of clauses:", values.map(value =>
     h("span", credit(value, most), number(value))), "(below 0 blamed, above 0 rewarded)"],
-  turns.some(turn => turn.tokens) && h("label", {}, "tokens: ",
-    select("tok", "Token layer", [["", "off"], ...Object.entries(TOKENS)], state.tok)));
+  turns.some(turn => turn.tokens)
+    && ["tokens:", select("tok", "Token layer", [["", "off"], ...Object.entries(TOKENS)], state.tok)]);
 }
 
 /** Colour the tokens of a reply by one of their numbers; each has all of them in its title. */
-function tokenLayers({tokens: {ends, versions, ...packed}}, kind) {
+function tokenLayers({ends, versions, ...packed}, kind) {
   const {mask, advantage, sampler, learner} = Object.fromEntries(Object.entries(packed).map(([name, text]) =>
     [name, [...new Float16Array(bytes(text).buffer)]]));
   const gap = learner.map((value, n) => value - sampler[n]), version = ends.map((_, n) => versions[n] ?? versions[0]);
-  const values = {advantage, sampler, learner, gap, version: version.map(each => each - version[0])}[kind], most = largest(values);
+  const values = {advantage, sampler, learner, gap, version: version.map(each => each - version[0])}[kind];
+  const most = largest(values);
   return ends.map((to, n) => {
-    const {class: sign, style} = credit(values[n], most);
-    return {from: ends[n - 1] ?? 0, to, class: `token ${sign}`, style, title: `${mask[n] ? "trained on" : "masked"}; `
-      + `advantage ${number(advantage[n])}; sampler ${number(sampler[n])}, learner ${number(learner[n])}, `
-      + `gap ${number(gap[n])}; weights ${version[n]}`};
+    const look = credit(values[n], most), numbers = Object.entries({advantage, sampler, learner, gap})
+      .map(([name, all]) => `${name} ${number(all[n])}`).join(", ");
+    return {...look, from: ends[n - 1] ?? 0, to, class: `token ${look.class}`,
+      title: `${mask[n] ? "trained on" : "masked"}; ${numbers}; weights ${version[n]}`};
   });
 }
 
-function turnOf(turn, n, {member, group, tokens, seen}, state) {
-  const {reply = "", sql = "", result} = turn, observed = (n ? turn.observation : group.prompt) ?? "";
-  const spans = member.spans ?? [], place = sql ? reply.indexOf(sql) : -1, most = largest(spans.map(span => span[3]));
-  const layers = TOKENS[state.tok] && turn.tokens ? tokenLayers(turn, state.tok) : spans.filter(span => span[0] === n)
-    .map(([, from, to, value]) => ({from, to, title: `credit ${number(value)}`, ...credit(value, most)}));
-  const kind = {call: "call of the tool", bad_call: "call that cannot be read"}[turn.kind] ?? "answer";
-  const ending = {ok: "runs, wrong result", error: "fails", timeout: "takes too long", too_large: "too large", denied: "not allowed"};
+const KINDS = {call: "call of the tool", bad_call: "call that cannot be read"};
+const ENDINGS = {ok: "runs, wrong result", error: "fails", timeout: "takes too long", too_large: "too large",
+  denied: "not allowed"};
+
+function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}, state) {
+  const {reply = "", sql = "", result, correct} = turn, observed = (n ? turn.observation : group.prompt) ?? "";
+  const place = sql ? reply.indexOf(sql) : -1, most = largest(spans.map(span => span[3]));
+  const layers = TOKENS[state.tok] && turn.tokens ? tokenLayers(turn.tokens, state.tok)
+    : spans.filter(span => span[0] === n).map(([, from, to, value]) =>
+      ({from, to, title: `credit ${number(value)}`, ...credit(value, most)}));
   return h("div", {class: "turn"},
     observed && h("details", {class: "said seen", open: n || observed.length < 200 ? "" : null},
-      h("summary", {class: "small"}, n ? "what came back" : "prompt", `, not trained on: ${plural(observed.length, "character")}`),
+      h("summary", {}, n ? "what came back" : "prompt", `, not trained on: ${plural(observed.length, "character")}`),
       h("pre", {}, observed.trim())),
-    h("div", {class: "said wrote"}, who(`reply ${n + 1}`, kind, turn.finish === "length" && "cut by the token limit"),
-      reply ? h("pre", {}, paint(reply, [...place < 0 ? [] : sqlLayers(sql, tokens, place), ...layers]))
-        : "the text of the reply was not recorded",
-      reply && sql && place < 0 && [who("its query"), sqlText(sql, tokens)]),
-    h("div", {class: "row small"}, turn.correct || !result ? verdictOf(turn.correct)
-      : h("b", {class: "wrong"}, `✗ ${ending[result.status] ?? result.status}`),
+    h("div", {class: "said wrote"},
+      who(`reply ${n + 1}`, KINDS[turn.kind] ?? "answer", turn.finish === "length" && "cut by the token limit"),
+      h("pre", {}, reply ? paint(reply, [...place < 0 ? [] : sqlLayers(sql, tokens, place), ...layers])
+        : "the text of the reply was not recorded")),
+    h("div", {class: "row small"}, correct || !result ? verdictOf(correct)
+      : h("b", {class: "wrong"}, `✗ ${ENDINGS[result.status] ?? result.status}`),
     result?.message && h("span", {class: "wrong"}, result.message),
-    (turn.tags ?? []).map(tag => h("span", {class: "chip"}, asWords(tag))),
-    Object.entries(turn.parts ?? {}).map(([name, value]) => h("span", {class: "chip paid"}, `${name} ${number(value)}`))),
+    [...(turn.tags ?? []).map(asWords), ...Object.entries(turn.parts ?? {}).map(([name, value]) =>
+      `${name} ${number(value)}`)].map(each => h("span", {class: "chip"}, each))),
     result?.columns && results(turn, group, data.runs[Number.parseInt(seen.view)].settings["env.match"]));
 }
