@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     runs = read_runs(_named(options))
     payload = Payload.of(runs)
     if options.against is not None:
-        comparison = Comparison.of(runs, seed=options.seed)
+        comparison = Comparison.of(runs)
         cli.output.print(*comparison.tables(width=cli.output.width), sep="\n")
         base = comparison.rows[0].name
         payload.against = [
@@ -72,9 +72,6 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         ("json", "write all numbers of the comparison here"),
     ):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
-    parser.add_argument(
-        "--seed", type=cli.read_seed, default=0, help="of the resamples (default: 0)"
-    )
     options = parser.parse_args(arguments)
     if options.against is None and (options.markdown or options.differences or options.json):
         parser.error("--markdown, --differences and --json need a base: --against RUN")

@@ -67,6 +67,10 @@ class Row:
         """Give the scores of a column by question."""
         return {one.id: one.scores[key[1]] for one in self.reports[key].questions if one.scores}
 
+    def summary(self, key: Key) -> dict[str, Any]:
+        """Give the mean of a column with its interval."""
+        return summary([*self.scores(key).values()])
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -87,11 +91,10 @@ class Comparison:
     rows: Sequence[Row]
     keys: Sequence[Key]
     differences: Sequence[Difference]
-    seed: int
 
     @classmethod
-    def of(cls, runs: Sequence[Run], *, seed: int = 0) -> Comparison:
-        """Compare runs with the first one; the seed is that of the resamples.
+    def of(cls, runs: Sequence[Run]) -> Comparison:
+        """Compare runs with the first one.
 
         Raises:
             UserError: They are not of the same questions, or have nothing in common.
@@ -105,14 +108,14 @@ class Comparison:
                 _check_alike(first, row, key)
         base, *others = rows
         differences = [
-            _difference(base, row, key, seed)
+            _difference(base, row, key)
             for row in others
             for key in row.reports
             if key in base.reports
         ]
         if others and not differences:
             raise UserError("the runs have no test set and measure in common; evaluate them on one")
-        return cls(rows, keys, differences, seed)
+        return cls(rows, keys, differences)
 
     def tables(self, *, width: int) -> list[RichTable]:
         """Lay the tables out for a terminal of this width."""
@@ -148,9 +151,7 @@ class Comparison:
                     "reward": row.origin("reward"),
                     "decode": row.decode,
                     "columns": {
-                        "/".join(key): self._summary(row, key)
-                        for key in self.keys
-                        if key in row.reports
+                        "/".join(key): row.summary(key) for key in self.keys if key in row.reports
                     },
                 }
                 for row in self.rows
@@ -166,9 +167,6 @@ class Comparison:
                 for each in self.differences
             ],
         }
-
-    def _summary(self, row: Row, key: Key) -> dict[str, Any]:
-        return summary([*row.scores(key).values()], seed=self.seed)
 
     def _tables(self) -> list[tuple[str, int, Lines]]:
         """Give the papers' table (a row a run, a column a test set and measure) and the gains:
@@ -200,7 +198,7 @@ class Comparison:
     def _cell(self, row: Row, key: Key) -> str:
         if key not in row.reports:
             return "-"
-        found = self._summary(row, key)
+        found = row.summary(key)
         return _percent("{:.1f} [{:.1f}, {:.1f}]", found["mean"], found["ci95"])
 
 
@@ -220,10 +218,10 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
     return list(rows.values())
 
 
-def _difference(base: Row, row: Row, key: Key, seed: int) -> Difference:
+def _difference(base: Row, row: Row, key: Key) -> Difference:
     first, second = base.scores(key), row.scores(key)
     pairs = {name: [score, second[name]] for name, score in first.items()}
-    test = gain(*map(list, zip(*pairs.values(), strict=True)), seed=seed)
+    test = gain(*map(list, zip(*pairs.values(), strict=True)))
     said = [{one.id: one.sql for one in each.reports[key].questions} for each in (base, row)]
     questions = [
         {"id": name, "scores": pair, "sql": [answers[name] for answers in said]}

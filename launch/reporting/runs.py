@@ -149,24 +149,23 @@ def _report(name: str, verdicts: Sequence[Verdict], settings: Mapping[str, Any])
     )
 
 
-def summary(scores: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
+def summary(scores: Sequence[float]) -> dict[str, Any]:
     """Give a mean with its interval, as a record."""
-    interval = list(mean_interval(scores, seed=seed))
+    interval = list(mean_interval(scores))
     return {"mean": sum(scores) / len(scores), "ci95": interval, "questions": len(scores)}
 
 
-def gain(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
+def gain(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
     """Compare two lists of scores of the same questions, as a record; empty where there are none.
 
     McNemar's counts need scores that are all 0 or 1.
     """
     if not first:
         return {}
-    found = paired_difference(first, second, seed=seed)
+    found = paired_difference(first, second)
     is_binary = {*first, *second} <= {0.0, 1.0}
     counts = mcnemar(*([score == 1 for score in each] for each in (first, second)))
-    tested = {"mcnemar": asdict(counts) if is_binary else None}
-    return {"difference": found.difference, "ci95": list(found.ci95), "p": found.p, **tested}
+    return asdict(found) | {"mcnemar": asdict(counts) if is_binary else None}
 
 
 def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
