@@ -42,7 +42,7 @@ async function show() {
   show.last = state.q;
   $("overview").hidden = isDetail;
   $("detail").hidden = !isDetail;
-  if (isDetail) return detail(state);
+  if (isDetail) return detail(state.q);
   questions(state);
   $(state.to)?.scrollIntoView();
   if (state.to === "find") $("find").focus();

@@ -57,13 +57,14 @@ function sidesOf(question, state) {
   }));
 }
 
-async function detail(state) {
-  const here = location.hash, question = data.questions.find(each => each.id.toWellFormed() === state.q);
+async function detail(id) {
+  const here = location.hash, question = data.questions.find(each => each.id.toWellFormed() === id);
   const home = h("a", {id: "back", href: link({q: null, na: null, nb: null, to: "questions"})}, "← all questions");
-  if (!question) return fill($("detail"), h("p", {class: "note"}, `No question is called ${state.q}.`), home);
+  if (!question) return fill($("detail"), h("p", {class: "note"}, `No question is called ${id}.`), home);
+  const state = chosen({...address(), set: question.set});
   const sides = await sidesOf(question, state), [{group, tokens}] = sides;
   if (here !== location.hash) return null; // another one is looked at by now
-  const rows = filtered({...state, set: question.set}).map(([each]) => each), at = rows.indexOf(question);
+  const rows = filtered(state).map(([each]) => each), at = rows.indexOf(question);
   const finals = sides.map(({member}) => lastTurn(member).sql), isPair = finals.length > 1 && finals.every(Boolean);
   const marks = isPair ? differences(...finals) : [];
   const step = (id, by, words) => h("a", {id, class: "button",
@@ -120,7 +121,7 @@ function earned({reward, parts = {}, advantage, versions, ended}) {
 // Credit and tokens share one scale: blue and a solid line above 0, orange and a broken line below.
 const largest = values => Math.max(...values.map(Math.abs).filter(Number.isFinite), 1e-9);
 function credit(value, most) {
-  const color = value < 0 ? "--wrong" : "--right", share = Math.round(8 + 34 * Math.min(1, Math.abs(value) / most));
+  const color = value < 0 ? "--wrong" : "--right", share = Math.round(6 + 22 * Math.min(1, Math.abs(value) / most));
   return {class: `credit ${value < 0 ? "minus" : "plus"}`,
     style: {background: `color-mix(in srgb, var(${color}) ${share}%, #0000)`}};
 }

@@ -1,12 +1,13 @@
 // The verdict: how accurate, how sure, what changed, and of which run.
 
-const card = (...inner) => h("div", {class: "card scroll"}, inner);
+const card = (...inner) => h("div", {class: "card"}, inner);
 const said = value => typeof value === "object" ? JSON.stringify(value) : String(value);
 const settings = (rows, heads) =>
   table(heads, rows.map(([key, ...values]) => [h("code", {}, key), ...values.map(said)]));
 
 function verdict() {
-  const {runs, against} = data, isOne = runs.length === 1, rows = runs.map(factsOf), heads = Object.keys(rows[0]);
+  const {runs, against} = data, isOne = runs.length === 1, rows = runs.map(factsOf);
+  const heads = Object.keys(rows[0]).slice(isOne ? 2 : 0).filter(head => rows.some(row => row[head] !== "–"));
   const title = isOne ? runs[0].name : `${runs.length} runs compared`, differing = Object.entries(data.differing);
   const measured = runs.flatMap(run => Object.entries(run.measured).slice(isOne ? 0 : -1)
     .map(([where, each]) => [isOne ? where : run.name, each]));
@@ -14,7 +15,7 @@ function verdict() {
   fill($("verdict"), h("h1", {}, title),
     h("div", {class: isOne ? "scores one" : "scores"},
       measured.length > 0 && card(h("h3", {}, "Execution accuracy"), intervals(measured)),
-      card(isOne ? table(null, heads.slice(2).map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
+      card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
         : table(["run", ...heads], rows.map((row, n) => [runs[n].name, ...heads.map(head => row[head])])))),
     against.length > 0 && [h("h2", {}, `Beside ${against[0].base}`), card(table(
       ["run", "gain in points [95 %]", "bootstrap", "only the base right", "only this right", "McNemar"],
@@ -27,7 +28,7 @@ function verdict() {
       h("summary", {}, `${isOne ? "" : `${run.name}: `}command, versions, settings`),
       run.command && h("pre", {class: "card"}, run.command),
       h("p", {}, Object.entries(run.versions).map(([name, version]) => `${name} ${said(version)}`).join(", ")),
-      card(settings(Object.entries(run.settings))))));
+      h("div", {class: "card scroll"}, settings(Object.entries(run.settings))))));
 }
 
 /** What is said of a run in a line, by heads. */
@@ -37,7 +38,7 @@ function factsOf({kind, measured, result, tests, settings, numbers}) {
     `${name === "right" ? "✓" : "✗"} ${count} questions`);
   return {
     before: before ? percent(before.mean) : "–",
-    after: last ? mean(last) : "–",
+    accuracy: last ? mean(last) : "–",
     "gain in points": tests.ci95 ? gain(tests) : "–",
     "flipped to right": tests.mcnemar ? flip("right", tests.mcnemar.only_second) : "–",
     "flipped to wrong": tests.mcnemar ? flip("wrong", tests.mcnemar.only_first) : "–",
@@ -62,7 +63,8 @@ const intervals = rows => [rows.map(([name, each]) => {
 /** Where accuracy changed and which mistakes went away, between the two places of the beginning. */
 function changes() {
   const state = chosen({}), pairs = filtered(state).filter(([, [x, y]]) => x && y && x !== y);
-  const heads = ["", ...[state.a, state.b].map(view => data.views[view].replace(/ (learning|time seen)$/, "")), "points"];
+  const nameOf = view => data.views[view].replace(/ (learning|time seen)$/, "");
+  const heads = ["", nameOf(state.a), nameOf(state.b), "points"];
   /** Of each value of a facet the share of questions with it that are right, or of all that have it. */
   const part = (title, key, isTag) => {
     const found = new Map(), start = {ends: [0, 0], all: 0};
