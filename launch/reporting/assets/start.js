@@ -60,6 +60,7 @@ async function start() {
   curves();
   onhashchange = show;
   await show();
+  drawAll();
   document.documentElement.dataset.ready = Math.round(performance.now());
 }
 
