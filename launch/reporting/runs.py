@@ -105,7 +105,8 @@ def _read(name: str, row: str, path: Path) -> Run:
         known = row or f"{path.resolve().name}/after"
     else:  # such as the folder `before` of a run
         found = {"answers": _verdicts(path)}
-        settings, known = read_mapping(path.parent / CONFIG), name
+        settings = read_mapping(path.parent / CONFIG)
+        known = row or "/".join(path.resolve().parts[-2:])
         if not found["answers"]:
             raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
     reports = {where: _report(known, one, settings) for where, one in found.items() if one}
