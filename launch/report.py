@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from launch import cli
-from launch.evaluation.results import VERDICTS
 from launch.reporting.comparison import Comparison
 from launch.reporting.page import is_page, render
-from launch.reporting.payload import read_payload
+from launch.reporting.payload import Payload
 from launch.reporting.runs import read_runs
 from launch.texts import check_new, write_json, write_text
 from sqlenv.errors import UserError
@@ -32,28 +31,29 @@ _BYTES = 1_000_000
 def main(arguments: Sequence[str]) -> None:
     """Run the command."""
     options = _arguments(arguments)
-    named = _named(options)
     _check_outputs(options)
-    found = None
+    runs = read_runs(_named(options))
+    payload = Payload.of(runs)
     if options.against is not None:
-        found = Comparison.of(read_runs(named), seed=options.seed)
-        cli.output.print(*found.tables(width=cli.output.width), sep="\n")
-    payload = read_payload([run for name, path in named for run in _expanded(name, path)])
-    if found is not None:
-        payload.overview["against"] = [
-            {"base": found.runs[0].name, "run": f"{each.run.name}, {' '.join(each.key)}"}
-            | dict(each.test)
-            for each in found.differences
+        comparison = Comparison.of(runs)
+        cli.output.print(*comparison.tables(width=cli.output.width), sep="\n")
+        base = comparison.rows[0].name
+        payload.against = [
+            {"base": base, "run": f"{each.row.name}, {' '.join(each.key)}", **each.test}
+            for each in comparison.differences
         ]
-        for option, write in (("markdown", found.markdown), ("differences", found.lines)):
-            if path := getattr(options, option):
+        for path, write in (
+            (options.markdown, comparison.markdown),
+            (options.differences, comparison.lines),
+        ):
+            if path:
                 write_text(path, write())
         if options.json:
-            write_json(options.json, found.record())
+            write_json(options.json, comparison.record())
     text = render(payload)
     write_text(options.out, text)
     size = f"Page: {options.out} ({len(text) / _BYTES:.1f} MB)"
-    for line in (*map(_summary, payload.overview["runs"]), *payload.overview["notes"], size):
+    for line in (*map(_summary, payload.runs), *payload.notes, size):
         cli.output.print(line, soft_wrap=True, markup=False)
 
 
@@ -72,9 +72,6 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         ("json", "write all numbers of the comparison here"),
     ):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
-    parser.add_argument(
-        "--seed", type=cli.read_seed, default=0, help="of the resamples (default: 0)"
-    )
     options = parser.parse_args(arguments)
     if options.against is None and (options.markdown or options.differences or options.json):
         parser.error("--markdown, --differences and --json need a base: --against RUN")
@@ -96,17 +93,6 @@ def _split_name(argument: str) -> tuple[str, Path]:
         return "", Path(argument)
     name, _, path = argument.rpartition("=")
     return name, Path(path)
-
-
-def _expanded(name: str, path: Path) -> list[tuple[str, Path]]:
-    """Give the results in a folder of several, or the one that it is."""
-    name = name or path.resolve().name.removesuffix(".json")
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder; give a run, or a result of launch.eval")
-    inside = sorted(path.glob(f"*/{VERDICTS}")) if path.is_dir() else []
-    if inside and not (path / VERDICTS).exists():
-        return [(f"{name}/{report.parent.name}", report.parent) for report in inside]
-    return [(name, path)]
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
@@ -135,8 +121,8 @@ def _summary(run: Mapping[str, Any]) -> str:
         parts.append(f"{steps} steps" if is_done else f"not finished, {steps} steps so far")
     line = f"{run['name']}: {', '.join(parts)}"
     if tests := run["tests"]:
-        low, high = tests["ci95"]
-        line += f"\n  gain {100 * tests['gain']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
+        gain, low, high = (100 * each for each in (tests["difference"], *tests["ci95"]))
+        line += f"\n  gain {gain:+.1f} [{low:+.1f}, {high:+.1f}] points"
         if counts := tests.get("mcnemar"):
             line += f"; {counts['only_second']} questions flipped to right, "
             line += f"{counts['only_first']} to wrong (McNemar p = {counts['p']:.2g})"

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.table import Table as RichTable
 
-from launch.evaluation.statistics import mcnemar, mean_interval, paired_difference
+from launch.evaluation.questions import SUITED
+from launch.evaluation.results import Report
 from launch.evaluation.testsets import TEST_SETS
-from launch.reporting.runs import Key, Run
+from launch.reporting.runs import Run, gain, summary
+from launch.reporting.tables import fitting
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
 
+Key = tuple[str, str]
+"""A test set and a measure, such as ("spider-dev", "spider_ts")."""
 LABELS: Mapping[Key, str] = {
     ("bird-dev", "bird_ex"): "BIRD dev",
     ("spider-dev", "spider_ex"): "Spider dev EX",
@@ -36,191 +40,238 @@ LABELS: Mapping[Key, str] = {
 }
 """The columns of the papers' tables (paper 000, tables 1 and 2), in their order; others follow."""
 _DECIDING = ("questions", "databases", "test suite")
-_BESIDE = (
-    *("run", "decoding", "", "gain", "p (bootstrap)"),
-    *("only base right", "only run right", "p (McNemar)"),
-)
-_NAMING = ("run", "decoding", "")
-"""Heads of the columns that say what a row is of."""
-Cells = tuple[str, ...]
+_BESIDE = ("gain", "p (bootstrap)", "only base right", "only run right", "p (McNemar)")
+Lines = list[Sequence[str]]
+"""Rows of a table, of which the first has the heads."""
 
 
-def gain(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
-    """Compare two lists of scores of the same questions, as a record; empty where there are none.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the papers' table: results of one name and one decoding, by column."""
 
-    McNemar's counts need scores that are all 0 or 1.
-    """
-    if not first:
-        return {}
-    found = paired_difference(first, second, seed=seed)
-    is_binary = {*first, *second} <= {0.0, 1.0}
-    counts = mcnemar(*([score == 1 for score in each] for each in (first, second)))
-    tested = {"mcnemar": asdict(counts) if is_binary else None}
-    return {"gain": found.difference, "ci95": list(found.ci95), "p": found.p, **tested}
+    name: str
+    decode: str
+    reports: dict[Key, Report] = field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        """Name the row in a message."""
+        return f"{self.name} ({self.decode})"
 
-def summary(scores: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
-    """Give a mean with its interval, as a record."""
-    interval = list(mean_interval(scores, seed=seed))
-    return {"mean": sum(scores) / len(scores), "ci95": interval, "questions": len(scores)}
+    def origin(self, name: str) -> str:
+        """Name the `base` model or the `reward` that it learned from; empty where unknown."""
+        found = (getattr(report.settings.model, name) for report in self.reports.values())
+        return next(filter(None, found), "")
+
+    def scores(self, key: Key) -> dict[str, float]:
+        """Give the scores of a column by question."""
+        return {one.id: one.scores[key[1]] for one in self.reports[key].questions if one.scores}
+
+    def summary(self, key: Key) -> dict[str, Any]:
+        """Give the mean of a column with its interval."""
+        return summary([*self.scores(key).values()])
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A run beside the first one in one column: what `gain` says, and the questions with different
+    """A row beside the first one in one column: what `gain` says, and the questions with different
     scores, each with both scores and both answers.
     """
 
-    run: Run
+    row: Row
     key: Key
     test: Mapping[str, Any]
-    questions: tuple[dict[str, Any], ...]
+    questions: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs, of which the first is the base, and what sets the others apart from it."""
+    """Rows, of which the first is the base, and what sets the others apart from it."""
 
-    runs: tuple[Run, ...]
-    keys: tuple[Key, ...]
-    differences: tuple[Difference, ...]
-    seed: int
+    rows: Sequence[Row]
+    keys: Sequence[Key]
+    differences: Sequence[Difference]
 
     @classmethod
-    def of(cls, runs: Sequence[Run], *, seed: int = 0) -> Comparison:
-        """Compare runs with the first one; the seed is that of the resamples.
+    def of(cls, runs: Sequence[Run]) -> Comparison:
+        """Compare runs with the first one.
 
         Raises:
             UserError: They are not of the same questions, or have nothing in common.
         """
-        found = dict.fromkeys(key for run in runs for key in run.columns)
-        keys = dict.fromkeys([*(key for key in LABELS if key in found), *found])
+        rows = _rows(runs)
+        found = dict.fromkeys(key for row in rows for key in row.reports)
+        keys = list(dict.fromkeys([*(key for key in LABELS if key in found), *found]))
         for key in keys:
-            first, *others = (run for run in runs if key in run.columns)
-            for run in others:
-                _check_alike(first, run, key)
+            first, *others = (row for row in rows if key in row.reports)
+            for row in others:
+                _check_alike(first, row, key)
+        base, *others = rows
         differences = [
-            _difference(runs[0], run, key, seed)
-            for run in runs[1:]
-            for key in run.columns
-            if key in runs[0].columns
+            _difference(base, row, key)
+            for row in others
+            for key in row.reports
+            if key in base.reports
         ]
-        if len(runs) > 1 and not differences:
+        if others and not differences:
             raise UserError("the runs have no test set and measure in common; evaluate them on one")
-        return cls(tuple(runs), tuple(keys), tuple(differences), seed)
+        return cls(rows, keys, differences)
 
     def tables(self, *, width: int) -> list[RichTable]:
-        """Lay the tables out for a terminal of this width; columns that do not fit beside the
-        others come in tables of their own.
-        """
-        return [table for part in self._tables() for table in _fitting(*part, width)]
+        """Lay the tables out for a terminal of this width."""
+        return [
+            table
+            for title, naming, lines in self._tables()
+            for table in fitting(title, list(zip(*lines, strict=True)), naming=naming, width=width)
+        ]
 
     def markdown(self) -> str:
         """Write the tables in Markdown."""
-        (_, first), *more = self._tables()
-        parts = [_markdown(first), *(f"{title}:\n\n{_markdown(lines)}" for title, lines in more)]
-        return "\n".join(parts)
+        (_, _, first), *more = self._tables()
+        return "\n".join([_markdown(first), *(f"{t}:\n\n{_markdown(one)}" for t, _, one in more)])
 
     def lines(self) -> str:
         """Write the questions on which a run and the base differ, as JSON lines."""
-        names = ("run", "decode", "data", "measure")
-        lines = []
-        for each in self.differences:
-            shared = dict(zip(names, (each.run.name, each.run.decode, *each.key), strict=True))
-            lines += [json.dumps({**shared, **question}) + "\n" for question in each.questions]
-        return "".join(lines)
+        records = [
+            {"run": each.row.name, "decode": each.row.decode, "data": data, "measure": measure}
+            | dict(question)
+            for each in self.differences
+            for data, measure in [each.key]
+            for question in each.questions
+        ]
+        return "".join(f"{json.dumps(record)}\n" for record in records)
 
     def record(self) -> dict[str, Any]:
         """Give all numbers."""
         return {
             "runs": [
                 {
-                    **{name: getattr(run, name) for name in ("name", "base", "reward", "decode")},
+                    "name": row.name,
+                    "base": row.origin("base"),
+                    "reward": row.origin("reward"),
+                    "decode": row.decode,
                     "columns": {
-                        "/".join(key): self._summary(run, key)
-                        for key in self.keys
-                        if key in run.columns
+                        "/".join(key): row.summary(key) for key in self.keys if key in row.reports
                     },
                 }
-                for run in self.runs
+                for row in self.rows
             ],
             "differences": [
                 {
-                    "run": each.run.name,
-                    "decode": each.run.decode,
+                    "run": each.row.name,
+                    "decode": each.row.decode,
                     "column": "/".join(each.key),
-                    "difference": each.test["gain"],
-                    **{name: each.test[name] for name in ("ci95", "p", "mcnemar")},
+                    **each.test,
                     "questions": [question["id"] for question in each.questions],
                 }
                 for each in self.differences
             ],
         }
 
-    def _summary(self, run: Run, key: Key) -> dict[str, Any]:
-        return summary([*run.columns[key].scores.values()], seed=self.seed)
-
-    def _tables(self) -> list[tuple[str, list[Cells]]]:
-        """Give the papers' table (a row a run, a column a test set and measure) and the gains, as a
-        title and lines, of which the first has the heads.
+    def _tables(self) -> list[tuple[str, int, Lines]]:
+        """Give the papers' table (a row a run, a column a test set and measure) and the gains:
+        title, number of columns that name a row, and lines.
         """
-        origin = (
-            ("base model", "reward") if any(run.base or run.reward for run in self.runs) else ()
-        )
-        lines: list[Cells] = [("run", *origin, "decoding", *map(self._head, self.keys))]
-        for run in self.runs:
-            said = (run.base or "-", run.reward or "-") if origin else ()
-            cells = (self._cell(run, key) for key in self.keys)
-            lines.append((run.name, *said, run.decode, *cells))
-        tables = [("%, with 95 % intervals", lines)]
+        said = {"base model": "base", "reward": "reward"}
+        has_origin = any(row.origin(name) for row in self.rows for name in said.values())
+        heads = (*(said if has_origin else ()), "decoding")
+        lines: Lines = [("run", *heads, *map(self._head, self.keys))]
+        for row in self.rows:
+            origins = [row.origin(name) or "-" for name in said.values()] if has_origin else []
+            cells = (self._cell(row, key) for key in self.keys)
+            lines.append((row.name, *origins, row.decode, *cells))
+        tables = [("%, with 95 % intervals", 1 + len(heads), lines)]
         if self.differences:
-            title = f"Beside {self.runs[0].title}, in points"
-            tables.append((title, [_BESIDE, *map(_row, self.differences)]))
+            rows = [("run", "decoding", "", *_BESIDE), *map(_beside, self.differences)]
+            tables.append((f"Beside {self.rows[0].title}, in points", 3, rows))
         return tables
 
     def _head(self, key: Key) -> str:
         """Name a column, and how much of a published test set it is of, where that is not all."""
         published = TEST_SETS.get(key[0])
         # Runs of one column are of the same questions.
-        count = next(len(run.columns[key].scores) for run in self.runs if key in run.columns)
+        count = next(len(row.scores(key)) for row in self.rows if key in row.reports)
         if published is None or count == published.questions:
             return _label(key)
         return f"{_label(key)} ({count:,} of {published.questions:,})"
 
-    def _cell(self, run: Run, key: Key) -> str:
-        if key not in run.columns:
+    def _cell(self, row: Row, key: Key) -> str:
+        if key not in row.reports:
             return "-"
-        found = self._summary(run, key)
-        return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in (found["mean"], *found["ci95"])))
+        found = row.summary(key)
+        return _percent("{:.1f} [{:.1f}, {:.1f}]", found["mean"], found["ci95"])
 
 
-def _fitting(title: str, lines: Sequence[Cells], width: int) -> Iterator[RichTable]:
-    columns = list(zip(*lines, strict=True))
-    naming = [column for column in columns if column[0] in _NAMING]
-    rest = [column for column in columns if column[0] not in _NAMING]
-    while rest:
-        shown = [*naming, rest.pop(0)]
-        while rest and _width([*shown, rest[0]]) <= width:
-            shown.append(rest.pop(0))
-        table = RichTable(title=title)
-        for column in shown:
-            table.add_column(column[0], overflow="fold")
-        for row in zip(*(column[1:] for column in shown), strict=True):
-            table.add_row(*row)
-        yield table
+def _rows(runs: Sequence[Run]) -> list[Row]:
+    rows: dict[tuple[str, str], Row] = {}
+    for run in runs:
+        report = run.final()
+        said = report.settings
+        name = (run.row or said.model.name, said.decode)
+        row = rows.setdefault(name, Row(*name))
+        if both := [data for data, _ in row.reports if data == said.data]:
+            raise UserError(
+                f"two results are called {row.name} and are of {both[0]}; give each by its own "
+                "path and name: NAME=PATH"
+            )
+        row.reports.update(((said.data, measure), report) for measure in report.measures)
+    return list(rows.values())
 
 
-def _width(columns: Sequence[Cells]) -> int:
-    return 1 + sum(max(map(len, column)) + 3 for column in columns)
+def _difference(base: Row, row: Row, key: Key) -> Difference:
+    first, second = base.scores(key), row.scores(key)
+    pairs = {name: [score, second[name]] for name, score in first.items()}
+    test = gain(*map(list, zip(*pairs.values(), strict=True)))
+    said = [{one.id: one.sql for one in each.reports[key].questions} for each in (base, row)]
+    questions = [
+        {"id": name, "scores": pair, "sql": [answers[name] for answers in said]}
+        for name, pair in pairs.items()
+        if pair[0] != pair[1]
+    ]
+    return Difference(row, key, test, questions)
 
 
-def _row(each: Difference) -> Cells:
-    test = each.test
-    points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in (test["gain"], *test["ci95"])))
+def _check_alike(base: Row, row: Row, key: Key) -> None:
+    """Refuse results of other questions or databases; warn of another comparator or SQLite."""
+    who, (first, second) = (
+        f"{base.title} and {row.title}",
+        (_facts(each, key) for each in (base, row)),
+    )
+    for name, value in first.items():
+        if value == second[name]:
+            continue
+        if name in _DECIDING:
+            raise UserError(
+                f"{who}: other {name} under the name {key[0]}; evaluate both on the same"
+            )
+        what = f"{name} is {value} there and {second[name]} here"
+        _log.warning("%s: %s (%s)", who, what, _label(key))
+
+
+def _facts(row: Row, key: Key) -> dict[str, Any]:
+    """Name what has to be equal for scores to be comparable."""
+    said = row.reports[key].settings
+    return {
+        "questions": (said.fingerprint, row.scores(key).keys()),
+        "databases": said.databases,
+        "test suite": said.suite if key[1] in SUITED else None,
+        "comparator": said.comparators.get(key[1]),
+        "SQLite": said.versions.get("sqlite"),
+        "time limit": said.timeout_s,
+    }
+
+
+def _beside(each: Difference) -> Sequence[str]:
+    test, counts = each.test, each.test["mcnemar"]
     tested = ("-",) * 3
-    if counts := test["mcnemar"]:
+    if counts:
         tested = (str(counts["only_first"]), str(counts["only_second"]), _p(counts["p"]))
-    return (each.run.name, each.run.decode, _label(each.key), points, _p(test["p"]), *tested)
+    points = _percent("{:+.1f} [{:+.1f}, {:+.1f}]", test["difference"], test["ci95"])
+    return (each.row.name, each.row.decode, _label(each.key), points, _p(test["p"]), *tested)
+
+
+def _percent(form: str, value: float, ci95: Sequence[float]) -> str:
+    return form.format(*(100 * each for each in (value, *ci95)))
 
 
 def _label(key: Key) -> str:
@@ -231,40 +282,7 @@ def _p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _difference(first: Run, run: Run, key: Key, seed: int) -> Difference:
-    base, column = first.columns[key], run.columns[key]
-    scores = {name: [base.scores[name], column.scores[name]] for name in base.scores}
-    test = gain(*map(list, zip(*scores.values(), strict=True)), seed=seed)
-    questions = tuple(
-        {"id": name, "scores": pair, "sql": [base.answers[name], column.answers[name]]}
-        for name, pair in scores.items()
-        if pair[0] != pair[1]
-    )
-    return Difference(run, key, test, questions)
-
-
-def _check_alike(first: Run, run: Run, key: Key) -> None:
-    """Refuse results of other questions or databases; warn of another comparator or SQLite."""
-    base, column = first.columns[key], run.columns[key]
-    who = f"{first.title} and {run.title}"
-    if base.scores.keys() != column.scores.keys():
-        raise UserError(
-            f"{who}: results of other questions of {key[0]} "
-            f"({len(base.scores)} and {len(column.scores)}); evaluate both on the same"
-        )
-    for name, value in base.facts.items():
-        other = column.facts.get(name)
-        if other != value and name in _DECIDING:
-            raise UserError(
-                f"{who}: other {name} under the name {key[0]}; evaluate both on the same"
-            )
-        if other != value:
-            _log.warning(
-                "%s: %s is %s there and %s here (%s)", who, name, value, other, _label(key)
-            )
-
-
-def _markdown(lines: Sequence[Cells]) -> str:
+def _markdown(lines: Lines) -> str:
     ruled = [lines[0], ("---",) * len(lines[0]), *lines[1:]]
     escaped = ([cell.replace("|", "\\|") for cell in line] for line in ruled)
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from launch.reporting.payload import Payload, packed
 
-_SCRIPTS = ("page.js", "curves.js", "questions.js", "transcript.js", "start.js")
+_SCRIPTS = (
+    "page.js",
+    "verdict.js",
+    "curves.js",
+    "questions.js",
+    "results.js",
+    "transcript.js",
+    "start.js",
+)
 _GENERATOR = b'<meta name="generator" content="minirl-sql launch.report">'
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; "
@@ -25,7 +33,7 @@ def render(payload: Payload) -> str:
     scripts = [_asset("uPlot.iife.min.js"), "\n".join(map(_asset, _SCRIPTS))]
     styles = [_asset("uPlot.min.css"), _asset("page.css")]
     policy = _POLICY.format(scripts=_hashes(scripts), styles=_hashes(styles))
-    pieces = {"overview": packed(payload.overview)} | {
+    pieces = {"overview": packed(payload.overview())} | {
         f"piece{number}": piece for number, piece in enumerate(payload.pieces)
     }
     parts = {

@@ -8,7 +8,6 @@ from itertools import zip_longest
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
-from rich.constrain import Constrain
 from rich.panel import Panel
 from rich.table import Column
 from rich.table import Table as RichTable
@@ -22,15 +21,15 @@ from rewards.workbench import PairScore
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.evaluators.equality import is_ordered
-from sqlenv.types import Result, Row, Table, Value
+from sqlenv.types import Row, Table, Value
 
 SHOWN_ROWS = 20
 _CELL_CHARS = 40
+_COLUMN_CHARS = 12  # of the terminal's width for a column of results
 _SOUGHT_ROWS = 50  # rows of each side among which the most alike are paired
 _DIFFERS = "bold red"
 _SAME = "green"
 _CLAUSES = ("select", "tables", "join", "where", "group", "having", "order")
-_NO_CELL = object()  # stands where the other result has no cell
 
 RowPair = tuple[Row | None, Row | None]
 
@@ -72,19 +71,13 @@ def _pair_by_likeness(gold: list[Row], predicted: list[Row]) -> Iterator[RowPair
     apart: list[Row] = []
     near, far = predicted[:_SOUGHT_ROWS], predicted[_SOUGHT_ROWS:]
     for row in gold[:_SOUGHT_ROWS]:
-        shared = [differing_cells(row, other).count(False) for other in near]
+        shared = [sum(a == b for a, b in zip(row, other, strict=False)) for other in near]
         best = max(range(len(near)), key=shared.__getitem__, default=None)
         if best is None or not shared[best]:
             apart.append(row)
         else:
             yield row, near.pop(best)
     yield from zip_longest([*apart, *gold[_SOUGHT_ROWS:]], [*near, *far])
-
-
-def differing_cells(left: Row | None, right: Row | None) -> list[bool]:
-    """Say of each column whether two rows differ there; a cell that one lacks differs."""
-    pairs = zip_longest(left or (), right or (), fillvalue=_NO_CELL)
-    return [ours is not theirs and ours != theirs for ours, theirs in pairs]
 
 
 def clean(text: str) -> str:
@@ -110,58 +103,47 @@ def _clauses(sql: str, score: PairScore) -> RenderableType:
 
 
 def _results(score: PairScore, gold_sql: str, width: int) -> RenderableType:
-    gold, predicted = score.gold, score.predicted
-    if isinstance(gold, Table) and isinstance(predicted, Table):
-        pairs = align(gold, predicted, in_order=is_ordered(gold_sql))
-    elif isinstance(gold, Table):
-        pairs = [(row, None) for row in gold.rows]
-    else:
-        pairs = [(None, row) for row in predicted.rows] if isinstance(predicted, Table) else []
-    sides = (("gold result", gold), ("predicted result", predicted))
-    half = (width - 1) // 2
-    return Columns([_result(*titled, pairs, side, half) for side, titled in enumerate(sides)])
+    """Show both results as one table of paired rows, and why one of them is none."""
+    results = {"gold": score.gold, "predicted": score.predicted}
+    parts: list[RenderableType] = []
+    for name, result in results.items():
+        if not isinstance(result, Table):
+            text = Text(clean(describe_failure(result)), style=_DIFFERS)
+            parts.append(Panel(text, title=f"{name} result"))
+    gold, predicted = (
+        each if isinstance(each, Table) else Table((), ()) for each in results.values()
+    )
+    pairs = align(gold, predicted, in_order=is_ordered(gold_sql))
+    names = [_beside(*pair) for pair in zip_longest(gold.columns, predicted.columns)]
+    lines = [names, *map(_line, pairs[:SHOWN_ROWS])]
+    columns = list(zip_longest(*lines, fillvalue=Text("")))
+    # Of columns that do not fit those that differ come first.
+    same = [all(cell.style != _DIFFERS for cell in column) for column in columns]
+    first = sorted(range(len(columns)), key=same.__getitem__)
+    shown = [columns[at] for at in sorted(first[: max(1, width // _COLUMN_CHARS)])]
+    table = RichTable(*(Column(cells[0], overflow="ellipsis", no_wrap=True) for cells in shown))
+    for row in zip(*(cells[1:] for cells in shown), strict=True):
+        table.add_row(*row)
+    sizes = [f"{len(each.rows):,} rows, {each.width} columns" for each in (gold, predicted)]
+    title = f"gold result: {sizes[0]}; predicted result: {sizes[1]}"
+    if len(shown) < len(columns) or len(pairs) > SHOWN_ROWS:
+        title += f"; here {len(lines) - 1} rows, {len(shown)} columns"
+    return Group(*parts, Text(title, style="bold"), table)
 
 
-def _result(
-    title: str, result: Result, pairs: Sequence[RowPair], side: int, width: int
-) -> RenderableType:
-    if not isinstance(result, Table):
-        return Panel(
-            Text(clean(describe_failure(result)), style=_DIFFERS), title=title, width=width
-        )
-    rows = [_cells(pair, side, result.width) for pair in pairs[:SHOWN_ROWS]]
-    names = [Text(clean(name)[:_CELL_CHARS]) for name in result.columns]
-    shown = _fitting(list(zip(names, *rows, strict=True)), width)
-    table = RichTable(*(Column(names[at]) for at in shown))
-    for row in rows:
-        table.add_row(*(row[at] for at in shown))
-    left_out = [f"the first {SHOWN_ROWS} of {len(pairs):,}"] if len(pairs) > SHOWN_ROWS else []
-    left_out += [f"{len(shown)} of {result.width} columns"] if len(shown) < result.width else []
-    table.caption = "; ".join(left_out) or None
-    count = f"{len(result.rows):,} rows, {result.width} columns"
-    return Constrain(Group(Text(f"{title}: {count}", style="bold"), table), width)
+def _line(pair: RowPair) -> list[Text]:
+    gold, predicted = pair
+    if gold is not None and predicted is not None:
+        return [_beside(*each) for each in zip_longest(map(_cell, gold), map(_cell, predicted))]
+    sign = "+" if gold is None else "-"
+    return [Text(f"{sign} {_cell(value)}", style=_DIFFERS) for value in gold or predicted or ()]
 
 
-def _fitting(columns: Sequence[Sequence[Text]], width: int) -> list[int]:
-    """Choose columns that fit side by side, and of these first the ones with marks."""
-    sizes = [max(cell.cell_len for cell in column) + 3 for column in columns]
-    plain = [not any(cell.style == _DIFFERS for cell in column) for column in columns]
-    chosen: list[int] = []
-    for at in sorted(range(len(columns)), key=plain.__getitem__):
-        if not chosen or 1 + sizes[at] + sum(sizes[other] for other in chosen) <= width:
-            chosen.append(at)
-    return sorted(chosen)
-
-
-def _cells(pair: RowPair, side: int, width: int) -> list[Text]:
-    row = pair[side]
-    if row is None:
-        return [Text("")] * width
-    # A mark as well as a colour: pages are also read in files.
-    return [
-        Text(f"≠ {_cell(value)}", style=_DIFFERS) if differs else Text(_cell(value))
-        for value, differs in zip(row, differing_cells(*pair), strict=False)
-    ]
+def _beside(gold: str | None, predicted: str | None) -> Text:
+    """Show two texts as one where they are the same; a mark as well as a colour tells others."""
+    if gold == predicted:
+        return Text(clean(gold or ""))
+    return Text(clean(f"{gold or ''} ≠ {predicted or ''}"), style=_DIFFERS)
 
 
 def _cell(value: Value) -> str:
@@ -206,18 +188,16 @@ def _tags(score: PairScore) -> RenderableType:
 
 
 def _numbers(score: PairScore) -> RichTable:
-    verdict = score.verdict
-    blamed = ", ".join(verdict.clauses[number].kind for number in sorted(verdict.blamed))
-    differences = ", ".join(sorted(verdict.differences))
-    expo = f"{verdict.case}  differences {differences or 'none'}  blamed {blamed or 'none'}"
-    table = RichTable("", "", show_header=False)
-    for name, line in {
-        "status": f"{score.status}, {score.seconds:.3f} s",
-        "EX": "  ".join(f"{mode} {int(ok)}" for mode, ok in score.ex.items()),
-        "Progress-SQL": f"struct {score.diagnosis.struct:.3f}  lexical {score.lexical:.3f}",
-        "EXPO-SQL": expo,
-        "PaVeRL-SQL": f"EX_f {score.ex_f:.3f}  EX_b {score.ex_b:.0f}  reward {score.paverl:.2f}",
-        "SQL-ASTRA": f"CSMR {score.csmr:.3f}",
-    }.items():
-        table.add_row(name, line)
+    """Show the record of a score, but for what stands above."""
+    table = RichTable(show_header=False)
+    for name, said in score.record().items():
+        parts = said if isinstance(said, dict) else {"": said}
+        shown = {key: each for key, each in parts.items() if key not in ("tags", "rewards")}
+        table.add_row(name, "  ".join(f"{key} {_number(each)}" for key, each in shown.items()))
     return table
+
+
+def _number(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What the page shows, read from the folders of runs and evaluations: an overview, and pieces.
+"""What the page shows of runs: an overview, and pieces.
 
 A piece holds the groups of one sampled step, or of some questions of an evaluation; the page opens
 it when one of them is looked at. docs/reports.md describes both.
@@ -10,166 +10,151 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 import sqlglot
-import yaml
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
-from launch.evaluation.results import VERDICTS, read_report
-from launch.evaluation.verdicts import PREDICTIONS, Verdict
-from launch.reporting.comparison import gain, summary
+from launch.evaluation.results import QuestionVerdict, Report
 from launch.reporting.record import RECORDS, RECORDS_VERSION
-from launch.run_folder import CONFIG, RESULT, VERSIONS, flat
-from minirl.run.files import PART
-from sqlenv.errors import UserError
+from launch.reporting.runs import METRICS, PLACES, Run, gain, read_lines
+from launch.run_folder import CONFIG, flat
 from sqlenv.evaluators.features import clauses_of
 
-VERSION = 1
+VERSION = 2
 """Of the payload's form, which the page checks."""
 _QUESTIONS = 64  # questions of an evaluation in a piece
 _APART = frozenset({"seed", "run.name", "run.dir"})
 """Settings by which the seeds of one configuration differ."""
-_CLASSES = {TokenType.STRING: 1, TokenType.NUMBER: 2}
+_VIEWS = {
+    "first": "first time seen",
+    "last": "last time seen",
+    "before": "before learning",
+    "answers": "evaluation",
+    "after": "after learning",
+}
+_CLASSES = {TokenType.STRING: "s", TokenType.NUMBER: "n"}
 
 Group = dict[str, Any]
-Note = tuple[str, str]
-"""A file, and what is missing in it."""
 
 
 @dataclass
 class Payload:
-    """What is shown: an overview of runs, their numbers, and an index of all questions, which names
-    piece and place of each; and the pieces, packed, with the tokens of their queries.
+    """What is shown.
+
+    Attributes:
+        runs: What is said of each run, with its metrics.
+        views: Names of the places where questions were seen: of a run and a step, `0.before`.
+        questions: Each question that was seen, with the piece that holds it and the verdict.
+        pieces: Groups, and the tokens of their queries, packed.
+        notes: What is missing, a line each.
+        against: What a comparison with a base says.
     """
 
-    overview: dict[str, Any] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    views: dict[str, str] = field(default_factory=dict)
+    questions: dict[str, dict[str, Any]] = field(default_factory=dict)
     pieces: list[str] = field(default_factory=list)
-    _questions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    against: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, run: int, where: int | str, groups: Iterable[Group], right: Mapping) -> None:
-        """Add groups, as `trajectories.jsonl` has them, as pieces and to the index: of `before`,
-        `after`, `answers` or a step. Verdicts by question count for more than those of the groups.
-        """
-        waiting = iter(groups)
-        size = None if isinstance(where, int) else _QUESTIONS
-        while part := list(islice(waiting, size)):
-            for place, group in enumerate(part):
-                self._index(group, [run, where, len(self.pieces), place], right)
-            queries = {one["sql"] for group in part for one in _turns(group) if one.get("sql")}
-            queries |= {group["gold"] for group in part if group.get("gold")}
-            tokens = {sql: found for sql in sorted(queries) if (found := tokens_of(sql))}
-            self.pieces.append(packed({"groups": part, "tokens": tokens}))
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Payload:
+        """Read what runs recorded."""
+        payload = cls()
+        for number, run in enumerate(runs):
+            payload.runs.append(_said(run))
+            prefix = f"{run.name}: " if len(runs) > 1 else ""
+            payload._add_run(run, number, prefix)
+        return payload
 
-    def _index(self, group: Group, place: list[Any], right: Mapping[str, float]) -> None:
-        name = str(group.get("id"))
-        members = group.get("trajectories", [])
-        entry = self._questions.setdefault(
-            name,
-            {
-                "id": name,
-                "db": group.get("db_id", ""),
-                "level": group.get("difficulty", ""),
-                "question": group.get("question", ""),
-                "gold": group.get("gold", ""),
-                "clauses": clauses_of(group["gold"]) if group.get("gold") else (),
-                "seen": [],
-            },
-        )
-        count, total = sum(map(_is_right, members)), len(members)
-        if name in right:
-            count, total = right[name], 1
-        last = [member["turns"][-1] for member in members if member.get("turns")]
-        tags = sorted({tag for turn in last for tag in turn.get("tags", ())})
-        entry["seen"].append([*place, count, total, tags])
-
-    def done(self, runs: Sequence[dict[str, Any]], notes: Sequence[str]) -> Payload:
-        """Write the overview of all runs."""
-        settings = [run["settings"] for run in runs]
-        names = dict.fromkeys(key for one in settings for key in one)
-        differing = {key: [one.get(key) for one in settings] for key in names if key != "run.dir"}
+    def overview(self) -> dict[str, Any]:
+        """Give all but the pieces, and what sets the runs apart."""
+        settings = [run["settings"] for run in self.runs]
+        names = dict.fromkeys(key for one in settings for key in one if key != "run.dir")
+        values = {key: [one.get(key) for one in settings] for key in names}
         alike: dict[str, list[int]] = {}
         for number, one in enumerate(settings):
             own = sorted(item for item in one.items() if item[0] not in _APART)
             alike.setdefault(repr(own) if own else str(number), []).append(number)
-        self.overview = {
+        return {
             "version": VERSION,
-            "runs": list(runs),
+            "runs": self.runs,
             "alike": list(alike.values()),
-            "differing": {k: v for k, v in differing.items() if any(one != v[0] for one in v)},
-            "questions": list(self._questions.values()),
-            "notes": list(notes),
+            "differing": {k: v for k, v in values.items() if any(one != v[0] for one in v)},
+            "views": self.views,
+            "questions": list(self.questions.values()),
+            "notes": self.notes,
+            "against": self.against,
         }
-        return self
+
+    def _add_run(self, run: Run, number: int, prefix: str) -> None:
+        damage: dict[str, list[str]] = {}  # what is missing, and in which files, which is said once
+        for name in ("first", "last"):
+            self.views[f"{number}.{name}"] = f"{prefix}{_VIEWS[name]}"
+        for where, groups, right in _places(run, damage):
+            view = f"{number}.{where}"
+            self.views[view] = prefix + _VIEWS.get(where, f"step {where}")
+            self._add(view, groups, right)
+        for words, files in damage.items():
+            self.notes.append(f"{run.name}: {' and '.join(files)}: {words}")
+
+    def _add(self, view: str, groups: Iterable[Group], right: Mapping[str, float] | None) -> None:
+        """Add groups, as `trajectories.jsonl` has them, as pieces and to the index. Verdicts by
+        question, of an evaluation, count for more than those of the groups.
+        """
+        waiting = iter(groups)
+        while part := list(islice(waiting, None if right is None else _QUESTIONS)):
+            for place, group in enumerate(part):
+                name, members = str(group.get("id")), group["trajectories"]
+                entry = self.questions.setdefault(name, _entry(name, group, right is not None))
+                count, total = sum(map(_is_right, members)), len(members)
+                if right is not None and name in right:
+                    count, total = right[name], 1
+                last = [one["turns"][-1] for one in members if one["turns"]]
+                tags = sorted({tag for turn in last for tag in turn.get("tags", ())})
+                seen = {"view": view, "piece": len(self.pieces), "at": place, "tags": tags}
+                entry["seen"].append({**seen, "right": count, "total": total})
+            queries = {turn.get("sql") for one in part for turn in _turns(one)}
+            queries |= {group.get("gold") for group in part}
+            tokens = {
+                sql: found for sql in sorted(filter(None, queries)) if (found := tokens_of(sql))
+            }
+            self.pieces.append(packed({"groups": part, "tokens": tokens}))
 
 
-def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
-    """Read runs and evaluations, given with their names."""
-    payload, told, notes = Payload(), [], []
-    for number, (name, path) in enumerate(runs):
-        run = _read_run(name, path)
-        own: list[Note] = []
-        folder = path if path.is_dir() else path.parent
-        for where in ("before", "answers", "after"):
-            place = folder if where == "answers" else folder / where
-            answers, right = _answers(place if path.is_dir() or where != "answers" else path)
-            run["scores"][where] = {one: float(score) for one, score in right.items()}
-            if right:
-                recorded = dict(_recorded(place / RECORDS, own)) if path.is_dir() else {}
-                kept = {str(one.get("id")): one for each in recorded.values() for one in each}
-                groups = (kept.get(one["id"], one) for one in answers)
-                payload.add(number, where, groups, right)
-            if where == "before" and run["kind"] == "run":
-                for step, groups in _recorded(folder / RECORDS, own):
-                    payload.add(number, step, groups, {})
-        scores = run.pop("scores")
-        both = [name for name in scores["before"] if name in scores["after"]]
-        # Accuracy before and after, on the questions that both have.
-        run["tests"] = gain(*([scores[w][name] for name in both] for w in ("before", "after")))
-        run["measured"] = {name: summary([*each.values()]) for name, each in scores.items() if each}
-        told.append(run)
-        for words in dict.fromkeys(words for _, words in own):  # what several files lack, once
-            places = " and ".join(place for place, other in own if other == words)
-            notes.append(f"{run['name']}: {places}: {words}")
-    return payload.done(told, notes)
-
-
-def _read_run(name: str, path: Path) -> dict[str, Any]:
-    folder = path if path.is_dir() else path.parent
-    settings = _mapping(folder / CONFIG) if path.is_dir() else {}
-
-    def has(name: str) -> bool:
-        return (path / name).exists()
-
-    is_run = "train" in settings or any(map(has, ("metrics.jsonl", "before", "after")))
-    if path.is_dir() and not is_run and not any(map(has, (VERDICTS, PREDICTIONS))):
-        if "decode" in settings:
-            raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
-        raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
-    report = path / VERDICTS if path.is_dir() else path
-    result = _mapping(path / RESULT) if is_run else {}
-    if not is_run and report.exists() and not report.name.endswith(PART):
-        found = read_report(report)
+def _said(run: Run) -> dict[str, Any]:
+    result, tests = run.result, {}
+    if own := run.reports.get("answers"):
         # What an evaluation says of itself, under the names that a run's result has.
-        result = {"decode": found.settings.decode, **found.notes}
+        result = {"decode": own.settings.decode, **own.notes}
+    if {"before", "after"} <= run.reports.keys():
+        before, after = (_right(run.reports[where]) for where in ("before", "after"))
+        both = [name for name in before if name in after]
+        tests = gain(*([scores[name] for name in both] for scores in (before, after)))
     return {
-        "name": name,
-        "kind": "run" if is_run else "evaluation",
-        "settings": {key: value for key, value in flat(settings) if key},
+        "name": run.name,
+        "kind": "run" if run.is_training else "evaluation",
+        "settings": {key: value for key, value in flat(run.settings) if key},
         "result": result,
-        "versions": _mapping(path / VERSIONS) if path.is_dir() else {},
-        "numbers": _numbers(path / "metrics.jsonl") if is_run else {},
-        "command": f"python -m launch.train --cfg {folder}/{CONFIG}" if is_run else "",
-        "scores": {},
+        "versions": run.versions,
+        "numbers": _numbers(run.folder / METRICS) if run.folder and run.is_training else {},
+        "command": f"python -m launch.train --cfg {run.folder}/{CONFIG}" if run.is_training else "",
+        "measured": {
+            where: run.reports[where].measures[run.reports[where].first]
+            for where in PLACES
+            if where in run.reports and run.reports[where].first
+        },
+        "tests": tests,
     }
 
 
 def _numbers(path: Path) -> dict[str, list[Any]]:
-    lines = [line for line in _lines(path, []) if isinstance(line, dict)]
+    lines = [line for line in read_lines(path) if isinstance(line, dict)]
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: [line.get(name) for line in lines] for name in names}
     return {
@@ -178,74 +163,74 @@ def _numbers(path: Path) -> dict[str, list[Any]]:
     }
 
 
-def _recorded(path: Path, notes: list[Note]) -> Iterator[tuple[int, list[Group]]]:
-    """Read the groups of a file by their steps; what is not there is told in a line of notes."""
-    lines = _lines(path, notes)
+def _places(
+    run: Run, damage: dict[str, list[str]]
+) -> Iterator[tuple[str, Iterable[Group], Mapping[str, float] | None]]:
+    """Give the groups of every place in order: of evaluations those of all questions, with the
+    verdicts, and of sampled steps those that are recorded.
+    """
+    for where in PLACES:
+        if report := run.reports.get(where):
+            prefix = "" if where == "answers" else f"{where}/"
+            found = _recorded(run.folder, f"{prefix}{RECORDS}", damage) if run.folder else ()
+            kept = {str(one.get("id")): one for _, groups in found for one in groups}
+            groups = [
+                kept.get(one.id) or _group(one, run.golds, correct=report.is_right(one))
+                for one in report.questions
+            ]
+            yield where, groups, _right(report)
+        if where == "before" and run.is_training and run.folder:
+            for step, groups in _recorded(run.folder, RECORDS, damage):
+                yield str(step), groups, None
+
+
+def _recorded(
+    folder: Path, name: str, damage: dict[str, list[str]]
+) -> Iterator[tuple[int, list[Group]]]:
+    """Read the groups of a file by their steps; what is not there is told."""
+    damaged: list[int] = []
+    lines = read_lines(folder / name, damaged)
     head = next(lines, None)
     if head is None:
         words = "no trajectories that can be read; groups are not shown"
-        notes.append((_place_of(path), words))
-        return
-    if not isinstance(head, dict) or head.get("version") != RECORDS_VERSION:
+    elif not isinstance(head, dict) or head.get("version") != RECORDS_VERSION:
         words = "of an older version, without whole groups; they are not shown"
-        notes.append((_place_of(path), words))
-        return
-    groups = (line for line in lines if isinstance(line, dict) and "trajectories" in line)
-    for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
-        yield step, [_for_javascript(group) for group in part]
+    else:
+        groups = (line for line in lines if isinstance(line, dict) and "trajectories" in line)
+        for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
+            yield step, [_for_javascript(group) for group in part]
+        if not damaged:
+            return
+        words = f"cut off or damaged in line {damaged[0]}; what stands before it is shown"
+    damage.setdefault(words, []).append(name)
 
 
-def _lines(path: Path, notes: list[Note]) -> Iterator[Any]:
-    """Read JSON lines up to one that is damaged, as a run that goes on may leave its last one."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield json.loads(line)
-            except (ValueError, RecursionError):
-                words = f"cut off or damaged in line {number}; what stands before it is shown"
-                notes += [(_place_of(path), words)] if number > 1 else []
-                return
+def _right(report: Report) -> dict[str, float]:
+    return {one.id: one.scores[report.first] for one in report.questions if one.scores}
 
 
-def _place_of(path: Path) -> str:
-    is_part = path.parent.name in ("before", "after")
-    return f"{path.parent.name}/{path.name}" if is_part else path.name
+def _group(one: QuestionVerdict, golds: Mapping[str, str], *, correct: bool) -> Group:
+    """Write an answer of which the trajectory was not recorded as a group of one."""
+    tags = [tag for tag in one.tags if tag != "none"]
+    result = {"result": {"status": one.predicted}} if one.predicted else {}
+    return {
+        **{key: getattr(one, key) for key in ("id", "db_id", "difficulty", "question")},
+        "gold": golds.get(one.id, ""),
+        "trajectories": [{"turns": [{"sql": one.sql, "correct": correct, "tags": tags, **result}]}],
+    }
 
 
-def _answers(path: Path) -> tuple[list[Group], dict[str, float]]:
-    """Read the verdicts on the questions of an evaluation, and its answers as groups of one."""
-    folder = path if path.is_dir() else path.parent
-    verdicts = [Verdict(**line) for line in _lines(folder / PREDICTIONS, []) if _is_verdict(line)]
-    sheet = folder / VERDICTS if path.is_dir() else path
-    if not sheet.exists() or sheet.name.endswith(PART):
-        return [_group(asdict(one), one.correct) for one in verdicts], {
-            one.id: one.correct for one in verdicts
-        }
-    found = read_report(sheet)
-    golds = {one.id: one.gold for one in verdicts}
-    right = {one.id: one.scores[found.first] for one in found.questions if one.scores}
-    groups = [
-        _group(
-            asdict(one) | {"gold": golds.get(one.id, "")},
-            found.is_right(one),
-            tags=[tag for tag in one.tags if tag != "none"],
-            result={"status": one.predicted},
-        )
-        for one in found.questions
-    ]
-    return groups, right
-
-
-def _is_verdict(line: Any) -> bool:
-    return isinstance(line, dict) and line.keys() <= set(Verdict.__slots__) and "correct" in line
-
-
-def _group(fields: Mapping[str, Any], correct: object, **more: Any) -> Group:
-    turn = {"sql": fields["sql"], "correct": bool(correct), **more}
-    shared = {key: fields[key] for key in ("id", "db_id", "difficulty", "question", "gold")}
-    return {**shared, "trajectories": [{"turns": [turn]}]}
+def _entry(name: str, group: Group, is_held_out: bool) -> dict[str, Any]:  # noqa: FBT001
+    return {
+        "id": name,
+        "set": "held-out" if is_held_out else "training",
+        "db": group.get("db_id", ""),
+        "level": group.get("difficulty", ""),
+        "question": group.get("question", ""),
+        "gold": group.get("gold", ""),
+        "clauses": clauses_of(group["gold"]) if group.get("gold") else (),
+        "seen": [],
+    }
 
 
 def _turns(group: Group) -> Iterator[dict[str, Any]]:
@@ -253,7 +238,7 @@ def _turns(group: Group) -> Iterator[dict[str, Any]]:
 
 
 def _is_right(member: Mapping[str, Any]) -> bool:
-    last = member["turns"][-1] if member.get("turns") else {}
+    last = member["turns"][-1] if member["turns"] else {}
     own = last.get("correct", False) and last.get("kind", "answer") == "answer"
     return bool(member.get("correct", own))
 
@@ -281,33 +266,22 @@ def packed(value: Any) -> str:
     return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def tokens_of(sql: str) -> list[int]:
-    """Give the tokens of a query that are coloured: start, length and class, one after the other.
+def tokens_of(sql: str) -> list[tuple[int, int, str]]:
+    """Give the tokens of a query that are coloured: start, length and class.
 
-    Classes are 0 for keywords, 1 for strings and 2 for numbers; there are none of a text that is no
+    Classes are k for keywords, s for strings and n for numbers; there are none of a text that is no
     SQL, or that JavaScript counts otherwise.
     """
-    if not sql or max(sql) > "\uffff":
+    if max(sql, default="") > "\uffff":
         return []
     try:
         found = sqlglot.tokenize(sql, read="sqlite")
     except (SqlglotError, RecursionError):
         return []
-    numbers = []
-    for token in found:
-        is_name = token.token_type in (TokenType.VAR, TokenType.IDENTIFIER)
-        is_word = not is_name and token.text[:1].isalpha()
-        kind = _CLASSES.get(token.token_type, 0 if is_word else None)
-        if kind is not None:
-            numbers += [token.start, token.end - token.start + 1, kind]
-    return numbers
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    """Read what belongs to a run; nothing where it is not there, or not whole."""
-    read = json.loads if path.suffix == ".json" else yaml.safe_load
-    try:
-        found = read(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    names = (TokenType.VAR, TokenType.IDENTIFIER)
+    return [
+        (token.start, token.end - token.start + 1, _CLASSES.get(token.token_type, "k"))
+        for token in found
+        if token.token_type in _CLASSES
+        or (token.token_type not in names and token.text[:1].isalpha())
+    ]

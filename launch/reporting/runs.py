@@ -1,142 +1,195 @@
-"""Results of runs, read to be compared: scores by question, of one or several test sets."""
+"""Runs of launch.train and results of launch.eval, read once for the page and for comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launch.evaluation.questions import SUITED
-from launch.evaluation.results import VERDICTS, Report, read_report
-from launch.evaluation.verdicts import PREDICTIONS, read_verdicts
-from launch.run_folder import CONFIG, RESULT
-from minirl.run.files import PART, read_json
+from launch.evaluation.digests import short
+from launch.evaluation.results import (
+    VERDICTS,
+    ModelFacts,
+    QuestionVerdict,
+    Report,
+    ReportSettings,
+    read_report,
+)
+from launch.evaluation.statistics import mcnemar, mean_interval, paired_difference
+from launch.evaluation.verdicts import PREDICTIONS, Verdict
+from launch.run_folder import CONFIG, RESULT, VERSIONS
+from minirl.run.files import PART
 from sqlenv.errors import UserError
 
-AFTER = "after"
-
-Key = tuple[str, str]
-"""A test set and a measure, such as ("spider-dev", "spider_ts")."""
+METRICS = "metrics.jsonl"
+PLACES = ("before", "answers", "after")
+"""Where a run was evaluated, in order; `answers` are those of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreColumn:
-    """Scores and queries of one run on one test set by one measure, by question; facts are what has
-    to be equal for scores to be comparable, in the words of a message.
-    """
-
-    scores: Mapping[str, float]
-    facts: Mapping[str, Any]
-    answers: Mapping[str, str]
-
-
-@dataclass(slots=True)
 class Run:
-    """A row of the table: what learning started from (`base`) and learned from (`reward`), empty
-    where unknown, and how questions were answered.
+    """A run of launch.train, or a result of launch.eval.
+
+    Attributes:
+        name: On the page; `row` is what a table calls it, empty for the name of the model.
+        folder: Where its files are; None for a result that is one file.
+        reports: Verdicts on held-out questions, by place.
+        golds: Gold queries of these questions.
+        settings, result, versions: Its files; empty where they are missing or not whole.
     """
 
     name: str
-    base: str = ""
-    reward: str = ""
-    decode: str = ""
-    columns: dict[Key, ScoreColumn] = field(default_factory=dict)
+    row: str
+    folder: Path | None
+    reports: Mapping[str, Report]
+    golds: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def title(self) -> str:
-        """Name the row in a message."""
-        return f"{self.name} ({self.decode})"
+    def is_training(self) -> bool:
+        """Tell a run of launch.train from a result."""
+        return "answers" not in self.reports
+
+    def final(self) -> Report:
+        """Return the verdicts that a comparison is about; a `UserError` if there are none yet."""
+        report = self.reports.get("answers") or self.reports.get("after")
+        is_whole = not self.is_training or self.result.get("questions") == len(
+            report.questions if report else ()
+        )
+        if report is None or not is_whole:
+            raise UserError(f"{self.folder}: not finished; repeat its command first")
+        return report
 
 
 def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
-    """Read paths of results, given with their names: a row for each decoding in it.
+    """Read paths, given with names that may be empty: runs, results, or folders of results.
 
     Raises:
-        UserError: A path holds no result, a damaged one, or one that is not finished; or two rows
-            have one name and one decoding, and results of the same test set.
+        UserError: A path holds neither, or a result that is damaged or not finished.
     """
-    rows: dict[tuple[str, str], Run] = {}
-    for run in (run for name, path in named for run in _read(name, path)):
-        row = rows.setdefault((run.name, run.decode), run)
-        if row is run:
-            continue
-        if both := row.columns.keys() & run.columns.keys():
-            raise UserError(
-                f"two results are called {run.name} and are of {min(both)[0]}; give each by its "
-                "own path and name: NAME=PATH"
-            )
-        row.base, row.reward = row.base or run.base, row.reward or run.reward
-        row.columns |= run.columns
-    return list(rows.values())
+    return [run for name, path in named for run in _read_all(name, path)]
 
 
-def _read(name: str, path: Path) -> list[Run]:
+def _read_all(row: str, path: Path) -> Iterator[Run]:
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder; give results of launch.eval")
-    reports = list(map(read_report, [path] if path.is_file() else reports_in(path)))
-    return [_of_evaluation(name, one) for one in reports] or [_of_training(name, path)]
+        raise UserError(f"{path}: no such file or folder; give a run, or a result of launch.eval")
+    path = path.parent if path.name == VERDICTS else path
+    name = row or path.resolve().name.removesuffix(".json")
+    inside = [] if (path / VERDICTS).exists() else sorted(path.glob(f"*/{VERDICTS}"))
+    for report in inside:
+        yield _read(f"{name}/{report.parent.name}", row, report.parent)
+    if not inside:
+        yield _read(name, row, path)
 
 
-def reports_in(folder: Path) -> list[Path]:
-    """List the finished reports in a folder, or in the folders in it."""
-    for base in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
-        part = base / f"{VERDICTS}{PART}"
-        if part.exists() and not (base / VERDICTS).exists():
-            raise UserError(f"{part}: an evaluation that is not finished; repeat its command first")
-    own = folder / VERDICTS
-    return [own] if own.exists() else sorted(folder.glob(f"*/{VERDICTS}"))
+def _read(name: str, row: str, path: Path) -> Run:
+    if not path.is_dir():
+        return Run(name, row, None, {"answers": read_report(path)})
+    settings = read_mapping(path / CONFIG)
+    files = {"settings": settings, "versions": read_mapping(path / VERSIONS)}
+    if (path / VERDICTS).exists():
+        golds = {one.id: one.gold for one in _verdicts(path)}
+        return Run(name, row, path, {"answers": read_report(path / VERDICTS)}, golds, **files)
+    if "decode" in settings or (path / f"{VERDICTS}{PART}").exists():
+        raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
+    if "train" in settings or any((path / each).exists() for each in (METRICS, "before", "after")):
+        places = {where: path / where for where in ("before", "after")}
+        found = {where: _verdicts(place) for where, place in places.items()}
+        files["result"] = read_mapping(path / RESULT)
+        known = row or f"{path.resolve().name}/after"
+    else:  # such as the folder `before` of a run
+        found = {"answers": _verdicts(path)}
+        settings = read_mapping(path.parent / CONFIG)
+        known = row or "/".join(path.resolve().parts[-2:])
+        if not found["answers"]:
+            raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
+    reports = {where: _report(known, one, settings) for where, one in found.items() if one}
+    golds = {one.id: one.gold for verdicts in found.values() for one in verdicts}
+    return Run(name, row, path, reports, golds, **files)
 
 
-def _of_evaluation(name: str, report: Report) -> Run:
-    settings, model = report.settings, report.settings.model
-    judged = [one for one in report.questions if one.scores]
-    answers = {one.id: one.sql for one in judged}
-    columns = {}
-    for measure in report.measures:
-        facts = {
-            "questions": settings.fingerprint,
-            "databases": settings.databases,
-            **({"test suite": settings.suite} if measure in SUITED else {}),
-            "comparator": settings.comparators.get(measure),
-            "SQLite": settings.versions.get("sqlite"),
-            "time limit": settings.timeout_s,
-        }
-        scores = {one.id: one.scores[measure] for one in judged}
-        columns[settings.data, measure] = ScoreColumn(scores, facts, answers)
-    return Run(name or model.name, model.base or "", model.reward or "", settings.decode, columns)
+def _verdicts(folder: Path) -> list[Verdict]:
+    names = set(Verdict.__slots__)
+    return [
+        Verdict(**line)
+        for line in read_lines(folder / PREDICTIONS)
+        if isinstance(line, dict) and line.keys() <= names and "correct" in line
+    ]
 
 
-def _of_training(name: str, folder: Path) -> Run:
-    """Read the accuracy after a run of launch.train, or the one of its `before/` or `after/`."""
-    place = folder / AFTER if (folder / AFTER / PREDICTIONS).is_file() else folder
-    if not (place / PREDICTIONS).is_file():
-        raise UserError(
-            f"{folder}: no {VERDICTS} nor {PREDICTIONS} in it; give a result of launch.eval, or a "
-            "run of launch.train that is finished"
-        )
-    run = place.parent
-    if not (run / RESULT).is_file():
-        raise UserError(f"{folder}: not finished, {run} has no {RESULT}; repeat its command first")
-    verdicts = read_verdicts(place / PREDICTIONS)
-    wanted = read_json(run / RESULT, dict, advice="make it again").get("questions")
-    if wanted != len(verdicts):
-        raise UserError(
-            f"{folder}: {len(verdicts)} predictions, and its {RESULT} is of {wanted} questions; "
-            "evaluate it again"
-        )
-    try:
-        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
-        model, reward, env = (config.get(key) or {} for key in ("model", "reward", "env"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError):
-        raise UserError(f"{run / CONFIG}: missing or damaged; bring it back") from None
-    column = ScoreColumn(
-        {one.id: float(one.correct) for one in verdicts},
-        {"questions": [(one.id, one.gold) for one in verdicts], "comparator": env.get("match")},
-        {one.id: one.sql for one in verdicts},
-    )
-    name = name or f"{run.resolve().name}/{place.name}"
+def _report(name: str, verdicts: Sequence[Verdict], settings: Mapping[str, Any]) -> Report:
+    """Write the verdicts of a run on its held-out questions as an evaluation's report."""
+    model, reward, env = (settings.get(key) or {} for key in ("model", "reward", "env"))
     base = Path(model.get("path") or "").name
-    return Run(name, base, reward.get("kind", ""), "greedy", {("test", "ex"): column})
+    asked = json.dumps([(one.id, one.gold) for one in verdicts])
+    scores = [float(one.correct) for one in verdicts]
+    return Report(
+        settings=ReportSettings(
+            data="test",
+            model=ModelFacts(name, base=base, reward=reward.get("kind")),
+            decode="greedy",
+            questions=len(verdicts),
+            fingerprint=short(asked.encode()),
+            comparators={"ex": str(env.get("match"))},
+        ),
+        measures={"ex": summary(scores)},
+        parts={},
+        failing_golds=[],
+        questions=[
+            QuestionVerdict(
+                *(one.id, one.db_id, one.difficulty, one.question, one.sql, {"ex": score}, "", "")
+            )
+            for one, score in zip(verdicts, scores, strict=True)
+        ],
+    )
+
+
+def summary(scores: Sequence[float]) -> dict[str, Any]:
+    """Give a mean with its interval, as a record."""
+    interval = list(mean_interval(scores))
+    return {"mean": sum(scores) / len(scores), "ci95": interval, "questions": len(scores)}
+
+
+def gain(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
+    """Compare two lists of scores of the same questions, as a record; empty where there are none.
+
+    McNemar's counts need scores that are all 0 or 1.
+    """
+    if not first:
+        return {}
+    found = paired_difference(first, second)
+    is_binary = {*first, *second} <= {0.0, 1.0}
+    counts = mcnemar(*([score == 1 for score in each] for each in (first, second)))
+    return asdict(found) | {"mcnemar": asdict(counts) if is_binary else None}
+
+
+def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
+    """Read JSON lines up to one that is damaged, as a run that goes on may leave its last one; its
+    number joins a list. No file has no lines.
+    """
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                if damaged is not None:
+                    damaged.append(number)
+                return
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a file of a run; empty where it is missing, or not whole."""
+    read = json.loads if path.suffix == ".json" else yaml.safe_load
+    try:
+        found = read(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import fmean
 
-from rich.markup import escape
-from rich.table import Column
 from rich.table import Table as RichTable
 
+from launch.reporting.tables import fitting
 from rewards.expo.reward import CASES
 from rewards.progress.diagnosis import CATEGORIES, labels_of, mismatches
 from rewards.workbench import MODES, STATUSES, PairScore
@@ -82,7 +82,6 @@ _EPISODES: Mapping[str, str] = {
     "astra": "SQL-ASTRA",
 }
 _COUNT = "questions"
-_NAME_CHARS = 14  # longer names of files are broken into several lines
 
 
 def pair_means(scores: Sequence[PairScore]) -> dict[str, float]:
@@ -121,18 +120,11 @@ def render_episodes(means: Sequence[Means], *, width: int) -> list[RichTable]:
 def _tables(
     title: str, sections: Sequence[Iterable[str]], means: Sequence[Means], width: int
 ) -> Iterator[RichTable]:
-    longest = max(len(name) for section in sections for name in section)
-    fitting = max(1, (width - longest - 4) // (_NAME_CHARS + 3))
-    for at in range(0, len(means), fitting):
-        block = means[at : at + fitting]
-        names = [
-            Column(escape(name), justify="right", max_width=_NAME_CHARS, overflow="fold")
-            for name, _ in block
-        ]
-        table = RichTable(Column(no_wrap=True), *names, title=title)
-        for section in sections:
-            for name in section:
-                form = ",d" if name == _COUNT else ".1f" if name.endswith("%") else ".3f"
-                table.add_row(name, *(format(each[name], form) for _, each in block))
-            table.add_section()
-        yield table
+    names = [name for section in sections for name in section]
+    forms = [",d" if name == _COUNT else ".1f" if name.endswith("%") else ".3f" for name in names]
+    columns = [
+        (file, *(format(each[name], form) for name, form in zip(names, forms, strict=True)))
+        for file, each in means
+    ]
+    ends = list(accumulate(len(list(section)) for section in sections))
+    return fitting(title, [("", *names), *columns], naming=1, width=width, sections=ends)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
-from base64 import b64encode
+import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -119,6 +121,16 @@ def group(number: int, step: int, *, turns: int, rng: Random, share: float) -> d
     }  # fmt: skip
 
 
+def opened(page: Path) -> dict[str, Any]:
+    """Read the data of a page as the browser does."""
+    found = re.findall(r'id="data-(\w+)">([^<]*)<', page.read_text(encoding="utf-8"))
+    return {name: json.loads(gzip.decompress(b64decode(text))) for name, text in found}
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def write_lines(path: Path, lines: Sequence[Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -154,60 +166,40 @@ def make_run(
     sampled: list[Any] = [{"step": 0, "version": 2}]
     numbers = []
     for step in range(1, steps + 1):
-        share = 0.3 + 0.4 * step / steps
-        noise = rng.gauss(0, 0.03)
+        share, noise = 0.3 + 0.4 * step / steps, rng.gauss(0, 0.03)
         numbers.append(
             {
                 "step": step,
                 "rollout/accuracy": share + noise,
                 "rollout/accuracy_first": share - 0.05 + noise,
-                "rollout/turns": 2 - share + noise,
                 "reward/total": 2 * share + noise,
                 "reward/format": 0.5,
-                "reward/execution": 2 * share - 0.5 + noise,
                 "tag/WHERE_ERROR": 0.5 - share / 2,
-                "tag/SELECT_ERROR": 0.3 - share / 4,
                 "groups/equal_share": 0.1 + abs(noise),
                 "update/entropy": 0.1 * 0.99**step,
-                "update/logp_gap_max": 1e-6 * (1 + abs(noise)),
-                "update/grad_norm": 0.3 + noise,
                 "time/rollout_tokens_per_s": 3000 + 100 * noise,
-                "time/update_tokens_per_s": 2000 + 100 * noise,
                 **({"validation/accuracy": share} if step % 2 == 0 else {}),
             }
         )
         if step == 1 or step % sample_every == 0:
-            first = step * groups
-            sampled += [
-                group(first + n, step, turns=turns, rng=rng, share=share) for n in range(groups)
-            ]
+            places = range(step * groups, (step + 1) * groups)
+            sampled += [group(n, step, turns=turns, rng=rng, share=share) for n in places]
     write_lines(folder / "trajectories.jsonl", sampled)
     write_lines(folder / "metrics.jsonl", numbers)
     scores = [[float(right) for right in part] for part in (before, after)]
     gain = paired_difference(*scores)
-    outcome = {
-        "ex_before": sum(scores[0]) / questions,
-        "ex_before_ci95": list(mean_interval(scores[0])),
-        "ex_after": sum(scores[1]) / questions,
-        "ex_after_ci95": list(mean_interval(scores[1])),
+    outcome: dict[str, Any] = {
         "gain": gain.difference,
         "gain_ci95": list(gain.ci95),
         "questions": questions,
-        "seed": seed,
-        "accelerator": "cpu",
-        "seconds": 432.1,
     }
+    for name, part in zip(("ex_before", "ex_after"), scores, strict=True):
+        outcome |= {name: sum(part) / questions, f"{name}_ci95": list(mean_interval(part))}
+    outcome |= {"seed": seed, "accelerator": "cpu", "seconds": 432.1}
     (folder / "result.json").write_text(json.dumps(outcome), encoding="utf-8")
-    settings = {
-        "seed": seed,
-        "run": {"name": "made-up", "dir": str(folder)},
-        "reward": {"kind": "expo"},
-        "train": {
-            "steps": steps,
-            "algorithm": {"kind": "grpo"},
-            "optimizer": {"learning_rate": rate},
-        },
-    }
+    train = {"steps": steps, "optimizer": {"learning_rate": rate}}
+    own = {"name": "made-up", "dir": str(folder)}
+    settings = {"seed": seed, "run": own, "reward": {"kind": "expo"}, "train": train}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     (folder / "versions.json").write_text(json.dumps({"sqlite": "3.54.1", "jax": "0.10.2"}))
     return folder
@@ -244,13 +236,13 @@ def make_hostile(folder: Path) -> Path:
     """Write a run in which every text is hostile; a question and a group have all in each field."""
     make_run(folder, steps=1, questions=len(HOSTILE), groups=1)
     for name in ("trajectories.jsonl", "before/trajectories.jsonl", "after/trajectories.jsonl"):
-        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        lines = lines_of(folder / name)
         for text, line in zip((ALL, *HOSTILE[1:]), lines[1:], strict=False):
             spoil(line, text, name)
         write_lines(folder / name, lines)
     for name in ("before", "after"):
         path = folder / name / "predictions.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = lines_of(path)
         for number, (text, line) in enumerate(zip((ALL, *HOSTILE[1:]), lines, strict=True)):
             line |= dict.fromkeys(("db_id", "difficulty", "question", "gold", "sql"), text)
             line["id"] = f"{number} {text[:200]}"

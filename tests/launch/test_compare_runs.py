@@ -1,9 +1,9 @@
-"""Tables of runs: from results to intervals, p-values and the questions that differ."""
+"""launch.report --against: from results to intervals, p-values and the questions that differ."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,17 @@ from launch.evaluation.results import (
     write_report,
 )
 from launch.evaluation.verdicts import Verdict
-from launch.reporting.payload import read_payload
 from minirl.errors import UserError as ModelError
 from sqlenv.errors import UserError
+
+from .report_cases import opened
 
 
 def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> Path:
     """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
     judged = [
         QuestionVerdict(
-            id=f"{data}/{number}",
-            db_id="d",
-            difficulty="easy",
-            question="?",
-            sql=f"SELECT {number} -- {path.stem}",
+            *(f"{data}/{number}", "d", "easy", "?", f"SELECT {number} -- {path.stem}"),
             scores={"spider_ex": float(mark in "1+"), "spider_ts": float(mark == "1")},
             predicted="ok",
             gold="ok",
@@ -41,13 +38,10 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
     ]
     settings: dict[str, Any] = {
         "data": data,
-        "questions": len(right),
-        "fingerprint": "f",
-        "databases": "b",
         "model": ModelFacts(path.stem),
         "decode": "greedy",
+        "fingerprint": "f",
         "comparators": {"spider_ex": "program @ 1", "spider_ts": "program @ 1"},
-        "timeout_s": 60.0,
         "versions": {"sqlite": "3"},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,24 +49,42 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
     return path
 
 
-def run(first: str | Path, *others: str | Path) -> None:
-    """Compare runs with the first one."""
-    path = str(first).rpartition("=")[2]
-    page = Path(path).parent / "page.html" if Path(path).parent.is_dir() else Path("page.html")
-    arguments = [first, *others, "--against", first, "--out", page]
-    report.main([str(argument) for argument in arguments])
+def trained(folder: Path, right: str, *, questions: int | None = None) -> Path:
+    """Write what launch.train leaves."""
+    (folder / "after").mkdir(parents=True)
+    lines = (
+        json.dumps(asdict(Verdict(str(n), "d", "", "?", "SELECT 1", "SELECT 2", mark == "1")))
+        for n, mark in enumerate(right)
+    )
+    (folder / "after" / "predictions.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "result.json").write_text(json.dumps({"questions": questions or len(right)}))
+    config = {"train": {}, "model": {"path": "models/Qwen"}, "reward": {"kind": "expo"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"env": {"match": "set"}}))
+    return folder
 
 
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    monkeypatch.setattr(report.cli.output, "_width", 160)
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Return what compares runs with the first one; it gives what is printed, and the Markdown."""
+
+    def run(first: str | Path, *others: str | Path, width: int = 160) -> tuple[str, list[str]]:
+        monkeypatch.setattr(report.cli.output, "_width", width)
+        table = tmp_path / "table.md"
+        table.unlink(missing_ok=True)
+        to = () if "--markdown" in others else ("--markdown", table)
+        out = tmp_path / "page.html"
+        arguments = [first, *others, "--against", first, "--out", out, *to]
+        report.main([str(argument) for argument in arguments])
+        return capsys.readouterr().out, table.read_text().splitlines() if to else []
+
+    return run
 
 
-def test_two_runs_side_by_side(tmp_path, capsys):
+def test_two_runs_side_by_side(tmp_path, run):
     base = sheet(tmp_path / "base.json", "1+00000000")
     ours = sheet(tmp_path / "ours.json", "0+11111111")
-    out, table, lines = tmp_path / "c.json", tmp_path / "t.md", tmp_path / "d.jsonl"
-    run(base, ours, "--json", out, "--markdown", table, "--differences", lines)
+    out, lines = tmp_path / "c.json", tmp_path / "d.jsonl"
+    printed, table = run(base, ours, "--json", out, "--differences", lines)
     found = json.loads(out.read_text())
     assert [one["name"] for one in found["runs"]] == ["base", "ours"]
     assert found["runs"][0]["columns"]["spider-dev/spider_ex"]["mean"] == 0.2
@@ -85,145 +97,99 @@ def test_two_runs_side_by_side(tmp_path, capsys):
     assert "spider-dev/1" not in ex["questions"]
     differing = [json.loads(line) for line in lines.read_text().splitlines()]
     assert len(differing) == 18
-    assert differing[0] == {
-        "run": "ours",
-        "decode": "greedy",
-        "data": "spider-dev",
-        "measure": "spider_ex",
-        "id": "spider-dev/0",
-        "scores": [1.0, 0.0],
-        "sql": ["SELECT 0 -- base", "SELECT 0 -- ours"],
-    }
-    printed = capsys.readouterr().out
-    assert "+70.0 [" in printed
+    assert list(differing[0].values()) == [
+        *("ours", "greedy", "spider-dev", "spider_ex", "spider-dev/0", [1.0, 0.0]),
+        ["SELECT 0 -- base", "SELECT 0 -- ours"],
+    ]
     assert "base: execution accuracy 20.0 % [" in printed
-    written = table.read_text()
     heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
-    assert f"| run | decoding | {heads} |" in written
-    assert "| base | greedy | 20.0 [" in written
-    assert "+70.0 [" in written
+    assert table[0] == f"| run | decoding | {heads} |"
+    assert table[2].startswith("| base | greedy | 20.0 [")
+    assert "+70.0 [" in printed
+    assert "+70.0 [" in table[-2]
+    # The page has the same, without the text of replies and without rows, which nobody recorded.
     assert (tmp_path / "page.html").stat().st_size < 200_000
-
-
-def test_verdicts_of_a_file_of_predictions_have_their_page(tmp_path):
-    """Without the text of replies and without rows, which nobody recorded."""
-    path = sheet(tmp_path / "file.json", "1+00")
-    overview = read_payload([("file", path)]).overview
-    [found] = overview["runs"]
-    assert found["kind"] == "evaluation"
-    assert found["measured"]["answers"]["mean"] == 0.5
-    assert [one["seen"][0][4] for one in overview["questions"]] == [1, 1, 0, 0]
+    overview = opened(tmp_path / "page.html")["overview"]
+    assert [one["measured"]["answers"]["mean"] for one in overview["runs"]] == [0.2, 0.9]
+    assert [one["right"] for one in overview["questions"][0]["seen"]] == [1, 0]
+    assert overview["against"][0]["mcnemar"] == ex["mcnemar"]
     assert overview["notes"] == []
 
 
-def test_a_row_has_several_test_sets_in_the_papers_order(tmp_path):
+def test_a_row_has_several_test_sets_in_the_papers_order_and_no_number_is_broken(tmp_path, run):
+    model = ModelFacts("m", base="Qwen|7B-Coder-Instruct", reward="progressive")
     for name, rights in (("base", "1000"), ("ours", "1110")):
-        for data in ("spider-dk", "spider-test", "spider-dev"):
-            sheet(
-                tmp_path / name / data / "verdicts.json", rights, data=data, model=ModelFacts(name)
-            )
-    model = ModelFacts("ours", base="Qwen|7B", reward="progressive")
-    sheet(tmp_path / "ours" / "spider-dk" / "verdicts.json", "1110", data="spider-dk", model=model)
-    table = tmp_path / "t.md"
-    run(tmp_path / "base", f"mine={tmp_path / 'ours'}", "--markdown", table)
-    head, _, first, second = table.read_text().splitlines()[:4]
-    names = ("Spider dev EX", "Spider dev TS", "Spider test", "DK")
+        for data in ("spider-dk", "spider-realistic", "spider-dev"):
+            path = tmp_path / name / data / "verdicts.json"
+            sheet(path, rights, data=data, model=model if name == "ours" else ModelFacts(name))
+    printed, table = run(tmp_path / "base", f"mine={tmp_path / 'ours'}", width=80)
+    head, _, first, second = table[:4]
+    names = ["Spider dev EX", "Spider dev TS", "Realistic EX", "Realistic TS", "DK"]
     assert head.startswith("| run | base model | reward | decoding | ")
-    assert [cell.split(" (")[0] for cell in head.split(" | ")[4:8]] == [*names]
-    assert "Qwen\\|7B | progressive" in second
+    assert [cell.split(" (")[0] for cell in head.split(" | ")[4:9]] == names
     assert first.startswith("| base | - | - | greedy | 25.0 [")
-    assert second.startswith("| mine | ")
+    assert second.startswith("| mine | Qwen\\|7B-Coder-Instruct | progressive | greedy | 75.0 [")
+    cells = [cell.strip() for row in (first, table[-1]) for cell in row.split("|")]
+    assert all(cell in printed for cell in cells)
 
 
-def test_no_number_is_broken_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(report.cli.output, "_width", 80)
-    model = ModelFacts("m", base="Qwen2.5-Coder-7B-Instruct", reward="progressive")
-    for name, rights in (("base", "1000"), ("ours", "1110")):
-        for data in ("spider-dev", "spider-syn", "spider-realistic", "spider-dk"):
-            sheet(tmp_path / name / data / "verdicts.json", rights, data=data, model=model)
-    named = [f"{name}={tmp_path / name}" for name in ("base", "ours")]
-    run(*named, "--markdown", tmp_path / "t.md")
-    printed = capsys.readouterr().out
-    rows = [
-        line
-        for line in (tmp_path / "t.md").read_text().splitlines()
-        if "| Qwen" in line or "| ours |" in line
-    ]
-    assert all(cell.strip() in printed for row in rows for cell in row.split("|"))
-
-
-def test_rows_are_split_by_decoding_and_columns_say_of_how_much_they_are(tmp_path):
+def test_rows_are_split_by_decoding_and_columns_say_of_how_much_they_are(tmp_path, run):
     model = ModelFacts("m")
     sheet(tmp_path / "r" / "1" / "verdicts.json", "1" * 535, data="spider-dk", model=model)
     sheet(tmp_path / "r" / "2" / "verdicts.json", "11", model=model, decode="vote@8")
     sheet(tmp_path / "r" / "3" / "verdicts.json", "10", model=model)
-    table = tmp_path / "t.md"
-    run(tmp_path / "r", "--markdown", table)
-    head, _, *rows = table.read_text().splitlines()
+    _, (head, _, *rows) = run(tmp_path / "r")
     wanted = ["Spider dev EX (2 of 1,034)", "Spider dev TS (2 of 1,034)", "DK"]
     assert head.split(" | ")[2:5] == wanted
     assert {row.split(" | ")[1] for row in rows if row.startswith("| m |")} == {"greedy", "vote@8"}
 
 
-def trained(folder: Path, right: str, *, questions: int | None = None) -> Path:
-    """Write what launch.train leaves."""
-    (folder / "after").mkdir(parents=True)
-    verdicts = [
-        Verdict(str(number), "d", "", "?", "SELECT 1", "SELECT 2", mark == "1")
-        for number, mark in enumerate(right)
-    ]
-    lines = (json.dumps({**vars_of(one)}) for one in verdicts)
-    (folder / "after" / "predictions.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (folder / "result.json").write_text(json.dumps({"questions": questions or len(right)}))
-    config = {"model": {"path": "models/Qwen"}, "reward": {"kind": "expo"}, "env": {"match": "set"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return folder
+def test_runs_of_training_are_compared_after_it(tmp_path, run):
+    printed, _ = run(trained(tmp_path / "one", "1100"), trained(tmp_path / "two", "1111"))
+    assert all(each in printed for each in ("one/after", "Qwen", "expo", "+50.0 ["))
 
 
-def vars_of(verdict: Verdict) -> dict[str, Any]:
-    return {name: getattr(verdict, name) for name in Verdict.__slots__}
-
-
-def test_runs_of_training_are_compared_after_it(tmp_path, capsys):
-    run(trained(tmp_path / "one", "1100"), trained(tmp_path / "two", "1111"))
-    printed = capsys.readouterr().out
-    assert "one/after" in printed
-    assert "Qwen" in printed
-    assert "expo" in printed
-    assert "+50.0 [" in printed
-
-
-def test_another_sqlite_is_told(tmp_path, caplog):
-    run(
-        sheet(tmp_path / "a.json", "10"),
-        sheet(tmp_path / "b.json", "11", versions={"sqlite": "4"}),
-    )
+def test_another_sqlite_is_told(tmp_path, run, caplog):
+    versions = {"sqlite": "4"}
+    run(sheet(tmp_path / "a.json", "10"), sheet(tmp_path / "b.json", "11", versions=versions))
     assert "SQLite is 3 there and 4 here" in caplog.text
 
 
-def mistake(*arguments: str | Path) -> str:
-    with pytest.raises((UserError, ModelError)) as caught:
-        run(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+@pytest.fixture
+def mistake(run):
+    def mistake(*arguments: str | Path) -> str:
+        with pytest.raises((UserError, ModelError)) as caught:
+            run(*arguments)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return mistake
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path):
+def test_what_cannot_be_compared_is_refused(tmp_path, mistake):
     base = sheet(tmp_path / "base.json", "10")
     short = sheet(tmp_path / "short.json", "1")
     (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "empty").mkdir()
-    sheet(tmp_path / "other.json", "11", fingerprint="g")
-    sheet(tmp_path / "edited.json", "11", databases="c")
-    sheet(tmp_path / "suite.json", "11", suite="s")
-    sheet(tmp_path / "dk.json", "11", data="spider-dk")
-    part = tmp_path / "begun" / "verdicts.json.part"
-    part.parent.mkdir()
-    part.write_text("")
-    trained(tmp_path / "three", "11", questions=3)
     (tmp_path / "foreign.json").write_text('[{"file": "a"}]')
+    for name in ("empty", "begun"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "begun" / "verdicts.json.part").write_text("")
+    for name, more in {
+        "other": {"fingerprint": "g"}, "edited": {"databases": "c"}, "suite": {"suite": "s"},
+        "dk": {"data": "spider-dk"},
+    }.items():  # fmt: skip
+        sheet(tmp_path / f"{name}.json", "11", **more)
+    content = json.loads(base.read_text())
+    odd = [content["questions"][0], content["questions"][1] | {"scores": {"spider_ex": 1}}]
+    for name, values in {
+        "gap": {"questions": odd}, "none": {"questions": []}, "nameless": {"settings": {}},
+    }.items():  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps(content | values))
+    trained(tmp_path / "three", "11", questions=3)
+    trained(tmp_path / "killed", "11")
+    (tmp_path / "killed" / "result.json").unlink()
     for name, key in {
-        "short.json": "other questions of spider-dev",
+        "short.json": "other questions under the name spider-dev",
         "other.json": "other questions under the name spider-dev",
         "edited.json": "other databases under the name spider-dev",
         "suite.json": "other test suite under the name spider-dev",
@@ -232,31 +198,34 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         "broken.json": "broken.json: ",
         "foreign.json": "foreign.json: should be a mapping of keys to values, not [{'file': 'a'}]; "
         "this is no result of launch.eval",
+        "gap.json": "gap.json: ",
+        "none.json": "none.json: ",
+        "nameless.json": "nameless.json: ",
         "empty": "empty: ",
-        "begun": f"{part}: ",
-        "three": "3 questions",
+        "begun": "begun: an evaluation that is not finished",
+        "three": "three: not finished",
+        "killed": "killed: not finished",
     }.items():
         assert key in mistake(base, tmp_path / name)
     assert "called x and are of spider-dev" in mistake(f"x={base}", f"x={short}")
-    (tmp_path / "three" / "result.json").unlink()
-    assert "result.json" in mistake(base, tmp_path / "three")
 
 
-def test_nothing_is_written_over(tmp_path):
+def test_nothing_is_written_over(tmp_path, mistake):
     base, ours = sheet(tmp_path / "base.json", "10"), sheet(tmp_path / "ours.json", "11")
-    before = ours.read_bytes()
-    assert str(ours) in mistake(base, f"x={ours}", "--json", ours)
-    assert ours.read_bytes() == before
-    twice = ("--markdown", tmp_path / "t", "--differences", tmp_path / "t")
-    assert str(tmp_path / "t") in mistake(base, ours, *twice)
-    assert str(tmp_path) in mistake(base, ours, "--markdown", tmp_path)
-    # Whatever a user has there.
     database = tmp_path / "shop.sqlite"
     database.write_text("SQLite format 3")
-    for option in ("--markdown", "--differences", "--json"):
-        assert "shop.sqlite" in mistake(base, ours, option, database)
-    assert database.read_text() == "SQLite format 3"
+    before = ours.read_bytes()
+    for option, path in (
+        ("--json", ours), ("--markdown", tmp_path), ("--markdown", database),
+        ("--differences", database), ("--json", database),
+    ):  # fmt: skip
+        assert str(path) in mistake(base, ours, option, path)
+    twice = ("--markdown", tmp_path / "t", "--differences", tmp_path / "t")
+    assert str(tmp_path / "t") in mistake(base, ours, *twice)
+    assert (ours.read_bytes(), database.read_text()) == (before, "SQLite format 3")
 
+
+# What a report of an evaluation says.
 
 SETTINGS = ReportSettings("d", ModelFacts("m"), "greedy")
 

@@ -1,141 +1,89 @@
 // The table of questions, and its filters.
 
-const KEYS = ["find", "flip", "set", "db", "level", "clause", "tag"];
-const FLIPS = {
-  right: ["flipped to right", ([a, b]) => a === false && b === true],
-    wrong: ["flipped to wrong", ([a, b]) => a === true && b === false],
-  both: ["right in both", ([a, b]) => a === true && b === true],
-    neither: ["wrong in both", ([a, b]) => a === false && b === false],
+const FLIPS = {right: "flipped to right", wrong: "flipped to wrong", both: "right in both", neither: "wrong in both"};
+/** What questions are filtered by: a label, and the values of a question with what was seen of it at two places. */
+const FACETS = {
+  flip: ["flip", (_, ends) => {
+    const [x, y] = ends.map(seen => seen && isRight(seen));
+    return ends.includes(undefined) ? [] : [x && y ? "both" : y ? "right" : x ? "wrong" : "neither"];
+  }],
+  set: ["set", q => [q.set]],
+  db: ["database", q => [q.db]],
+  level: ["difficulty", q => [q.level]],
+  clause: ["clause", q => q.clauses],
+  tag: ["tag", (_, ends) => [...new Set(ends.flatMap(seen => seen?.tags ?? []))]],
 };
 const PAGE = 150;
-let rows = []; // the questions that the filters leave
-let shownRows = PAGE;
 
-/** Every place where questions were answered: `run.where`; first and last are of any place. */
-function views() {
-  const found = new Map();
-  data.runs.forEach((run, n) => {
-    const name = data.runs.length > 1 ? `${run.name}: ` : "";
-    found.set(`${n}.first`, `${name}first time seen`).set(`${n}.last`, `${name}last time seen`);
-  });
-  const steps = new Map();
-  for (const question of data.questions) for (const [run, where] of question.seen) steps.set(`${run}.${where}`, [run, where]);
-  const order = {before: -1, answers: 0, after: 1e12};
-  for (const [key, [run, where]] of [...steps].sort(([, a], [, b]) =>
-    a[0] - b[0] || (order[a[1]] ?? a[1]) - (order[b[1]] ?? b[1])))
-    found.set(key, (data.runs.length > 1 ? `${data.runs[run].name}: ` : "") + placeName(where));
-  return found;
+/** Give the address with what it leaves open: held-out questions first, before and after, or of two runs. */
+function chosen(state) {
+  const last = data.runs.length - 1, [first] = data.questions, set = state.set ?? first?.set;
+  const [a, b] = [last ? "0.last" : "0.first", `${last}.last`].map(view =>
+    set === "held-out" && seenIn(first, view)?.view || view);
+  return {set, a, b, ...state};
 }
 
-const placeName = where => ({before: "before learning", after: "after learning",
-  answers: "evaluation"})[where] ?? `step ${where}`;
-const isHeld = question => question.seen.some(([, where]) => typeof where === "string");
-
-/** What was seen of a question in a view: [run, where, piece, place, right, total, tags]. */
+/** Give what was seen of a question at a place, `run.where`; the first and the last of a run are places too. */
 function seenIn(question, view) {
-  const [run, where] = view.split(/\.(.*)/s);
-  const own = question.seen.filter(each => each[0] === Number(run));
-  if (where === "first") return own[0];
-  if (where === "last") return own.at(-1);
-  return own.find(each => String(each[1]) === where);
+  const [run, where] = view.split("."), own = question.seen.filter(seen => seen.view.startsWith(`${run}.`));
+  return {first: own[0], last: own.at(-1)}[where] ?? own.find(seen => seen.view === view);
 }
 
 /** Of a group most answers have to be right. */
-const isRight = seen => seen && seen[5] ? seen[4] / seen[5] > 0.5 : undefined;
+const isRight = seen => seen.right > seen.total / 2;
+const verdictOf = right => h("b", {class: right ? "right" : "wrong"}, right ? "✓ right" : "✗ wrong");
+const mark = seen => seen ? h("b", {class: isRight(seen) ? "right" : "wrong"}, isRight(seen) ? "✓" : "✗",
+  seen.total > 1 && h("small", {}, ` ${seen.right}/${seen.total}`)) : h("span", {title: "not seen there"}, "·");
 
-/** The two views that are compared: as chosen, else before and after, else first and last. */
-function chosenViews(state) {
-  const last = data.runs.length - 1;
-  if (state.set === "training") return [state.a ?? "0.first", state.b ?? `${last}.last`];
-  const held = (run, where) => data.runs[run].measured[where] ? `${run}.${where}` : null;
-  const a = last ? held(0, "after") ?? held(0, "answers") ?? "0.last" : held(0, "before") && held(0, "after") ? "0.before"
-    : "0.first";
-  const b = last ? held(last, "after") ?? held(last, "answers") ?? `${last}.last` : held(0, "before") && held(0, "after")
-    ? "0.after" : "0.last";
-  return [state.a ?? a, state.b ?? b];
-}
-
+/** Find the questions that the filters leave, but for one of these, with what was seen of each. */
 function filtered(state, besides) {
-  const [a, b] = chosenViews(state), words = (state.find ?? "").toLowerCase();
-  const tests = {
-    find: q => `${q.id}\n${q.question}\n${q.gold}`.toLowerCase().includes(words),
-    flip: (q, ends) => FLIPS[state.flip]?.[1](ends) ?? true, set: q => isHeld(q) === (state.set === "held"),
-    db: q => q.db === state.db, level: q => q.level === state.level, clause: q => q.clauses.includes(state.clause),
-    tag: q => [a, b].some(view => seenIn(q, view)?.[6].includes(state.tag)),
-  };
-  const active = KEYS.filter(key => state[key] && key !== besides);
-  return data.questions.filter(q => {
-    const ends = [isRight(seenIn(q, a)), isRight(seenIn(q, b))];
-    return (ends[0] !== undefined || ends[1] !== undefined) && active.every(key => tests[key](q, ends));
-  });
+  const active = Object.entries(FACETS).filter(([name]) => state[name] && name !== besides);
+  const words = (state.find ?? "").toLowerCase();
+  return data.questions.map(q => [q, [seenIn(q, state.a), seenIn(q, state.b)]]).filter(([q, ends]) =>
+    ends.some(Boolean) && active.every(([name, [, valuesOf]]) => valuesOf(q, ends).includes(state[name]))
+      && `${q.id}\n${q.question}\n${q.gold}`.toLowerCase().includes(words));
 }
-
-const mark = seen => seen === undefined ? h("span", {class: "muted", title: "not seen there"}, "·")
-  : h("span", {class: isRight(seen) ? "right" : "wrong", title: isRight(seen) ? "right" : "wrong"}, isRight(seen) ? "✓" : "✗",
-    seen[5] > 1 && h("small", {}, ` ${seen[4]}/${seen[5]}`));
 
 function questions(state) {
-  const [a, b] = chosenViews(state), names = views();
-  rows = filtered(state);
-  const select = (key, label, values) => h("select", {"aria-label": label,
-    onchange: event => { shownRows = PAGE; adjust({[key]: event.target.value}); }},
-    h("option", {value: ""}, `any ${label}`), values.map(([value, text]) =>
-      h("option", {value, selected: state[key] === value}, text)));
-  const counted = (key, pick) => {
-    const counts = new Map();
-    for (const q of filtered(state, key)) for (const value of new Set(pick(q))) counts.set(value, (counts.get(value) ?? 0) + 1);
-    return [...counts].filter(([value]) => value).sort((x, y) => y[1] - x[1]).map(([value, count]) =>
-      [value, `${visible(key === "tag" ? asWords(value) : value).slice(0, 60)}${value.length > 60 ? "…" : ""} (${count})`]);
+  const rows = filtered(state), views = Object.entries(data.views), limit = PAGE * (state.more ?? 1);
+  /** Count the questions that each value of a facet would leave. */
+  const counts = name => {
+    const found = Object.create(null);
+    for (const [q, ends] of filtered(state, name))
+      for (const value of FACETS[name][1](q, ends)) found[value] = (found[value] ?? 0) + 1;
+    return found;
   };
-  const view = (key, chosen) => h("select", {"aria-label": key === "a" ? "first of two" : "second of two",
-    onchange: event => adjust({[key]: event.target.value})},
-    [...names].map(([value, text]) => h("option", {value, selected: value === chosen}, text)));
-  const base = filtered(state, "flip");
-  const segments = Object.entries(FLIPS).map(([key, [label, test]]) =>
-    h("button", {"aria-pressed": String(state.flip === key), "data-flip": key,
-    onclick: () => { shownRows = PAGE; adjust({flip: state.flip === key ? null : key}); }},
-    `${label} ${base.filter(q => test([isRight(seenIn(q, a)), isRight(seenIn(q, b))])).length}`));
-  const search = h("input", {type: "search", id: "find", placeholder: "search question, id or gold query",
-    value: state.find ?? "", "aria-label": "Search",
-    oninput: event => { shownRows = PAGE; adjust({find: event.target.value}); }});
-  const hasBoth = data.questions.some(isHeld) && !data.questions.every(isHeld);
-  const place = document.activeElement?.id === "find" ? document.activeElement.selectionStart : null;
-  fill($("questions"), 
-    h("div", {class: "row"}, h("h2", {style: {margin: 0}}, "Questions"),
-      h("span", {class: "muted small", id: "count"},
+  const facet = name => {
+    const [label] = FACETS[name], found = Object.entries(counts(name)).sort(([, x], [, y]) => y - x);
+    const options = found.filter(([value]) => value).map(([value, count]) =>
+      [value, `${brief(name === "tag" ? asWords(value) : value, 60)} (${count})`]);
+    return select(name, label, name === "set" ? options : [["", `any ${label}`], ...options], state[name]);
+  };
+  const flips = counts("flip"), caret = document.activeElement.id === "find" && document.activeElement.selectionStart;
+  fill($("questions"),
+    h("div", {class: "row"}, h("h2", {}, "Questions"), h("span", {class: "muted small", id: "count"},
       `${plural(rows.length, "question")} of ${data.questions.length.toLocaleString("en")}`)),
-    h("div", {class: "filters"}, h("span", {class: "row small muted"}, "compare", view("a", a), "with", view("b", b))),
-    h("div", {class: "segments"}, segments),
-    h("div", {class: "filters"}, search, hasBoth && select("set", "set",
-      [["held", "held-out questions"], ["training", "training questions"]]),
-      select("db", "database", counted("db", q => [q.db])), select("level", "difficulty", counted("level", q => [q.level])),
-      select("clause", "clause", counted("clause", q => q.clauses)),
-        select("tag", "tag", counted("tag", q => [a, b].flatMap(each => seenIn(q, each)?.[6] ?? []))),
-      KEYS.some(key => state[key]) && h("button", {onclick: () => adjust(Object.fromEntries(KEYS.map(key => [key, null])))},
-        "clear")),
-    h("div", {class: "card", style: {padding: "0", overflow: "hidden"}},
-      rows.length ? table(rows.slice(0, shownRows), a, b)
-      : h("p", {class: "muted", style: {padding: "0 1rem"}}, "No question is left by these filters.")),
-    rows.length > shownRows && h("p", {}, h("button", {onclick: () => { shownRows += 3 * PAGE; show(); }},
-      `show more (${(rows.length - shownRows).toLocaleString("en")} left)`)));
-  if (place !== null) { $("find").focus(); $("find").setSelectionRange(place, place); }
+    h("div", {class: "row small muted"}, "compare", select("a", "first of two", views, state.a),
+      "with", select("b", "second of two", views, state.b)),
+    h("div", {class: "row"}, Object.entries(FLIPS).map(([name, label]) =>
+      h("a", {class: "button", "data-flip": name, "aria-current": state.flip === name ? "true" : null,
+        href: link({flip: state.flip === name ? null : name})}, `${label} ${flips[name] ?? 0}`))),
+    h("div", {class: "row filters"}, h("input", {type: "search", id: "find", value: state.find ?? "",
+      placeholder: "search question, id or gold query", oninput: event => { // a letter is no step back
+        history.replaceState(null, "", link({find: event.target.value}));
+        show();
+      }}), Object.keys(FACETS).slice(1).map(facet), h("a", {class: "button", href: "#to=questions"}, "clear")),
+    h("div", {class: "card list"}, table(["verdict", "question", "database", "difficulty", "gold query has", "tags"],
+      rows.slice(0, limit).map(([q, ends]) => rowOf(q, ends, state)))),
+    rows.length > limit && h("a", {class: "button", href: link({more: limit / PAGE + 3})},
+      `show more (${(rows.length - limit).toLocaleString("en")} left)`));
+  if (caret === false) return;
+  $("find").focus();
+  $("find").setSelectionRange(caret, caret);
 }
 
-function table(some, a, b) {
-  const lines = some.map(q => {
-    const tags = [...new Set([seenIn(q, b), seenIn(q, a)].flatMap(seen => seen?.[6] ?? []))];
-    return h("tr", {"data-id": q.id, onclick: event => { if (!event.target.closest("a")) go({q: q.id, na: null, nb: null}); }},
-      h("td", {class: "mark"}, mark(seenIn(q, a)), a !== b && [h("span", {class: "muted"}, " → "), mark(seenIn(q, b))]),
-      h("td", {}, h("a", {href: link({q: q.id, na: null, nb: null}), class: "text"}, brief(q.question || q.id))),
-      [q.db, q.level, q.clauses.join(", ")].map((each, n) =>
-        h("td", {class: `wide${n > 1 ? " small muted" : ""}`}, h("div", {class: "clip"}, brief(each)))),
-      h("td", {class: "wide small"}, h("div", {class: "clip"}, tags.slice(0,
-        3).map(tag => [h("span", {class: "chip tag"}, asWords(brief(tag))), " "]),
-        tags.length > 3 && `+${tags.length - 3}`)));
-  });
-  const widths = ["6.2rem", null, "9rem", "6rem", "11rem", "14rem"];
-  return h("table", {class: "list"}, h("colgroup", {}, widths.map((width, n) =>
-    h("col", {class: n > 1 ? "wide" : "", style: width ? {width} : {}}))),
-    h("thead", {}, h("tr", {}, ["verdict", "question", "database", "difficulty", "gold query has",
-      "tags"].map((head, n) => h("th", {class: n > 1 ? "wide" : ""}, head)))), h("tbody", {}, lines));
-}
+const rowOf = (q, ends, state) => h("tr", {"data-id": q.id},
+  h("td", {class: "mark"}, mark(ends[0]), state.a !== state.b && [" → ", mark(ends[1])]),
+  h("td", {}, h("a", {href: link({q: q.id, na: null, nb: null})}, brief(q.question || q.id))),
+  [q.db, q.level, q.clauses.join(", ")].map(text => h("td", {class: "muted small"}, h("div", {}, brief(text)))),
+  h("td", {}, h("div", {}, FACETS.tag[1](q, ends).map(tag => h("span", {class: "chip"}, asWords(brief(tag)))))));

@@ -1,0 +1,87 @@
+// The verdict: how accurate, how sure, what changed, and of which run.
+
+const card = (...inner) => h("div", {class: "card"}, inner);
+const said = value => typeof value === "object" ? JSON.stringify(value) : String(value);
+const settings = (rows, heads) =>
+  table(heads, rows.map(([key, ...values]) => [h("code", {}, key), ...values.map(said)]));
+
+function verdict() {
+  const {runs, against} = data, isOne = runs.length === 1, rows = runs.map(factsOf);
+  const heads = Object.keys(rows[0]).slice(isOne ? 2 : 0).filter(head => rows.some(row => row[head] !== "–"));
+  const title = isOne ? runs[0].name : `${runs.length} runs compared`, differing = Object.entries(data.differing);
+  const measured = runs.flatMap(run => Object.entries(run.measured).slice(isOne ? 0 : -1)
+    .map(([where, each]) => [isOne ? where : run.name, each]));
+  document.title = visible(title);
+  fill($("verdict"), h("h1", {}, title),
+    h("div", {class: isOne ? "scores one" : "scores"},
+      measured.length > 0 && card(h("h3", {}, "Execution accuracy"), intervals(measured)),
+      card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
+        : table(["run", ...heads], rows.map((row, n) => [runs[n].name, ...heads.map(head => row[head])])))),
+    against.length > 0 && [h("h2", {}, `Beside ${against[0].base}`), card(table(
+      ["run", "gain in points [95 %]", "bootstrap", "only the base right", "only this right", "McNemar"],
+      against.map(each => [each.run, gain(each), chance(each.p), each.mcnemar?.only_first ?? "–",
+        each.mcnemar?.only_second ?? "–", each.mcnemar ? chance(each.mcnemar.p) : "–"])))],
+    !isOne && [h("h2", {}, "Settings that differ"), card(differing.length ? settings(
+      differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.name)]) : "None.")],
+    changes(), data.notes.map(line => h("p", {class: "note small"}, line)),
+    runs.map(run => h("details", {class: "small"},
+      h("summary", {}, `${isOne ? "" : `${run.name}: `}command, versions, settings`),
+      run.command && h("pre", {class: "card"}, run.command),
+      h("p", {}, Object.entries(run.versions).map(([name, version]) => `${name} ${said(version)}`).join(", ")),
+      h("div", {class: "card scroll"}, settings(Object.entries(run.settings))))));
+}
+
+/** What is said of a run in a line, by heads. */
+function factsOf({kind, measured, result, tests, settings, numbers}) {
+  const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
+  const flip = (name, count) => h("a", {class: name, href: `#flip=${name}&to=questions`},
+    `${name === "right" ? "✓" : "✗"} ${count} questions`);
+  return {
+    before: before ? percent(before.mean) : "–",
+    accuracy: last ? mean(last) : "–",
+    "gain in points": tests.ci95 ? gain(tests) : "–",
+    "flipped to right": tests.mcnemar ? flip("right", tests.mcnemar.only_second) : "–",
+    "flipped to wrong": tests.mcnemar ? flip("wrong", tests.mcnemar.only_first) : "–",
+    "more than chance? (McNemar)": tests.mcnemar ? chance(tests.mcnemar.p) : "–",
+    "held-out questions": last ? last.questions.toLocaleString("en") : "–",
+    steps: kind === "evaluation" ? `evaluation, ${result.decode}`
+      : result.questions ? steps : `not finished: ${steps} of ${settings["train.steps"] ?? "?"} steps so far`,
+    "learned by": [settings["reward.kind"], settings["train.algorithm.kind"]].filter(Boolean).join(", ") || "–",
+    seed: settings.seed ?? "–",
+    time: result.seconds ? `${duration(result.seconds)} on ${result.accelerator ?? "?"}` : "–",
+  };
+}
+
+/** Show means with their intervals on one scale, from 0 to 100 %. */
+const intervals = rows => [rows.map(([name, each]) => {
+  const [low, high] = each.ci95.map(bound => 100 * bound);
+  return h("div", {class: "interval"}, h("span", {}, brief(name, 60)), h("b", {}, mean(each)),
+    h("div", {class: "scale"}, h("i", {style: {left: `${low}%`, width: `${high - low}%`}}),
+      h("b", {style: {left: `${100 * each.mean}%`}})));
+}), h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals")];
+
+/** Where accuracy changed and which mistakes went away, between the two places of the beginning. */
+function changes() {
+  const state = chosen({}), pairs = filtered(state).filter(([, [x, y]]) => x && y && x !== y);
+  const nameOf = view => data.views[view].replace(/ (learning|time seen)$/, "");
+  const heads = ["", nameOf(state.a), nameOf(state.b), "points"];
+  /** Of each value of a facet the share of questions with it that are right, or of all that have it. */
+  const part = (title, key, isTag) => {
+    const found = new Map(), start = {ends: [0, 0], all: 0};
+    for (const [q, ends] of pairs) for (const value of FACETS[key][1](q, ends)) {
+      const {ends: [x, y], all} = found.get(value) ?? start;
+      const [first, last] = ends.map(seen => isTag ? seen.tags.includes(value) : isRight(seen));
+      found.set(value, {ends: [x + first, y + last], all: all + 1});
+    }
+    const most = [...found].filter(([value]) => value).sort(([, x], [, y]) => y.all - x.all).slice(0, 8);
+    return most.length > 0 && card(h("h3", {class: "muted"}, title), table(heads, most.map(([value, {ends, all}]) => {
+      const [x, y] = ends.map(count => count / (isTag ? pairs.length : all));
+      const colour = Math.abs(y - x) < .005 ? "muted" : y > x === !isTag ? "right" : "wrong";
+      const href = "#" + new URLSearchParams({[key]: value, to: "questions"});
+      return [[h("a", {href}, isTag ? asWords(value) : brief(value)), h("span", {class: "muted small"}, ` ${all}`)],
+        percent(x, 0), percent(y, 0), h("td", {class: colour}, points(y - x, 0))];
+    }), {class: "parts"}));
+  };
+  return pairs.length > 0 && h("div", {class: "thirds"}, part("Right, by difficulty", "level"),
+    part("Right, by what the gold query has", "clause"), part("Queries with a mistake, by tag", "tag", true));
+}
