@@ -207,10 +207,11 @@ def test_what_official_programs_read_is_judged(root, run, change):
     assert [json.loads(line)["ex"]["set"] for line in out.splitlines()] == [True] * 5
 
 
-def test_a_folder_whose_name_is_not_utf8(tmp_path, run):
-    """Also to a standard output that takes text alone."""
+def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
+    """Also to a standard output that takes text alone, which is that of a process."""
     root = make_inputs(tmp_path / os.fsdecode(b"n\xe4\xff") / "spider_data")
-    assert run(EVAL, arguments(EVAL, root))[0] == 0
+    done = command(EVAL, *arguments(EVAL, root), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert sheet["measures"]["spider_ts"]["mean"] == 1
 
@@ -310,9 +311,9 @@ def test_predictions_that_do_not_fit_are_told_with_their_line(root, refused, cas
         (["--endpoint", "http://x/v1"], "--predictions: "),
         (["--decode", "judge@3"], "--decode judge@3: "),
         (["--file", "nothing.json"], "nothing.json"),
-        (["--data", "bird-dev"], "dev.json: "),
-        (["--data", "spider-syn"], "dev.json: "),
-        (["--data-root", "bird"], "bird/dev.json: "),
+        (["--data", "bird-dev"], "no bird-dev"),
+        (["--data", "spider-syn"], "no spider-syn"),
+        (["--data-root", "bird"], "--data-root: bird: "),
         (["--file", "bird/dev.json"], "bird/dev.json: "),
     ],
 )

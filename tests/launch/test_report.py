@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch import report
+from launch import cli, report
 from launch.reporting.payload import tokens_of
 from launch.reporting.record import shown
 from sqlenv.errors import UserError
@@ -186,7 +186,7 @@ def test_mistakes_are_told(place, run):
     for path, out in (*wrong, (run, place), (run, other)):
         with pytest.raises(UserError, match=str(place)):
             write_page(path, out=out)
-    with pytest.raises(SystemExit):
+    with pytest.raises(cli.USER_ERRORS, match="--against"):
         report.main([str(run), "--markdown", str(place / "t.md")])  # beside which base?
     assert not page.exists()
     assert other.read_text() == "SQLite format 3"

@@ -167,7 +167,12 @@ def list_workers(parent: int) -> list[int]:
     for task in (PROC / str(parent) / "task").iterdir():
         with contextlib.suppress(OSError):  # it has just ended
             found += map(int, (task / "children").read_text().split())
-    return [pid for pid in found if read_memory(pid, "VmRSS")]
+    return [pid for pid in found if read_memory(pid, "VmRSS") and _is_worker(pid)]
+
+
+def _is_worker(pid: int) -> bool:
+    """Tell workers from other children, such as those that fixtures of other tests start."""
+    return b"sqlenv.executor.worker" in (PROC / str(pid) / "cmdline").read_bytes()
 
 
 def read_memory(pid: int, name: str) -> int:
