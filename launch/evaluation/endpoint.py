@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
 from threading import Event
 from typing import Any
@@ -53,10 +54,20 @@ class Endpoint:
         Raises:
             UserError: The endpoint is not there, takes no request, or keeps failing.
         """
-        waiting = {self._calls.submit(self._call, request): request for request in requests}
+        answers: deque[tuple[ModelRequest, Answer]] = deque()
+
+        def call(request: ModelRequest) -> None:
+            answers.append((request, self._call(request)))
+
+        def take() -> None:
+            while answers:
+                record(*answers[0])
+                answers.popleft()  # an interrupted record is made again
+
         try:
-            for future in as_completed(list(waiting)):
-                record(waiting.pop(future), future.result())
+            for future in as_completed([self._calls.submit(call, one) for one in requests]):
+                future.result()
+                take()
         except BaseException as error:
             self._stopped.set()
             if isinstance(error, KeyboardInterrupt):
@@ -65,18 +76,12 @@ class Endpoint:
                     self._config.timeout_s,
                 )
             try:
-                self._end(waiting, record)
+                # Calls under way are paid for all the same, also one that was just being submitted.
+                self._calls.shutdown(cancel_futures=True)
+                take()
             except KeyboardInterrupt:
                 cli.give_up()
             raise
-
-    def _end(self, waiting: Mapping[Future[Answer], ModelRequest], record: Record) -> None:
-        """Begin no more calls; those under way are paid for all the same."""
-        for future in waiting:
-            future.cancel()
-        for future in as_completed(waiting):
-            if not future.cancelled() and future.exception() is None:
-                record(waiting[future], future.result())
 
     def close(self) -> None:
         """Wait for the calls under way."""
