@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from launch import cli
@@ -46,6 +45,7 @@ class Endpoint:
             http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._check]}),
         )
         self._calls = ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint")
+        self._recording = Lock()
         self._warned: set[str] = set()
 
     def answer(self, requests: Sequence[ModelRequest], record: Record) -> None:
@@ -54,20 +54,16 @@ class Endpoint:
         Raises:
             UserError: The endpoint is not there, takes no request, or keeps failing.
         """
-        answers: deque[tuple[ModelRequest, Answer]] = deque()
 
         def call(request: ModelRequest) -> None:
-            answers.append((request, self._call(request)))
-
-        def take() -> None:
-            while answers:
-                record(*answers[0])
-                answers.popleft()  # an interrupted record is made again
+            answer = self._call(request)
+            # Here and not in the main thread, which an interruption would take out of the middle.
+            with self._recording:
+                record(request, answer)
 
         try:
             for future in as_completed([self._calls.submit(call, one) for one in requests]):
                 future.result()
-                take()
         except BaseException as error:
             self._stopped.set()
             if isinstance(error, KeyboardInterrupt):
@@ -76,9 +72,7 @@ class Endpoint:
                     self._config.timeout_s,
                 )
             try:
-                # Calls under way are paid for all the same, also one that was just being submitted.
-                self._calls.shutdown(cancel_futures=True)
-                take()
+                self.close()  # calls under way are paid for all the same
             except KeyboardInterrupt:
                 cli.give_up()
             raise

@@ -165,7 +165,10 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
 
     with serve(Chat(answer, before)) as chat:
         alive.append(start(place, out, chat))
-        _, told = alive[0].communicate(timeout=100)
+        try:
+            _, told = alive[0].communicate(timeout=100)
+        finally:
+            alive[0].kill()
         assert (alive[0].returncode, "Traceback" in told) == (130, False)
         interrupted.clear()
         assert sum(chat.paid.values()) >= 8
