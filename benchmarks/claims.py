@@ -51,6 +51,8 @@ _COMMON = {
 }
 _SINGLE = {"env": "{kind: single_turn, wrapping: sql_tag}", "sampler.max_response_tokens": "64"}
 _EXECUTION = {"reward": "{kind: astra, step_score: binary, aggregate: last}"}
+# With one update a batch every ratio is 1, and GRPO and GSPO are one and the same.
+_FOUR = {"train.mini_batches": "4"}
 # EXPO-SQL's own update: no group, credit as it is, KL in the credit.
 _EXPO = {
     "train.algorithm": "{kind: expo}",
@@ -74,7 +76,8 @@ ARMS = {
         Arm("progressive", "replies", ({},)),
         Arm("one-shot", "replies", ({"reward": "{kind: one_shot}"},)),
         Arm("execution", "replies", (_EXECUTION,)),
-        Arm("progressive-gspo", "replies", ({"train.algorithm": "{kind: gspo}"},)),
+        Arm("grpo-4", "replies", (_FOUR,)),
+        Arm("gspo-4", "replies", ({"train.algorithm": "{kind: gspo}", **_FOUR},)),
         Arm("expo-turns", "replies", ({"reward": "{kind: expo}", **_EXPO},)),
         Arm("paverl-turns", "replies", ({"reward": "{kind: paverl}"},)),
         Arm("astra-turns", "replies", ({"reward": "{kind: astra}"},)),
@@ -108,7 +111,7 @@ DECODES = ("judge@8", "vote@8")
 CLAIMS = (
     Claim("Progress-SQL, table 3", "progressive", "one-shot"),
     Claim("Progress-SQL, section 4.2", "progressive", "execution"),
-    Claim("Progress-SQL, table 13", "progressive", "progressive-gspo"),
+    Claim("Progress-SQL, table 13", "grpo-4", "gspo-4"),
     Claim("EXPO-SQL, table 4", "clause", "query"),
     Claim("EXPO-SQL, table 5", "clause", "clause-types"),
     Claim("EXPO-SQL, table 5", "clause", "clause-steps"),
