@@ -185,7 +185,7 @@ def check_database(path: Path) -> None:
             raise UserError(f"{path}: no database file; check the path")
         with path.open("rb") as file:
             header = file.read(len(_MAGIC))
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL, or half a character
         raise UserError(f"{path}: no such database file; check the path") from None
     except OSError as error:
         raise UserError(

@@ -154,6 +154,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, tuple[str, ...]]] = {
     "pair of no database": (
         changed("pairs.jsonl", "shop.sqlite", "gone"), "pairs.jsonl:4: ", (PAIRS,)
     ),
+    "no name of a file": (
+        changed("pairs.jsonl", "shop.sqlite", "\\u0000"), "pairs.jsonl:4: ", (PAIRS,)
+    ),
 }  # fmt: skip
 # Each damage by one command, and all commands in turn.
 CASES = [
