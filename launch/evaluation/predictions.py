@@ -17,6 +17,8 @@ from rewards.types import Turn
 from sqlenv.errors import UserError
 from sqlenv.types import AttemptKind, Example
 
+_HALVES = re.compile("[\ud800-\udfff]")
+
 Paired = list[tuple[Example, str]]
 Played = tuple[Mapping[str, Any], Example, list[Turn]]
 """The record of an episode, its question and its turns."""
@@ -172,10 +174,16 @@ _QUERY_FIELDS = ("samples", "pred_sqls", "pred", "sql")
 """Where a record may have its queries; the first that is there and not empty counts."""
 
 
+def _query(value: Any) -> str:
+    """Read a query; what is no text is an empty one, as in BIRD's evaluator, also where JSON spells
+    half a character.
+    """
+    return value if isinstance(value, str) and not _HALVES.search(value) else ""
+
+
 def _record(place: str, record: Any) -> _Prediction:
-    """Read a record; a query that is no text is an empty one, as in BIRD's evaluator."""
     if isinstance(record, str):
-        return _Prediction(place, (record,))
+        return _Prediction(place, (_query(record),))
     fields = [name for name in _QUERY_FIELDS if isinstance(record, dict) and name in record]
     if not fields:
         raise UserError(
@@ -189,8 +197,7 @@ def _record(place: str, record: Any) -> _Prediction:
         None if record.get(key) is None else str(record[key]).strip()
         for key in ("id", "instance_id", "db_id", "question")
     )
-    texts = tuple(query if isinstance(query, str) else "" for query in queries)
-    return _Prediction(place, texts, id or instance, db_id, question)
+    return _Prediction(place, tuple(map(_query, queries)), id or instance, db_id, question)
 
 
 def _parsed(text: str) -> Any:
@@ -204,7 +211,7 @@ def _parsed(text: str) -> Any:
 
 def _json(path: Path) -> list[_Prediction]:
     """Read OmniSQL's list (of records with `pred_sqls`, or of queries), or BIRD's object, in the
-    order of its numbers; an entry that is no text is an empty query, as in BIRD's evaluator.
+    order of its numbers.
     """
     entries = _parsed(read_text(path))
     if isinstance(entries, list):
@@ -218,8 +225,7 @@ def _json(path: Path) -> list[_Prediction]:
         )
     found = []
     for number in range(len(numbered)):
-        text = numbered[str(number)]
-        sql, _, db_id = (text if isinstance(text, str) else "").partition(BIRD_MARK)
+        sql, _, db_id = _query(numbered[str(number)]).partition(BIRD_MARK)
         place = f'{path}: entry "{number}"'
         found.append(_Prediction(place, (sql,), db_id=db_id.strip() or None))
     return found

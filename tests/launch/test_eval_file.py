@@ -227,6 +227,16 @@ def test_answers_are_written_in_the_official_forms(spider, tmp_path):
     assert omnisql[0]["pred_sqls"] == [lines[0]["pred"]]
 
 
+def test_half_a_character_in_a_prediction_is_no_query(spider, tmp_path):
+    """JSON can spell it, and no file of text can hold it: this ended after all was judged."""
+    lines = [json.dumps({"pred": sql}) for sql in ("SELECT '\ud800'", *GOLDS[1:])]
+    path = write(tmp_path / "p.jsonl", lines)
+    sheet = evaluate(path, spider, tmp_path / "o.json", "--out", str(tmp_path / "out"))
+    assert verdicts(sheet, "spider_ex") == [0, 1, 1, 1, 1]
+    texts = (tmp_path / "out" / "predictions.sql").read_text().splitlines()
+    assert texts == ["SELECT", *GOLDS[1:]]
+
+
 def test_questions_and_results_are_recorded_for_the_page(spider, tmp_path):
     path = write(tmp_path / "p.sql", MIXED)
     evaluate(path, spider, tmp_path / "o.json", "--out", str(tmp_path / "out"))
