@@ -25,11 +25,12 @@ from launch.evaluation.results import (
     write_report,
 )
 from launch.evaluation.sources import Answers
-from launch.evaluation.verdicts import PREDICTIONS, Verdict, write_official
+from launch.evaluation.verdicts import PREDICTIONS, Verdict, read_verdicts, write_official
 from launch.texts import write_text
 from minirl.run.files import PART
 from sqlenv.config import ExecutorConfig
 from sqlenv.data.loading import fingerprint
+from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.executor import Executor
 from sqlenv.types import Observation
@@ -64,9 +65,11 @@ def judge_answers(
     report alone. Prompts are as the model was shown them; a file of predictions has none.
 
     Raises:
-        UserError: The file is of other settings.
+        UserError: The file is of other settings, or the folder has other answers.
     """
     predictions = [one.queries for one in answers.samples]
+    # Another report on answers that are there leaves their own files alone.
+    is_written = folder is not None and path is not None and _has_files(folder, predictions)
     suite = questions.suite_files
     settings = ReportSettings(
         data=questions.name,
@@ -91,8 +94,7 @@ def judge_answers(
         with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
             verdicts, right = judge(questions, answers.samples, decode, executor, progress)
             report = summarise(settings, verdicts, seed=seed, notes=answers.notes)
-            # Another report on answers that are there leaves their own files alone.
-            if folder and not (path and (folder / PREDICTIONS).exists()):
+            if folder and not is_written:
                 columns = (questions.examples, answers.samples, verdicts, right)
                 rows = list(zip(*columns, strict=True))
                 _write_files(folder, report, rows, prompts, executor.config)
@@ -110,6 +112,15 @@ def _origin(name: str) -> str:
     return f"{comparator.source} @ {comparator.version}"
 
 
+def _has_files(folder: Path, predictions: Sequence[Sequence[str]]) -> bool:
+    """Tell whether a folder has the files of these answers; those of others are refused."""
+    path = folder / PREDICTIONS
+    there = [one.samples or (one.sql,) for one in read_verdicts(path)] if path.exists() else []
+    if there and there != predictions:
+        raise UserError(f"--out {folder}: holds other answers; name another folder")
+    return bool(there)
+
+
 def _write_files(
     folder: Path,
     report: Report,
@@ -125,11 +136,12 @@ def _write_files(
         verdicts.append(Verdict.of(example, one.sql, correct=report.is_right(one), **own))
         if sampled.choice is not None:
             choices.append({"id": example.id, "question": example.question, **sampled.choice})
-    _write_lines(folder / PREDICTIONS, [asdict(verdict) for verdict in verdicts])
     write_official(verdicts, folder)
     if choices:
         _write_lines(folder / CHOICES, choices)
     write_trajectories(folder, rows, prompts=prompts, limits=limits)
+    # Last: where they are, all other files are too.
+    _write_lines(folder / PREDICTIONS, [asdict(verdict) for verdict in verdicts])
 
 
 def _write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:

@@ -227,6 +227,24 @@ def test_answers_are_written_in_the_official_forms(spider, tmp_path):
     assert omnisql[0]["pred_sqls"] == [lines[0]["pred"]]
 
 
+def test_a_folder_has_the_files_of_one_list_of_answers(spider, tmp_path, monkeypatch):
+    """Whole ones, also where the command was interrupted while it wrote them."""
+    first, second = (write(tmp_path / f"{n}.sql", MIXED[::n]) for n in (1, -1))
+    out, writing = tmp_path / "out", "launch.evaluation.trajectories.write_trajectories"
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, lambda *_, **__: pytest.fail("interrupted"))
+        with pytest.raises(pytest.fail.Exception):
+            evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
+    evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
+    names = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert names.keys() > {"trajectories.jsonl", "predictions.jsonl", "predictions.sql"}
+    evaluate(first, spider, tmp_path / "b.json", "--out", str(out), "--comparators", "bird_ex")
+    with pytest.raises(UserError, match=f"--out {out}: "):
+        evaluate(second, spider, tmp_path / "c.json", "--out", str(out))
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == names
+    assert not [*tmp_path.glob("c.json*")]
+
+
 def test_half_a_character_in_a_prediction_is_no_query(spider, tmp_path):
     """JSON can spell it, and no file of text can hold it: this ended after all was judged."""
     lines = [json.dumps({"pred": sql}) for sql in ("SELECT '\ud800'", *GOLDS[1:])]
