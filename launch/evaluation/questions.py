@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from launch.evaluation.testsets import TEST_SETS
@@ -25,7 +26,7 @@ from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
-from sqlenv.executor.database import check_contents
+from sqlenv.executor.database import Identity, check_contents, identify
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
@@ -136,10 +137,15 @@ def check_golds(examples: Sequence[Example]) -> None:
 
 
 def check_databases(files: Iterable[Path]) -> None:
-    """Make sure that databases can be read and are whole."""
+    """Make sure that databases can be read and are whole; one that did not change is read once."""
     with ThreadPoolExecutor() as threads:
-        for _ in threads.map(check_contents, dict.fromkeys(files)):
+        for _ in threads.map(_check, dict.fromkeys(map(identify, files))):
             pass
+
+
+@lru_cache(maxsize=4096)
+def _check(identity: Identity) -> None:
+    check_contents(Path(identity[0]))
 
 
 @dataclass(frozen=True, slots=True)
