@@ -85,7 +85,7 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
             raise UserError("--predictions: give the folder of the data too, --data-root DIR")
         source, examples = find(name, root, file)
         samples = [Sampled(each) for each in read_samples(path, examples, decode)]
-        model = ModelFacts(options.model or path.stem)
+        model = ModelFacts((options.model or path.stem).replace("/", "-"))  # names the folder too
         folder = options.out
         if folder is None and options.json is None:
             folder = Path("evals") / "-".join((model.name, name, decode.name))

@@ -227,6 +227,13 @@ def test_answers_are_written_in_the_official_forms(spider, tmp_path):
     assert omnisql[0]["pred_sqls"] == [lines[0]["pred"]]
 
 
+def test_a_name_with_a_slash_is_one_folder(spider, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--predictions", str(write(tmp_path / "p.sql", MIXED)), "--data", "spider-dev"]
+    command.main([*words, "--data-root", str(spider), "--model", "../m/one"])
+    assert [path.name for path in Path("evals").iterdir()] == ["..-m-one-spider-dev-greedy"]
+
+
 def test_a_folder_has_the_files_of_one_list_of_answers(spider, tmp_path, monkeypatch):
     """Whole ones, also where the command was interrupted while it wrote them."""
     first, second = (write(tmp_path / f"{n}.sql", MIXED[::n]) for n in (1, -1))
