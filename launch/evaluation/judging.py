@@ -68,14 +68,13 @@ class _Judge:
         answers = [each[0] for each in samples]
         right: list[list[bool]] = []
         if len(samples[0]) > 1:
-            asked = [(place, sql) for place, each in enumerate(samples) for sql in each]
-            unique = [*dict.fromkeys(asked)]
-            found = zip(unique, self._score("samples", unique, self._measures[:1]), strict=True)
-            known = {one: self._is_right(judged) for one, judged in found}
-            right = [[known[place, sql] for sql in each] for place, each in enumerate(samples)]
+            unique = [*dict.fromkeys((n, sql) for n, each in enumerate(samples) for sql in each)]
+            judged = self._score("samples", unique, self._measures[:1])
+            known = dict(zip(unique, map(self._is_right, judged), strict=True))
+            right = [[known[n, sql] for sql in each] for n, each in enumerate(samples)]
             if decode.kind == "vote":
-                votes = iter(self._votes(asked, decode.vote_by))
-                ballots = [[next(votes) for _ in each] for each in samples]
+                votes = dict(zip(unique, self._votes(unique, decode.vote_by), strict=True))
+                ballots = [[votes[n, sql] for sql in each] for n, each in enumerate(samples)]
                 answers = choose(samples, ballots, spider=_is_spider(self._examples[0]))
             else:
                 pairs = zip(samples, right, strict=True)
