@@ -27,18 +27,21 @@ Played = tuple[Mapping[str, Any], Example, list[Turn]]
 @dataclass(frozen=True, slots=True)
 class _Prediction:
     """The queries for one question, one or several samples, and what their line says of the
-    question; `place` is the line as messages name it, such as `file.sql:12`.
+    question; `place` is the line as messages name it, such as `file.sql:12`, and `answer` what was
+    chosen among the samples, where the line says it.
     """
 
     place: str
     queries: tuple[str, ...]
+    answer: str = ""
     id: str | None = None
     db_id: str | None = None
     question: str | None = None
 
 
 def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
-    """Give each prediction of a file its question; of several samples the first one counts.
+    """Give each prediction of a file its question; of several samples the one that answers counts,
+    or the first one.
 
     By `id` if its lines have ids, else by `question` (and `db_id`) if they have one that `examples`
     has, else by order.
@@ -47,7 +50,7 @@ def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
         UserError: An id or a question is unknown; lines without either are not as many as the
             questions; or one says that it is for another question or database.
     """
-    return [(example, one.queries[0]) for example, one in _paired(path, examples)]
+    return [(example, one.answer or one.queries[0]) for example, one in _paired(path, examples)]
 
 
 def read_samples(path: Path, examples: Sequence[Example], decode: Decode) -> list[tuple[str, ...]]:
@@ -190,14 +193,17 @@ def _record(place: str, record: Any) -> _Prediction:
             f"{place}: neither a query nor a JSON object with `pred` or `sql`, or with several as "
             "`samples` or `pred_sqls`"
         )
-    queries = record[next((name for name in fields if record[name]), fields[-1])]
+    filled = [record[name] for name in fields if record[name]]
+    queries = filled[0] if filled else ""
+    answer = next((value for value in filled if isinstance(value, str)), "")
     if not isinstance(queries, list) or not queries:
         queries = [queries]
     id, instance, db_id, question = (
         None if record.get(key) is None else str(record[key]).strip()
         for key in ("id", "instance_id", "db_id", "question")
     )
-    return _Prediction(place, tuple(map(_query, queries)), id or instance, db_id, question)
+    texts = tuple(map(_query, queries))
+    return _Prediction(place, texts, _query(answer), id or instance, db_id, question)
 
 
 def _parsed(text: str) -> Any:
@@ -246,7 +252,9 @@ def _folder(folder: Path) -> list[_Prediction]:
 
 
 def is_trajectories(path: Path) -> bool:
-    """Tell whether a file holds episodes: its first line has `turns`, or names a version."""
+    """Tell whether a file holds episodes: its first line names a version, or has `turns` and not
+    the `sql` of a prediction, which may have turns too.
+    """
     if path.suffix != ".jsonl":
         return False
     try:
@@ -254,7 +262,9 @@ def is_trajectories(path: Path) -> bool:
             first = json.loads(file.readline())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(first, dict) and not first.keys().isdisjoint(("turns", "version"))
+    if not isinstance(first, dict):
+        return False
+    return "version" in first or ("turns" in first and "sql" not in first)
 
 
 def read_trajectories(path: Path, examples: Sequence[Example]) -> list[Played]:

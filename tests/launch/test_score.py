@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.evaluation.predictions import pair_up
-from launch.evaluation.verdicts import BIRD_MARK
+from launch.evaluation.verdicts import BIRD_MARK, Verdict
 from launch.reporting.score_tables import pair_means
 from launch.score import main
 from rewards.execution import columns_of
@@ -266,10 +267,15 @@ def test_lines_are_matched_by_id_and_by_question(tmp_path, examples, score, data
     assert f"{path}:2: " in mistake("--predictions", path, *named)
     write_json(path, [{**line, "question": "Who?"} for line in lines])  # prompts, say: by order
     assert all(each["ex"]["set"] for each in score(path))
-    # Predictions of our own runs: a sample of the questions, and the field `sql`.
-    sample = examples[::-2]
-    write_json(path, [{"id": e.id, "db_id": e.db_id, "sql": e.gold_sql} for e in sample])
-    assert pair_up(path, examples) == [(e, e.gold_sql) for e in sample]
+    # Predictions of our own runs: a part of the questions, and the query that was chosen.
+    part = examples[::-2]
+    some: list[dict[str, Any]] = [{}, {"samples": ("SELECT 1", "SELECT 2")}, {"turns": (1,)}]
+    for more in some:
+        own = [Verdict.of(e, e.gold_sql, correct=True, **more) for e in part]
+        write_json(path, [asdict(one) for one in own])
+        assert [(each["id"], each["ex"]["set"]) for each in score(path)] == [
+            (e.id, True) for e in part
+        ]
     # A line is ended by a line feed alone.
     path = write(tmp_path / "p.sql", ["SELECT 'a\u2028b'", "", "SELECT 2"])
     assert [sql for _, sql in pair_up(path, examples[:3])] == ["SELECT 'a\u2028b'", "", "SELECT 2"]
