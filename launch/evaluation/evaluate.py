@@ -65,11 +65,11 @@ def judge_answers(
     report alone. Prompts are as the model was shown them; a file of predictions has none.
 
     Raises:
-        UserError: The file is of other settings, or the folder has other answers.
+        UserError: The file is of other settings, or the folder's own report of other answers.
     """
     predictions = [one.queries for one in answers.samples]
     # Another report on answers that are there leaves their own files alone.
-    is_written = folder is not None and path is not None and _has_files(folder, predictions)
+    has_files = folder is None or (path is not None and _has_files(folder, predictions))
     suite = questions.suite_files
     settings = ReportSettings(
         data=questions.name,
@@ -88,13 +88,13 @@ def judge_answers(
         versions=versions("minirl-sql"),
     )
     result = path or (folder or Path()) / VERDICTS
-    if report := find_report(result, settings):
+    if (report := find_report(result, settings)) and (has_files or path is None):
         cli.output.print(f"This evaluation is complete: {result}", soft_wrap=True)
     else:
         with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
             verdicts, right = judge(questions, answers.samples, decode, executor, progress)
             report = summarise(settings, verdicts, seed=seed, notes=answers.notes)
-            if folder and not is_written:
+            if folder and not has_files:
                 columns = (questions.examples, answers.samples, verdicts, right)
                 rows = list(zip(*columns, strict=True))
                 _write_files(folder, report, rows, prompts, executor.config)
@@ -113,12 +113,12 @@ def _origin(name: str) -> str:
 
 
 def _has_files(folder: Path, predictions: Sequence[Sequence[str]]) -> bool:
-    """Tell whether a folder has the files of these answers; those of others are refused."""
+    """Tell whether a folder has the files of these answers; a report on others is refused."""
     path = folder / PREDICTIONS
     there = [one.samples or (one.sql,) for one in read_verdicts(path)] if path.exists() else []
-    if there and there != predictions:
-        raise UserError(f"--out {folder}: holds other answers; name another folder")
-    return bool(there)
+    if there != predictions and (folder / VERDICTS).exists():
+        raise UserError(f"{folder / VERDICTS}: is of other answers; name another folder")
+    return there == predictions
 
 
 def _write_files(
