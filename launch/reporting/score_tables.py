@@ -121,7 +121,7 @@ def _tables(
     title: str, sections: Sequence[Iterable[str]], means: Sequence[Means], width: int
 ) -> Iterator[RichTable]:
     names = [name for section in sections for name in section]
-    forms = [",d" if name == _COUNT else ".1f" if name.endswith("%") else ".3f" for name in names]
+    forms = [",d" if name == _COUNT else "z.1f" if name.endswith("%") else "z.3f" for name in names]
     columns = [
         (file, *(format(each[name], form) for name, form in zip(names, forms, strict=True)))
         for file, each in means
