@@ -65,7 +65,7 @@ def judge_answers(
     report alone. Prompts are as the model was shown them; a file of predictions has none.
 
     Raises:
-        UserError: The file is of other settings, or the folder's own report of other answers.
+        UserError: The file is of other settings, or the folder has other answers.
     """
     predictions = [one.queries for one in answers.samples]
     # Another report on answers that are there leaves their own files alone.
@@ -113,12 +113,12 @@ def _origin(name: str) -> str:
 
 
 def _has_files(folder: Path, predictions: Sequence[Sequence[str]]) -> bool:
-    """Tell whether a folder has the files of these answers; a report on others is refused."""
+    """Tell whether a folder has the files of these answers; those of others are refused."""
     path = folder / PREDICTIONS
     there = [one.samples or (one.sql,) for one in read_verdicts(path)] if path.exists() else []
-    if there != predictions and (folder / VERDICTS).exists():
-        raise UserError(f"{folder / VERDICTS}: is of other answers; name another folder")
-    return there == predictions
+    if there and there != predictions:
+        raise UserError(f"--out {folder}: holds other answers; name another folder")
+    return bool(there)
 
 
 def _write_files(

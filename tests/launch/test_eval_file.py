@@ -245,18 +245,16 @@ def test_a_folder_has_the_files_of_one_list_of_answers(spider, tmp_path, monkeyp
     evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
     names = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert names.keys() > {"trajectories.jsonl", "predictions.jsonl", "predictions.sql"}
-    # A report with other measures changes none of them, and one on other answers all.
+    # A report with other measures changes none of them, and one on other answers is refused.
     evaluate(first, spider, tmp_path / "b.json", "--out", str(out), "--comparators", "bird_ex")
+    with pytest.raises(UserError, match=f"--out {out}: "):
+        evaluate(second, spider, tmp_path / "c.json", "--out", str(out))
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == names
-    # Also where the report is there already.
-    for _ in range(2):
-        evaluate(second, spider, tmp_path / "c.json")
-    evaluate(second, spider, tmp_path / "c.json", "--out", str(out))
-    assert (out / "predictions.sql").read_text().splitlines() == MIXED[::-1]
-    (out / "verdicts.json").write_bytes((tmp_path / "c.json").read_bytes())
-    with pytest.raises(UserError, match=f"{out / 'verdicts.json'}: "):
-        evaluate(first, spider, tmp_path / "d.json", "--out", str(out))
-    assert not [*tmp_path.glob("d.json*")]
+    assert not [*tmp_path.glob("c.json*")]
+    # A folder is filled also where the report is there already.
+    for more in ((), ("--out", str(tmp_path / "new"))):
+        evaluate(second, spider, tmp_path / "c.json", *more)
+    assert {path.name for path in (tmp_path / "new").iterdir()} == names.keys()
 
 
 def test_half_a_character_in_a_prediction_is_no_query(spider, tmp_path):
