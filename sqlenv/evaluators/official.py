@@ -26,6 +26,7 @@ _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"--.*$", re.MULTILINE)
 
 
+@lru_cache(maxsize=65536)  # asked for each database of a test suite
 def count_statements(sql: str) -> Literal["none", "one", "several"]:
     """Count the statements of a text as Python's sqlite3 module does.
 
