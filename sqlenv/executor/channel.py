@@ -19,14 +19,14 @@ from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Case, Judgement
 from sqlenv.evaluators.spider2 import Reference
 from sqlenv.evaluators.votes import Ballot
-from sqlenv.executor.engine import Run, Trial
+from sqlenv.executor.engine import Execution, Trial
 from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
 
 RESULTS = (Table, SqlError, TimedOut, TooLarge, Denied)
 ANSWERS = (*RESULTS, Judgement, Ballot, UserError)
 
 # Of each kind of record the number that it is written under, and its fields.
-_KINDS = dict(enumerate((*ANSWERS, Run, Trial, Case, Reference)))
+_KINDS = dict(enumerate((*ANSWERS, Execution, Trial, Case, Reference)))
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 _FIELDS = {
     kind: tuple(field.name for field in fields(kind)) for kind in _NUMBERS if kind is not UserError

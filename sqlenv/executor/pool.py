@@ -22,7 +22,7 @@ from dataclasses import replace
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor.channel import ANSWERS, Channel
-from sqlenv.executor.engine import Answer, Question, Run
+from sqlenv.executor.engine import Answer, Execution, Question
 from sqlenv.executor.worker import OUT_OF_MEMORY
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 
@@ -123,7 +123,7 @@ class WorkerPool:
 
     def run(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer questions in order, with as many workers as are free: a thread waits for each."""
-        if self._slow and len(questions) == 1 and isinstance(query := questions[0], Run):
+        if self._slow and len(questions) == 1 and isinstance(query := questions[0], Execution):
             steps = query.max_steps or self._config.max_steps
             if steps > _QUICK_STEPS and not query.vote_by:
                 answers = self._run([replace(query, max_steps=_QUICK_STEPS)])
