@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sqlenv.config import AgenticConfig
-from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.prompts import astra, demo, omnisql, paverl, progress
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import ENGINES, Example, Message, Observation
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "demo"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.prompts import feedback_text, first_observation, judge_observation
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Example
 
 EXAMPLE = Example(
