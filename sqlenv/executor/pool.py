@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
@@ -139,21 +140,24 @@ class WorkerPool:
         order = sorted(range(len(questions)), key=lambda number: str(questions[number].database))
         length = min(-(-len(order) // (4 * workers)), _MESSAGE_QUESTIONS) or 1
         messages = [order[at : at + length] for at in range(0, len(order), length)]
+        # Each thread has messages of its own first: few databases are opened by two workers.
+        share = -(-len(messages) // workers) or 1
+        shares = [iter(messages[at : at + share]) for at in range(0, len(messages), share)]
         answers: dict[int, Answer] = {}
         job = _Job()
 
-        def ask(message: Sequence[int]) -> None:
-            asked = [questions[number] for number in message]
-            answers.update(zip(message, self._ask(asked, job), strict=True))
+        def serve(number: int) -> None:
+            for message in chain(*shares[number:], *shares[:number]):
+                asked = [questions[number] for number in message]
+                answers.update(zip(message, self._ask(asked, job), strict=True))
 
-        if len(messages) <= 1:
-            for message in messages:
-                ask(message)
+        if len(shares) <= 1:
+            serve(0)
         else:
-            with ThreadPoolExecutor(min(len(messages), workers)) as threads:
+            with ThreadPoolExecutor(len(shares)) as threads:
                 try:
-                    for asking in [threads.submit(ask, message) for message in messages]:
-                        asking.result()
+                    for serving in [threads.submit(serve, each) for each in range(len(shares))]:
+                        serving.result()
                 except BaseException:
                     job.give_up()
                     raise
