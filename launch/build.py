@@ -31,9 +31,9 @@ from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.build import Environment, build_environment, max_replies
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.schema.rendering import sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
 

@@ -1,4 +1,7 @@
-"""What a reward family is asked of an episode, and says of it."""
+"""What a reward family is asked of an episode, and says of it.
+
+The learner, which imports none of this, has protocols named `CreditSpan` and `Score`.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sqlenv.types import Dialect, ExecutionMatch, Wrapping
 
 
 class Settings(BaseModel):
-    """Base of all settings here: frozen, unknown keys refused."""
+    """Base of all settings here (the learner has its own): frozen, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 

@@ -1,4 +1,4 @@
-"""The one exception that is meant for the user and not for us."""
+"""The one exception that is meant for the user and not for us; the learner has its own."""
 
 
 class UserError(Exception):

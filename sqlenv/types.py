@@ -117,7 +117,7 @@ def status_of(result: Result) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message of the environment."""
+    """One chat message of the environment; the learner knows it by a protocol of the same name."""
 
     role: Role
     content: str

@@ -15,6 +15,7 @@ from launch.evaluation.verdicts import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
 from rewards.types import Turn
 from sqlenv.errors import UserError
+from sqlenv.evaluators.spider2 import fenced_sql
 from sqlenv.types import AttemptKind, Example
 
 _HALVES = re.compile("[\ud800-\udfff]")
@@ -242,13 +243,7 @@ def _folder(folder: Path) -> list[_Prediction]:
     paths = sorted(folder.glob("*.sql"))
     if not paths:
         raise UserError(f"{folder}: no .sql file in it; give a file of predictions, or Spider 2's")
-    found = []
-    for path in paths:
-        text = read_text(path)
-        # As Spider 2's evaluate.py takes a query out of its fence.
-        match = re.search(r"```sql\n(.*?)\n```", text, re.DOTALL)
-        found.append(_Prediction(str(path), (match[1].strip() if match else text,), id=path.stem))
-    return found
+    return [_Prediction(str(path), (fenced_sql(read_text(path)),), id=path.stem) for path in paths]
 
 
 def is_trajectories(path: Path) -> bool:

@@ -19,8 +19,8 @@ from rewards.progress.normalisation import schema_of
 from rewards.progress.tree import Node, build_tree
 from rewards.workbench import PairScore
 from sqlenv.envs.diagnosed import describe_failure
-from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.evaluators.equality import is_ordered
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Row, Table, Value
 
 SHOWN_ROWS = 20

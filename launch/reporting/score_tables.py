@@ -12,7 +12,7 @@ from launch.reporting.tables import fitting
 from rewards.expo.reward import CASES
 from rewards.progress.diagnosis import CATEGORIES, labels_of, mismatches
 from rewards.workbench import MODES, STATUSES, PairScore
-from sqlenv.envs.tags import TAG_SENTENCES
+from sqlenv.prompts.tags import TAG_SENTENCES
 
 Means = tuple[str, Mapping[str, float]]
 """The name of a file, and its means."""

@@ -74,13 +74,15 @@ class Scorer:
 
         When an episode ends is the trainer's business: replies after a match are judged too.
         """
-        gold = gold_result(self._executor, example)
-        if not isinstance(gold, Table):
-            self._warn_once(
-                (example.database, example.gold_sql),
-                f"the gold query {example.gold_sql!r} does not run on {example.database} "
-                f"({describe_failure(gold)}): no reply to it is right; leave it out",
-            )
+        question = (example.database, example.gold_sql)
+        if question not in self._told:  # else a gold that times out would run for every episode
+            gold = gold_result(self._executor, example)
+            if not isinstance(gold, Table):
+                self._warn_once(
+                    question,
+                    f"the gold query {example.gold_sql!r} does not run on {example.database} "
+                    f"({describe_failure(gold)}): no reply to it is right; leave it out",
+                )
         episode = Episode(example)
         for reply in replies:
             episode, _ = self._judging.step(episode, reply)

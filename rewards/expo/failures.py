@@ -13,13 +13,7 @@ from itertools import pairwise
 
 from rewards.expo.attributes import select_aliases
 from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
-from rewards.expo.names import (
-    is_query_start,
-    nested,
-    references,
-    row_values,
-    sources,
-)
+from rewards.expo.names import is_query_start, nested, references, row_values, sources
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Result, SqlError
 

@@ -6,7 +6,6 @@ from rewards.config import TreeConfig
 from rewards.execution import ColumnsOf
 from rewards.progress.diagnosis import diagnose
 from sqlenv.envs.diagnosed import Feedback
-from sqlenv.envs.tags import sentences
 from sqlenv.prompts import FeedbackStyle, feedback_text
 from sqlenv.types import Example
 
@@ -17,8 +16,8 @@ def build_feedback(columns_of: ColumnsOf, tree: TreeConfig, *, style: FeedbackSt
     def feedback(example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
         found = diagnose(sql, example.gold_sql, columns_of(example), tree)
         text = feedback_text(
+            example,
             found.tags,
-            sentences(found.tags),
             style=style,
             parsed=found.pred_parsed and found.gold_parsed,
             error=error,

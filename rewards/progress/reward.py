@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rewards.config import ProgressiveConfig
-from rewards.execution import (
-    ColumnsOf,
-    first_match,
-    follows_format,
-    is_correct,
-    is_executable,
-)
+from rewards.execution import ColumnsOf, first_match, follows_format, is_correct, is_executable
 from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
 from rewards.types import Score
 from sqlenv.sql.cache import cached

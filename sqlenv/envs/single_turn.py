@@ -103,9 +103,8 @@ def find_matches(
     mend its text first. Where a comparator changes the text, the query is run once more.
     """
     predicted, gold = (transpile(text, example.dialect) for text in (sql, example.gold_sql))
-    if isinstance(predicted, SqlError) or isinstance(gold, SqlError):
-        return dict.fromkeys(names, False)
-    if not isinstance(result, Table):
+    is_known = isinstance(predicted, str) and isinstance(gold, str) and isinstance(result, Table)
+    if not is_known:
         return dict.fromkeys(names, False)
     case = Case(predicted, gold, example.database)
     runs = Runs(executor.execute, executor.gold, known={(example.database, predicted): result})

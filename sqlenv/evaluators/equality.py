@@ -6,6 +6,7 @@ import marshal
 from collections import Counter, defaultdict
 from itertools import chain, pairwise
 
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import MatchMode, Result, Row, Table, Value
 
 _Column = tuple[Value, ...]
@@ -43,8 +44,6 @@ def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str =
 
 def is_ordered(sql: str) -> bool:
     """Say whether a query has an ORDER BY of its own, outside all parentheses."""
-    from sqlenv.sql.lexer import tokenize  # late: a worker starts without it
-
     return any(
         first.depth == 0 and first.is_word("order") and second.is_word("by")
         for first, second in pairwise(tokenize(sql))

@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 def grade(sql: str) -> Hardness | None:
     """Grade the text of a query; None where Spider's parser cannot read it."""
     try:
-        query = _Parser(_words(sql)).query()
+        query = _SpiderParser(_words(sql)).query()
     except (IndexError, ValueError, RecursionError):
         return None
     return _level(query.clauses, query.nested, query.others)
@@ -123,7 +123,7 @@ def _words(sql: str) -> list[str]:
     return words
 
 
-class _Parser:
+class _SpiderParser:
     """Reads words of Spider's grammar, or raises IndexError or ValueError."""
 
     def __init__(self, words: Sequence[str]):
@@ -261,7 +261,7 @@ class _Parser:
         start = self._at
         while not self._is_over(_CLAUSES | _JOINS | {",", ")", "and"}):
             self._at += 1
-        _Parser(self._words[start : self._at])._column()
+        _SpiderParser(self._words[start : self._at])._column()
 
     def _value_unit(self) -> list[bool]:
         """Read a column or two with a sign between them; tell of each if it has an aggregate."""

@@ -8,6 +8,8 @@ from itertools import dropwhile
 from string import ascii_uppercase
 from typing import Literal
 
+from sqlenv.sql.lexer import tokenize
+
 _BLANK = " \t\n\f\r"  # what SQLite and Python's sqlite3 module take for white space
 _ODD_BLANK = re.compile(r"[^\S \t\n\f\r]")  # white space to others, and a sign to them
 # As sqlparse splits text, of which Spider's program drops tokens. A backslash before a quote keeps
@@ -26,6 +28,7 @@ _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"--.*$", re.MULTILINE)
 
 
+@lru_cache(maxsize=65536)  # asked for each database of a test suite
 def count_statements(sql: str) -> Literal["none", "one", "several"]:
     """Count the statements of a text as Python's sqlite3 module does.
 
@@ -37,8 +40,6 @@ def count_statements(sql: str) -> Literal["none", "one", "several"]:
         return "one"
     if ";" not in sql and sql.strip(_BLANK) and not sql.lstrip(_BLANK).startswith(("-", "/")):
         return "one"
-    from sqlenv.sql.lexer import tokenize  # late: a worker starts without it
-
     is_end = [token.is_sign(";") for token in tokenize(_ODD_BLANK.sub("?", sql))]
     statement = list(dropwhile(bool, is_end))
     if True in statement[:-1]:
@@ -91,8 +92,6 @@ def same_query(sql: str) -> str:
     """
     if len(sql) > _MOST_CHARS or "--" in sql or "/*" in sql or _ODD_BLANK.search(sql):
         return sql
-    from sqlenv.sql.lexer import tokenize  # late: a worker starts without it
-
     parts, end = [], 0
     for token in tokenize(sql.rstrip(f"{_BLANK};")):
         text = sql[token.start : token.end]

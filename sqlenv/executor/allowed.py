@@ -11,6 +11,7 @@ from typing import Literal
 import apsw
 
 from sqlenv.executor.functions import CLOCK_FUNCTIONS
+from sqlenv.sql.lexer import tokenize
 
 Kind = Literal["plain", "virtual", "foreign"]
 """A table or view with rows of its own, a virtual table that may be read, or one that may not."""
@@ -125,8 +126,6 @@ def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, Kind]
 
 
 def _module(sql: str) -> str:
-    from sqlenv.sql.lexer import tokenize  # late: a worker starts without it
-
     words = tokenize(sql)[3:6]  # the name, USING and the module
     is_made = len(words) == 3 and words[1].is_word("using")
     return words[2].text.strip("'") if is_made else ""

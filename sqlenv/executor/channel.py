@@ -19,18 +19,17 @@ from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Case, Judgement
 from sqlenv.evaluators.spider2 import Reference
 from sqlenv.evaluators.votes import Ballot
-from sqlenv.executor.engine import Run, Trial
+from sqlenv.executor.engine import Execution, Trial
 from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
 
 RESULTS = (Table, SqlError, TimedOut, TooLarge, Denied)
 ANSWERS = (*RESULTS, Judgement, Ballot, UserError)
 
 # Of each kind of record the number that it is written under, and its fields.
-_KINDS = dict(enumerate((*ANSWERS, Run, Trial, Case, Reference)))
+_KINDS = dict(enumerate((*ANSWERS, Execution, Trial, Case, Reference)))
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 _FIELDS = {
-    kind: ("args",) if kind is UserError else tuple(field.name for field in fields(kind))
-    for kind in _NUMBERS
+    kind: tuple(field.name for field in fields(kind)) for kind in _NUMBERS if kind is not UserError
 }
 _PATH = len(_KINDS)
 _SIZE_BYTES = 8
@@ -95,7 +94,9 @@ def _pack_record(value: Any) -> msgpack.ExtType:
     if isinstance(value, Path):
         return msgpack.ExtType(_PATH, os.fsencode(os.path.abspath(value)))  # noqa: PTH100
     kind = type(value)
-    return msgpack.ExtType(_NUMBERS[kind], pack([getattr(value, name) for name in _FIELDS[kind]]))
+    is_error = kind is UserError
+    values = value.args if is_error else [getattr(value, name) for name in _FIELDS[kind]]
+    return msgpack.ExtType(_NUMBERS[kind], pack(values))
 
 
 def _unpack_record(number: int, data: bytes) -> Any:

@@ -33,7 +33,7 @@ _SPOILING = (TimedOut, TooLarge, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Execution:
     """A query to run; its budget of steps where it is not the settings'.
 
     Its answer is the result, or with `vote_by` the vote of that, and the rows stay where it ran.
@@ -58,7 +58,7 @@ class Trial:
         return self.case.database
 
 
-Question = Run | Trial
+Question = Execution | Trial
 Answer = Result | Judgement | Ballot | UserError
 """What becomes of a question; `UserError` where its database cannot be used."""
 

@@ -18,7 +18,7 @@ from sqlenv.evaluators.comparators import Case, Judgement, Runs, check_case
 from sqlenv.evaluators.votes import Ballot, VoteBy
 from sqlenv.executor.channel import RESULTS
 from sqlenv.executor.database import Identity, identify
-from sqlenv.executor.engine import Answer, Engine, Question, Run, Trial
+from sqlenv.executor.engine import Answer, Engine, Execution, Question, Trial
 from sqlenv.executor.gold import GoldCache, Query
 from sqlenv.executor.guard import refuse_text
 from sqlenv.executor.pool import WorkerPool
@@ -56,18 +56,18 @@ class Executor:
         Raises:
             UserError: The database cannot be used; see `check_database`.
         """
-        return self._run([Run(database, sql, max_steps)])[0]
+        return self._run([Execution(database, sql, max_steps)])[0]
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in their order."""
-        return self._run([Run(database, sql) for database, sql in queries])
+        return self._run([Execution(database, sql) for database, sql in queries])
 
     def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
         """Run queries as `execute_many` does, and give their votes in the queries' order.
 
         Rows stay in the workers, however many queries there are; none of one that does not run.
         """
-        answers = self._answer([Run(database, sql, vote_by=by) for database, sql in queries])
+        answers = self._answer([Execution(database, sql, vote_by=by) for database, sql in queries])
         return [answer.vote if isinstance(answer, Ballot) else None for answer in answers]
 
     def gold(self, database: Path, sql: str) -> Result:
@@ -98,10 +98,10 @@ class Executor:
         """End the workers and close the connections."""
         self._backend.close()
 
-    def _run(self, queries: Sequence[Run]) -> list[Result]:
+    def _run(self, queries: Sequence[Execution]) -> list[Result]:
         return [answer for answer in self._answer(queries) if isinstance(answer, RESULTS)]
 
-    def _answer(self, queries: Sequence[Run]) -> list[Answer]:
+    def _answer(self, queries: Sequence[Execution]) -> list[Answer]:
         """Refuse texts that must not reach SQLite, and run the other queries, each once."""
         limit = self.config.max_sql_chars
         refused = {query: refuse_text(query.sql, max_sql_chars=limit) for query in queries}

@@ -29,6 +29,7 @@ from sqlenv.errors import UserError
 from sqlenv.executor.allowed import SCANS, forbidden, read_kinds
 from sqlenv.executor.database import check_database, connect
 from sqlenv.executor.functions import CLOCK_FUNCTIONS, REPLACED, add_chance, clock
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 if TYPE_CHECKING:
@@ -331,8 +332,6 @@ def _as_bytes(statement: str, width: int) -> str:
     names = [f"c{i}" for i in range(width)]
     values = [f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in names]
     flags = [f"typeof({c}) = 'text'" for c in names]
-    from sqlenv.sql.lexer import tokenize  # late: a worker starts without it
-
     # Without semicolons and comments around it, which are statements of nothing.
     words = [token for token in tokenize(statement) if not token.is_sign(";")]
     body = statement[words[0].start : words[-1].end] if words else ""

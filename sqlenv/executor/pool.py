@@ -18,11 +18,12 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor.channel import ANSWERS, Channel
-from sqlenv.executor.engine import Answer, Question, Run
+from sqlenv.executor.engine import Answer, Execution, Question
 from sqlenv.executor.worker import OUT_OF_MEMORY
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 
@@ -123,7 +124,7 @@ class WorkerPool:
 
     def run(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer questions in order, with as many workers as are free: a thread waits for each."""
-        if self._slow and len(questions) == 1 and isinstance(query := questions[0], Run):
+        if self._slow and len(questions) == 1 and isinstance(query := questions[0], Execution):
             steps = query.max_steps or self._config.max_steps
             if steps > _QUICK_STEPS and not query.vote_by:
                 answers = self._run([replace(query, max_steps=_QUICK_STEPS)])
@@ -139,21 +140,24 @@ class WorkerPool:
         order = sorted(range(len(questions)), key=lambda number: str(questions[number].database))
         length = min(-(-len(order) // (4 * workers)), _MESSAGE_QUESTIONS) or 1
         messages = [order[at : at + length] for at in range(0, len(order), length)]
+        # Each thread has messages of its own first: few databases are opened by two workers.
+        share = -(-len(messages) // workers) or 1
+        shares = [iter(messages[at : at + share]) for at in range(0, len(messages), share)]
         answers: dict[int, Answer] = {}
         job = _Job()
 
-        def ask(message: Sequence[int]) -> None:
-            asked = [questions[number] for number in message]
-            answers.update(zip(message, self._ask(asked, job), strict=True))
+        def serve(number: int) -> None:
+            for message in chain(*shares[number:], *shares[:number]):
+                asked = [questions[number] for number in message]
+                answers.update(zip(message, self._ask(asked, job), strict=True))
 
-        if len(messages) <= 1:
-            for message in messages:
-                ask(message)
+        if len(shares) <= 1:
+            serve(0)
         else:
-            with ThreadPoolExecutor(min(len(messages), workers)) as threads:
+            with ThreadPoolExecutor(len(shares)) as threads:
                 try:
-                    for asking in [threads.submit(ask, message) for message in messages]:
-                        asking.result()
+                    for serving in [threads.submit(serve, each) for each in range(len(shares))]:
+                        serving.result()
                 except BaseException:
                     job.give_up()
                     raise

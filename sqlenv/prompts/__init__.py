@@ -7,6 +7,7 @@ from typing import Literal
 
 from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra, demo, omnisql, paverl, progress
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import ENGINES, Example, Message, Observation
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "demo"]
@@ -65,23 +66,23 @@ def agent_observation(
 
 
 def feedback_text(
+    example: Example,
     tags: Sequence[str],
-    descriptions: Sequence[str],
     *,
     style: FeedbackStyle = "progress",
     parsed: bool = True,
     error: str = "",
-    engine: str = "SQLite",
 ) -> str:
     """Ask for another attempt (paper 000, appendix F, round 2 and later).
 
     Without tags a generic text replaces them, and another where the previous or the gold query
-    could not be parsed (the paper's note). `demo` leaves out `descriptions`, one sentence a tag.
+    could not be parsed (the paper's note). `demo` leaves out the sentences of the tags.
     """
-    template = demo if style == "demo" else progress
+    template, engine = demo if style == "demo" else progress, _engine(example)
     if tags:
+        descriptions = " ".join(TAG_SENTENCES[tag] for tag in tags)
         issues = template.FEEDBACK.format(
-            error_codes=", ".join(tags), error_descriptions=" ".join(descriptions)
+            error_codes=", ".join(tags), error_descriptions=descriptions
         )
     else:
         generic = (_CLOSE if parsed else _UNPARSED)[style]

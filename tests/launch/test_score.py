@@ -21,9 +21,9 @@ from rewards.workbench import MODES, Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import read_all
 from sqlenv.demo import generate
-from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Example
 

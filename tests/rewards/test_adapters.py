@@ -75,8 +75,13 @@ def test_trl_scores_texts_and_conversations_in_order_and_logs_means(database):
     assert logged == shares
 
 
-def test_a_gold_query_that_does_not_run_is_named_once(database, caplog):
-    SqlReward(ONE_SHOT)([GOOD, GOOD], database=[str(database)] * 2, gold_sql=["SELECT nope"] * 2)
+def test_a_gold_query_that_does_not_run_is_named_once(database, caplog, monkeypatch):
+    reward: Any = SqlReward(ONE_SHOT)
+    data = {**rows(database, 2), "gold_sql": ["SELECT nope"] * 2}
+    reward([GOOD, GOOD], **data)
+    # Whoever asks again waits again, where it runs into the limit of time.
+    monkeypatch.setattr("rewards.adapters.scoring.gold_result", None)
+    reward([GOOD, GOOD], **data)
     (record,) = caplog.records
     assert "'SELECT nope' does not run on" in record.message
     assert "no such column: nope" in record.message

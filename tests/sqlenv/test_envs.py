@@ -15,10 +15,10 @@ from sqlenv.config import (
 from sqlenv.envs.build import build_environment
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.envs.tags import TAG_SENTENCES, sentences
 from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.prompts import feedback_text
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Example, Message, Observation, SqlError, Table
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR")
@@ -45,7 +45,7 @@ class Recorder:
 
     def __call__(self, example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
         self.calls.append((sql, error))
-        return TAGS, feedback_text(TAGS, sentences(TAGS), error=error)
+        return TAGS, feedback_text(example, TAGS, error=error)
 
 
 def diagnosed(executor, feedback, **settings) -> Diagnosed:

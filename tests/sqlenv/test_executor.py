@@ -274,6 +274,7 @@ def test_a_database_that_cannot_be_used_is_the_users_mistake(
     with pytest.raises(UserError, match=message) as raised:
         executor.execute(path, "SELECT 1")
     assert "\n" not in str(raised.value)
+    assert str(raised.value).startswith(str(path))
     with pytest.raises(UserError, match=message):
         executor.execute_many([(database, "SELECT 1"), (path, "SELECT 1")])
     if message != "SQLite cannot read it":

@@ -19,7 +19,7 @@ import pytest
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor, pool
 from sqlenv.executor.channel import Channel, pack, unpack
-from sqlenv.executor.engine import Run
+from sqlenv.executor.engine import Execution
 from sqlenv.executor.pool import CRASHED, Worker
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
 from tests.sqlenv.hostile import list_workers
@@ -117,7 +117,7 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_replaced(
         marshal.dumps([("Table", ("1",), ((1,),), False, False)]),
         b"\x91\xd4\x7f\x00",
         pack([None] * 3),
-        pack([Run(Path("x"), "SELECT 1")]),
+        pack([Execution(Path("x"), "SELECT 1")]),
     ],
 )
 def test_a_worker_that_sends_no_answers_is_replaced(

@@ -1,10 +1,12 @@
 """The messages that a policy sees."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sqlenv.prompts import feedback_text, first_observation, judge_observation
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Example
 
 EXAMPLE = Example(
@@ -44,13 +46,15 @@ def test_no_first_prompt_shows_the_gold_query_or_an_unfilled_field(style):
 
 
 def test_progress_feedback_names_tags_and_sentences():
-    text = feedback_text(("WHERE_ERROR", "SELECT_ERROR"), ("Check the filter.", "Check the list."))
+    tags = ("WHERE_ERROR", "SELECT_ERROR")
+    text = feedback_text(replace(EXAMPLE, dialect="mysql"), tags)
     assert text.startswith(
         "Feedback: your previous SQL has structural issues: WHERE_ERROR, SELECT_ERROR, "
-        "Check the filter. Check the list. Revise your previous answer using these issues. "
+        f"{' '.join(TAG_SENTENCES[tag] for tag in tags)} "
+        "Revise your previous answer using these issues. "
     )
     assert text.endswith("Do not output any text outside those tags.")
-    assert "exactly one corrected SQLite query inside <sql>...</sql>" in text
+    assert "exactly one corrected MySQL query inside <sql>...</sql>" in text
 
 
 def test_the_judge_sees_every_query():

@@ -1,9 +1,5 @@
 """What the diagnostic tags say to the model: one neutral sentence each, the gold never named."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-
 TAG_SENTENCES = {
     "JOIN_MISSING": "The question needs more joins than the query has.",
     "JOIN_KEY_MISMATCH": "The columns that join the tables differ from the expected ones.",
@@ -23,8 +19,3 @@ TAG_SENTENCES = {
         "A nested query, common table expression or set operation is not needed."
     ),
 }
-
-
-def sentences(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the sentence of each tag."""
-    return tuple(TAG_SENTENCES[tag] for tag in tags)
