@@ -28,12 +28,11 @@ import yaml
 
 from launch import cli
 from launch.config import JobConfig, load_config
-from launch.data.contamination import refuse
 from launch.data.request import PrepareRequest
 from launch.data.samples import SAMPLES
-from launch.data.sets import prepare
+from launch.data.sets import KEYED, prepare
 from launch.data.summary import JOB, job_settings, remarks, render
-from launch.run_folder import check, claimed
+from launch.run_folder import claimed
 from launch.texts import write_json, write_text
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.detection import choose_sets, detect
@@ -56,17 +55,13 @@ def main(arguments: list[str]) -> None:
     options = _arguments(arguments)
     cfg = options.cfg or (SAMPLES[options.sample].cfg if options.sample else "progress.yaml")
     request = _request(options, load_config(cfg, options.overrides))
-    writes_sets, data = options.only is None, request.job.data
+    writes_sets = options.only is None
     settings = _settings(request, options.data_root, cfg)
-    check(request.folder, settings, key="--out")
-    with claimed(request.folder, settings, key="--out") as folder:
-        if writes_sets:
-            (folder / MANIFEST).unlink(missing_ok=True)  # it appears last, when all is there
+    with claimed(request.folder, settings, key="--out", keyed=KEYED) as folder:
         summary = prepare(request, writes_sets=writes_sets)
         if writes_sets:
-            if data.overlap == "refuse":
-                refuse(summary.contamination, excluded=data.train.exclude_databases)
             write_text(folder / JOB, job_settings(request, summary, cfg))
+            # It appears last, when all is there.
             write_json(folder / MANIFEST, summary.model_dump(mode="json"))
     cli.output.print(render(summary))
     for line in remarks(summary, request):

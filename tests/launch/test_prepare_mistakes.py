@@ -86,6 +86,7 @@ def test_questions_of_missing_databases_may_be_left_out(
     root: Path, tmp_path: Path, spoil: Callable[[Path], None]
 ):
     spoil(root)
+    assert "--drop-missing" in message(root, tmp_path / "p", "--data", "spider-dk")
     found = run(root, tmp_path / "p", "--data", "spider-dk", "--drop-missing")["sets"]["spider-dk"]
     kept = [one["db_id"] for one in json_lines(tmp_path / "p" / "spider-dk.jsonl")]
     assert kept == ["new_pets_1"] * 6
@@ -189,11 +190,19 @@ def test_what_changed_alone_is_done_again(root: Path, tmp_path: Path, counted):
 
 
 def test_an_interrupted_preparation_goes_on(root: Path, tmp_path: Path, counted):
+    """And what was there before it stays."""
     expected, _ = counted(root, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         counted(root, tmp_path / "p", most=1)
-    assert not (tmp_path / "p" / "prepared.json").exists()
-    assert not list((tmp_path / "p").glob("spider*.jsonl"))
+    assert {path.name for path in (tmp_path / "p").iterdir() if path.is_file()} == {
+        "config.yaml", "versions.json",
+    }  # fmt: skip
     found, ran = counted(root, tmp_path / "p")
     assert 0 < ran < 24
     assert found["sets"] == expected["sets"]
+    before = {path: path.read_bytes() for path in (tmp_path / "p").glob("*.json*")}
+    write(root / "spider" / "dev.json", json.loads((root / "spider/dev.json").read_text())[1:])
+    (root / "spider/database/club/club.sqlite").touch()
+    with pytest.raises(KeyboardInterrupt):
+        counted(root, tmp_path / "p", most=0)
+    assert {path: path.read_bytes() for path in (tmp_path / "p").glob("*.json*")} == before
