@@ -85,10 +85,8 @@ def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
         )
     if out.resolve() == root.resolve():
         raise UserError(f"--out {out}: is --data-root too; write to another folder")
-    if options.tokenizer and not (options.tokenizer / "tokenizer.json").is_file():
-        raise UserError(
-            f"--tokenizer {options.tokenizer}: no tokenizer.json in it; give a Hugging Face folder"
-        )
+    if options.tokenizer:
+        _check_tokenizer(options.tokenizer)
     style = job.prompt.schema_style
     comments = {"comments": "full" if style == "profile" else "names"}
     sources = {name: source.model_copy(update=comments) for name, source in sources.items()}
@@ -121,6 +119,17 @@ def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
         seed=options.seed,
         drop_missing=options.drop_missing,
     )
+
+
+def _check_tokenizer(folder: Path) -> None:
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(
+            f"--tokenizer {folder}: no tokenizer.json in it; give a Hugging Face folder"
+        )
+    # Of the learner's extra, and seconds to import.
+    from minirl.model.tokenizer import ChatTokenizer
+
+    ChatTokenizer(folder)  # a mistake in it is told here, and not by each process of a pool
 
 
 def _mixture(sample: DataConfig | None, found: Sequence[SourceConfig]) -> DataConfig | None:

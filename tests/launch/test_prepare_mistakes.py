@@ -15,6 +15,7 @@ import pytest
 
 from launch import prepare
 from launch.data import inspection
+from minirl.errors import UserError as ModelError
 from sqlenv.errors import UserError
 
 from .conftest import json_lines
@@ -133,6 +134,14 @@ def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tm
 )
 def test_arguments_that_cannot_be_meant(downloads, tmp_path, arguments, key):
     assert key in message(downloads, tmp_path / "p", *arguments)
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_damaged_tokenizer_is_told_at_once(downloads: Path, tmp_path: Path):
+    """And not by a process of the pool."""
+    write(tmp_path / "model" / "tokenizer.json", [])
+    with pytest.raises(ModelError, match="model: the tokenizer"):
+        run(downloads, tmp_path / "p", "--tokenizer", str(tmp_path / "model"))
     assert not (tmp_path / "p").exists()
 
 
