@@ -83,6 +83,9 @@ def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
             f"--sample {sample}: needs {', '.join(dict.fromkeys(missing))}, which --data-root does "
             f"not have; it has {', '.join(sources)}"
         )
+    for path in (source.path for source in sources.values()):
+        if str(path).encode(errors="replace").decode() != str(path):
+            raise UserError(f"--data-root {path}: its name is not UTF-8; rename it")
     if out.resolve() == root.resolve():
         raise UserError(f"--out {out}: is --data-root too; write to another folder")
     if options.tokenizer:

@@ -137,6 +137,15 @@ def test_arguments_that_cannot_be_meant(downloads, tmp_path, arguments, key):
     assert not (tmp_path / "p").exists()
 
 
+def test_a_folder_with_a_name_that_is_no_text_is_told(downloads: Path, tmp_path: Path):
+    """Sets of questions name their databases, in UTF-8; the folder that is written may be so."""
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    odd.symlink_to(downloads)
+    for root in (odd, odd / "spider" / "dev.json"):
+        assert "UTF-8" in message(root, tmp_path / "p")
+    run(downloads, tmp_path / os.fsdecode(b"\xe9"), "--data", "spider-dev")
+
+
 def test_a_damaged_tokenizer_is_told_at_once(downloads: Path, tmp_path: Path):
     """And not by a process of the pool."""
     write(tmp_path / "model" / "tokenizer.json", [])
