@@ -12,8 +12,8 @@ file is read to its end first; then every gold query is run in several ways on a
 that --out names holds a file of questions for each set, schemas of the databases,
 gold_issues.jsonl (gold queries that fail, return nothing, are slow or non-deterministic),
 prepared.json (the summary) and job.yaml (settings for launch.train and launch.eval). With data.root
-set to it, any config finds there the sets that its sources name, and no gold query is run again.
-Run the same command again to resume.
+set to it, any config whose sources have "path: ." finds its sets there, and no gold query is run
+again. Run the same command again to resume.
 """
 
 from __future__ import annotations
