@@ -100,17 +100,21 @@ def test_prompts_are_counted_as_a_run_counts_them(root: Path, tmp_path: Path):
     asked[0]["question"] = "Who of Bern?"
     write(root / "spider" / "dev.json", asked)
     more = ("--cfg", "astra.yaml", "--tokenizer", str(model), "sampler.max_prompt_tokens=1000")
-    found = run(root, tmp_path / "p", "--data", "spider-dev", *more)["sets"]["spider-dev"]
-    job, loaded = load_config("astra.yaml", []), load_dev(tmp_path / "p", **EVERY)
-    tokenizer, prompts = ChatTokenizer(model), Prompts(job.prompt, job.env)
-    prompts.add(loaded)
-    assert "'Bern'" in prompts.schema_text(loaded.examples[0])
-    assert "'Bern'" not in prompts.schema_text(loaded.examples[1])
-    expected = [len(tokenizer.encode_chat(prompts.training(one))) for one in loaded.examples]
-    told = [one["prompt_tokens"] for one in json_lines(tmp_path / "p" / "spider-dev.jsonl")]
-    assert told == expected
-    lengths = found["prompt_tokens"]
-    assert (lengths["longest"], lengths["limit"], lengths["over_limit"]) == (max(told), 1000, 6)
+    job, tokenizer = load_config("astra.yaml", []), ChatTokenizer(model)
+    tables = root / "spider" / "tables.json"
+    for words in ("years of age", "years since the day of birth"):  # of a column, when run again
+        tables.write_text(tables.read_text().replace("years of age", words))
+        found = run(root, tmp_path / "p", "--data", "spider-dev", *more)["sets"]["spider-dev"]
+        loaded, prompts = load_dev(tmp_path / "p", **EVERY), Prompts(job.prompt, job.env)
+        prompts.add(loaded)
+        first, second = map(prompts.schema_text, loaded.examples[:2])
+        assert words in second
+        assert ("'Bern'" in first, "'Bern'" in second) == (True, False)
+        expected = [len(tokenizer.encode_chat(prompts.training(one))) for one in loaded.examples]
+        told = [one["prompt_tokens"] for one in json_lines(tmp_path / "p" / "spider-dev.jsonl")]
+        assert told == expected
+        lengths = found["prompt_tokens"]
+        assert (lengths["longest"], lengths["limit"], lengths["over_limit"]) == (max(told), 1000, 6)
 
 
 def test_lengths_of_prompts_are_described():
