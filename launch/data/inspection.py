@@ -82,7 +82,7 @@ def _read(request: PrepareRequest, job: DatabaseJob) -> DatabaseEntry:
         database, examples=examples, profile=profile, descriptions=job.descriptions
     )
     text = render_schema(schema, style=prompt.schema_style)
-    write_schema(schema_file, StoredSchema(schema, examples, profile, prompt.schema_style, text))
+    write_schema(schema_file, StoredSchema(schema, examples, profile, text))
     if request.value_matches and not index.exists():
         try:
             build_index(database, schema, index)

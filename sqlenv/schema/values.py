@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 import apsw
 
@@ -103,20 +102,10 @@ def _is_number(text: str) -> bool:
 
 
 class ValueIndex:
-    """An index that `build_index` has written. Close it after use."""
+    """An index that `build_index` has written."""
 
     def __init__(self, index: Path) -> None:
         self._connection = connect(index)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
 
     def matches(self, example: Example) -> tuple[ValueMatch, ...]:
         """Find the values that a question and its evidence name, the best first."""
