@@ -9,6 +9,7 @@ some of them: now and then another value is shown.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,8 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
         connection.executemany(_INSERT, _texts(database, schema))
         (count,) = next(connection.execute("SELECT count(*) FROM value"))
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
+    except apsw.FullError:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(index)) from None
     except apsw.CorruptError as error:
         raise UserError(f"{database}: the database file is damaged ({error})") from None
     except UnicodeDecodeError as error:
