@@ -12,8 +12,8 @@ file is read to its end first; then every gold query is run in several ways on a
 that --out names holds a file of questions for each set, schemas of the databases,
 gold_issues.jsonl (gold queries that fail, return nothing, are slow or non-deterministic),
 prepared.json (the summary) and job.yaml (settings for launch.train and launch.eval). With data.root
-set to it, any config finds there the sets that its sources name, and no gold query is run again.
-Run the same command again to resume.
+set to it, any config whose sources have "path: ." finds its sets there, and no gold query is run
+again. Run the same command again to resume.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ import yaml
 
 from launch import cli
 from launch.config import JobConfig, load_config
-from launch.data.contamination import refuse
 from launch.data.request import PrepareRequest
 from launch.data.samples import SAMPLES
-from launch.data.sets import prepare
+from launch.data.sets import KEYED, prepare
 from launch.data.summary import JOB, job_settings, remarks, render
-from launch.run_folder import check, claimed
+from launch.run_folder import claimed
 from launch.texts import write_json, write_text
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.detection import choose_sets, detect
@@ -56,17 +55,13 @@ def main(arguments: list[str]) -> None:
     options = _arguments(arguments)
     cfg = options.cfg or (SAMPLES[options.sample].cfg if options.sample else "progress.yaml")
     request = _request(options, load_config(cfg, options.overrides))
-    writes_sets, data = options.only is None, request.job.data
+    writes_sets = options.only is None
     settings = _settings(request, options.data_root, cfg)
-    check(request.folder, settings, key="--out")
-    with claimed(request.folder, settings, key="--out") as folder:
-        if writes_sets:
-            (folder / MANIFEST).unlink(missing_ok=True)  # it appears last, when all is there
+    with claimed(request.folder, settings, key="--out", keyed=KEYED) as folder:
         summary = prepare(request, writes_sets=writes_sets)
         if writes_sets:
-            if data.overlap == "refuse":
-                refuse(summary.contamination, excluded=data.train.exclude_databases)
             write_text(folder / JOB, job_settings(request, summary, cfg))
+            # It appears last, when all is there.
             write_json(folder / MANIFEST, summary.model_dump(mode="json"))
     cli.output.print(render(summary))
     for line in remarks(summary, request):
@@ -88,12 +83,13 @@ def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
             f"--sample {sample}: needs {', '.join(dict.fromkeys(missing))}, which --data-root does "
             f"not have; it has {', '.join(sources)}"
         )
+    for path in (source.path for source in sources.values()):
+        if str(path).encode(errors="replace").decode() != str(path):
+            raise UserError(f"--data-root {path}: its name is not UTF-8; rename it")
     if out.resolve() == root.resolve():
         raise UserError(f"--out {out}: is --data-root too; write to another folder")
-    if options.tokenizer and not (options.tokenizer / "tokenizer.json").is_file():
-        raise UserError(
-            f"--tokenizer {options.tokenizer}: no tokenizer.json in it; give a Hugging Face folder"
-        )
+    if options.tokenizer:
+        _check_tokenizer(options.tokenizer)
     style = job.prompt.schema_style
     comments = {"comments": "full" if style == "profile" else "names"}
     sources = {name: source.model_copy(update=comments) for name, source in sources.items()}
@@ -126,6 +122,17 @@ def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
         seed=options.seed,
         drop_missing=options.drop_missing,
     )
+
+
+def _check_tokenizer(folder: Path) -> None:
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(
+            f"--tokenizer {folder}: no tokenizer.json in it; give a Hugging Face folder"
+        )
+    # Of the learner's extra, and seconds to import.
+    from minirl.model.tokenizer import ChatTokenizer
+
+    ChatTokenizer(folder)  # a mistake in it is told here, and not by each process of a pool
 
 
 def _mixture(sample: DataConfig | None, found: Sequence[SourceConfig]) -> DataConfig | None:

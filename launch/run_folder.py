@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,11 +32,14 @@ _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
 _ADVICE = "delete it to go on"
 
 
-def check(folder: Path, settings: str, *, key: str = "run.dir") -> None:
+def check(
+    folder: Path, settings: str, *, key: str = "run.dir", keyed: Collection[str] = ()
+) -> None:
     """Raise a `UserError` if a folder was made with other settings, or holds something else.
 
     Settings are YAML of everything that decides what will be in the folder, which may be missing or
-    empty; `key` is what a person sets to name another one.
+    empty; `key` is what a person sets to name another one. `keyed` names folders in it whose files
+    are found by all that decides them, so that other settings may use them too.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; set {key} to another folder")
@@ -46,7 +49,7 @@ def check(folder: Path, settings: str, *, key: str = "run.dir") -> None:
             f"{folder}: holds files that are not a run (such as {min(names)}); "
             f"set {key} to another folder"
         )
-    if names <= _BEFORE_WORK:
+    if names - set(keyed) <= _BEFORE_WORK:
         return
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
@@ -87,7 +90,9 @@ def check_place(folder: Path, *, key: str) -> None:
 
 
 @contextmanager
-def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[Path]:
+def claimed(
+    folder: Path, settings: str, *, key: str = "run.dir", keyed: Collection[str] = ()
+) -> Generator[Path]:
     """Make a folder with its settings and versions, and lock it until the block ends.
 
     What was made for it is removed again if no work came to it.
@@ -100,7 +105,7 @@ def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[P
     handle = os.open(folder, os.O_RDONLY)
     try:
         _lock(handle, folder, key=key)
-        check(folder, settings, key=key)
+        check(folder, settings, key=key, keyed=keyed)
         write_text(folder / CONFIG, settings)
         _note_versions(folder / VERSIONS)
         yield folder

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,22 @@ def checking(
     """
     settings = _settings(request)
     done = 0
+
+    @cache
+    def schema_of(database: Path) -> str:
+        """Digest what a counted prompt shows: a data set may say something else of its columns."""
+        told = request.files_of(database)[0].read_bytes() if request.tokenizer else b""
+        return hashlib.sha256(told).hexdigest()
+
     with (
-        closing(DiskCache(request.folder / CHECKS)) as cache,
+        closing(DiskCache(request.folder / CHECKS)) as entries,
         progress_bar("questions") as update,
     ):
 
         def look(examples: Sequence[Example]) -> list[Checked]:
             nonlocal done
-            keys = [_key(example, settings) for example in examples]
-            known = zip(examples, map(cache.get, keys), strict=True)
+            keys = [_key(one, schema_of(one.database), settings) for one in examples]
+            known = zip(examples, map(entries.get, keys), strict=True)
             found = [_read(example, entry) if entry else None for example, entry in known]
             missing = [place for place, checked in enumerate(found) if checked is None]
             # Questions of one database follow one another: it is opened once.
@@ -60,7 +68,7 @@ def checking(
                     update(count, max(count, total), "")
                 found[place] = checked
                 if checked.is_final:
-                    cache[keys[place]] = _entry(checked)
+                    entries[keys[place]] = _entry(checked)
             done += len(examples)
             return [checked for checked in found if checked is not None]
 
@@ -88,8 +96,8 @@ def _stamp(tokenizer: Path) -> list[object]:
     return [str(tokenizer.resolve()), *([stat.st_size, stat.st_mtime_ns] for stat in stats)]
 
 
-def _key(e: Example, settings: str) -> str:
-    parts = [*identify(e.database), e.gold_sql, e.dialect, e.question, e.evidence, settings]
+def _key(e: Example, *more: str) -> str:
+    parts = [*identify(e.database), e.gold_sql, e.dialect, e.question, e.evidence, *more]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

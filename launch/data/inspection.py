@@ -15,6 +15,7 @@ from launch.data.contamination import shape_of
 from launch.data.gold_checks import check_golds, open_both
 from launch.data.prompts import Prompts
 from launch.data.request import PrepareRequest
+from minirl.run.files import naming
 from sqlenv.config import ExecutorConfig
 from sqlenv.data.issues import Checked
 from sqlenv.data.prepared import DatabaseEntry, StoredSchema, read_stored_schema, write_schema
@@ -82,7 +83,8 @@ def _read(request: PrepareRequest, job: DatabaseJob) -> DatabaseEntry:
         database, examples=examples, profile=profile, descriptions=job.descriptions
     )
     text = render_schema(schema, style=prompt.schema_style)
-    write_schema(schema_file, StoredSchema(schema, examples, profile, prompt.schema_style, text))
+    with naming(schema_file):
+        write_schema(schema_file, StoredSchema(schema, examples, profile, text))
     if request.value_matches and not index.exists():
         try:
             build_index(database, schema, index)

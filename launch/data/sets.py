@@ -13,23 +13,25 @@ from pathlib import Path
 import apsw
 
 from launch.cli import progress_bar
-from launch.data.checking import TOGETHER, Do, checking
-from launch.data.contamination import OverlapIndex
+from launch.data.checking import CHECKS, TOGETHER, Do, checking
+from launch.data.contamination import OverlapIndex, refuse
 from launch.data.inspection import DatabaseJob, open_inspector
 from launch.data.request import VALIDATION, VALUES, PrepareRequest
 from launch.data.summary import GOLD_ISSUES, SetReport, SourceEntry, Summary, describe_lengths
 from launch.evaluation.process_pool import process_pool
-from minirl.run.files import naming, settle
+from minirl.run.files import PART, naming, settle
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.held_out import hold_out
 from sqlenv.data.issues import Checked
-from sqlenv.data.layouts import locate
+from sqlenv.data.layouts import MANIFEST, locate
 from sqlenv.data.loading import choose, fingerprint, open_pools
 from sqlenv.data.prepared import DATABASES, SCHEMAS, DatabaseEntry, write_question
 from sqlenv.data.sources import Check, Pool
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
+KEYED = (CHECKS, SCHEMAS, VALUES)
+"""Folders whose files are named by all that decides them: of use to any settings."""
 _BATCH = 2_048  # questions that are checked together: what memory holds of a set that is streamed
 _SURVEY_EVERY = 10_000
 _ADVICE = "add --drop-missing to leave such questions out"
@@ -39,7 +41,29 @@ Survey = Counter[tuple[str, Path]]
 
 
 def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Summary:
-    """Do all that is left to do; perhaps nothing is written but the golds that have issues."""
+    """Do all that is left to do; perhaps nothing is written but the golds that have issues.
+
+    The sets of before stay as they are until all new ones are there.
+    """
+    data = request.job.data
+    try:
+        summary = _write_all(request)
+        names = [GOLD_ISSUES]
+        if writes_sets:
+            if data.overlap == "refuse":
+                refuse(summary.contamination, excluded=data.train.exclude_databases)
+            (request.folder / MANIFEST).unlink(missing_ok=True)
+            names += [*(f"{name}.jsonl" for name in summary.sets), DATABASES]
+        for name in names:
+            settle(_scratch(request, name), request.folder / name)
+    finally:
+        for path in request.folder.rglob(f".*{PART}"):
+            path.unlink()
+    return summary
+
+
+def _write_all(request: PrepareRequest) -> Summary:
+    """Write all files, under names that none of them keeps."""
     surveys = {name: _survey(request, name) for name in (*request.measured, *request.learned)}
     total = sum(survey.total() for survey in surveys.values())
     open_work = partial(open_inspector, request)
@@ -53,11 +77,6 @@ def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Summary:
     with _writing(request, DATABASES) as write:
         for path in used:
             write(entries[path].model_dump_json())
-    for name in (*(f"{name}.jsonl" for name in sets), DATABASES, GOLD_ISSUES):
-        if writes_sets or name == GOLD_ISSUES:
-            settle(_scratch(request, name), request.folder / name)
-        else:
-            _scratch(request, name).unlink()
     return Summary(
         sets=sets,
         sample=request.sample,
@@ -71,7 +90,7 @@ def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Summary:
 
 
 def _scratch(request: PrepareRequest, name: str) -> Path:
-    return request.folder / f".{name}.part"
+    return request.folder / f".{name}{PART}"
 
 
 @contextmanager

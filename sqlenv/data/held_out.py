@@ -34,10 +34,8 @@ def hold_out(
     once to count questions, then until those held out are enough; the options are `open_pools`'.
     """
     own = validation_of(config, count)
-    found = [
-        Counter(checked.example.db_id for checked in pool.questions())
-        for pool in open_pools(own, None, accept=accept, advice=advice)
-    ]
+    whole = open_pools(own, None, accept=accept, advice=advice)
+    found = [Counter(checked.example.db_id for checked in pool.questions()) for pool in whole]
     needs = split_by_weight(count, [source.weight for source in config.sources])
     targets = [
         _target(counts.total(), need, wanted)
@@ -47,12 +45,14 @@ def hold_out(
         held: frozenset[str] = frozenset()
         for counts, target in zip(found, targets, strict=True):
             held |= _pick(counts, target, held, config.seed)
-        if not any(found) or any(counts and held.issuperset(counts) for counts in found):
-            everything = sum(counts.total() for counts in found)
-            names = set().union(*found)
+        spent = [place for place, counts in enumerate(found) if held.issuperset(counts)]
+        if not any(found) or any(found[place] for place in spent):
+            counts = sum((found[place] for place in spent), Counter())
+            there = f"{counts.total():,} questions of {len(counts):,} databases"
+            names = " and ".join(whole[place].name for place in spent)
             raise UserError(
-                f"{count:,} are too many: there are {everything:,} questions of {len(names):,} "
-                "databases to learn from; set fewer aside"
+                f"{count:,} are too many: there are {there} to learn from in {names}; "
+                "set fewer aside"
             )
 
         def is_held(example: Example, names: Collection[str] = held) -> bool:

@@ -143,12 +143,11 @@ def read_databases(folder: Path, used: Mapping[Path, str]) -> dict[Path, Path]:
 
 @dataclass(frozen=True, slots=True)
 class StoredSchema:
-    """A schema as `read_schema` read it and `render_schema` wrote it in a `style`."""
+    """A schema as `read_schema` read it and `render_schema` wrote it."""
 
     schema: DatabaseSchema
     examples: int
     profile: bool
-    style: str
     text: str
 
     def descriptions(self) -> Descriptions:

@@ -9,12 +9,12 @@ some of them: now and then another value is shown.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 import apsw
 
@@ -63,6 +63,8 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
         connection.executemany(_INSERT, _texts(database, schema))
         (count,) = next(connection.execute("SELECT count(*) FROM value"))
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
+    except apsw.FullError:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(index)) from None
     except apsw.CorruptError as error:
         raise UserError(f"{database}: the database file is damaged ({error})") from None
     except UnicodeDecodeError as error:
@@ -103,20 +105,10 @@ def _is_number(text: str) -> bool:
 
 
 class ValueIndex:
-    """An index that `build_index` has written. Close it after use."""
+    """An index that `build_index` has written."""
 
     def __init__(self, index: Path) -> None:
         self._connection = connect(index)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
 
     def matches(self, example: Example) -> tuple[ValueMatch, ...]:
         """Find the values that a question and its evidence name, the best first."""

@@ -160,6 +160,8 @@ def test_samples_take_what_the_papers_take(downloads: Path, tmp_path: Path, monk
 
 def test_whole_sets_lose_the_databases_that_validate(downloads: Path, tmp_path: Path):
     sets = ("spider-train", "bird-train")
+    with pytest.raises(UserError, match="--validation 99 "):
+        run(downloads, tmp_path, "--data", *sets, "--validation", "99")
     held = set(run(downloads, tmp_path, "--data", *sets, "--validation", "6")["held_out"])
     # Three questions of each data set: four of a database's six golds run and return rows.
     assert len(held) == 2
@@ -187,16 +189,16 @@ def test_what_learning_and_measuring_share_is_refused_or_told(root, tmp_path, ca
     advice = r"bird/dev/4.*data\.train\.exclude_databases='\[formula_1, mill\]'"
     with pytest.raises(UserError, match=advice):
         run(root, tmp_path / "p", *both)
-    assert not (tmp_path / "p" / "prepared.json").exists()
+    assert not {"prepared.json", "bird-dev.jsonl"} & {path.name for path in tmp_path.glob("p/*")}
     # As the line says.
-    clean = run(root, tmp_path / "r", *both, "data.train.exclude_databases=[mill]")
+    clean = run(root, tmp_path / "p", *both, "data.train.exclude_databases=[mill]")
     assert clean["contamination"] == []
     shown = [list(column.cells) for column in render(Summary.model_validate(clean)).columns]
     row = shown[0].index("bird-train")
     assert [column[row] for column in shown[1:5]] == [
         "12 of 18", "2", "6 in exclude_databases", "2 empty, 2 failing, 2 non-deterministic",
     ]  # fmt: skip
-    summary = run(root, tmp_path / "p", *both, "data.overlap=tell")
+    summary = run(root, tmp_path / "r", *both, "data.overlap=tell")
     found = {one["kind"]: one["examples"] for one in summary["contamination"]}
     told = {"database file": ["pub"], "tables and columns": ["pub"], "question": ["bird/dev/4"]}
     assert found == told

@@ -15,6 +15,7 @@ import pytest
 
 from launch import prepare
 from launch.data import inspection
+from minirl.errors import UserError as ModelError
 from sqlenv.errors import UserError
 
 from .conftest import json_lines
@@ -86,6 +87,7 @@ def test_questions_of_missing_databases_may_be_left_out(
     root: Path, tmp_path: Path, spoil: Callable[[Path], None]
 ):
     spoil(root)
+    assert "--drop-missing" in message(root, tmp_path / "p", "--data", "spider-dk")
     found = run(root, tmp_path / "p", "--data", "spider-dk", "--drop-missing")["sets"]["spider-dk"]
     kept = [one["db_id"] for one in json_lines(tmp_path / "p" / "spider-dk.jsonl")]
     assert kept == ["new_pets_1"] * 6
@@ -132,6 +134,23 @@ def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tm
 )
 def test_arguments_that_cannot_be_meant(downloads, tmp_path, arguments, key):
     assert key in message(downloads, tmp_path / "p", *arguments)
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_folder_with_a_name_that_is_no_text_is_told(downloads: Path, tmp_path: Path):
+    """Sets of questions name their databases, in UTF-8; the folder that is written may be so."""
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    odd.symlink_to(downloads)
+    for root in (odd, odd / "spider" / "dev.json"):
+        assert "UTF-8" in message(root, tmp_path / "p")
+    run(downloads, tmp_path / os.fsdecode(b"\xe9"), "--data", "spider-dev")
+
+
+def test_a_damaged_tokenizer_is_told_at_once(downloads: Path, tmp_path: Path):
+    """And not by a process of the pool."""
+    write(tmp_path / "model" / "tokenizer.json", [])
+    with pytest.raises(ModelError, match="model: the tokenizer"):
+        run(downloads, tmp_path / "p", "--tokenizer", str(tmp_path / "model"))
     assert not (tmp_path / "p").exists()
 
 
@@ -189,11 +208,19 @@ def test_what_changed_alone_is_done_again(root: Path, tmp_path: Path, counted):
 
 
 def test_an_interrupted_preparation_goes_on(root: Path, tmp_path: Path, counted):
+    """And what was there before it stays."""
     expected, _ = counted(root, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         counted(root, tmp_path / "p", most=1)
-    assert not (tmp_path / "p" / "prepared.json").exists()
-    assert not list((tmp_path / "p").glob("spider*.jsonl"))
+    assert {path.name for path in (tmp_path / "p").iterdir() if path.is_file()} == {
+        "config.yaml", "versions.json",
+    }  # fmt: skip
     found, ran = counted(root, tmp_path / "p")
     assert 0 < ran < 24
     assert found["sets"] == expected["sets"]
+    before = {path: path.read_bytes() for path in (tmp_path / "p").glob("*.json*")}
+    write(root / "spider" / "dev.json", json.loads((root / "spider/dev.json").read_text())[1:])
+    (root / "spider/database/club/club.sqlite").touch()
+    with pytest.raises(KeyboardInterrupt):
+        counted(root, tmp_path / "p", most=0)
+    assert {path: path.read_bytes() for path in (tmp_path / "p").glob("*.json*")} == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,20 @@ from launch import prepare
 from launch.config import PromptConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, held_out, load_split
 from launch.data.prompts import Prompts
+from launch.data.summary import describe_lengths
 from launch.evaluation.testsets import SPLITS
+from minirl.model.tiny import train_tokenizer
+from minirl.model.tokenizer import ChatTokenizer
 from sqlenv.config import DataConfig, SingleTurnConfig
 from sqlenv.data.layouts import SETS
 from sqlenv.data.loading import LoadedData, load, read_all
 from sqlenv.errors import UserError
 
-from .test_prepare import QUICK
+from .conftest import json_lines
+from .downloads import write
+from .test_prepare import QUICK, run
+
+EVERY = {"drop_failing_gold": False, "drop_empty_gold": False}
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +90,45 @@ def test_prompts_show_value_matches_and_the_schema_is_not_read_again(
     assert "years of age, example: [30]" in other.single_turn(loaded.examples[0])[-1].content
 
 
+def test_prompts_are_counted_as_a_run_counts_them(root: Path, tmp_path: Path):
+    """With a tool, and a value that the schema alone does not show."""
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    config = {"eos_token": "<|im_end|>", "chat_template": template}
+    model = write(tmp_path / "model" / "tokenizer_config.json", config).parent
+    train_tokenizer(["who lives in the city"], vocab_size=300).save(f"{model}/tokenizer.json")
+    asked = json.loads((root / "spider" / "dev.json").read_text())
+    asked[0]["question"] = "Who of Bern?"
+    write(root / "spider" / "dev.json", asked)
+    more = ("--cfg", "astra.yaml", "--tokenizer", str(model), "sampler.max_prompt_tokens=1000")
+    job, tokenizer = load_config("astra.yaml", []), ChatTokenizer(model)
+    tables = root / "spider" / "tables.json"
+    for words in ("years of age", "years since the day of birth"):  # of a column, when run again
+        tables.write_text(tables.read_text().replace("years of age", words))
+        found = run(root, tmp_path / "p", "--data", "spider-dev", *more)["sets"]["spider-dev"]
+        loaded, prompts = load_dev(tmp_path / "p", **EVERY), Prompts(job.prompt, job.env)
+        prompts.add(loaded)
+        first, second = map(prompts.schema_text, loaded.examples[:2])
+        assert words in second
+        assert ("'Bern'" in first, "'Bern'" in second) == (True, False)
+        expected = [len(tokenizer.encode_chat(prompts.training(one))) for one in loaded.examples]
+        told = [one["prompt_tokens"] for one in json_lines(tmp_path / "p" / "spider-dev.jsonl")]
+        assert told == expected
+        lengths = found["prompt_tokens"]
+        assert (lengths["longest"], lengths["limit"], lengths["over_limit"]) == (max(told), 1000, 6)
+
+
+def test_lengths_of_prompts_are_described():
+    found = describe_lengths(Counter({10: 60, 20: 35, 30: 4, 40: 1}), 20)
+    expected = {"median": 10, "p95": 20, "longest": 40, "limit": 20, "over_limit": 5}
+    assert found is not None
+    assert found.model_dump() == expected
+    assert describe_lengths(Counter(), 20) is None
+
+
 def test_any_reader_of_questions_takes_it(whole: Path):
     examples = read_all(SETS["spider-dev"].at(whole))
     assert [example.id for example in examples] == [f"spider/dev/{n}" for n in range(6)]
-    assert len(load_dev(whole, drop_failing_gold=False, drop_empty_gold=False).examples) == 6
+    assert len(load_dev(whole, **EVERY).examples) == 6
     assert len(load_dev(whole).examples) == 4
     with pytest.raises(UserError, match=r"bird-dev\.jsonl"):
         read_all(SETS["bird-dev"].at(whole))

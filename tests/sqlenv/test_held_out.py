@@ -106,6 +106,11 @@ def test_more_than_there_is_is_refused(tmp_path, executor):
     with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
         hold_out(config, 4, by_running(executor))
     assert hold_out(config, 3, by_running(executor)) == {"a"}
+    # Of several sources the one that has too few is named.
+    large = make(tmp_path, "synsql", {f"s{number}": [RIGHT] * 9 for number in range(9)})
+    both = config.model_validate({"sources": [large, config.sources[0]]})
+    with pytest.raises(UserError, match=r": there are 6 questions of 2 .* in bird/train; "):
+        hold_out(both, 8, by_running(executor))
 
 
 def test_excluded_databases_are_left_out_and_counted(tmp_path):

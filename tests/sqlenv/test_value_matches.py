@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import apsw
 import pytest
 
 from sqlenv.errors import UserError
+from sqlenv.executor.database import open_new
 from sqlenv.schema.reading import read_schema
 from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
@@ -51,6 +53,17 @@ def ask(index: ValueIndex, question: str, evidence: str = "") -> list[tuple[str,
 )
 def test_values_that_a_question_names(index: ValueIndex, question, evidence, values):
     assert [value for *_, value in ask(index, question, evidence)] == values
+
+
+def test_a_full_disk_is_no_fault_of_the_database(towns, tmp_path, monkeypatch):
+    def open_small(path: Path) -> apsw.Connection:
+        connection = open_new(path)
+        connection.execute("PRAGMA max_page_count = 3")
+        return connection
+
+    monkeypatch.setattr("sqlenv.schema.values.open_new", open_small)
+    with pytest.raises(OSError, match=r"No space left on device: '.*i\.sqlite'"):
+        build_index(towns, read_schema(towns), tmp_path / "i.sqlite")
 
 
 @pytest.mark.parametrize(
