@@ -143,6 +143,27 @@ def test_what_jax_does_not_find_is_told_in_a_line(command, place, tiny):
     assert snapshot(place) == before
 
 
+def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(monkeypatch, capsys):
+    class Ours:
+        def __init__(self, words: str) -> None:
+            self.words = words
+
+        def __del__(self) -> None:
+            raise RuntimeError(self.words)
+
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which a command sets
+
+    def main(_arguments: list[str]) -> None:
+        for words in ("a bug", "Event loop is closed"):
+            Ours(words)
+
+    with pytest.raises(SystemExit):
+        cli.run(main)
+    told = capsys.readouterr().err
+    assert ("a bug" in told, "Event loop" in told) == (True, False)
+
+
 def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, tiny, tmp_path):
     before = snapshot(place)
     done = command("launch.train", "--cfg", tiny, *ROOT, "seed=5", "--dry-run", cwd=place)
@@ -208,7 +229,10 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_
         (OSError(errno.ENOSPC, "full"), "standard output: full"),
         (OSError(errno.EACCES, "closed", "f"), "f: closed"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "sampler.cache_gb"),
+        (ModuleNotFoundError("?", name="flax"), "flax is not installed"),
         (ModuleNotFoundError("?", name="launch.none"), None),
+        (ModuleNotFoundError("?", name="luanch"), None),
+        (ModuleNotFoundError("?", name="ml_dtypes"), None),  # of a library that is broken
         (RuntimeError("?"), None),
         (OSError(errno.EBADF, "ours", "f"), None),
     ],
