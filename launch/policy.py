@@ -58,7 +58,7 @@ def policy_in(where: Path) -> PolicySource:
         if step is None:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
         return _of_run(where, checkpoints / str(step))
-    run = where.resolve().parents[1]
+    run = where.resolve().parent.parent
     if where.name.isdigit() and (run / CONFIG).is_file():
         return _of_run(run, where)
     raise UserError(
