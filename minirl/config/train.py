@@ -31,6 +31,7 @@ class TinyConfig(Settings):
     layers: PositiveInt = 4
     heads: PositiveInt = 4
     kv_heads: PositiveInt = 2
+    rope_theta: PositiveFloat = 10_000.0
 
     @model_validator(mode="after")
     def _check(self) -> TinyConfig:

@@ -165,6 +165,6 @@ def _shape_keys(shape: TinyConfig) -> dict[str, Any]:
         "num_key_value_heads": shape.kv_heads,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
+        "rope_theta": shape.rope_theta,
         "tie_word_embeddings": True,
     }
