@@ -59,7 +59,7 @@ def policy_in(where: Path) -> PolicySource:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
         return _of_run(where, checkpoints / str(step))
     run = where.resolve().parent.parent
-    if where.name.isdigit() and (run / CONFIG).is_file():
+    if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file():
         return _of_run(run, where)
     raise UserError(
         f"--checkpoint {where}: give a run folder, one of its checkpoints/N, "
