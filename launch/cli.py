@@ -35,6 +35,11 @@ _SYSTEM_ERRORS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
     | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
 )
+# What the extras of the learner install, by the names that are imported.
+_LEARNER = frozenset(
+    {"aiohttp", "flax", "jax", "jaxtyping", "jinja2", "optax", "orbax", "safetensors", "tenacity"}
+    | {"tensorboardX", "tokenizers", "transformers"}
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -145,14 +150,23 @@ def _set_up_output() -> None:
     if console.is_terminal:  # in a file, lines are not broken at the width of a terminal
         handler = RichHandler(console=console, show_path=False, show_time=False)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    # JAX logs why the plug-in of an accelerator does not start, and raises that there is none.
+    for noisy in ("jax", "httpx", "httpx2", "openai"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
     # Of a damaged checkpoint Orbax logs the tracebacks that it also raises; its coroutines, asyncio
     # and TensorStore's threads complain to the interpreter after the first read has failed.
-    for noisy in ("jax", "orbax", "httpx", "httpx2", "openai", "absl", "asyncio"):
+    for noisy in ("orbax", "absl", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    sys.unraisablehook = lambda _: None
+    sys.unraisablehook = _tell_unraisable
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files that are not text
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _tell_unraisable(unraisable: Any) -> None:
+    file = getattr(getattr(unraisable.object, "cr_code", None), "co_filename", "")
+    if "orbax" not in file and str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _others() -> Any:
@@ -173,7 +187,7 @@ def _line_for(error: Exception) -> str | None:
     words = " ".join(str(error).split())
     if isinstance(error, USER_ERRORS):
         return words
-    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+    if isinstance(error, ModuleNotFoundError) and error.name in _LEARNER:
         install = "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')"
         return f"{error.name} is not installed, and this command needs it: {install}"
     if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:

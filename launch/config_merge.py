@@ -55,8 +55,11 @@ def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     return raw
 
 
-def _read(name: str, file: Path) -> dict[str, Any]:
-    """Read a config and merge it over its base, which lies beside it or is a packaged one."""
+def _read(name: str, *files: Path) -> dict[str, Any]:
+    """Read a config, the first of the files, and merge it over its base, which lies beside it or is
+    a packaged one; the other files are those that it is a base of.
+    """
+    file = files[0]
     try:
         raw = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
@@ -67,9 +70,9 @@ def _read(name: str, file: Path) -> dict[str, Any]:
         return raw
     base = str(raw.pop("base"))
     for place in ((file.parent / base).resolve(), _PACKAGED / base):
-        if place.is_file() and place != file:
-            return merge(_read(base, place), raw)
-    raise UserError(f"{name}: base: {base!r} is neither beside it nor a packaged config")
+        if place.is_file() and place not in files:
+            return merge(_read(base, place, *files), raw)
+    raise UserError(f"{name}: base: {base!r} is neither another file beside it nor a packaged one")
 
 
 class _Loader(yaml.SafeLoader):

@@ -58,8 +58,8 @@ def policy_in(where: Path) -> PolicySource:
         if step is None:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
         return _of_run(where, checkpoints / str(step))
-    run = where.resolve().parents[1]
-    if where.name.isdigit() and (run / CONFIG).is_file():
+    run = where.resolve().parent.parent
+    if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file():
         return _of_run(run, where)
     raise UserError(
         f"--checkpoint {where}: give a run folder, one of its checkpoints/N, "

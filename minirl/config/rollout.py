@@ -49,6 +49,12 @@ class SamplerConfig(Settings):
         """Return the `top_p` of the learner's log-probabilities."""
         return self.top_p if self.logprobs == "nucleus" else 1.0
 
+    @model_validator(mode="after")
+    def _check(self) -> SamplerConfig:
+        if (self.max_reply_tokens or 0) > self.max_response_tokens:
+            raise contradiction("max_reply_tokens", "use sampler.max_response_tokens or less")
+        return self
+
 
 class SglangConfig(Settings):
     """SGLang servers (written for 0.5.23), given by `urls` or launched."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import re
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -39,6 +42,10 @@ _WAIT_MS = 200
 _POLL_SIGNALS_S = 1.0
 _FLUSH_S = 2.0
 _STOP = "minirl/stop"
+_NOT_FOUND = (
+    "the processes of this run do not find each other ({}); give all the same --coordinator and "
+    "--processes, and each its own --process"
+)
 # How JAX's transports word that a process has gone.
 _LOST = ("Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "NCCL", "oordination service")
 # Of exchanges: every process makes the same ones in the same order.
@@ -74,16 +81,36 @@ def join(config: ProcessConfig | None) -> None:
             "process_id": config.process,
             "cluster_detection_method": "deactivate",
         }
+    # JAX would end the process for it with a dump of its stack.
+    timer = threading.Timer(_START_S, _give_up)
+    timer.daemon = True
+    timer.start()
     try:
+        if config is not None:
+            _check_address(config)
         jax.distributed.initialize(
-            **settings, initialization_timeout=_START_S, heartbeat_timeout_seconds=heartbeat_s
+            **settings, initialization_timeout=2 * _START_S, heartbeat_timeout_seconds=heartbeat_s
         )
-    except (IndexError, RuntimeError, ValueError) as error:  # no port, no answer, not all given
-        raise UserError(
-            f"the processes of this run do not find each other ({' '.join(str(error).split())}); "
-            "give all the same --coordinator and --processes, and each its own --process"
-        ) from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(_NOT_FOUND.format(" ".join(str(error).split()))) from None
+    finally:
+        timer.cancel()
     preemption.share(_SharedSignal().poll)
+
+
+def _check_address(config: ProcessConfig) -> None:
+    """Raise an error where JAX would crash or wait: for what is no address, or a port in use."""
+    address = re.fullmatch(r"\S+:(\d{1,5})", config.coordinator or "")
+    port = int(address[1]) if address else 0
+    if not 0 < port < 2**16:
+        raise ValueError(f"{config.coordinator} is not HOST:PORT")
+    if config.process == 0:
+        socket.create_server(("", port)).close()
+
+
+def _give_up() -> None:
+    sys.stderr.write(f"error: {_NOT_FOUND.format(f'not all are there after {_START_S} s')}\n")
+    leave(2)
 
 
 def is_joined() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -128,19 +129,59 @@ def test_a_base_install_says_what_to_install(process, place, tiny):
     assert snapshot(place) == before
 
 
+# Does not wait as long for the others.
+LONELY = """
+from launch import cli
+from launch.train import main
+from minirl.run import distributed
+distributed._START_S = 1
+cli.run(main)
+"""
+
+
 def test_what_jax_does_not_find_is_told_in_a_line(command, place, tiny):
+    taken = socket.create_server(("127.0.0.1", 0))
     before = snapshot(place)
     train = ["launch.train", "--cfg", str(tiny)]
     cases = [
         ([*train, "--processes", "2"], "--process"),
-        ([*train, "--coordinator", "h", "--processes", "2", "--process", "1"], "--coordinator"),
+        ([*train, "--coordinator", "h:1", "--processes", "2", "--process", "2"], "process_id=2"),
+        *(
+            ([*train, "--coordinator", where, "--processes", "2", "--process", "0"], where[-5:])
+            for where in ("h", "h:x", "h:99999", f"127.0.0.1:{taken.getsockname()[1]}")
+        ),
         (["launch.export", "--checkpoint", "away", "--out", "a"], "--checkpoint away"),
         ([*train, "--accel", "gpu"], "--accel gpu"),
     ]
     done = command(json.dumps([case for case, _ in cases]), cwd=place, code=MANY)
     check_mistakes(done, [key for _, key in cases])
     assert all(err.count("\n") == 1 for _, _, err in json.loads(done.stdout)[0])
+    line = ["--cfg", tiny, "--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
+    done = command(*line, cwd=place, code=LONELY)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert snapshot(place) == before
+    taken.close()
+
+
+def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(monkeypatch, capsys):
+    class Ours:
+        def __init__(self, words: str) -> None:
+            self.words = words
+
+        def __del__(self) -> None:
+            raise RuntimeError(self.words)
+
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which a command sets
+
+    def main(_arguments: list[str]) -> None:
+        for words in ("a bug", "Event loop is closed"):
+            Ours(words)
+
+    with pytest.raises(SystemExit):
+        cli.run(main)
+    told = capsys.readouterr().err
+    assert ("a bug" in told, "Event loop" in told) == (True, False)
 
 
 def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, tiny, tmp_path):
@@ -208,7 +249,10 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_
         (OSError(errno.ENOSPC, "full"), "standard output: full"),
         (OSError(errno.EACCES, "closed", "f"), "f: closed"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "sampler.cache_gb"),
+        (ModuleNotFoundError("?", name="flax"), "flax is not installed"),
         (ModuleNotFoundError("?", name="launch.none"), None),
+        (ModuleNotFoundError("?", name="luanch"), None),
+        (ModuleNotFoundError("?", name="ml_dtypes"), None),  # of a library that is broken
         (RuntimeError("?"), None),
         (OSError(errno.EBADF, "ours", "f"), None),
     ],

@@ -104,6 +104,7 @@ CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model: ", ("model={path: null, tiny: null}",)),
     ("data.demo: ", ("data.root=x",)),
     ("sampler.temperature", ("sampler.temperature=0",)),
+    ("sampler.max_reply_tokens", ("sampler.max_response_tokens=63",)),
     ("train.group_size", ("train.group_size=1",)),
     ("train.algorithm.overlong_tokens", ("train.algorithm.kind=dapo",)),
     ("env.wrapping", ("env.wrapping=fence",)),
@@ -221,6 +222,9 @@ def test_bases_lie_beside_the_file_or_are_packaged(written, tmp_path, monkeypatc
     written(DEMO, base=DEMO, seed=77)
     monkeypatch.chdir(tmp_path)
     assert load_config(DEMO, []).seed == load_config("over.yaml", []).seed == 77
+    written("one.yaml", base="two.yaml")
+    written("two.yaml", base="one.yaml")
+    assert "two.yaml: base: 'one.yaml'" in message("one.yaml")
     assert DEMO in message("none.yaml")
     assert "shared/demo.yaml" in message("shared/demo.yaml")
 

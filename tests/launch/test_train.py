@@ -214,7 +214,8 @@ def test_policies_are_found_by_any_of_their_folders(place):
     assert best.parent == run / "checkpoints"
     exported = find_policy(config, run / "model")
     assert (exported.model, exported.checkpoint) == (run / "model", None)
-    for wrong in (run / "before", run / "checkpoints", place):
+    gone = (Path("/nowhere"), run / "checkpoints" / "99")
+    for wrong in (run / "before", run / "checkpoints", place, *gone):
         with pytest.raises(UserError):
             find_policy(config, wrong)
 

@@ -211,6 +211,16 @@ def test_a_full_disk_is_told_by_this_call_or_the_next_and_nothing_waits(
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
 
 
+def test_what_a_killed_save_left_is_no_checkpoint(tmp_path):
+    save_all(tmp_path, {1: 0.0})
+    left = shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp-1")
+    (left / "metrics" / "metrics").write_text("{")
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        assert checkpoints.newest_step() == 1
+        checkpoints.save(2, make_tree(2), {}, score=0.0)
+    assert_equal(restore(tmp_path, make_tree())[0], make_tree(2))
+
+
 @pytest.mark.parametrize("text", ["{", '{"score": null}'])
 def test_a_damaged_score_names_its_checkpoint(tmp_path, text):
     save_all(tmp_path, {1: 0.5, 4: 0.25})

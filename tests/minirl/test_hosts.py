@@ -96,12 +96,15 @@ arrays = {param_path(path): distributed.whole(leaf) for path, leaf in leaves}
 if distributed.is_first():
     np.savez(folder / "found.npz", loss=stats["loss"], logprobs=logprobs, **arrays)
 
-# A signal to one of them.
+# A signal to one of them, which waits for the other; that one asks for signals as a rollout does.
+def work():
+    while process == 0 and preemption.noticed() is None:
+        time.sleep(0.1)
+
 with preemption.watched():
     if process == 1:
         signal.raise_signal(signal.SIGTERM)
-    while preemption.noticed() is None:
-        time.sleep(0.1)
+    distributed.gather(work)
     try:
         distributed.check()
     except preemption.Preempted as stop:

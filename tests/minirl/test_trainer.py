@@ -389,6 +389,16 @@ def test_credit_of_letters_and_penalties_of_long_responses_reach_single_trajecto
     assert 0 < record["update/entropy"] < np.log(64)
 
 
+def test_groups_that_differ_by_the_penalty_alone_are_kept(toy, tmp_path):
+    alike = lambda _: toy_run.Score(0.5, correct=False)  # noqa: E731
+    for tokens, kept in ((0, False), (10, True)):
+        algorithm = Grpo(equal_groups="drop", overlong_tokens=tokens)
+        changes = {"steps": 1, "judge": alike, "algorithm": algorithm, "validate": nothing}
+        toy_run.make_trainer(toy, tmp_path / f"{tokens}", **changes).run(ignore)
+        (record,) = metrics_of(tmp_path / f"{tokens}")
+        assert (record["groups/trained"] > 0) == kept
+
+
 def test_dynamic_sampling_fills_the_batch_or_gives_up(toy, tmp_path):
     trainer = toy_run.make_trainer(
         toy, tmp_path, steps=2, judge=toy_run.seldom_mixed, algorithm=MIXED, validate=nothing
