@@ -67,7 +67,12 @@ def process_pool(
 
         def do(jobs: Sequence[Job]) -> Iterator[Answer]:
             chunks = [jobs[at : at + chunk] for at in range(0, len(jobs), chunk)]
-            return chain.from_iterable(pool.map(_do, chunks))
+            # Started here, with this mask: an interruption is the parent's business.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                return chain.from_iterable(pool.map(_do, chunks))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
         try:
             yield do
@@ -110,7 +115,6 @@ _open = ExitStack()
 
 
 def _start(make: Make[Any, Any], config: ExecutorConfig, parent: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _work.append(_open.enter_context(make(config)))
 
