@@ -36,7 +36,7 @@ function curves() {
   const panels = data.runs.length === 1 ? found : found.flatMap(({title, keys, unit}) => keys.map(key =>
     ({title: keys.length > 1 ? `${title}: ${labelOf(key)}` : title, keys: [key], unit})));
   const others = names.filter(name => !found.some(({keys}) => keys.includes(name)));
-  $("curves").hidden = !names.length;
+  for (const each of [$("curves"), document.querySelector('[href="#to=curves"]')]) each.hidden = !names.length;
   fill($("curves"), h("div", {class: "row"}, h("h2", {}, "Curves"), h("span", {class: "grow"}),
     h("label", {class: "small row"}, "smoothing",
       h("input", {id: "smoothing", type: "range", min: 0, max: 0.95, step: 0.05, value: 0.6, oninput: drawAll})),
