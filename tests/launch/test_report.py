@@ -428,6 +428,9 @@ def test_hostile_texts_show_as_texts(page, hostile):
         assert page.js("document.documentElement.scrollWidth") == width
         assert page.js("document.title") == "hostile"
         assert page.js('document.querySelectorAll("main script, main img, main b b").length') == 0
+    # A query and a kind of reply that are names of what every object has.
+    page.open(hostile, f"#q={len(HOSTILE) - 1}+constructor&tok=constructor")
+    assert page.texts("#detail .sql") == ["constructor"] * 3
 
 
 @needs_chromium

@@ -45,7 +45,8 @@ function factsOf({kind, measured, result, tests, settings, numbers}) {
     "more than chance? (McNemar)": tests.mcnemar ? chance(tests.mcnemar.p) : "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
     decoding: result.decode ?? "–",
-    steps: kind === "evaluation" ? "–" : result.questions ? steps : `not finished: ${steps} of ${settings["train.steps"] ?? "?"} steps so far`,
+    steps: kind === "evaluation" ? "–" : result.questions ? steps
+      : `not finished: ${steps} of ${settings["train.steps"] ?? "?"} steps so far`,
     "learned by": [settings["reward.kind"], settings["train.algorithm.kind"]].filter(Boolean).join(", ") || "–",
     seed: settings.seed ?? "–",
     time: result.seconds ? `${duration(result.seconds)} on ${result.accelerator ?? "?"}` : "–",
@@ -60,7 +61,7 @@ const intervals = rows => [rows.map(([name, each]) => {
       h("b", {style: {left: `${100 * each.mean}%`}})));
 }), h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals")];
 
-/** Where accuracy changed and which mistakes went away, between the two places of the beginning; of one place the shares. */
+/** Where accuracy changed and which mistakes went away, from one place to another; of one place the shares. */
 function changes() {
   const state = chosen({}), seen = filtered(state).filter(([, ends]) => ends.every(Boolean));
   const changed = seen.filter(([, [x, y]]) => x !== y), isPair = changed.length > 0;
