@@ -448,6 +448,11 @@ def test_runs_beside_each_other(page, place):
     assert any("lowest to the highest" in text for text in page.texts("#curves p"))
     labels = page.texts('[data-plot="Entropy of the policy"] .u-series:not(.edge) .u-label')
     assert labels == ["step", "pair (3 seeds)", "other"]
+    # The questions that flipped in a run are a click away from its line.
+    [count] = re.findall(r"✓ (\d+) questions", page.texts("#verdict table tr")[2])
+    page.click("#verdict tbody tr:nth-child(2) a.right")
+    page.wait("document.querySelector('[data-flip=right][aria-current]')")
+    assert len(page.texts("tr[data-id]")) == int(count)
     page.open(html, "#q=test/0")
     assert page.texts("#detail .pane h2") == [
         "pair-seed0: after learning",

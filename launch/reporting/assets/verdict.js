@@ -21,7 +21,7 @@ function verdict() {
       ["run", "gain in points [95 %]", "bootstrap", "only the base right", "only this right", "McNemar"],
       against.map(each => [each.run, gain(each), chance(each.p), each.mcnemar?.only_first ?? "–",
         each.mcnemar?.only_second ?? "–", each.mcnemar ? chance(each.mcnemar.p) : "–"])))],
-    !isOne && [h("h2", {}, "Settings that differ"), card(differing.length ? settings(
+    !isOne && [h("h2", {}, "Settings that differ"), h("div", {class: "card scroll"}, differing.length ? settings(
       differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.name)]) : "None.")],
     changes(), data.notes.map(line => h("p", {class: "note small"}, line)),
     runs.map(run => h("details", {class: "small"},
@@ -32,9 +32,10 @@ function verdict() {
 }
 
 /** What is said of a run in a line, by heads. */
-function factsOf({kind, measured, result, tests, settings, numbers}) {
+function factsOf({kind, measured, result, tests, settings, numbers}, n) {
   const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
-  const flip = (name, count) => h("a", {class: name, href: `#flip=${name}&to=questions`},
+  const ends = `set=held-out&a=${n}.before&b=${n}.after`;
+  const flip = (name, count) => h("a", {class: name, href: `#${ends}&flip=${name}&to=questions`},
     `${name === "right" ? "✓" : "✗"} ${count} questions`);
   return {
     before: before ? percent(before.mean) : "–",
@@ -85,6 +86,7 @@ function changes() {
         percent(x, 0), ...isPair ? [percent(y, 0), h("td", {class: colour}, points(y - x, 0))] : []];
     }), {class: "parts"}));
   };
-  return pairs.length > 0 && h("div", {class: "thirds"}, part("Right, by difficulty", "level"),
-    part("Right, by what the gold query has", "clause"), part("Queries with a mistake, by tag", "tag", true));
+  return pairs.length > 0 && [data.runs.length > 1 && h("h2", {}, `The ${plural(pairs.length, "question")} of both: ${
+    [state.a, state.b].map(nameOf).join(" and ")}`), h("div", {class: "thirds"}, part("Right, by difficulty", "level"),
+    part("Right, by what the gold query has", "clause"), part("Queries with a mistake, by tag", "tag", true))];
 }
