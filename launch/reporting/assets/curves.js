@@ -86,7 +86,7 @@ function plot({title, keys, unit}) {
     const series = lines.flatMap(({label}, n) => {
       const {isSparse, exact} = found[n], end = exact.findLastIndex(Number.isFinite), [, ...dash] = DASHES[n % 3];
       const color = `var(--c${n % 8})`, stroke = ink(`color-mix(in srgb, ${color} 25%, #0000)`);
-      const edge = {class: "edge", stroke, points: {show: false}};
+      const edge = {class: "edge", stroke, spanGaps: true, points: {show: false}};
       return [edge, {...edge}, {label: visible(label), stroke: ink(color), dash, width: 2, spanGaps: true,
         points: {show: isSparse, size: 7}, value: (_, __, ___, at) => write(exact[at ?? end])}];
     });
