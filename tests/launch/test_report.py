@@ -290,6 +290,16 @@ def test_an_evaluation_says_what_it_is_of(page, place):
 
 
 @needs_chromium
+def test_a_run_that_goes_on_says_of_how_many_steps(page, place):
+    folder = make_run(place / "two-stages")
+    (folder / "result.json").unlink()
+    train = {"steps": 10, "second_stage": {"steps": 30}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"train": train}))
+    page.open(write_page(folder))
+    assert "steps\tnot finished: 8 of 40 steps so far" in page.texts("#verdict .one tr")
+
+
+@needs_chromium
 def test_filters_and_links(page, html):
     page.open(html)
     [label] = [text for text in page.texts("[data-flip]") if text.startswith("flipped to right")]

@@ -34,6 +34,7 @@ function verdict() {
 /** What is said of a run in a line, by heads. */
 function factsOf({kind, measured, result, tests, settings, numbers}, n) {
   const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
+  const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
   const ends = `set=held-out&a=${n}.before&b=${n}.after`;
   const flip = (name, count) => h("a", {class: name, href: `#${ends}&flip=${name}&to=questions`},
     `${name === "right" ? "✓" : "✗"} ${count} questions`);
@@ -47,7 +48,7 @@ function factsOf({kind, measured, result, tests, settings, numbers}, n) {
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
     decoding: result.decode ?? "–",
     steps: kind === "evaluation" ? "–" : result.questions ? steps
-      : `not finished: ${steps} of ${settings["train.steps"] ?? "?"} steps so far`,
+      : `not finished: ${steps} of ${planned || "?"} steps so far`,
     "learned by": [settings["reward.kind"], settings["train.algorithm.kind"]].filter(Boolean).join(", ") || "–",
     seed: settings.seed ?? "–",
     time: result.seconds ? `${duration(result.seconds)} on ${result.accelerator ?? "?"}` : "–",
