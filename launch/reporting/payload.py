@@ -94,7 +94,7 @@ class Payload:
 
     def _add_run(self, run: Run, number: int, prefix: str) -> None:
         damage: dict[str, list[str]] = {}  # what is missing, and in which files, which is said once
-        for name in ("first", "last"):
+        for name in ("first", "last") if run.is_training else ():
             self.views[f"{number}.{name}"] = f"{prefix}{_VIEWS[name]}"
         for where, groups, right in _places(run, damage):
             view = f"{number}.{where}"

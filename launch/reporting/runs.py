@@ -89,13 +89,17 @@ def _read_all(row: str, path: Path) -> Iterator[Run]:
 
 
 def _read(name: str, row: str, path: Path) -> Run:
-    if not path.is_dir():
-        return Run(name, row, None, {"answers": read_report(path)})
-    settings = read_mapping(path / CONFIG)
-    files = {"settings": settings, "versions": read_mapping(path / VERSIONS)}
-    if (path / VERDICTS).exists():
+    files = {"settings": read_mapping(path / CONFIG), "versions": read_mapping(path / VERSIONS)}
+    result = path / VERDICTS if path.is_dir() else path
+    if result.exists():
+        report = read_report(result)
+        said = asdict(report.settings)
+        files["versions"] = said.pop("versions") | files["versions"]
+        files["settings"] = said | files["settings"]
         golds = {one.id: one.gold for one in _verdicts(path)}
-        return Run(name, row, path, {"answers": read_report(path / VERDICTS)}, golds, **files)
+        folder = path if path.is_dir() else None
+        return Run(name, row, folder, {"answers": report}, golds, **files)
+    settings = files["settings"]
     if "decode" in settings or (path / f"{VERDICTS}{PART}").exists():
         raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
     if "train" in settings or any((path / each).exists() for each in (METRICS, "before", "after")):

@@ -226,6 +226,7 @@ HOSTILE = (
     "<style>*{display:none}</style>",
     "__proto__",
     "\x00" * 5_000 + "</textarea></title>",
+    "constructor",
 )
 
 
@@ -247,6 +248,8 @@ def make_hostile(folder: Path) -> Path:
             line |= dict.fromkeys(("db_id", "difficulty", "question", "gold", "sql"), text)
             line["id"] = f"{number} {text[:200]}"
         write_lines(path, lines)
+    [numbers] = lines_of(folder / "metrics.jsonl")
+    write_lines(folder / "metrics.jsonl", [numbers | dict.fromkeys(HOSTILE, 1.0)])
     settings = {"seed": 0, "run": {"name": HOSTILE[0]}, HOSTILE[1]: HOSTILE[2], "train": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     (folder / "versions.json").write_text(json.dumps({HOSTILE[0]: HOSTILE[1]}))

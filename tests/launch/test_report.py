@@ -12,6 +12,13 @@ import pytest
 import yaml
 
 from launch import cli, report
+from launch.evaluation.results import (
+    ModelFacts,
+    QuestionVerdict,
+    ReportSettings,
+    summarise,
+    write_report,
+)
 from launch.reporting.payload import tokens_of
 from launch.reporting.record import shown
 from sqlenv.errors import UserError
@@ -254,6 +261,45 @@ def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
 
 
 @needs_chromium
+def test_an_evaluation_says_what_it_is_of(page, place):
+    """One place: shares by part, right and wrong, settings; neither flips nor curves."""
+    settings = ReportSettings(
+        *("d", ModelFacts("m"), "vote@8"), timeout_s=60.0, versions={"sqlite": "3.1"}
+    )
+    judged = [
+        QuestionVerdict(str(n), "d", "easy", "?", "s", {"ex": float(n == 1)}, "ok", "ok")
+        for n in range(4)
+    ]
+    result = place / "result.json"
+    write_report(result, summarise(settings, judged, seed=0))
+    page.open(write_page(result))
+    assert page.texts("#verdict .one tr") == [
+        "held-out questions\t4",
+        "decoding\tvote@8",
+        "seed\t0",
+    ]
+    assert page.texts("#verdict .parts tr") == ["evaluation", "easy 4\t25 %"]
+    said = page.js('document.querySelector("#verdict details").textContent')
+    assert all(each in said for each in ("sqlite 3.1", "timeout_s60", "model.namem"))
+    assert page.texts("[data-flip]") == ["right 1", "wrong 3"]
+    assert page.js('document.querySelector("#questions [aria-label*=two]")') is None
+    assert page.texts("#bar a:not([hidden])") == ["minirl-sql", "Verdict", "Questions"]
+    page.press("f")
+    page.click('[data-flip="both"]')
+    page.wait('document.querySelectorAll("tr[data-id]").length === 1')
+
+
+@needs_chromium
+def test_a_run_that_goes_on_says_of_how_many_steps(page, place):
+    folder = make_run(place / "two-stages")
+    (folder / "result.json").unlink()
+    train = {"steps": 10, "second_stage": {"steps": 30}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"train": train}))
+    page.open(write_page(folder))
+    assert "steps\tnot finished: 8 of 40 steps so far" in page.texts("#verdict .one tr")
+
+
+@needs_chromium
 def test_filters_and_links(page, html):
     page.open(html)
     [label] = [text for text in page.texts("[data-flip]") if text.startswith("flipped to right")]
@@ -324,24 +370,30 @@ def test_results_beside_the_gold(page, place):
 
 @needs_chromium
 def test_the_keyboard(page, html):
-    def heading(text: str) -> None:
-        page.wait(f'document.querySelector("main:not([hidden]) h1")?.innerText === {text!r}')
+    heading = 'document.querySelector("main:not([hidden]) h1")?.innerText'
 
     page.open(html)
     page.press("f")
     page.wait("document.querySelector('[data-flip=right][aria-current]')")
-    first, second = page.texts("tr[data-id] a")[:2]
-    for key, text in (("j", first), ("j", second), ("k", first), ("Escape", "made-up-seed0")):
+    assert {*page.texts("tr[data-id] .mark")} == {"✗ → ✓"}
+    first, second, *_ = page.texts("tr[data-id] a")
+    heads = ["made-up-seed0"]
+    for key in ("j", "j", "k", "Escape"):
         page.press(key)
-        heading(text)
+        page.wait(f"{heading} !== {heads[-1]!r}")
+        heads.append(page.wait(heading))
+    assert heads[1:] == [first, second, first, "made-up-seed0"]
     page.press("/")
     page.wait('document.activeElement.id === "find"')
     for letter in "xyz":
         page.press(letter)
     page.wait('document.querySelectorAll("tr[data-id]").length === 0')
+    assert page.js("document.activeElement.value") == "xyz"
+    assert page.js("location.hash").endswith("find=xyz")
     page.press("Escape")
     page.press("?")
     page.wait('document.querySelector("#keys:popover-open")')
+    assert page.texts("#keys kbd") == ["j", "k", "f", "/", "[", "]", "t", "d", "Escape", "?"]
 
 
 @needs_chromium
@@ -386,6 +438,9 @@ def test_hostile_texts_show_as_texts(page, hostile):
         assert page.js("document.documentElement.scrollWidth") == width
         assert page.js("document.title") == "hostile"
         assert page.js('document.querySelectorAll("main script, main img, main b b").length') == 0
+    # A query and a kind of reply that are names of what every object has.
+    page.open(hostile, f"#q={len(HOSTILE) - 1}+constructor&tok=constructor")
+    assert page.texts("#detail .sql") == ["constructor"] * 3
 
 
 @needs_chromium
@@ -403,6 +458,11 @@ def test_runs_beside_each_other(page, place):
     assert any("lowest to the highest" in text for text in page.texts("#curves p"))
     labels = page.texts('[data-plot="Entropy of the policy"] .u-series:not(.edge) .u-label')
     assert labels == ["step", "pair (3 seeds)", "other"]
+    # The questions that flipped in a run are a click away from its line.
+    [count] = re.findall(r"✓ (\d+) questions", page.texts("#verdict table tr")[2])
+    page.click("#verdict tbody tr:nth-child(2) a.right")
+    page.wait("document.querySelector('[data-flip=right][aria-current]')")
+    assert len(page.texts("tr[data-id]")) == int(count)
     page.open(html, "#q=test/0")
     assert page.texts("#detail .pane h2") == [
         "pair-seed0: after learning",

@@ -20,7 +20,7 @@ const LABELS = {
   "rollout/invalid_share": "replies without a result", "time/rollout_tokens_per_s": "sampled",
   "time/update_tokens_per_s": "updated", "validation/accuracy": "validation",
 };
-const labelOf = key => LABELS[key] ?? asWords(key.split("/").at(-1));
+const labelOf = key => entry(LABELS, key) ?? asWords(key.split("/").at(-1));
 const DASHES = [["solid"], ["dashed", 6, 3], ["dotted", 2, 2]]; // colours alone are not for everybody
 const average = (...values) => values.reduce((x, y) => x + y, 0) / values.length;
 const drawn = []; // what draws each panel again
@@ -28,7 +28,7 @@ const drawAll = () => drawn.forEach(draw => draw());
 
 function curves() {
   const names = [...new Set(data.runs.flatMap(run => Object.keys(run.numbers)))].filter(name => name !== "step").sort();
-  const size = key => average(...data.runs.flatMap(run => run.numbers[key] ?? []).filter(Number.isFinite));
+  const size = key => average(...data.runs.flatMap(run => entry(run.numbers, key) ?? []).filter(Number.isFinite));
   const family = key => names.filter(name => name.startsWith(key)).sort((x, y) => size(y) - size(x)).slice(0, 6);
   const found = PANELS.map(([title, keys, unit]) => ({title, unit, keys: [...new Set(keys.flatMap(key =>
     key.endsWith("/") ? family(key) : names.filter(name => name === key)))]}));
@@ -36,7 +36,7 @@ function curves() {
   const panels = data.runs.length === 1 ? found : found.flatMap(({title, keys, unit}) => keys.map(key =>
     ({title: keys.length > 1 ? `${title}: ${labelOf(key)}` : title, keys: [key], unit})));
   const others = names.filter(name => !found.some(({keys}) => keys.includes(name)));
-  $("curves").hidden = !names.length;
+  for (const each of [$("curves"), document.querySelector('[href="#to=curves"]')]) each.hidden = !names.length;
   fill($("curves"), h("div", {class: "row"}, h("h2", {}, "Curves"), h("span", {class: "grow"}),
     h("label", {class: "small row"}, "smoothing",
       h("input", {id: "smoothing", type: "range", min: 0, max: 0.95, step: 0.05, value: 0.6, oninput: drawAll})),
@@ -53,12 +53,12 @@ function curves() {
 const linesOf = keys => keys.flatMap(key => data.alike.map(group => {
   const runs = group.map(n => data.runs[n]), seeds = `${runs[0].name.replace(/-?seed\d+$/, "")} (${runs.length} seeds)`;
   return {key, runs, label: data.runs.length === 1 ? labelOf(key) : runs.length > 1 ? seeds : runs[0].name};
-})).filter(({key, runs}) => runs.some(run => run.numbers[key]));
+})).filter(({key, runs}) => runs.some(run => entry(run.numbers, key)));
 
 /** Give the highest, the lowest and the mean seed of a line, smoothed, by step; and its mean as it is. */
 function columnsOf({key, runs}, steps) {
   const weight = Number($("smoothing").value), exact = runs.map(({numbers}) => {
-    const at = new Map((numbers.step ?? []).map((step, n) => [step, numbers[key]?.[n]]));
+    const at = new Map((numbers.step ?? []).map((step, n) => [step, entry(numbers, key)?.[n]]));
     return steps.map(step => at.get(step) ?? null);
   });
   const isSparse = 2 * exact[0].filter(Number.isFinite).length <= steps.length;
@@ -86,7 +86,7 @@ function plot({title, keys, unit}) {
     const series = lines.flatMap(({label}, n) => {
       const {isSparse, exact} = found[n], end = exact.findLastIndex(Number.isFinite), [, ...dash] = DASHES[n % 3];
       const color = `var(--c${n % 8})`, stroke = ink(`color-mix(in srgb, ${color} 25%, #0000)`);
-      const edge = {class: "edge", stroke, points: {show: false}};
+      const edge = {class: "edge", stroke, spanGaps: true, points: {show: false}};
       return [edge, {...edge}, {label: visible(label), stroke: ink(color), dash, width: 2, spanGaps: true,
         points: {show: isSparse, size: 7}, value: (_, __, ___, at) => write(exact[at ?? end])}];
     });

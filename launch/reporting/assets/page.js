@@ -43,6 +43,9 @@ const visible = text => text.replace(/(?![\t\n\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\
     : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 });
 
+/** Look a text up in a table; a name such as "constructor", which every object has, is in none. */
+const entry = (table, key) => Object.hasOwn(table, key) ? table[key] : undefined;
+
 const bytes = text => Uint8Array.from(atob(text), each => each.charCodeAt(0));
 
 async function unpack(id) {

@@ -45,7 +45,7 @@ function filtered(state, besides) {
 }
 
 function questions(state) {
-  const rows = filtered(state), views = Object.entries(data.views), limit = PAGE * (state.more ?? 1);
+  const isPair = state.a !== state.b, rows = filtered(state), views = Object.entries(data.views), limit = PAGE * (state.more ?? 1);
   /** Count the questions that each value of a facet would leave. */
   const counts = name => {
     const found = Object.create(null);
@@ -63,11 +63,12 @@ function questions(state) {
   fill($("questions"),
     h("div", {class: "row"}, h("h2", {}, "Questions"), h("span", {class: "muted small", id: "count"},
       `${plural(rows.length, "question")} of ${data.questions.length.toLocaleString("en")}`)),
-    h("div", {class: "row small muted"}, "compare", select("a", "first of two", views, state.a),
+    views.length > 1 && h("div", {class: "row small muted"}, "compare", select("a", "first of two", views, state.a),
       "with", select("b", "second of two", views, state.b)),
-    h("div", {class: "row"}, Object.entries(FLIPS).map(([name, label]) =>
-      h("a", {class: "button", "data-flip": name, "aria-current": state.flip === name ? "true" : null,
-        href: link({flip: state.flip === name ? null : name})}, `${label} ${flips[name] ?? 0}`))),
+    h("div", {class: "row"}, Object.entries(FLIPS).filter(([, label]) => isPair || label.endsWith("both"))
+      .map(([name, label]) => h("a", {class: "button", "data-flip": name,
+        "aria-current": state.flip === name ? "true" : null, href: link({flip: state.flip === name ? null : name})},
+      `${isPair ? label : label.split(" ")[0]} ${flips[name] ?? 0}`))),
     h("div", {class: "row filters"}, h("input", {type: "search", id: "find", value: state.find ?? "",
       placeholder: "search question, id or gold query", oninput: event => { // a letter is no step back
         history.replaceState(null, "", link({find: event.target.value}));

@@ -4,7 +4,8 @@ const KEYS = { // what a key does, and the element that it clicks or the functio
   j: ["next question", "#next, #overview:not([hidden]) [data-id] a"],
   k: ["previous question", "#previous"],
   f: ["only questions that flipped: to right, to wrong, all", () => {
-    const {flip, q} = address(), next = {right: "wrong", wrong: null};
+    const {flip, q, a, b} = chosen(address()), next = {right: "wrong", wrong: null};
+    if (a === b) return; // one place has no flips
     location.hash = link({flip: flip in next ? next[flip] : "right", to: q === undefined ? "questions" : null});
   }],
   "/": ["search", () => {

@@ -18,8 +18,8 @@ function paint(text, layers) {
 }
 
 /** The layers of a query's keywords, strings and numbers, from a place of a text on. */
-const sqlLayers = (sql, tokens, place = 0) =>
-  (tokens[sql] ?? []).map(([from, length, kind]) => ({from: place + from, to: place + from + length, class: kind}));
+const sqlLayers = (sql, tokens, place = 0) => (entry(tokens, sql) ?? []).map(([from, length, kind]) =>
+  ({from: place + from, to: place + from + length, class: kind}));
 const sqlText = (sql, tokens, marks = []) =>
   h("div", {class: "sql"}, paint(sql, [...sqlLayers(sql, tokens), ...marks]));
 
@@ -158,7 +158,7 @@ const ENDINGS = {ok: "runs, wrong result", error: "fails", timeout: "takes too l
 function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}, state) {
   const {reply = "", sql = "", result, correct} = turn, observed = (n ? turn.observation : group.prompt) ?? "";
   const place = sql ? reply.indexOf(sql) : -1, most = largest(spans.map(span => span[3]));
-  const layers = TOKENS[state.tok] && turn.tokens ? tokenLayers(turn.tokens, state.tok)
+  const layers = entry(TOKENS, state.tok) && turn.tokens ? tokenLayers(turn.tokens, state.tok)
     : spans.filter(span => span[0] === n).map(([, from, to, value]) =>
       ({from, to, title: `credit ${number(value)}`, ...credit(value, most)}));
   return h("div", {class: "turn"},
@@ -166,11 +166,11 @@ function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}, state) {
       h("summary", {}, n ? "what came back" : "prompt", `, not trained on: ${plural(observed.length, "character")}`),
       h("pre", {}, observed.trim())),
     h("div", {class: "said wrote"},
-      who(`reply ${n + 1}`, KINDS[turn.kind] ?? "answer", turn.finish === "length" && "cut by the token limit"),
+      who(`reply ${n + 1}`, entry(KINDS, turn.kind) ?? "answer", turn.finish === "length" && "cut by the token limit"),
       h("pre", {}, reply ? paint(reply, [...place < 0 ? [] : sqlLayers(sql, tokens, place), ...layers])
         : "the text of the reply was not recorded")),
     h("div", {class: "row small"}, correct || !result ? verdictOf(correct)
-      : h("b", {class: "wrong"}, `✗ ${ENDINGS[result.status] ?? result.status}`),
+      : h("b", {class: "wrong"}, `✗ ${entry(ENDINGS, result.status) ?? result.status}`),
     result?.message && h("span", {class: "wrong"}, result.message),
     [...(turn.tags ?? []).map(asWords), ...Object.entries(turn.parts ?? {}).map(([name, value]) =>
       `${name} ${number(value)}`)].map(each => h("span", {class: "chip"}, each))),

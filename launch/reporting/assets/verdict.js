@@ -21,20 +21,22 @@ function verdict() {
       ["run", "gain in points [95 %]", "bootstrap", "only the base right", "only this right", "McNemar"],
       against.map(each => [each.run, gain(each), chance(each.p), each.mcnemar?.only_first ?? "–",
         each.mcnemar?.only_second ?? "–", each.mcnemar ? chance(each.mcnemar.p) : "–"])))],
-    !isOne && [h("h2", {}, "Settings that differ"), card(differing.length ? settings(
+    !isOne && [h("h2", {}, "Settings that differ"), h("div", {class: "card scroll"}, differing.length ? settings(
       differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.name)]) : "None.")],
     changes(), data.notes.map(line => h("p", {class: "note small"}, line)),
     runs.map(run => h("details", {class: "small"},
-      h("summary", {}, `${isOne ? "" : `${run.name}: `}command, versions, settings`),
+      h("summary", {}, `${isOne ? "" : `${run.name}: `}${run.command && "command, "}versions, settings`),
       run.command && h("pre", {class: "card"}, run.command),
       h("p", {}, Object.entries(run.versions).map(([name, version]) => `${name} ${said(version)}`).join(", ")),
       h("div", {class: "card scroll"}, settings(Object.entries(run.settings))))));
 }
 
 /** What is said of a run in a line, by heads. */
-function factsOf({kind, measured, result, tests, settings, numbers}) {
+function factsOf({kind, measured, result, tests, settings, numbers}, n) {
   const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
-  const flip = (name, count) => h("a", {class: name, href: `#flip=${name}&to=questions`},
+  const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
+  const ends = `set=held-out&a=${n}.before&b=${n}.after`;
+  const flip = (name, count) => h("a", {class: name, href: `#${ends}&flip=${name}&to=questions`},
     `${name === "right" ? "✓" : "✗"} ${count} questions`);
   return {
     before: before ? percent(before.mean) : "–",
@@ -44,8 +46,9 @@ function factsOf({kind, measured, result, tests, settings, numbers}) {
     "flipped to wrong": tests.mcnemar ? flip("wrong", tests.mcnemar.only_first) : "–",
     "more than chance? (McNemar)": tests.mcnemar ? chance(tests.mcnemar.p) : "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
-    steps: kind === "evaluation" ? `evaluation, ${result.decode}`
-      : result.questions ? steps : `not finished: ${steps} of ${settings["train.steps"] ?? "?"} steps so far`,
+    decoding: result.decode ?? "–",
+    steps: kind === "evaluation" ? "–" : result.questions ? steps
+      : `not finished: ${steps} of ${planned || "?"} steps so far`,
     "learned by": [settings["reward.kind"], settings["train.algorithm.kind"]].filter(Boolean).join(", ") || "–",
     seed: settings.seed ?? "–",
     time: result.seconds ? `${duration(result.seconds)} on ${result.accelerator ?? "?"}` : "–",
@@ -60,11 +63,13 @@ const intervals = rows => [rows.map(([name, each]) => {
       h("b", {style: {left: `${100 * each.mean}%`}})));
 }), h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals")];
 
-/** Where accuracy changed and which mistakes went away, between the two places of the beginning. */
+/** Where accuracy changed and which mistakes went away, from one place to another; of one place the shares. */
 function changes() {
-  const state = chosen({}), pairs = filtered(state).filter(([, [x, y]]) => x && y && x !== y);
-  const nameOf = view => data.views[view].replace(/ (learning|time seen)$/, "");
-  const heads = ["", nameOf(state.a), nameOf(state.b), "points"];
+  const state = chosen({}), seen = filtered(state).filter(([, ends]) => ends.every(Boolean));
+  const changed = seen.filter(([, [x, y]]) => x !== y), isPair = changed.length > 0;
+  const pairs = isPair ? changed : state.set === "held-out" ? seen : [];
+  const nameOf = view => (data.views[view] ?? "").replace(/( learning| time seen|: evaluation)$/, "");
+  const heads = isPair ? ["", nameOf(state.a), nameOf(state.b), "points"] : ["", nameOf(state.a)];
   /** Of each value of a facet the share of questions with it that are right, or of all that have it. */
   const part = (title, key, isTag) => {
     const found = new Map(), start = {ends: [0, 0], all: 0};
@@ -79,9 +84,10 @@ function changes() {
       const colour = Math.abs(y - x) < .005 ? "muted" : y > x === !isTag ? "right" : "wrong";
       const href = "#" + new URLSearchParams({[key]: value, to: "questions"});
       return [[h("a", {href}, isTag ? asWords(value) : brief(value)), h("span", {class: "muted small"}, ` ${all}`)],
-        percent(x, 0), percent(y, 0), h("td", {class: colour}, points(y - x, 0))];
+        percent(x, 0), ...isPair ? [percent(y, 0), h("td", {class: colour}, points(y - x, 0))] : []];
     }), {class: "parts"}));
   };
-  return pairs.length > 0 && h("div", {class: "thirds"}, part("Right, by difficulty", "level"),
-    part("Right, by what the gold query has", "clause"), part("Queries with a mistake, by tag", "tag", true));
+  return pairs.length > 0 && [data.runs.length > 1 && h("h2", {}, `The ${plural(pairs.length, "question")} of both: ${
+    [state.a, state.b].map(nameOf).join(" and ")}`), h("div", {class: "thirds"}, part("Right, by difficulty", "level"),
+    part("Right, by what the gold query has", "clause"), part("Queries with a mistake, by tag", "tag", true))];
 }

@@ -1,4 +1,4 @@
-"""The page of one prediction: what is shown, what is marked, and that it fits."""
+"""A prediction beside its gold query in the terminal: what is shown, marked, and that it fits."""
 
 from __future__ import annotations
 
