@@ -67,7 +67,7 @@ def make_parser(
     config = "a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)"
     parser.add_argument("--cfg", required=needs_config, metavar="FILE", help=config)
     devices: dict[str, Any] = {"choices": ("cpu", "gpu", "tpu"), "default": "cpu"}
-    parser.add_argument("--accel", **devices, help="what to compute on")
+    parser.add_argument("--accel", **devices, help="what to compute on (default: cpu)")
     add_overrides(parser)
     return parser
 

@@ -59,12 +59,12 @@ class DataSection(Settings):
     validation: DataConfig | None = None
     """Questions to choose checkpoints by; None for `held_out`."""
     held_out: PositiveInt | None = None
-    """Questions to choose checkpoints by, of databases of `train` that are set aside for them: none
-    of these databases is learned from. They are drawn by `train.seed`, by the sources' weights."""
+    """Questions to choose checkpoints by. They are taken from databases of `train`, which are then
+    excluded from training, and drawn by `train.seed` and the sources' weights."""
     test: DataConfig
     overlap: Literal["refuse", "tell"] = "refuse"
-    """What becomes of a run whose questions or databases to learn from, or to choose checkpoints
-    by, are those of a published test set below `root` or of `test`."""
+    """What to do if questions or databases of `train` or `validation` also occur in a published
+    test set below `root` or in `test`."""
 
     @model_validator(mode="after")
     def _check(self) -> DataSection:
@@ -174,9 +174,9 @@ class JobConfig(Settings):
     prompt: PromptConfig = PromptConfig()
     model: ModelSource
     mesh: Literal["auto"] | MeshConfig = "auto"
-    """How devices are arranged; auto splits everything over all of them (`fsdp`), and where there
-    are more of them than prompts of an update, heads and inner widths over the rest (`tensor`).
-    Where they do not divide the model's width, copies lie beside one another (`data`)."""
+    """How devices are arranged. `auto` splits weights and prompts over all devices (`fsdp`). If
+    there are more devices than prompts in an update, the others share attention heads and MLP
+    widths (`tensor`); if the devices do not divide the model's width, they hold copies (`data`)."""
     warm_start: WarmStartConfig | None = None
     env: EnvConfig = DiagnosedConfig()
     reward: RewardConfig = ProgressiveConfig()
@@ -235,7 +235,9 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
     try:
         config = JobConfig.model_validate(raw)
     except ValidationError as error:
-        raise UserError(f"{name}: {_explain(error, raw)}") from None
+        mistake, keys = _explain(error, raw), [one.partition("=")[0] for one in overrides]
+        is_override = any(mistake.startswith((f"{key}:", f"{key}.")) for key in keys)
+        raise UserError(f"{'command line' if is_override else name}: {mistake}") from None
     return _count_steps(config)
 
 
@@ -279,5 +281,5 @@ def _explain(error: ValidationError, raw: Any) -> str:
     path = ".".join(keys)
     if first["type"] == "contradiction":
         return ".".join(filter(None, (path, first["msg"])))
-    what = f"unknown key{kind}" if first["type"] == "extra_forbidden" else describe(first)
-    return f"{path}: {what}"
+    unknown = f"unknown key{kind}; docs/configuration.md lists all"
+    return f"{path}: {unknown if first['type'] == 'extra_forbidden' else describe(first)}"

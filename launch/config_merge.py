@@ -43,7 +43,9 @@ def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:
         try:
             dotted, text = override.split("=", 1)
             raw = _set(raw, (), dotted.split("."), yaml.safe_load(text))
-        except (yaml.YAMLError, IndexError, TypeError, ValueError):
+        except IndexError:
+            raise UserError(f"{override!r}: the list has fewer items, counted from 0") from None
+        except (yaml.YAMLError, TypeError, ValueError):
             form = "an override has the form key.sub=value, and the value is YAML"
             raise UserError(f"{override!r}: {form}") from None
     for keys, kind in _KINDS.items():
@@ -61,7 +63,8 @@ def _read(name: str, *files: Path) -> dict[str, Any]:
     """
     file = files[0]
     try:
-        raw = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        with file.open(encoding="utf-8") as text:
+            raw = yaml.load(text, _Loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
@@ -79,9 +82,11 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that is written twice; PyYAML takes the last one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        keys = [key.value for key, _ in node.value]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.YAMLError(f"{twice[0]} is there twice{node.start_mark}")
+        keys = set()
+        for key, _ in node.value:
+            if key.value in keys:
+                raise yaml.YAMLError(f"{key.value} is there twice{key.start_mark}")
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 

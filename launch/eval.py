@@ -250,7 +250,7 @@ def _check(options: Namespace) -> None:
 
 
 def _read(arguments: Sequence[str]) -> Namespace:
-    parser = cli.make_parser("launch.eval", __doc__, needs_config=False)
+    parser = cli.make_parser("launch.eval", __doc__, example="--decode pass@8", needs_config=False)
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
     add = parser.add_argument_group("whose answers").add_argument

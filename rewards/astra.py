@@ -1,4 +1,4 @@
-"""SQL-ASTRA's reward (paper 004): every call is scored, and the scores become one reward."""
+"""SQL-ASTRA's reward: every call is scored, and the scores become one reward."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ from rewards.types import Score
 from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 
-EXTRA_COLUMNS = 5  # as many columns more than the gold has are too many for EX_b (tau of paper 003)
+EXTRA_COLUMNS = (
+    5  # as many columns more than the gold has are too many for EX_b (tau of PaVeRL-SQL)
+)
 _ALL_COLUMNS, _EXECUTED = 10.0, 0.5
 _SHORTEST_SQL = 16  # the released program never runs a shorter query
 _ROW_CUTOFF = 5  # the released program's largest difference of numbers of rows
@@ -29,7 +31,7 @@ _NUMBER_CHARS = 64
 
 
 class PaverlReward:
-    """Pays for the gold columns in the result of the answer (paper 003, section III-C)."""
+    """Pays for the gold columns in the result of the answer (PaVeRL-SQL, section III-C)."""
 
     def __init__(self, config: PaverlConfig, executor: Runner) -> None:
         self._config = config
@@ -62,7 +64,7 @@ def payment(share: float, *, ran: bool) -> dict[str, float]:
 
 
 def fractional_accuracy(predicted: Result, gold: Result) -> float:
-    """Return the share of gold columns that the prediction reproduces (EX_f, paper 003, III-A).
+    """Return the share of gold columns that the prediction reproduces (EX_f, PaVeRL-SQL, III-A).
 
     A gold column is reproduced by a predicted column, used once, with the same values as often, in
     any order. NULL equals NULL alone, text that is a number is that number, numbers agree to three
@@ -79,7 +81,7 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
 
 
 def binary_accuracy(predicted: Result, gold: Result) -> float:
-    """Tell whether all gold columns are there, with few others (EX_b, paper 003, III-A)."""
+    """Tell whether all gold columns are there, with few others (EX_b, PaVeRL-SQL, III-A)."""
     if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
     is_narrow = predicted.width - gold.width < EXTRA_COLUMNS
@@ -87,7 +89,7 @@ def binary_accuracy(predicted: Result, gold: Result) -> float:
 
 
 def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
-    """Score how many gold columns the prediction reproduces (CSMR, paper 004, algorithm 1).
+    """Score how many gold columns the prediction reproduces (CSMR, SQL-ASTRA, algorithm 1).
 
     Returns:
         1.0 for equal sets of rows; else alpha * M^2 / (gold columns * predicted columns), where M

@@ -45,7 +45,7 @@ class SourceConfig(Settings):
 
     dialect: Dialect = "sqlite"
     """What the gold queries are written in, unless a record says it (`dialect`). Those of MySQL and
-    PostgreSQL are transpiled for SQLite; questions for which that would change the meaning are
+    PostgreSQL are transpiled for SQLite; questions for which that could change the meaning are
     left out and counted."""
 
     weight: float = Field(default=1.0, gt=0)

@@ -62,6 +62,8 @@ class DiskCache:
         except OSError as error:
             raise UserError(f"{self._folder}: cannot be written ({error.strerror})") from None
         except (sqlite3.Error, ValueError, TypeError) as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise UserError(f"{self._folder}: cannot be written ({error})") from None
             raise UserError(f"{self._folder}: damaged ({error}); delete it to ask again") from None
 
 

@@ -1,4 +1,4 @@
-"""Verbal RL (PaVeRL-SQL, paper 003, section III-B): `--decode judge@K` on all questions of a split.
+"""Verbal RL (PaVeRL-SQL, section III-B): `--decode judge@K` on all questions of a split.
 
 A model writes queries until K of them run, judges them, and the best one answers.
 """

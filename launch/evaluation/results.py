@@ -120,7 +120,7 @@ class Report:
         pass_at: Chance that one of k samples is right by the first measure, by k.
         parts: Shares of the questions, means and 95 % intervals by difficulty, by database, by
             clause of the gold query and by tag, of both of which a question may have several, and
-            by turns where the model may call a tool (paper 004, table 3 and figure 5).
+            by turns where the model may call a tool (SQL-ASTRA, table 3 and figure 5).
         mismatch: Share of answers that differ from the gold query in SELECT, JOIN, WHERE and GROUP,
             the mean of the four (Progress-SQL's table 8), and the share that is no query, which
             differs in all of them; empty without gold queries.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 RESAMPLES = 10_000
-"""As in EXPO-SQL (paper 001, section 6.7)."""
+"""As in EXPO-SQL (section 6.7)."""
 
 _Z = NormalDist().inv_cdf(0.975)
 
@@ -126,7 +126,7 @@ def paired_difference(
     bootstrap's of their differences, and where these are all alike, Wilson's carried over from
     [0, 1] to [-1, 1].
 
-    The p-value is the paired bootstrap of EXPO-SQL (paper 001, section 6.7), which does not say how
+    The p-value is the paired bootstrap of EXPO-SQL (section 6.7), which does not say how
     it counts: here twice the share of resampled differences on the side of zero that has fewer, a
     zero included, with `(count + 1) / (resamples + 1)` for a share. It is never below 2^(1 - m),
     the least that an exact test of m differing questions can find.

@@ -1,7 +1,7 @@
 """Runs beside the first of them: a table as in the papers, intervals, and paired tests.
 
 Each run is compared with the base: the difference with its 95 % interval, the two-sided p-value of
-10,000 paired bootstrap resamples of the questions (EXPO-SQL, paper 001, section 6.7), and McNemar's
+10,000 paired bootstrap resamples of the questions (EXPO-SQL, EXPO-SQL, section 6.7), and McNemar's
 counts with the exact p-value.
 """
 
@@ -38,7 +38,7 @@ LABELS: Mapping[Key, str] = {
     ("spider-dk", "spider_ex"): "DK",
     ("spider2-local", "spider2_local"): "Spider 2 local",
 }
-"""The columns of the papers' tables (paper 000, tables 1 and 2), in their order; others follow."""
+"""The columns of Progress-SQL's tables 1 and 2, in their order; others follow."""
 _DECIDING = ("questions", "databases", "test suite")
 _BESIDE = ("gain", "p (bootstrap)", "only base right", "only run right", "p (McNemar)")
 Lines = list[Sequence[str]]

@@ -180,8 +180,8 @@ class SftConfig(_Phase):
     group_size: PositiveInt = 1
     """Demonstrations side by side that share the beginning of their prompts (one database)."""
     learn_prompt: bool = False
-    """Also learn what stands before the last reply and is not shared by the group: a model that is
-    new to language learns to copy names."""
+    """Also compute the loss on the part of the prompt that the group does not share: a model that
+    is new to language learns to copy names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
     checkpoint_every: PositiveInt = 100

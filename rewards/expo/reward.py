@@ -1,4 +1,4 @@
-"""EXPO-SQL's clause-level reward (paper 001, section 3.2): credit for every clause of a query."""
+"""EXPO-SQL's clause-level reward (section 3.2): credit for every clause of a query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress-SQL's progressive reward (paper 000, section 4.2) and its one-shot baseline."""
+"""Progress-SQL's progressive reward (section 4.2) and its one-shot baseline."""
 
 from __future__ import annotations
 

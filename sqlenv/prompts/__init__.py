@@ -50,7 +50,7 @@ def first_observation(example: Example, schema_text: str, *, style: PromptStyle)
 def agent_observation(
     example: Example, schema_text: str, config: AgenticConfig, *, style: PromptStyle
 ) -> Observation:
-    """Ask the question and offer a tool (paper 004, appendix F).
+    """Ask the question and offer a tool (SQL-ASTRA, appendix F).
 
     The paper puts the question in OmniSQL's template; `demo` only names the tool.
     """
@@ -73,7 +73,7 @@ def feedback_text(
     parsed: bool = True,
     error: str = "",
 ) -> str:
-    """Ask for another attempt (paper 000, appendix F, round 2 and later).
+    """Ask for another attempt (Progress-SQL, appendix F, round 2 and later).
 
     Without tags a generic text replaces them, and another where the previous or the gold query
     could not be parsed (the paper's note). `demo` leaves out the sentences of the tags.
@@ -92,7 +92,7 @@ def feedback_text(
 
 
 def judge_observation(example: Example, schema_text: str, queries: Sequence[str]) -> Observation:
-    """Ask for a score between 0 and 1 of every query (paper 003, appendix A, prompt 2)."""
+    """Ask for a score between 0 and 1 of every query (PaVeRL-SQL, appendix A, prompt 2)."""
     numbered = [(f"SQL{index}", query) for index, query in enumerate(queries, start=1)]
     text = paverl.JUDGE.format(
         db_engine=_engine(example),

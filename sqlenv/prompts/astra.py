@@ -1,4 +1,4 @@
-"""Templates of SQL-ASTRA (paper 004, appendix F), in the paper's wording: what a tool adds.
+"""Templates of SQL-ASTRA (appendix F), in the paper's wording: what a tool adds.
 
 `FINISH` is ours: appendix A names a tool that ends the episode, and no prompt shows it.
 """

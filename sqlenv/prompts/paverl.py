@@ -1,4 +1,4 @@
-"""Templates of PaVeRL-SQL (paper 003, prompts 1 and 2), in the paper's wording."""
+"""Templates of PaVeRL-SQL (prompts 1 and 2), in the paper's wording."""
 
 _TASK = """\
 Database Engine:

@@ -1,4 +1,4 @@
-"""Templates of Progress-SQL (paper 000, appendix F), in the paper's wording."""
+"""Templates of Progress-SQL (appendix F), in the paper's wording."""
 
 SYSTEM = """\
 Task Overview:

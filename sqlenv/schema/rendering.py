@@ -36,7 +36,7 @@ def render_schema(
     """Write the schema as a prompt shows it, or of it the (table, column) pairs to `keep`.
 
     Styles: `omnisql`: CREATE TABLE with a comment and examples behind each column; `profile`:
-    PaVeRL's (paper 003, appendix B); `compact`: one line a table; `bare`: the same with names and
+    PaVeRL-SQL's (appendix B); `compact`: one line a table; `bare`: the same with names and
     references alone, the fewest tokens that SQLite still takes.
     """
     if keep is not None:
@@ -62,7 +62,7 @@ def sample_columns(
     """Cut a schema that is too long for a training prompt; evaluation never does this.
 
     Keeps the key columns, the columns that the gold query names, and as large a random share of the
-    rest as fits (OmniSQL; paper 003, section on context). Where that is still too long, only the
+    rest as fits (OmniSQL; PaVeRL-SQL, section on context). Where that is still too long, only the
     tables of the gold query keep their keys, then not even those. `fits` says whether a schema as
     rendered in `style` is short enough.
     """

@@ -148,7 +148,7 @@ def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, **more: An
 
 
 def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, script, tmp_path):
-    """Paper 004, table 3 and figure 5: a turn is a reply, the one with the answer too."""
+    """SQL-ASTRA, table 3 and figure 5: a turn is a reply, the one with the answer too."""
     asked = [replace(example, id=str(number)) for number in range(4)]
     path = tmp_path / "predictions.jsonl"
     asks = evaluator(tokenizer, env, GREEDY)
@@ -171,7 +171,7 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, s
 
 
 def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, script):
-    """Paper 004, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
+    """SQL-ASTRA, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
     asks = evaluator(tokenizer, env, GREEDY, validation=Decode(1, 0.6, top_p=0.95))
     assert asks.accuracy([example]) == 1
     assert set(script.drawn) == {Decoding(0.6, 0.95)}

@@ -129,7 +129,7 @@ CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @pytest.mark.parametrize(("key", "overrides"), CONTRADICTIONS)
 def test_contradictions_are_refused(key, overrides):
-    assert message(DEMO, *overrides).startswith(f"{DEMO}: {key}")
+    assert message(DEMO, *overrides).startswith((f"{DEMO}: {key}", f"command line: {key}"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_contradictions_are_refused(key, overrides):
 )
 def test_contradictions_of_episodes_with_a_tool_are_refused(key, override):
     direct = "train.algorithm.estimator=group_normalised"
-    assert message("astra.yaml", override, direct).startswith(f"astra.yaml: {key}: ")
+    assert message("astra.yaml", override, direct).startswith(f"command line: {key}: ")
 
 
 def test_each_of_two_that_contradict_each_other_is_taken_alone():

@@ -126,7 +126,7 @@ def test_a_gold_fails_where_the_text_that_the_program_runs_does(tmp_path, caplog
 
 
 def test_spider_2_has_columns_matched_too(tmp_path):
-    """Paper 003, tables II and IV: EX_f and EX_b beside EX on Spider 2's SQLite questions."""
+    """PaVeRL-SQL, tables II and IV: EX_f and EX_b beside EX on Spider 2's SQLite questions."""
     root = tmp_path / "spider2"
     make_database(root / "databases/sky/sky.sqlite", "CREATE TABLE star (name TEXT)")
     texts = ("Which stars?", "How bright?", "Where?")

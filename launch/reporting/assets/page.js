@@ -70,7 +70,10 @@ const asWords = name => name.replaceAll("_", " ").toLowerCase();
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
-const points = (value, digits = 1) => `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(digits)}`;
+const points = (value, digits = 1) => {
+  const size = Math.abs(100 * value).toFixed(digits);
+  return `${+size === 0 ? "" : value < 0 ? "−" : "+"}${size}`;
+};
 const chance = p => p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`;
 const mean = ({mean, ci95}) => `${percent(mean)} [${ci95.map(each => (100 * each).toFixed(1)).join(", ")}]`;
 const gain = ({difference, ci95}) => `${points(difference)} [${ci95.map(each => points(each)).join(", ")}]`;
