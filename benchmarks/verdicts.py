@@ -29,7 +29,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks._mutants import mutants
 from benchmarks._official import ask
 from benchmarks._spider2_cases import stage, stage_omnisql
 from sqlenv.config import OFFICIAL
@@ -184,6 +183,8 @@ def bird_files(data: Path) -> Iterator[Predictions]:
 
 
 def mutated(name: str, gold: Sequence[tuple[str, str]], *folders: Path) -> Predictions:
+    from benchmarks._mutants import mutants  # sqlglot, which evaluators.py measures without
+
     made = [(change, sql, pair) for pair in gold for change, sql in mutants(pair[0])]
     changes, predicted, golds = (list(column) for column in zip(*made, strict=True))
     return Predictions(name, predicted, golds, *folders, changes=changes)
