@@ -17,9 +17,8 @@ from rewards.types import Score
 from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 
-EXTRA_COLUMNS = (
-    5  # as many columns more than the gold has are too many for EX_b (tau of PaVeRL-SQL)
-)
+EXTRA_COLUMNS = 5
+"""As many columns more than the gold has are too many for EX_b (tau of PaVeRL-SQL)."""
 _ALL_COLUMNS, _EXECUTED = 10.0, 0.5
 _SHORTEST_SQL = 16  # the released program never runs a shorter query
 _ROW_CUTOFF = 5  # the released program's largest difference of numbers of rows

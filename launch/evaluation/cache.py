@@ -59,11 +59,9 @@ class DiskCache:
     def _naming(self) -> Generator[None]:
         try:
             yield
-        except OSError as error:
-            raise UserError(f"{self._folder}: cannot be written ({error.strerror})") from None
+        except (OSError, sqlite3.OperationalError) as error:  # a full disk, for example
+            raise UserError(f"{self._folder}: cannot be read or written ({error})") from None
         except (sqlite3.Error, ValueError, TypeError) as error:
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                raise UserError(f"{self._folder}: cannot be written ({error})") from None
             raise UserError(f"{self._folder}: damaged ({error}); delete it to ask again") from None
 
 

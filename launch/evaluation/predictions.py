@@ -18,8 +18,6 @@ from sqlenv.errors import UserError
 from sqlenv.evaluators.spider2 import fenced_sql
 from sqlenv.types import AttemptKind, Example
 
-_HALVES = re.compile("[\ud800-\udfff]")
-
 Paired = list[tuple[Example, str]]
 Played = tuple[Mapping[str, Any], Example, list[Turn]]
 """The record of an episode, its question and its turns."""
@@ -182,7 +180,11 @@ def _query(value: Any) -> str:
     """Read a query; what is no text is an empty one, as in BIRD's evaluator, also where JSON spells
     half a character.
     """
-    return value if isinstance(value, str) and not _HALVES.search(value) else ""
+    try:
+        str.encode(value)
+    except (TypeError, UnicodeEncodeError):
+        return ""
+    return value
 
 
 def _record(place: str, record: Any) -> _Prediction:

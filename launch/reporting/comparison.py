@@ -1,7 +1,7 @@
 """Runs beside the first of them: a table as in the papers, intervals, and paired tests.
 
 Each run is compared with the base: the difference with its 95 % interval, the two-sided p-value of
-10,000 paired bootstrap resamples of the questions (EXPO-SQL, EXPO-SQL, section 6.7), and McNemar's
+10,000 paired bootstrap resamples of the questions (EXPO-SQL, section 6.7), and McNemar's
 counts with the exact p-value.
 """
 

@@ -1,6 +1,7 @@
 // The table of questions, and its filters.
 
-const FLIPS = {right: "flipped to right", wrong: "flipped to wrong", both: "right in both", neither: "wrong in both"};
+// How a question can stand at two places, and of those what there is at one.
+const FLIPS = {right: ["flipped to right"], wrong: ["flipped to wrong"], both: ["right in both", "right"], neither: ["wrong in both", "wrong"]};
 /** What questions are filtered by: a label, and the values of a question with what was seen of it at two places. */
 const FACETS = {
   flip: ["flip", (_, ends) => {
@@ -65,10 +66,10 @@ function questions(state) {
       `${plural(rows.length, "question")} of ${data.questions.length.toLocaleString("en")}`)),
     views.length > 1 && h("div", {class: "row small muted"}, "compare", select("a", "first of two", views, state.a),
       "with", select("b", "second of two", views, state.b)),
-    h("div", {class: "row"}, Object.entries(FLIPS).filter(([, label]) => isPair || label.endsWith("both"))
-      .map(([name, label]) => h("a", {class: "button", "data-flip": name,
+    h("div", {class: "row"}, Object.entries(FLIPS).map(([name, [ofPair, ofOne]]) => [name, isPair ? ofPair : ofOne])
+      .filter(([, label]) => label).map(([name, label]) => h("a", {class: "button", "data-flip": name,
         "aria-current": state.flip === name ? "true" : null, href: link({flip: state.flip === name ? null : name})},
-      `${isPair ? label : label.split(" ")[0]} ${flips[name] ?? 0}`))),
+      `${label} ${flips[name] ?? 0}`))),
     h("div", {class: "row filters"}, h("input", {type: "search", id: "find", value: state.find ?? "",
       placeholder: "search question, id or gold query", oninput: event => { // a letter is no step back
         history.replaceState(null, "", link({find: event.target.value}));

@@ -83,11 +83,13 @@ function changes() {
       const [x, y] = ends.map(count => count / (isTag ? pairs.length : all));
       const colour = Math.abs(y - x) < .005 ? "muted" : y > x === !isTag ? "right" : "wrong";
       const href = "#" + new URLSearchParams({[key]: value, to: "questions"});
-      return [[h("a", {href}, isTag ? asWords(value) : brief(value)), !isTag && h("span", {class: "muted small"}, ` ${all}`)],
+      const of = !isTag && h("span", {class: "muted small"}, ` ${all}`);
+      return [[h("a", {href}, isTag ? asWords(value) : brief(value)), of],
         percent(x, 0), ...isPair ? [percent(y, 0), h("td", {class: colour}, points(y - x, 0))] : []];
     }), {class: "parts"}));
   };
   return pairs.length > 0 && [data.runs.length > 1 && h("h2", {}, `The ${plural(pairs.length, "question")} of both: ${
-    [state.a, state.b].map(nameOf).join(" and ")}`), h("div", {class: "thirds"}, part("Right, by difficulty", "level"),
-    part("Right, by what the gold query has", "clause"), part(`Queries with a mistake, of ${pairs.length.toLocaleString("en")}, by tag`, "tag", true))];
+    [state.a, state.b].map(nameOf).join(" and ")}`), h("div", {class: "thirds"},
+    part("Right, by difficulty", "level"), part("Right, by what the gold query has", "clause"),
+    part(`Queries with a mistake, of ${pairs.length.toLocaleString("en")}, by tag`, "tag", true))];
 }
