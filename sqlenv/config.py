@@ -114,10 +114,12 @@ class ExecutorConfig(Settings):
     this process, for tests and small runs; slow while Python threads keep the interpreter busy."""
 
     workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
-    """Worker processes, or threads of `execute_many`. Default: one a CPU core, at most 16."""
+    """Worker processes, or threads of `execute_many`. Default: one a CPU core, at most 16. Of two
+    or more processes, single queries leave one to those that end quickly."""
 
     timeout_s: float = Field(default=30.0, gt=0, le=1_000_000)
-    """Wall time of one query, in seconds. The papers use 30. A worker is killed at twice this."""
+    """Wall time of one query, in seconds, from when a worker starts it. The papers use 30. A worker
+    is killed at twice this."""
 
     max_steps: int = Field(default=1_000_000_000, gt=0, le=10**18)
     """Steps of SQLite's virtual machine: stops a query at the same place on every machine. A core
