@@ -243,13 +243,11 @@ def use_accelerator(name: str, options: argparse.Namespace | None = None) -> Non
         )
 
 
-COMPILING = "compiling"
-"""Status of a phase before its first step, which takes longest."""
-
-
 @contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
-    """Show a bar with a line on how it goes; on no terminal, a line now and then."""
+    """Show a bar with a status; on no terminal, a line now and then. A phase without a status is
+    about to take its first step, which compiles.
+    """
     columns = (
         *Progress.get_default_columns(),
         MofNCompleteColumn(),
@@ -261,6 +259,7 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
 
         def update(done: int, total: int, status: str) -> None:
             nonlocal shown
+            status = status or ("compiling" if done < total else "")
             bar.update(task, completed=done, total=total, status=status)
             # The start, the first step, then every tenth.
             tenth = (done > 0, 10 * done // max(total, 1))

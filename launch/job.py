@@ -80,7 +80,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
         )  # fmt: skip
         with cli.progress_bar("learning") as progress:
-            progress(trainer.steps_done, config.train.all_steps, cli.COMPILING)
+            progress(trainer.steps_done, config.train.all_steps, "")
             trainer.run(progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
@@ -104,7 +104,6 @@ def train(config: JobConfig, *, accelerator: str) -> None:
 
 def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> list[Verdict]:
     with cli.progress_bar(f"accuracy {folder.name}") as progress:
-        progress(0, len(test), cli.COMPILING)
         verdicts = evaluator.predict(test, folder / "predictions.jsonl", progress=progress)
     distributed.from_first(lambda: write_official(verdicts, folder))
     return verdicts

@@ -115,6 +115,7 @@ class Evaluator:
         asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
         if asked != [(verdict.id, verdict.gold) for verdict in done]:
             raise UserError(f"{path}: holds predictions for other questions; move it away")
+        progress(len(done), len(examples), "")
         chunk = CHUNK * distributed.count()
         for start in range(len(done), len(examples), chunk):
             part = examples[start : start + chunk]
