@@ -5,9 +5,9 @@
     python -m launch.report ours=evals/ours base=evals/base --against base --markdown table.md
 
 A run is a folder of launch.train, whether it is finished or not, or a result of launch.eval: its
-folder, the file that --json named, or a folder of several. The page is one file, which needs no
-network. With --against every run is compared with that one, question by question, in the columns of
-the papers' tables: docs/reports.md.
+folder, or the file that --json named; or a folder of several of them. The page is one file, which
+needs no network. With --against every run is compared with that one, question by question, in the
+columns of the papers' tables: docs/reports.md.
 """
 
 from __future__ import annotations

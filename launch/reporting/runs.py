@@ -26,6 +26,8 @@ from minirl.run.files import PART
 from sqlenv.errors import UserError
 
 METRICS = "metrics.jsonl"
+_MARKS = (VERDICTS, METRICS)
+"""What a folder of an evaluation, or of a run that has learned, holds."""
 PLACES = ("before", "answers", "after")
 """Where a run was evaluated, in order; `answers` are those of an evaluation."""
 
@@ -68,7 +70,7 @@ class Run:
 
 
 def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
-    """Read paths, given with names that may be empty: runs, results, or folders of results.
+    """Read paths, given with names that may be empty: runs, results, or folders of them.
 
     Raises:
         UserError: A path holds neither, or a result that is damaged or not finished.
@@ -81,9 +83,10 @@ def _read_all(row: str, path: Path) -> Iterator[Run]:
         raise UserError(f"{path}: no such file or folder; give a run, or a result of launch.eval")
     path = path.parent if path.name == VERDICTS else path
     name = row or path.resolve().name.removesuffix(".json")
-    inside = [] if (path / VERDICTS).exists() else sorted(path.glob(f"*/{VERDICTS}"))
-    for report in inside:
-        yield _read(f"{name}/{report.parent.name}", row, report.parent)
+    is_one = any((path / each).exists() for each in _MARKS)
+    inside = () if is_one else {one.parent for each in _MARKS for one in path.glob(f"*/{each}")}
+    for folder in sorted(inside):
+        yield _read(f"{name}/{folder.name}", row, folder)
     if not inside:
         yield _read(name, row, path)
 
@@ -106,7 +109,7 @@ def _read(name: str, row: str, path: Path) -> Run:
         places = {where: path / where for where in ("before", "after")}
         found = {where: _verdicts(place) for where, place in places.items()}
         files["result"] = read_mapping(path / RESULT)
-        known = row or f"{path.resolve().name}/after"
+        known = row or f"{name}/after"
     else:  # such as the folder `before` of a run
         found = {"answers": _verdicts(path)}
         settings = read_mapping(path.parent / CONFIG)

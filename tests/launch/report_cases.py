@@ -199,7 +199,14 @@ def make_run(
     (folder / "result.json").write_text(json.dumps(outcome), encoding="utf-8")
     train = {"steps": steps, "optimizer": {"learning_rate": rate}}
     own = {"name": "made-up", "dir": str(folder)}
-    settings = {"seed": seed, "run": own, "reward": {"kind": "expo"}, "train": train}
+    start = {"path": f"starts/seed{seed}/model"}
+    settings = {
+        "seed": seed,
+        "run": own,
+        "model": start,
+        "reward": {"kind": "expo"},
+        "train": train,
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     (folder / "versions.json").write_text(json.dumps({"sqlite": "3.54.1", "jax": "0.10.2"}))
     return folder

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -173,12 +174,15 @@ def test_a_run_that_goes_on_and_one_that_has_not_begun(place, capsys):
 
 
 def test_seeds_are_alike_and_settings_that_differ_are_named(place):
-    cases = (("a", 0, 0.001), ("b", 1, 0.001), ("c", 2, 0.002))
-    runs = [make_run(place / name, steps=2, seed=seed, rate=rate) for name, seed, rate in cases]
-    overview = opened(write_page(*runs))["overview"]
+    folder = place / "study"
+    for name, seed, rate in (("a", 0, 0.001), ("b", 1, 0.001), ("c", 2, 0.002)):
+        make_run(folder / name, steps=2, seed=seed, rate=rate)
+    overview = opened(write_page(folder))["overview"]
+    assert [run["name"] for run in overview["runs"]] == ["study/a", "study/b", "study/c"]
     assert overview["alike"] == [[0, 1], [2]]
     assert overview["differing"] == {
         "seed": [0, 1, 2],
+        "model.path": [f"starts/seed{seed}/model" for seed in range(3)],
         "train.optimizer.learning_rate": [0.001, 0.001, 0.002],
     }
 
@@ -450,6 +454,9 @@ def test_runs_beside_each_other(page, place):
     html = write_page(*runs, against=runs[0])
     page.open(html)
     assert page.texts("h1") == ["4 runs compared"]
+    ends = [json.loads((run / "result.json").read_text())["ex_after"] for run in runs]
+    seeds = f"{percent(fmean(ends[:3]))} [{100 * min(ends[:3]):.1f}, {100 * max(ends[:3]):.1f}]"
+    assert page.texts("#verdict .interval > b")[0] == seeds
     for run, row in zip(runs, page.texts("#verdict table tr")[1:5], strict=True):
         result = json.loads((run / "result.json").read_text())
         wanted = [run.name, *(percent(result[name]) for name in ("ex_before", "ex_after"))]

@@ -51,8 +51,7 @@ function curves() {
 
 /** Name the lines of a panel; the seeds of a configuration are one. */
 const linesOf = keys => keys.flatMap(key => data.alike.map(group => {
-  const runs = group.map(n => data.runs[n]), seeds = `${runs[0].name.replace(/-?seed\d+$/, "")} (${runs.length} seeds)`;
-  return {key, runs, label: data.runs.length === 1 ? labelOf(key) : runs.length > 1 ? seeds : runs[0].name};
+  return {key, runs: group.map(n => data.runs[n]), label: data.runs.length === 1 ? labelOf(key) : seedsOf(group)};
 })).filter(({key, runs}) => runs.some(run => entry(run.numbers, key)));
 
 /** Give the highest, the lowest and the mean seed of a line, smoothed, by step; and its mean as it is. */

@@ -9,8 +9,7 @@ function verdict() {
   const {runs, against} = data, isOne = runs.length === 1, rows = runs.map(factsOf);
   const heads = Object.keys(rows[0]).slice(isOne ? 2 : 0).filter(head => rows.some(row => row[head] !== "–"));
   const title = isOne ? runs[0].name : `${runs.length} runs compared`, differing = Object.entries(data.differing);
-  const measured = runs.flatMap(run => Object.entries(run.measured).slice(isOne ? 0 : -1)
-    .map(([where, each]) => [isOne ? where : run.name, each]));
+  const measured = isOne ? Object.entries(runs[0].measured) : data.alike.flatMap(overSeeds);
   document.title = visible(title);
   fill($("verdict"), h("h1", {}, title),
     h("div", {class: isOne ? "scores one" : "scores"},
@@ -29,6 +28,17 @@ function verdict() {
       run.command && h("pre", {class: "card"}, run.command),
       h("p", {}, Object.entries(run.versions).map(([name, version]) => `${name} ${said(version)}`).join(", ")),
       h("div", {class: "card scroll"}, settings(Object.entries(run.settings))))));
+}
+
+/** Name the seeds of a configuration. */
+const seedsOf = ([first, ...others]) => others.length
+  ? `${data.runs[first].name.replace(/-?seed\d+/, "")} (${others.length + 1} seeds)` : data.runs[first].name;
+
+/** Give the last accuracy of a configuration: of several seeds their mean, lowest and highest. */
+function overSeeds(group) {
+  const last = group.flatMap(n => Object.values(data.runs[n].measured).slice(-1)), means = last.map(({mean}) => mean);
+  const seeds = {mean: average(...means), ci95: [Math.min(...means), Math.max(...means)]};
+  return last.length ? [[seedsOf(group), last.length > 1 ? seeds : last[0]]] : [];
 }
 
 /** What is said of a run in a line, by heads. */
@@ -61,7 +71,8 @@ const intervals = rows => [rows.map(([name, each]) => {
   return h("div", {class: "interval"}, h("span", {}, brief(name, 60)), h("b", {}, mean(each)),
     h("div", {class: "scale"}, h("i", {style: {left: `${low}%`, width: `${high - low}%`}}),
       h("b", {style: {left: `${100 * each.mean}%`}})));
-}), h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals")];
+}), h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals"
+  + (data.alike.some(({length}) => length > 1) ? ", of seeds from the lowest to the highest" : ""))];
 
 /** Where accuracy changed and which mistakes went away, from one place to another; of one place the shares. */
 function changes() {
