@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -12,19 +13,26 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks import markdown
+from benchmarks._claims_credit import read_blame
 from benchmarks._claims_data import QUESTIONS, VARIANTS
 
 RESAMPLES = 10_000
 LEAST = 0.01
 """The least gain that counts (docs/claims.md)."""
 LEVEL = 0.05
-_START, _END = "<!-- results -->", "<!-- end of results -->"
+_FEWEST = 20
+"""Wrong answers of a kind that make a row of their own."""
+_RESULTS, _ATTEMPTS = "results", "attempts"
 _ARMS_HEAD = ("arm", "seeds", "start %", "after %", "seeds, lowest to highest", "synonyms %")
 _ARMS_HEAD += ("renamed %", "turns", "wrong, pushed up %", "minutes a run")
 _CLAIMS_HEAD = ("source", "claimed better", "than", "points", "95 % interval", "p", "p (Holm)")
 _CLAIMS_HEAD += ("here",)
 _VOTES_HEAD = ("answers", "seeds", "right %", "seeds, lowest to highest", "judgements read")
 
+_COMPARED_HEAD = ("change", *_CLAIMS_HEAD[1:-2])
+_BLAME_HEAD = ("arm", "wrong clauses", "answers", "blamed %", "blamed alone %", "another blamed %")
+_BLAMING = ("clause", "clause-types", "clause-steps")
+"""Arms whose credit tells clauses apart."""
 T = TypeVar("T")
 Rights = Mapping[int, Sequence[bool]]
 """Whether each question as it was generated was right, by seed."""
@@ -37,6 +45,12 @@ class Arm:
     name: str
     start: str
     stages: tuple[dict[str, str], ...]
+
+    def changed(self, word: str, settings: Mapping[str, str]) -> Arm:
+        """Return the arm with more settings in all stages, named by a word for them."""
+        return Arm(
+            f"{self.name}-{word}", self.start, tuple({**one, **settings} for one in self.stages)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,47 +112,56 @@ def write(
     page: Path,
     arms: Sequence[Arm],
     claims: Sequence[Claim],
+    attempts: Sequence[Arm],
+    compared: Sequence[Claim],
     finished: Mapping[tuple[str, int], Sequence[Path]],
     voted: Mapping[tuple[str, int], Path],
-    *,
-    steps: int,
 ) -> None:
-    """Write the results between the marks of a page, and the data beside it."""
-    found = {key: read_outcome(stages) for key, stages in finished.items()}
-    votes = {key: _read_votes(path) for key, path in voted.items()}
-    by_arm = _by_name(found)
-    by_arm = {arm.name: by_arm[arm.name] for arm in arms if arm.name in by_arm}
+    """Write results and attempts between their marks on a page, and the data beside it."""
+    outcomes = _by_name({key: read_outcome(stages) for key, stages in finished.items()})
+    votes = _by_name({key: _read_votes(path) for key, path in voted.items()})
     right = {
-        name: {seed: one.after[VARIANTS[0]] for seed, one in outcomes.items()}
-        for name, outcomes in by_arm.items()
+        name: {seed: one.after[VARIANTS[0]] for seed, one in by_seed.items()}
+        for name, by_seed in outcomes.items()
+    } | {
+        name: {seed: one.right for seed, one in by_seed.items()} for name, by_seed in votes.items()
     }
-    by_decode = _by_name(votes)
-    right |= {
-        decode: {seed: one.right for seed, one in answers.items()}
-        for decode, answers in by_decode.items()
-    }
-    findings = judge(claims, right)
-    minutes = sum(one.seconds for one in found.values()) / 60
-    text = "\n\n".join(
-        [
-            f"{len(found)} runs of {steps} steps; together {minutes:.0f} minutes of one core.",
-            markdown(_ARMS_HEAD, (_arm_row(name, one) for name, one in by_arm.items())),
-            markdown(_VOTES_HEAD, (_vote_row(name, one) for name, one in by_decode.items())),
-            markdown(_CLAIMS_HEAD, map(_claim_row, findings)),
-        ]
-    )
-    before, _, rest = page.read_text(encoding="utf-8").partition(_START)
-    after = rest.partition(_END)[2]
-    page.write_text(f"{before}{_START}\n\n{text}\n\n{_END}{after}", encoding="utf-8")
-    data = [
-        {"arm": name, "seed": seed, **_packed(asdict(one))} for (name, seed), one in found.items()
+    results = [
+        *_table_of_arms(arms, outcomes),
+        markdown(_VOTES_HEAD, (_vote_row(name, one) for name, one in votes.items())),
+        markdown(_CLAIMS_HEAD, map(_claim_row, judge(claims, right))),
     ]
-    data += [
-        {"answers": name, "seed": seed, **_packed(asdict(one))}
-        for (name, seed), one in votes.items()
+    asked = [
+        *_table_of_arms(attempts, outcomes),
+        # No claim is decided here: no correction, no verdict.
+        markdown(_COMPARED_HEAD, (_claim_row(one)[:-2] for one in judge(compared, right))),
+        markdown(_BLAME_HEAD, _blame_rows(finished)),
+    ]
+    text = page.read_text(encoding="utf-8")
+    for mark, parts in ((_RESULTS, results), (_ATTEMPTS, asked)):
+        start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+        before, _, rest = text.partition(start)
+        text = "\n\n".join([before + start, *parts, end + rest.partition(end)[2]])
+    page.write_text(text, encoding="utf-8")
+    data = [
+        {kind: name, "seed": seed, **_packed(asdict(one))}
+        for kind, found in (("arm", outcomes), ("answers", votes))
+        for name, by_seed in found.items()
+        for seed, one in by_seed.items()
     ]
     page.with_suffix(".json").write_text(
         "[\n" + ",\n".join(map(json.dumps, data)) + "\n]\n", encoding="utf-8"
+    )
+
+
+def _table_of_arms(
+    arms: Sequence[Arm], outcomes: Mapping[str, Mapping[int, Outcome]]
+) -> tuple[str, str]:
+    found = {arm.name: outcomes[arm.name] for arm in arms if arm.name in outcomes}
+    seconds = [one.seconds for by_seed in found.values() for one in by_seed.values()]
+    return (
+        f"{len(seconds)} runs; together {sum(seconds) / 60:.0f} minutes of one core.",
+        markdown(_ARMS_HEAD, (_arm_row(name, by_seed) for name, by_seed in found.items())),
     )
 
 
@@ -271,6 +294,21 @@ def _spread(accuracies: Sequence[float]) -> tuple[str, str]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def _blame_rows(finished: Mapping[tuple[str, int], Sequence[Path]]) -> Iterator[tuple[str, ...]]:
+    for arm in _BLAMING:
+        runs = [stages[0] for (name, _), stages in finished.items() if name == arm]
+        found = [one for run in runs for one in read_blame(run)]
+        by_kind = Counter(["all"] * len(found) + [one.wrong for one in found])
+        for kind in (kind for kind, count in by_kind.most_common() if count >= _FEWEST):
+            part = [one for one in found if kind in ("all", one.wrong)]
+            shares = (
+                mean(one.wrong in one.blamed for one in part),
+                mean(one.blamed == {one.wrong} for one in part),
+                mean(bool(one.blamed - {one.wrong}) for one in part),
+            )
+            yield (arm, kind, f"{len(part):,}", *map(_percent, shares))
 
 
 def _claim_row(finding: Finding) -> tuple[str, ...]:

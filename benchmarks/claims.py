@@ -2,6 +2,7 @@
 
     python benchmarks/claims.py                       # all of it; writes docs/claims.md
     python benchmarks/claims.py --arms progressive one-shot --seeds 0 1 --folder runs/try
+    python benchmarks/claims.py --only attempts       # why effects do not show; after the study
     python benchmarks/claims.py --only page           # the page anew, of what is finished
 
 docs/claims.md says what is asked and how it is decided. Runs are placed side by side, one on each
@@ -125,6 +126,40 @@ CLAIMS = (
     Claim("Progress-SQL, in one environment", "progressive", "astra-turns"),
 )
 
+_REWARDS = (("progressive", "execution"), ("fraction-binary", "binary"), ("atr-csmr", "terminal"))
+_CREDIT = ("clause", "query")
+_HARD = f"[{{layout: spider, path: {_claims_data.DATA}, split: train, levels: [hard, extra]}}]"
+CHANGES: dict[str, tuple[dict[str, str], Sequence[tuple[str, str]]]] = {
+    "mixed": ({"train.algorithm.correctness_filter": "mixed"}, _REWARDS),
+    "centred": ({"train.algorithm.estimator": "group_centred"}, _REWARDS),
+    "whitened": ({"train.algorithm.whiten": "true"}, [_CREDIT]),
+    "hard": ({"data.train.sources": _HARD}, [*_REWARDS, _CREDIT]),
+}
+"""One change of both sides of a claim each, and the claims (docs/claims.md)."""
+_NARROW = {"train.algorithm.clip_low": "3e-4", "train.algorithm.clip_high": "4e-4"}
+ATTEMPTS = {
+    arm.name: arm
+    for arm in (
+        *(
+            ARMS[name].changed(word, settings)
+            for word, (settings, pairs) in CHANGES.items()
+            for pair in pairs
+            for name in pair
+        ),
+        ARMS["gspo-4"].changed("narrow", _NARROW),
+    )
+}
+"""Arms that ask why an effect does not show."""
+COMPARED = (
+    *(
+        Claim(word, f"{better}-{word}", f"{worse}-{word}")
+        for word, (_, pairs) in CHANGES.items()
+        for better, worse in pairs
+    ),
+    Claim("narrow", "grpo-4", "gspo-4-narrow"),
+)
+ATTEMPT_SEEDS = SEEDS[:3]
+
 
 @dataclass(frozen=True, slots=True)
 class Study:
@@ -193,7 +228,9 @@ def main() -> None:
     options = _options()
     study = Study(options.folder.resolve())
     arms = [ARMS[name] for name in options.arms]
-    if options.only is None:
+    if options.only == "attempts":
+        _side_by_side("attempts", study.train, list(ATTEMPTS.values()), ATTEMPT_SEEDS)
+    elif options.only is None:
         demo = load_config(START_CONFIGS["replies"], []).data.demo
         assert demo is not None
         _claims_data.prepare(study.folder, demo)
@@ -204,7 +241,7 @@ def main() -> None:
             _side_by_side("votes", study.vote, DECODES, options.seeds)
     finished = {
         (arm.name, seed): [study.stage(arm, seed, number + 1) for number in range(len(arm.stages))]
-        for arm in arms
+        for arm in (*arms, *ATTEMPTS.values())
         for seed in options.seeds
         if (study.stage(arm, seed, len(arm.stages)) / "result.json").exists()
     }
@@ -214,7 +251,8 @@ def main() -> None:
         for seed in options.seeds
         if study.votes(decode, seed).exists()
     }
-    _claims_page.write(options.page, arms, CLAIMS, finished, votes, steps=STEPS)
+    attempts = list(ATTEMPTS.values())
+    _claims_page.write(options.page, arms, CLAIMS, attempts, COMPARED, finished, votes)
 
 
 def _side_by_side(
@@ -266,7 +304,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
     parser.add_argument("--folder", type=Path, default=Path("runs/claims"))
     parser.add_argument("--page", type=Path, default=Path("docs/claims.md"))
-    parser.add_argument("--only", choices=("page",), help="read what is finished, run nothing")
+    parser.add_argument(
+        "--only", choices=("attempts", "page"),
+        help="attempts: runs that ask why an effect does not show; page: run nothing",
+    )  # fmt: skip
     return parser.parse_args()
 
 

@@ -2,32 +2,100 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import claims
+from benchmarks._claims_credit import Blame, read_blame
 from benchmarks._claims_data import in_other_words, with_other_columns
 from benchmarks._claims_page import Difference, crossed_bootstrap, holm, verdict
-from benchmarks.claims import ARMS, CLAIMS, Study
+from benchmarks.claims import ARMS, ATTEMPTS, CHANGES, CLAIMS, COMPARED, Study
 from launch.config import load_config
+from rewards.expo.clauses import ClauseKind
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 
 
-@pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.name)
-def test_an_arm_is_a_job_that_the_page_describes(arm, tmp_path):
-    for changes in arm.stages:
-        settings = Study(tmp_path).overrides(arm, changes, tmp_path / "model")
-        config = load_config(
-            claims.START_CONFIGS[arm.start], [f"{key}={value}" for key, value in settings.items()]
-        )
-        steps = config.train.steps * len(arm.stages)
-        assert steps == claims.STEPS
+def configs_of(arm, folder):
+    stages = [Study(folder).overrides(arm, changes, folder / "model") for changes in arm.stages]
+    base = claims.START_CONFIGS[arm.start]
+    return [load_config(base, [f"{key}={value}" for key, value in one.items()]) for one in stages]
+
+
+@pytest.mark.parametrize("arm", [*ARMS.values(), *ATTEMPTS.values()], ids=lambda arm: arm.name)
+def test_an_arm_is_a_job_of_the_same_budget(arm, tmp_path):
+    for config in configs_of(arm, tmp_path):
+        assert config.train.steps * len(arm.stages) == claims.STEPS
         assert config.train.prompts_per_step * config.train.group_size == 128
-        assert config.train.algorithm.correctness_filter == "none"
-    assert f"| `{arm.name}` | {arm.start} |" in PAGE.read_text()
+        is_mixed = arm.name.endswith("-mixed")
+        assert config.train.algorithm.correctness_filter == ("mixed" if is_mixed else "none")
+
+
+def test_the_page_describes_every_arm_and_every_change():
+    page = PAGE.read_text()
+    for arm in ARMS.values():
+        assert f"| `{arm.name}` | {arm.start} |" in page
+    for word in (*CHANGES, "narrow"):
+        assert f"\n- `{word}`, " in page
+
+
+def test_a_change_is_made_to_both_sides_of_a_claim(tmp_path):
+    assert {name for one in COMPARED for name in (one.better, one.worse)} == {*ATTEMPTS, "grpo-4"}
+    for name, arm in ATTEMPTS.items():
+        base, _, word = name.rpartition("-")
+        for plain, changed in zip(
+            configs_of(ARMS[base], tmp_path), configs_of(arm, tmp_path), strict=True
+        ):
+            first, second = plain.train.algorithm, changed.train.algorithm
+            differing = {key for key, value in first if getattr(second, key) != value}
+            assert (
+                differing
+                == {
+                    "mixed": {"correctness_filter"},
+                    "centred": {"estimator"},
+                    "whitened": {"whiten"},
+                    "hard": set(),
+                    "narrow": {"clip_low", "clip_high"},
+                }[word]
+            )
+            levels = changed.data.train.sources[0].levels
+            assert levels == (("hard", "extra") if word == "hard" else ())
+
+
+def test_blame_of_answers_that_differ_from_the_gold_in_one_kind_of_clause(tmp_path):
+    sql = "SELECT count(*) FROM film WHERE price > 3"
+    reply = f"<sql>{sql}</sql>"
+    spans = [[0, 5, 21, -0.5], [0, 21, 31, 0.5], [0, 31, 46, 0.5]]
+
+    def trajectory(correct, status="ok"):
+        turn = {"reply": reply, "sql": sql, "result": {"status": status}}
+        return {"correct": correct, "spans": spans, "turns": [turn]}
+
+    lines = [
+        {"step": 0, "version": 2},
+        *(
+            {"gold": gold, "trajectories": [trajectory(False)]}
+            for gold in (
+                "select COUNT(*) from film where price > 4",
+                "SELECT count(*) FROM film",  # which leaves the answer's WHERE too many
+                "SELECT sum(price) FROM film WHERE price > 4",
+            )
+        ),
+        {
+            "gold": "SELECT max(price) FROM film WHERE price > 3",
+            "trajectories": [trajectory(True), trajectory(False, "error"), trajectory(False)],
+        },
+    ]
+    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    select: frozenset[ClauseKind] = frozenset({"SELECT"})
+    assert [*read_blame(tmp_path)] == [
+        Blame("WHERE", select),
+        Blame("WHERE", select),
+        Blame("SELECT", select),
+    ]
 
 
 def test_claims_compare_arms_of_one_start_or_decodings_of_one_policy():
