@@ -243,11 +243,14 @@ def use_accelerator(name: str, options: argparse.Namespace | None = None) -> Non
         )
 
 
+def starting(done: int, total: int) -> tuple[int, int, str]:
+    """Say where a phase of JAX's programs starts: its first step takes longest."""
+    return done, total, "compiling" if done < total else ""
+
+
 @contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
-    """Show a bar with a status; on no terminal, a line now and then. A phase without a status is
-    about to take its first step, which compiles.
-    """
+    """Show a bar with a line on how it goes; on no terminal, a line now and then."""
     columns = (
         *Progress.get_default_columns(),
         MofNCompleteColumn(),
@@ -259,7 +262,6 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
 
         def update(done: int, total: int, status: str) -> None:
             nonlocal shown
-            status = status or ("compiling" if done < total else "")
             bar.update(task, completed=done, total=total, status=status)
             # The start, the first step, then every tenth.
             tenth = (done > 0, 10 * done // max(total, 1))
