@@ -235,10 +235,18 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
     try:
         config = JobConfig.model_validate(raw)
     except ValidationError as error:
-        mistake, keys = _explain(error, raw), [one.partition("=")[0] for one in overrides]
-        is_override = any(mistake.startswith((f"{key}:", f"{key}.")) for key in keys)
-        raise UserError(f"{'command line' if is_override else name}: {mistake}") from None
+        mistake = _explain(error, raw)
+        is_own = not overrides or mistake == _mistake(config_merge.read(name, ()))
+        raise UserError(f"{name if is_own else 'command line'}: {mistake}") from None
     return _count_steps(config)
+
+
+def _mistake(raw: Any) -> str:
+    try:
+        JobConfig.model_validate(raw)
+    except ValidationError as error:
+        return _explain(error, raw)
+    return ""
 
 
 def dump(config: JobConfig) -> str:

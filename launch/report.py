@@ -21,7 +21,7 @@ from launch import cli
 from launch.reporting.comparison import Comparison
 from launch.reporting.page import is_page, render
 from launch.reporting.payload import Payload
-from launch.reporting.runs import read_runs
+from launch.reporting.runs import read_runs, shown_name
 from launch.texts import check_new, write_json, write_text
 from sqlenv.errors import UserError
 
@@ -84,7 +84,8 @@ def _named(options: argparse.Namespace) -> list[tuple[str, Path]]:
     if options.against is None:
         return named
     other = _split_name(options.against)
-    base = next((one for one in named if options.against == one[0] or other[1] == one[1]), other)
+    ours = (one for one in named if options.against == shown_name(*one) or other[1] == one[1])
+    base = next(ours, other)
     return [base, *(one for one in named if one != base)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from sqlglot.tokens import TokenType
 
 from launch.evaluation.results import QuestionVerdict, Report
 from launch.reporting.record import RECORDS, RECORDS_VERSION
-from launch.reporting.runs import METRICS, PLACES, Run, gain, read_lines
+from launch.reporting.runs import METRICS, PLACES, Run, cut_off, gain, read_lines
 from launch.run_folder import CONFIG, flat
 from sqlenv.evaluators.features import clauses_of
 
@@ -102,8 +103,8 @@ class Payload:
             view = f"{number}.{where}"
             self.views[view] = prefix + _VIEWS.get(where, f"step {where}")
             self._add(view, groups, right)
-        for words, files in damage.items():
-            self.notes.append(f"{run.name}: {' and '.join(files)}: {words}")
+        missing = [f"{' and '.join(files)}: {words}" for words, files in damage.items()]
+        self.notes += [f"{run.name}: {words}" for words in (*run.notes, *missing)]
 
     def _add(self, view: str, groups: Iterable[Group], right: Mapping[str, float] | None) -> None:
         """Add groups, as `trajectories.jsonl` has them, as pieces and to the index. Verdicts by
@@ -156,13 +157,21 @@ def _said(run: Run) -> dict[str, Any]:
 
 
 def _numbers(path: Path) -> dict[str, list[Any]]:
-    lines = [line for line in read_lines(path) if isinstance(line, dict)]
+    lines = [line for line in read_lines(path) if isinstance(line, dict) and _has_step(line)]
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: [line.get(name) for line in lines] for name in names}
     return {
-        name: [float(f"{one:.6g}") if isinstance(one, float) else one for one in column]
+        name: [_short(one) if isinstance(one, float) else one for one in column]
         for name, column in columns.items()
     }
+
+
+def _has_step(line: Mapping[str, Any]) -> bool:
+    return isinstance(line.get("step"), int)
+
+
+def _short(number: float) -> float | None:
+    return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
 def _places(
@@ -198,13 +207,18 @@ def _recorded(
     elif not isinstance(head, dict) or head.get("version") != RECORDS_VERSION:
         words = "of an older version, without whole groups; they are not shown"
     else:
-        groups = (line for line in lines if isinstance(line, dict) and "trajectories" in line)
+        groups = (line for line in lines if isinstance(line, dict) and _is_group(line))
         for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
             yield step, [_for_javascript(group) for group in part]
         if not damaged:
             return
-        words = f"cut off or damaged in line {damaged[0]}; what stands before it is shown"
+        words = cut_off(damaged[0])
     damage.setdefault(words, []).append(name)
+
+
+def _is_group(line: Mapping[str, Any]) -> bool:
+    members = line.get("trajectories")
+    return isinstance(members, list) and all(isinstance(one, dict) for one in members)
 
 
 def _right(report: Report) -> dict[str, float]:

@@ -26,8 +26,8 @@ from minirl.run.files import PART
 from sqlenv.errors import UserError
 
 METRICS = "metrics.jsonl"
-_MARKS = (VERDICTS, METRICS)
-"""What a folder of an evaluation, or of a run that has learned, holds."""
+_MARKS = (VERDICTS, METRICS, CONFIG)
+"""Files of which a folder of a run or of a result has at least one."""
 PLACES = ("before", "answers", "after")
 """Where a run was evaluated, in order; `answers` are those of an evaluation."""
 
@@ -42,6 +42,7 @@ class Run:
         reports: Verdicts on held-out questions, by place.
         golds: Gold queries of these questions.
         settings, result, versions: Its files; empty where they are missing or not whole.
+        notes: What is missing, a line each.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def is_training(self) -> bool:
@@ -78,11 +80,16 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
     return [run for name, path in named for run in _read_all(name, path)]
 
 
+def shown_name(row: str, path: Path) -> str:
+    """Name what was given as a path, with or without a name."""
+    return row or path.resolve().name.removesuffix(".json")
+
+
 def _read_all(row: str, path: Path) -> Iterator[Run]:
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; give a run, or a result of launch.eval")
     path = path.parent if path.name == VERDICTS else path
-    name = row or path.resolve().name.removesuffix(".json")
+    name = shown_name(row, path)
     is_one = any((path / each).exists() for each in _MARKS)
     inside = () if is_one else {one.parent for each in _MARKS for one in path.glob(f"*/{each}")}
     for folder in sorted(inside):
@@ -92,42 +99,52 @@ def _read_all(row: str, path: Path) -> Iterator[Run]:
 
 
 def _read(name: str, row: str, path: Path) -> Run:
-    files = {"settings": read_mapping(path / CONFIG), "versions": read_mapping(path / VERSIONS)}
+    files: dict[str, Any] = {
+        "settings": read_mapping(path / CONFIG),
+        "versions": read_mapping(path / VERSIONS),
+    }
     result = path / VERDICTS if path.is_dir() else path
     if result.exists():
         report = read_report(result)
         said = asdict(report.settings)
         files["versions"] = said.pop("versions") | files["versions"]
         files["settings"] = said | files["settings"]
-        golds = {one.id: one.gold for one in _verdicts(path)}
+        golds = {one.id: one.gold for one in _verdicts(path, [])}
         folder = path if path.is_dir() else None
         return Run(name, row, folder, {"answers": report}, golds, **files)
-    settings = files["settings"]
+    settings, notes = files["settings"], list[str]()
     if "decode" in settings or (path / f"{VERDICTS}{PART}").exists():
         raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
     if "train" in settings or any((path / each).exists() for each in (METRICS, "before", "after")):
         places = {where: path / where for where in ("before", "after")}
-        found = {where: _verdicts(place) for where, place in places.items()}
+        found = {where: _verdicts(place, notes) for where, place in places.items()}
         files["result"] = read_mapping(path / RESULT)
         known = row or f"{name}/after"
     else:  # such as the folder `before` of a run
-        found = {"answers": _verdicts(path)}
+        found = {"answers": _verdicts(path, notes)}
         settings = read_mapping(path.parent / CONFIG)
         known = row or "/".join(path.resolve().parts[-2:])
         if not found["answers"]:
             raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
     reports = {where: _report(known, one, settings) for where, one in found.items() if one}
     golds = {one.id: one.gold for verdicts in found.values() for one in verdicts}
-    return Run(name, row, path, reports, golds, **files)
+    return Run(name, row, path, reports, golds, **files, notes=notes)
 
 
-def _verdicts(folder: Path) -> list[Verdict]:
-    names = set(Verdict.__slots__)
+def _verdicts(folder: Path, notes: list[str]) -> list[Verdict]:
+    names, damaged = set(Verdict.__slots__), list[int]()
+    lines = list(read_lines(folder / PREDICTIONS, damaged))
+    notes += [f"{folder.name}/{PREDICTIONS}: {cut_off(number)}" for number in damaged]
     return [
         Verdict(**line)
-        for line in read_lines(folder / PREDICTIONS)
+        for line in lines
         if isinstance(line, dict) and line.keys() <= names and "correct" in line
     ]
+
+
+def cut_off(number: int) -> str:
+    """Say that a file ends for us at the line of this number."""
+    return f"cut off or damaged in line {number}; what stands before it is shown"
 
 
 def _report(name: str, verdicts: Sequence[Verdict], settings: Mapping[str, Any]) -> Report:

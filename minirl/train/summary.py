@@ -29,8 +29,8 @@ def summarise(episodes: Episodes) -> dict[str, float]:
         for name, value in (numbers | dict(trajectory.episode.numbers)).items():
             values[name].append(value)
     means = {name: sum(found) / len(found) for name, found in values.items()}
-    equal = [np.ptp(rewards) == 0 for rewards in episodes.rewards_NG]
-    return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
+    equal = [float(np.ptp(rewards) == 0) for rewards in episodes.rewards_NG if len(rewards) > 1]
+    return means | ({"groups/equal_share": sum(equal) / len(equal)} if equal else {})
 
 
 def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, float]:

@@ -174,12 +174,13 @@ def _limit_heap() -> None:
     apsw.hard_heap_limit(_heap_before[0] + max(_heap_limits) if _heap_limits else 0)
 
 
-def check_database(path: Path) -> None:
+def check_database(database: str | Path) -> None:
     """Make sure that a file is a complete SQLite database which nobody is writing.
 
     Raises:
         UserError: It is not, or has unfinished writes beside it.
     """
+    path = Path(database)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UserError(f"{path}: no database file; check the path")

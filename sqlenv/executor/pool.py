@@ -33,6 +33,8 @@ _COMMAND = (sys.executable, "-P", "-m", "sqlenv.executor.worker")
 _START_S = 60.0
 # On top of twice the time-out: answers wait that long in a worker, and a message takes a moment.
 _GRACE_S = 0.1
+# An interpreter that has closed its end takes a moment to leave its status.
+_LEAVE_S = 2.0
 # Of a message that are not rows.
 _OTHER_BYTES = 10_000_000
 # How often a thread that waits for a worker looks whether its job still needs one.
@@ -82,21 +84,22 @@ class Worker:
             raise TypeError("no answers")
         return answers
 
-    def failure_result(self, *, overdue: bool) -> Result:
+    def failure_result(self, error: Exception) -> Result:
         """End a worker that failed at its only question, and say what that makes of it."""
-        status = self.kill()
+        has_left = isinstance(error, EOFError | ConnectionError)
+        status = self.kill(wait_s=_LEAVE_S if has_left else 0.0)
         if not self._is_ready or (status > 0 and status != OUT_OF_MEMORY):
             raise RuntimeError("a query worker failed; its own words are on standard error")
         if status == OUT_OF_MEMORY:
             return TooLarge("memory")
-        return TimedOut("wall") if overdue else CRASHED
+        return TimedOut("wall") if isinstance(error, TimeoutError) else CRASHED
 
-    def kill(self) -> int:
-        """End the process at once; give its exit status, negative for a signal."""
+    def kill(self, *, wait_s: float = 0.0) -> int:
+        """End the process, if it does not end itself; its exit status, negative for a signal."""
         self._channel.close()
         with self.process as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0)
+                process.wait(wait_s)
             process.kill()
         return process.returncode
 
@@ -182,8 +185,7 @@ class WorkerPool:
             reuse = len(answers) == len(questions)
         except _FAILURES as error:
             if len(questions) == len(answers) + 1:
-                overdue = isinstance(error, TimeoutError)
-                answers.append(worker.failure_result(overdue=overdue))
+                answers.append(worker.failure_result(error))
         finally:  # after an exception late answers must not reach the next caller
             job.busy.discard(worker)
             if not reuse:

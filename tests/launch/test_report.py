@@ -173,6 +173,41 @@ def test_a_run_that_goes_on_and_one_that_has_not_begun(place, capsys):
     assert "begun: no accuracy, not finished, 0 steps so far" in printed
 
 
+def test_a_run_that_was_measured_and_has_not_learned(place, capsys):
+    folder = make_run(place / "measured" / "run")
+    for name in ("result.json", "metrics.jsonl", "trajectories.jsonl", "after/predictions.jsonl"):
+        (folder / name).unlink()
+    write_lines(folder / "warm" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    for given in (folder, folder.parent):
+        write_page(given, out=place / "measured.html")
+        assert "run: execution accuracy before " in capsys.readouterr().out
+
+
+def test_answers_that_are_cut_off_are_told(place):
+    folder = make_run(place / "cut-answers")
+    path = folder / "before" / "predictions.jsonl"
+    path.write_text(path.read_text()[:1000])
+    [note] = opened(write_page(folder))["overview"]["notes"]
+    assert note.startswith("cut-answers: before/predictions.jsonl: cut off or damaged in line ")
+
+
+def test_records_that_are_none_are_left_out(place):
+    folder = make_run(place / "odd-records")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": null, "reward/total": 1}\n{"step": 9, "reward/total": NaN}\n')
+    with (folder / "trajectories.jsonl").open("a") as file:
+        file.write('{"step": 9, "id": 5, "trajectories": "x"}\n')
+    numbers = opened(write_page(folder))["overview"]["runs"][0]["numbers"]
+    assert numbers["step"] == [*range(1, 10)]
+    assert numbers["reward/total"][-1] is None
+
+
+def test_a_base_is_named_as_the_report_names_it(place, run, capsys):
+    other = make_run(place / "other-seed3", seed=3)
+    write_page(run, other, against="other-seed3", out=place / "named.html")
+    assert "other-seed3" in capsys.readouterr().out
+
+
 def test_seeds_are_alike_and_settings_that_differ_are_named(place):
     folder = place / "study"
     for name, seed, rate in (("a", 0, 0.001), ("b", 1, 0.001), ("c", 2, 0.002)):

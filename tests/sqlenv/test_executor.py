@@ -113,6 +113,11 @@ def test_why_there_is_no_table(
     assert executor.execute(database, sql) == result
 
 
+def test_a_path_may_be_text(executor: Executor, database: Path) -> None:
+    path: Any = str(database)
+    assert executor.execute(path, "SELECT 1") == Table(("1",), ((1,),))
+
+
 def test_many_in_order_with_each_distinct_query_once(executor: Executor, database: Path) -> None:
     queries = [(database, f"SELECT {n % 50}, random()") for n in range(200)]
     queries += [(database, ENDLESS), (database, "SELECT"), (database, "")]

@@ -229,6 +229,18 @@ def test_a_worker_that_cannot_start_is_not_the_querys_fault(
     assert "sqlenv" in capfd.readouterr().err
 
 
+def test_a_mistake_of_ours_in_a_worker_is_no_answer(
+    database: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workers = pool.WorkerPool(ExecutorConfig(workers=1))
+    no_text: Any = 5
+    with pytest.raises(RuntimeError, match="worker failed"):
+        workers.run([Execution(database, no_text)])
+    assert "TypeError" in capfd.readouterr().err
+    assert workers.run([Execution(database, "SELECT 1")]) == [ONE]
+    workers.close()
+
+
 def test_an_executor_does_not_survive_a_fork(
     executor: Executor, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,8 @@ function verdict() {
   document.title = visible(title);
   fill($("verdict"), h("h1", {}, title),
     h("div", {class: isOne ? "scores one" : "scores"},
-      measured.length > 0 && card(h("h3", {}, "Execution accuracy"), intervals(measured)),
+      measured.length > 0 && card(h("h3", {}, "Execution accuracy"), intervals(measured),
+        data.differing["env.match"] && h("p", {class: "note small"}, "Not by one rule: env.match differs.")),
       card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
         : table(["run", ...heads], rows.map((row, n) => [runs[n].name, ...heads.map(head => row[head])])))),
     against.length > 0 && [h("h2", {}, `Beside ${against[0].base}`), card(table(
@@ -59,7 +60,8 @@ function factsOf({kind, measured, result, tests, settings, numbers}, n) {
     decoding: result.decode ?? "–",
     steps: kind === "evaluation" ? "–" : result.questions ? steps
       : `not finished: ${steps} of ${planned || "?"} steps so far`,
-    "learned by": [settings["reward.kind"], settings["train.algorithm.kind"]].filter(Boolean).join(", ") || "–",
+    "learned by": [["reward", "reward.kind"], ["algorithm", "train.algorithm.kind"]].filter(([, key]) => settings[key])
+      .map(([name, key]) => `${name} ${settings[key]}`).join(", ") || "–",
     seed: settings.seed ?? "–",
     time: result.seconds ? `${duration(result.seconds)} on ${result.accelerator ?? "?"}` : "–",
   };
