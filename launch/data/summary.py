@@ -149,7 +149,8 @@ def job_settings(request: PrepareRequest, summary: Summary, cfg: str) -> str:
         data["test"] = _sources([next((name for name in others if name not in own), others[0])])
     path = Path(cfg)
     settings = {"base": str(path.resolve()) if path.is_file() else cfg, "data": data}
-    head = "# Written by launch.prepare. Any other set: data.test.sources.0.file=NAME.jsonl\n"
+    head = "# Written by launch.prepare, again each time: keep changes in a file of your own.\n"
+    head += "# Another set: data.test.sources.0.file=NAME.jsonl\n"
     return head + yaml.safe_dump(settings, sort_keys=False)
 
 
