@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ LEAST = 0.01
 LEVEL = 0.05
 _FEWEST = 20
 """Wrong answers of a kind that make a row of their own."""
-_RESULTS, _ATTEMPTS = "results", "attempts"
 _ARMS_HEAD = ("arm", "seeds", "start %", "after %", "seeds, lowest to highest", "synonyms %")
 _ARMS_HEAD += ("renamed %", "turns", "wrong, pushed up %", "minutes a run")
 _CLAIMS_HEAD = ("source", "claimed better", "than", "points", "95 % interval", "p", "p (Holm)")
@@ -33,7 +32,8 @@ _COMPARED_HEAD = ("change", *_CLAIMS_HEAD[1:-2])
 _BLAME_HEAD = ("arm", "wrong clauses", "answers", "blamed %", "blamed alone %", "another blamed %")
 _BLAMING = ("clause", "clause-types", "clause-steps")
 """Arms whose credit tells clauses apart."""
-T = TypeVar("T")
+_PACKED = (*VARIANTS, "right")
+"""Names of the lists of verdicts in the data."""
 Rights = Mapping[int, Sequence[bool]]
 """Whether each question as it was generated was right, by seed."""
 
@@ -110,38 +110,48 @@ class Finding:
 
 def write(
     page: Path,
-    arms: Sequence[Arm],
+    arms: Iterable[str],
     claims: Sequence[Claim],
-    attempts: Sequence[Arm],
+    attempts: Iterable[str],
     compared: Sequence[Claim],
     finished: Mapping[tuple[str, int], Sequence[Path]],
     voted: Mapping[tuple[str, int], Path],
 ) -> None:
-    """Write results and attempts between their marks on a page, and the data beside it."""
-    outcomes = _by_name({key: read_outcome(stages) for key, stages in finished.items()})
-    votes = _by_name({key: _read_votes(path) for key, path in voted.items()})
+    """Write the tables between their marks on a page, and the data beside it.
+
+    Runs that the data has and `finished` and `voted` have not stay. Who is blamed is not in the
+    data: that table stays where no run tells it.
+    """
+    outcomes, votes = _read_data(page.with_suffix(".json"))
+    for (name, seed), stages in finished.items():
+        outcomes.setdefault(name, {})[seed] = read_outcome(stages)
+    for (name, seed), path in voted.items():
+        votes.setdefault(name, {})[seed] = _read_votes(path)
     right = {
         name: {seed: one.after[VARIANTS[0]] for seed, one in by_seed.items()}
         for name, by_seed in outcomes.items()
     } | {
         name: {seed: one.right for seed, one in by_seed.items()} for name, by_seed in votes.items()
     }
-    results = [
-        *_table_of_arms(arms, outcomes),
-        markdown(_VOTES_HEAD, (_vote_row(name, one) for name, one in votes.items())),
-        markdown(_CLAIMS_HEAD, map(_claim_row, judge(claims, right))),
-    ]
-    asked = [
-        *_table_of_arms(attempts, outcomes),
-        # No claim is decided here: no correction, no verdict.
-        markdown(_COMPARED_HEAD, (_claim_row(one)[:-2] for one in judge(compared, right))),
-        markdown(_BLAME_HEAD, _blame_rows(finished)),
-    ]
+    parts = {
+        "results": [
+            *_table_of_arms(arms, outcomes),
+            markdown(_VOTES_HEAD, (_vote_row(name, one) for name, one in votes.items())),
+            markdown(_CLAIMS_HEAD, map(_claim_row, judge(claims, right))),
+        ],
+        "attempts": [
+            *_table_of_arms(attempts, outcomes),
+            # No claim is decided here: no correction, no verdict.
+            markdown(_COMPARED_HEAD, (_claim_row(one)[:-2] for one in judge(compared, right))),
+        ],
+    }
+    if blamed := [*_blame_rows(finished)]:
+        parts["blame"] = [markdown(_BLAME_HEAD, blamed)]
     text = page.read_text(encoding="utf-8")
-    for mark, parts in ((_RESULTS, results), (_ATTEMPTS, asked)):
+    for mark, tables in parts.items():
         start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
         before, _, rest = text.partition(start)
-        text = "\n\n".join([before + start, *parts, end + rest.partition(end)[2]])
+        text = "\n\n".join([before + start, *tables, end + rest.partition(end)[2]])
     page.write_text(text, encoding="utf-8")
     data = [
         {kind: name, "seed": seed, **_packed(asdict(one))}
@@ -154,10 +164,23 @@ def write(
     )
 
 
+def _read_data(path: Path) -> tuple[dict[str, dict[int, Outcome]], dict[str, dict[int, Votes]]]:
+    """Read the data that `write` wrote: outcomes of arms, and of answers by several samples."""
+    outcomes: dict[str, dict[int, Outcome]] = {}
+    votes: dict[str, dict[int, Votes]] = {}
+    for one in map(_unpacked, json.loads(path.read_text()) if path.exists() else ()):
+        arm, answers, seed = one.pop("arm", None), one.pop("answers", None), one.pop("seed")
+        if arm is not None:
+            outcomes.setdefault(arm, {})[seed] = Outcome(**one)
+        else:
+            votes.setdefault(answers, {})[seed] = Votes(**one)
+    return outcomes, votes
+
+
 def _table_of_arms(
-    arms: Sequence[Arm], outcomes: Mapping[str, Mapping[int, Outcome]]
+    arms: Iterable[str], outcomes: Mapping[str, Mapping[int, Outcome]]
 ) -> tuple[str, str]:
-    found = {arm.name: outcomes[arm.name] for arm in arms if arm.name in outcomes}
+    found = {name: outcomes[name] for name in arms if name in outcomes}
     seconds = [one.seconds for by_seed in found.values() for one in by_seed.values()]
     return (
         f"{len(seconds)} runs; together {sum(seconds) / 60:.0f} minutes of one core.",
@@ -182,13 +205,6 @@ def _read_votes(path: Path) -> Votes:
     verdicts = json.loads(path.read_text())
     right = [question["scores"]["set"] == 1 for question in verdicts["questions"]]
     return Votes(right, verdicts["notes"].get("judged", 0))
-
-
-def _by_name(found: Mapping[tuple[str, int], T]) -> dict[str, dict[int, T]]:
-    by_name: dict[str, dict[int, T]] = {}
-    for (name, seed), one in found.items():
-        by_name.setdefault(name, {})[seed] = one
-    return by_name
 
 
 def _verdicts(folder: Path) -> dict[str, list[bool]]:
@@ -330,3 +346,10 @@ def _packed(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _packed(one) for name, one in value.items()}
     return "".join("01"[one] for one in value) if isinstance(value, list) else value
+
+
+def _unpacked(value: Any, name: str = "") -> Any:
+    """Read what `_packed` wrote."""
+    if isinstance(value, dict):
+        return {key: _unpacked(one, key) for key, one in value.items()}
+    return [digit == "1" for digit in value] if name in _PACKED else value

@@ -2,7 +2,7 @@
 
     python benchmarks/claims.py                       # all of it; writes docs/claims.md
     python benchmarks/claims.py --arms progressive one-shot --seeds 0 1 --folder runs/try
-    python benchmarks/claims.py --only attempts       # why effects do not show; after the study
+    python benchmarks/claims.py --only attempts       # why effects do not show
     python benchmarks/claims.py --only page           # the page anew, of what is finished
 
 docs/claims.md says what is asked and how it is decided. Runs are placed side by side, one on each
@@ -227,32 +227,31 @@ def main() -> None:
     """Run what is not finished yet, and write the page."""
     options = _options()
     study = Study(options.folder.resolve())
-    arms = [ARMS[name] for name in options.arms]
-    if options.only == "attempts":
-        _side_by_side("attempts", study.train, list(ATTEMPTS.values()), ATTEMPT_SEEDS)
-    elif options.only is None:
+    known = ATTEMPTS if options.only == "attempts" else ARMS
+    arms = [arm for name, arm in known.items() if name in (options.arms or known)]
+    seeds = options.seeds or (ATTEMPT_SEEDS if known is ATTEMPTS else SEEDS)
+    if options.only != "page":
         demo = load_config(START_CONFIGS["replies"], []).data.demo
         assert demo is not None
         _claims_data.prepare(study.folder, demo)
         kinds = list(dict.fromkeys(arm.start for arm in arms))
-        _side_by_side("start weights", study.warm, kinds, options.seeds)
-        _side_by_side("arms", study.train, arms, options.seeds)
+        _side_by_side("start weights", study.warm, kinds, seeds)
+        _side_by_side("arms", study.train, arms, seeds)
         if VOTERS in arms:
-            _side_by_side("votes", study.vote, DECODES, options.seeds)
+            _side_by_side("votes", study.vote, DECODES, seeds)
     finished = {
         (arm.name, seed): [study.stage(arm, seed, number + 1) for number in range(len(arm.stages))]
-        for arm in (*arms, *ATTEMPTS.values())
-        for seed in options.seeds
+        for arm in (*ARMS.values(), *ATTEMPTS.values())
+        for seed in SEEDS
         if (study.stage(arm, seed, len(arm.stages)) / "result.json").exists()
     }
     votes = {
         (decode, seed): study.votes(decode, seed)
         for decode in DECODES
-        for seed in options.seeds
+        for seed in SEEDS
         if study.votes(decode, seed).exists()
     }
-    attempts = list(ATTEMPTS.values())
-    _claims_page.write(options.page, arms, CLAIMS, attempts, COMPARED, finished, votes)
+    _claims_page.write(options.page, ARMS, CLAIMS, ATTEMPTS, COMPARED, finished, votes)
 
 
 def _side_by_side(
@@ -300,8 +299,8 @@ def _run(words: Sequence[str], core: int, folder: Path) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=tuple(ARMS), metavar="ARM")
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
+    parser.add_argument("--arms", nargs="+", choices=ARMS | ATTEMPTS, metavar="ARM")
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, metavar="SEED")
     parser.add_argument("--folder", type=Path, default=Path("runs/claims"))
     parser.add_argument("--page", type=Path, default=Path("docs/claims.md"))
     parser.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from benchmarks import claims
 from benchmarks._claims_credit import Blame, read_blame
 from benchmarks._claims_data import in_other_words, with_other_columns
-from benchmarks._claims_page import Difference, crossed_bootstrap, holm, verdict
+from benchmarks._claims_page import Difference, crossed_bootstrap, holm, verdict, write
 from benchmarks.claims import ARMS, ATTEMPTS, CHANGES, CLAIMS, COMPARED, Study
 from launch.config import load_config
 from rewards.expo.clauses import ClauseKind
@@ -40,6 +41,13 @@ def test_the_page_describes_every_arm_and_every_change():
         assert f"| `{arm.name}` | {arm.start} |" in page
     for word in (*CHANGES, "narrow"):
         assert f"\n- `{word}`, " in page
+
+
+def test_the_page_is_what_its_data_says(tmp_path):
+    page, data = (shutil.copy(path, tmp_path) for path in (PAGE, PAGE.with_suffix(".json")))
+    write(Path(page), ARMS, CLAIMS, ATTEMPTS, COMPARED, {}, {})
+    assert Path(page).read_text() == PAGE.read_text()
+    assert Path(data).read_text() == PAGE.with_suffix(".json").read_text()
 
 
 def test_a_change_is_made_to_both_sides_of_a_claim(tmp_path):
