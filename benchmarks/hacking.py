@@ -127,6 +127,22 @@ def one_column(sql: str) -> str:
     return tree.sql(dialect="sqlite")
 
 
+def with_more(sql: str) -> str:
+    """Return a query with 20 columns more."""
+    return f"SELECT g.*, {', '.join(map(str, range(20)))} FROM ({sql}) AS g"
+
+
+def as_text(example: Example, executor: Executor) -> Sequence[str]:
+    """Answer with the gold query's values, all of them as text."""
+    found = executor.execute(example.database, example.gold_sql)
+    names = (
+        [f"c{number}" for number in range(len(found.columns))] if isinstance(found, Table) else []
+    )
+    casts = ", ".join(f"CAST({name} AS TEXT)" for name in names)
+    gold = example.gold_sql.rstrip("; \n")
+    return [_fenced(f"WITH g({', '.join(names)}) AS ({gold}) SELECT {casts} FROM g")]
+
+
 def aggregates(example: Example, executor: Executor) -> Sequence[str]:
     """Answer with all aggregates of all columns of the gold query's first table."""
     table = sqlglot.parse_one(example.gold_sql, dialect="sqlite").find(exp.Table)
@@ -164,6 +180,7 @@ FAMILIES = {
 }
 _BINARY = {"reward": {"payoff": "binary"}}
 _ONE_STEP = {"reward": {"step_score": "binary", "aggregate": "last"}}
+_EXECUTION = {"reward": {"kind": "astra", **_ONE_STEP["reward"]}}
 _IMPROVED = {"reward": {"align_k1": "zero"}}
 TRICKS = (
     Trick("Progress-SQL", "VALUES(1) first, then the gold",
@@ -181,6 +198,9 @@ TRICKS = (
     Trick("PaVeRL-SQL", "SELECT 0, 1, …, 1999", always(_fenced(_CONSTANTS)), _BINARY),
     Trick("PaVeRL-SQL", "all aggregates of the table", aggregates, _BINARY),
     Trick("PaVeRL-SQL", "one right column", of_gold(_column), _BINARY),
+    Trick("PaVeRL-SQL", "the gold and 20 columns more",
+          of_gold(lambda sql: _fenced(with_more(sql))), _BINARY),
+    Trick("PaVeRL-SQL", "the gold's values as text", as_text, _EXECUTION),
     Trick("PaVeRL-SQL", "no row (right where the gold has none)", always(_fenced(_NO_ROWS))),
     Trick("PaVeRL-SQL", "SELECT NULL", always(_fenced("SELECT NULL"))),
     Trick("PaVeRL-SQL", "rows doubled by a cross join", of_gold(_doubled),
