@@ -28,7 +28,7 @@ _CLAIMS_HEAD = ("source", "claimed better", "than", "points", "95 % interval", "
 _CLAIMS_HEAD += ("here",)
 _VOTES_HEAD = ("answers", "seeds", "right %", "seeds, lowest to highest", "judgements read")
 
-_COMPARED_HEAD = ("change", *_CLAIMS_HEAD[1:-2])
+_COMPARED_HEAD = ("change", *_CLAIMS_HEAD[1:-2], "without it")
 _BLAME_HEAD = ("arm", "wrong clauses", "answers", "blamed %", "blamed alone %", "another blamed %")
 _BLAMING = ("clause", "clause-types", "clause-steps")
 """Arms whose credit tells clauses apart."""
@@ -142,7 +142,13 @@ def write(
         "attempts": [
             *_table_of_arms(attempts, outcomes),
             # No claim is decided here: no correction, no verdict.
-            markdown(_COMPARED_HEAD, (_claim_row(one)[:-2] for one in judge(compared, right))),
+            markdown(
+                _COMPARED_HEAD,
+                (
+                    (*_claim_row(one)[:-2], _without(one.claim, right))
+                    for one in judge(compared, right)
+                ),
+            ),
         ],
     }
     if blamed := [*_blame_rows(finished)]:
@@ -339,6 +345,18 @@ def _claim_row(finding: Finding) -> tuple[str, ...]:
         f"{finding.corrected:.4f}",
         finding.verdict,
     )
+
+
+def _without(claim: Claim, right: Mapping[str, Rights]) -> str:
+    """Write the difference of the arms without the change, over the seeds that all four have."""
+    changed = [right.get(name, {}) for name in (claim.better, claim.worse)]
+    change = f"-{claim.source}"
+    plain = [right.get(name.removesuffix(change), {}) for name in (claim.better, claim.worse)]
+    seeds = set.intersection(*(set(one) for one in (*changed, *plain)))
+    if not seeds:
+        return "-"
+    better, worse = (mean(mean(one[seed]) for seed in seeds) for one in plain)
+    return f"{100 * (better - worse):+.1f}"
 
 
 def _packed(value: Any) -> Any:
