@@ -126,14 +126,21 @@ CLAIMS = (
     Claim("Progress-SQL, in one environment", "progressive", "astra-turns"),
 )
 
-_REWARDS = (("progressive", "execution"), ("fraction-binary", "binary"), ("atr-csmr", "terminal"))
-_CREDIT = ("clause", "query")
+_REWARDS = (
+    ("progressive", "execution"),
+    ("progressive", "one-shot"),
+    ("fraction-binary", "binary"),
+    ("fraction-binary", "fraction"),
+    ("atr-csmr", "terminal"),
+    ("atr-csmr", "atr-no-final"),
+)
+_CREDIT = (("clause", "query"), ("clause", "clause-types"), ("clause", "clause-steps"))
 _HARD = f"[{{layout: spider, path: {_claims_data.DATA}, split: train, levels: [hard, extra]}}]"
 CHANGES: dict[str, tuple[dict[str, str], Sequence[tuple[str, str]]]] = {
     "mixed": ({"train.algorithm.correctness_filter": "mixed"}, _REWARDS),
     "centred": ({"train.algorithm.estimator": "group_centred"}, _REWARDS),
-    "whitened": ({"train.algorithm.whiten": "true"}, [_CREDIT]),
-    "hard": ({"data.train.sources": _HARD}, [*_REWARDS, _CREDIT]),
+    "whitened": ({"train.algorithm.whiten": "true"}, _CREDIT),
+    "hard": ({"data.train.sources": _HARD}, (*_REWARDS, *_CREDIT)),
 }
 """One change of both sides of a claim each, and the claims (docs/claims.md)."""
 _NARROW = {"train.algorithm.clip_low": "3e-4", "train.algorithm.clip_high": "4e-4"}
