@@ -118,7 +118,11 @@ class Dapo(AlgorithmConfig):
 
 
 class Gspo(AlgorithmConfig):
-    """GSPO (arXiv:2507.18071) as Progress-SQL uses it: sequence ratio, the same clip bounds."""
+    """GSPO (arXiv:2507.18071) as Progress-SQL uses it: sequence ratio, the same clip bounds.
+
+    GSPO's own bounds are far closer, clip_low=3e-4 and clip_high=4e-4 (section 5.1); with more
+    than one update a step it needs them (docs/claims.md).
+    """
 
     kind: Literal["gspo"] = "gspo"
     ratio_level: RatioLevel = "sequence"
