@@ -235,7 +235,7 @@ def main() -> None:
     options = _options()
     study = Study(options.folder.resolve())
     known = ATTEMPTS if options.only == "attempts" else ARMS
-    arms = [arm for name, arm in known.items() if name in (options.arms or known)]
+    arms = [(ARMS | ATTEMPTS)[name] for name in options.arms or known]
     seeds = options.seeds or (ATTEMPT_SEEDS if known is ATTEMPTS else SEEDS)
     if options.only != "page":
         demo = load_config(START_CONFIGS["replies"], []).data.demo
@@ -314,7 +314,12 @@ def _options() -> argparse.Namespace:
         "--only", choices=("attempts", "page"),
         help="attempts: runs that ask why an effect does not show; page: run nothing",
     )  # fmt: skip
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.page.is_file():
+        parser.error(
+            f"no page {options.page}: start in the project's folder, or copy docs/claims.md"
+        )
+    return options
 
 
 if __name__ == "__main__":
