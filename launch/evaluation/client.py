@@ -88,6 +88,7 @@ class CachedClient:
         self._model, self._settings, self._seed = model, tuple(settings), seed
         self._cache = DiskCache(folder / ANSWERS)
         self._refused: dict[str, Answer] = {}
+        self._reasons: dict[str, str] = {}  # of the first refusal of each kind
         self.cost: dict[str, Cost] = {}
         for kind, fields in self._cache.values():
             self.cost.setdefault(kind, Cost()).add(1, Answer(**fields))
@@ -110,6 +111,7 @@ class CachedClient:
             found[request.key] = answer
             if answer.text is None:
                 self._refused[request.key] = answer
+                self._reasons.setdefault(request.kind, answer.refusal)
                 return
             self._cache[request.key] = [request.kind, asdict(answer)]
             self.cost.setdefault(request.kind, Cost()).add(1, answer)
@@ -128,9 +130,11 @@ class CachedClient:
 
     @property
     def refusal(self) -> str:
-        """Say why the model refused every request, where it did; empty elsewhere."""
-        refused = () if self.cost else self._refused.values()
-        return next((answer.refusal for answer in refused), "")
+        """Say of which kind every request was refused, and why; empty where there is none."""
+        for kind, reason in self._reasons.items():
+            if kind not in self.cost:
+                return f"every {kind} request was refused: {reason}"
+        return ""
 
     def _find(self, key: str) -> Answer | None:
         entry = self._cache.get(key)

@@ -44,8 +44,8 @@ def deliberate(
                     found[name] = end.value
                     del wishes[name]
             show(len(found), len(examples), f"{client.spent.completion_tokens:,} tokens written")
-    if client.refusal:
-        raise UserError(f"the model took no request at all: {client.refusal}")
+        if client.refusal:
+            raise UserError(client.refusal)
     choices = [found[one.id] for one in examples]
     return Answers(
         [Sampled((choice.sql,), choice=asdict(choice)) for choice in choices],

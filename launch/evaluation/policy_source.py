@@ -193,7 +193,9 @@ class _PolicyModel:
         for request in requests:
             ids = tokenizer.encode_chat(request.messages)
             if len(ids) > limits.max_prompt_tokens:
-                record(request, Answer(None, refusal="prompt over sampler.max_prompt_tokens"))
+                limit = f"sampler.max_prompt_tokens={limits.max_prompt_tokens}"
+                refusal = f"a prompt has {len(ids)} tokens; {limit} is too small"
+                record(request, Answer(None, refusal=refusal))
                 continue
             episode = _FIRST_EPISODE + request.seed % _STREAMS
             while episode in waiting:

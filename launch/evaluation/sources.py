@@ -175,7 +175,7 @@ def _ask(
             [(name, [Ask("generate", n, prompt) for n in range(samples)]) for name, prompt in asked]
         )
         if client.refusal:
-            raise UserError(f"the endpoint took no request at all: {client.refusal}")
+            raise UserError(client.refusal)
         show(len(texts), len(examples), f"{client.spent.completion_tokens:,} tokens written")
     replies = [tuple(text or "" for text in each) for each in texts]
     tag = config.env.wrapping

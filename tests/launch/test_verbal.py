@@ -210,10 +210,12 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
     with serve(Chat(answer)) as chat:
         with pytest.raises(UserError, match="OPENAI_API_KEY"):
             launch(place, out, chat, "verbal.parallel=1")
+        # Choosing by lot among candidates would be no judgement.
         told[0] = Failure(400, '{"error": {"message": "too long"}}')
-        assert launch(place, out, chat)["notes"]["refused"] > 0
+        with pytest.raises(UserError, match="every judge request was refused: 400.*too long"):
+            launch(place, out, chat)
+        assert not (out / "verdicts.json").exists()
         told[0] = None
-        (out / "verdicts.json").unlink()
         result = launch(place, out, chat)
         assert set(chat.paid.values()) == {1}
         plain = launch(place, tmp_path / "plain", chat)
