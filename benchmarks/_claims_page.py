@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -26,8 +26,8 @@ _ARMS_HEAD = ("arm", "seeds", "start %", "after %", "seeds, lowest to highest", 
 _ARMS_HEAD += ("renamed %", "turns", "wrong, pushed up %", "minutes a run")
 _CLAIMS_HEAD = ("source", "claimed better", "than", "points", "95 % interval", "p", "p (Holm)")
 _CLAIMS_HEAD += ("here",)
-_VOTES_HEAD = ("answers", "seeds", "right %", "seeds, lowest to highest", "judgements read")
-
+_VOTES_HEAD = ("answers", "seeds", "right %", "seeds, lowest to highest", "any sample right %")
+_VOTES_HEAD += ("judgements", "read %")
 _COMPARED_HEAD = ("change", *_CLAIMS_HEAD[1:-2], "without it")
 _BLAME_HEAD = ("arm", "wrong clauses", "answers", "blamed %", "blamed alone %", "another blamed %")
 _BLAMING = ("clause", "clause-types", "clause-steps")
@@ -63,6 +63,20 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the page: arms, answers by several samples, and what is said of them.
+
+    Attributes:
+        is_test: Whether claims are decided; elsewhere `source` of a claim is a change of both arms.
+    """
+
+    arms: Collection[str]
+    answers: Collection[str]
+    claims: Sequence[Claim]
+    is_test: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a run came to.
 
@@ -82,10 +96,19 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """Whether each question was answered right by several samples; judgements that were read."""
+    """What came of answers by several samples.
+
+    Attributes:
+        right: Whether each question was answered right.
+        any_right: Share of the questions of which a sample was right: what a perfect choice has.
+            Of candidates that were judged, it is not counted.
+        asked, read: Judgements that were asked for, and those that could be read.
+    """
 
     right: Sequence[bool]
-    judged: int
+    any_right: float | None
+    asked: int
+    read: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +133,7 @@ class Finding:
 
 def write(
     page: Path,
-    arms: Iterable[str],
-    claims: Sequence[Claim],
-    attempts: Iterable[str],
-    compared: Sequence[Claim],
+    parts: Mapping[str, Part],
     finished: Mapping[tuple[str, int], Sequence[Path]],
     voted: Mapping[tuple[str, int], Path],
 ) -> None:
@@ -133,31 +153,21 @@ def write(
     } | {
         name: {seed: one.right for seed, one in by_seed.items()} for name, by_seed in votes.items()
     }
-    parts = {
-        "results": [
-            *_table_of_arms(arms, outcomes),
-            markdown(_VOTES_HEAD, (_vote_row(name, one) for name, one in votes.items())),
-            markdown(_CLAIMS_HEAD, map(_claim_row, judge(claims, right))),
-        ],
-        "attempts": [
-            *_table_of_arms(attempts, outcomes),
-            # No claim is decided here: no correction, no verdict.
-            markdown(
-                _COMPARED_HEAD,
-                (
-                    (*_claim_row(one)[:-2], _without(one.claim, right))
-                    for one in judge(compared, right)
-                ),
-            ),
-        ],
+    tables = {
+        mark: [
+            *_table_of_arms(part.arms, outcomes),
+            _table_of_votes(part.answers, votes),
+            (_table_of_claims if part.is_test else _table_of_changes)(part.claims, right),
+        ]
+        for mark, part in parts.items()
     }
     if blamed := [*_blame_rows(finished)]:
-        parts["blame"] = [markdown(_BLAME_HEAD, blamed)]
+        tables["blame"] = [markdown(_BLAME_HEAD, blamed)]
     text = page.read_text(encoding="utf-8")
-    for mark, tables in parts.items():
+    for mark, found in tables.items():
         start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
         before, _, rest = text.partition(start)
-        text = "\n\n".join([before + start, *tables, end + rest.partition(end)[2]])
+        text = "\n\n".join([before + start, *found, end + rest.partition(end)[2]])
     page.write_text(text, encoding="utf-8")
     data = [
         {kind: name, "seed": seed, **_packed(asdict(one))}
@@ -194,6 +204,20 @@ def _table_of_arms(
     )
 
 
+def _table_of_votes(names: Iterable[str], votes: Mapping[str, Mapping[int, Votes]]) -> str:
+    return markdown(_VOTES_HEAD, (_vote_row(name, votes[name]) for name in names if name in votes))
+
+
+def _table_of_claims(claims: Sequence[Claim], right: Mapping[str, Rights]) -> str:
+    return markdown(_CLAIMS_HEAD, map(_claim_row, judge(claims, right)))
+
+
+def _table_of_changes(claims: Sequence[Claim], right: Mapping[str, Rights]) -> str:
+    """No claim is decided here: no correction, no verdict."""
+    rows = ((*_claim_row(one)[:-2], _without(one.claim, right)) for one in judge(claims, right))
+    return markdown(_COMPARED_HEAD, rows)
+
+
 def read_outcome(stages: Sequence[Path]) -> Outcome:
     """Read the run folders of an arm's stages."""
     lines = [json.loads(line) for line in (stages[-1] / "metrics.jsonl").open()]
@@ -210,7 +234,9 @@ def read_outcome(stages: Sequence[Path]) -> Outcome:
 def _read_votes(path: Path) -> Votes:
     verdicts = json.loads(path.read_text())
     right = [question["scores"]["set"] == 1 for question in verdicts["questions"]]
-    return Votes(right, verdicts["notes"].get("judged", 0))
+    shares, notes = verdicts["pass_at"].values(), verdicts["notes"]
+    read = notes.get("judged", 0)
+    return Votes(right, max(shares, default=None), read + notes.get("left_out", 0), read)
 
 
 def _verdicts(folder: Path) -> dict[str, list[bool]]:
@@ -302,10 +328,18 @@ def _arm_row(name: str, outcomes: Mapping[int, Outcome]) -> tuple[str, ...]:
     )
 
 
-def _vote_row(decode: str, answers: Mapping[int, Votes]) -> tuple[str, ...]:
-    accuracies = [mean(one.right) for one in answers.values()]
-    judged = sum(one.judged for one in answers.values())
-    return (decode, str(len(answers)), *_spread(accuracies), str(judged))
+def _vote_row(name: str, answers: Mapping[int, Votes]) -> tuple[str, ...]:
+    votes = list(answers.values())
+    shares = [one.any_right for one in votes if one.any_right is not None]
+    asked, read = sum(one.asked for one in votes), sum(one.read for one in votes)
+    return (
+        name,
+        str(len(votes)),
+        *_spread([mean(one.right) for one in votes]),
+        _percent(mean(shares)) if shares else "-",
+        f"{asked:,}",
+        _percent(read / asked) if asked else "-",
+    )
 
 
 def _spread(accuracies: Sequence[float]) -> tuple[str, str]:

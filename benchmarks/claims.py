@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from benchmarks import _claims_data, _claims_page
-from benchmarks._claims_page import Arm, Claim
+from benchmarks._claims_page import Arm, Claim, Part
 from launch.config import load_config
 
 STEPS = 60
@@ -108,6 +108,17 @@ ARMS = {
 VOTERS = ARMS["fraction"]
 """Whose policies answer by several samples."""
 DECODES = ("judge@8", "vote@8")
+TAUGHT = tuple(f"{decode}-taught" for decode in DECODES)
+"""The same by the policies that learned to judge."""
+# Prompts of judgements hold eight queries beside the schema, their replies a line for each.
+_LONG = ("sampler.max_prompt_tokens=1536", "sampler.max_response_tokens=128")
+_TAUGHT_QUESTIONS = 3000
+_TEACHING = (
+    "warm_start={steps: 800, group_size: 4, groups_per_step: 4, checkpoint_every: 200, "
+    "optimizer: {kind: muon, learning_rate: 0.003, warmup_steps: 20, schedule: cosine, "
+    "beta2: 0.98}, "
+    "batching: {groups_per_batch: 1, prompt_multiple: 256, answer_multiple: 256}}"
+)
 
 CLAIMS = (
     Claim("Progress-SQL, table 3", "progressive", "one-shot"),
@@ -164,8 +175,14 @@ COMPARED = (
         for better, worse in pairs
     ),
     Claim("narrow", "grpo-4", "gspo-4-narrow"),
+    Claim("taught", *TAUGHT),
 )
 ATTEMPT_SEEDS = SEEDS[:3]
+PARTS = {
+    "results": Part(ARMS, DECODES, CLAIMS, is_test=True),
+    "attempts": Part(ATTEMPTS, TAUGHT, COMPARED, is_test=False),
+}
+"""Parts of the page, by the names of their marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +223,44 @@ class Study:
                 _run([*words, "--dtype", "float32"], core, run)
             model = exported
 
-    def votes(self, decode: str, seed: int) -> Path:
-        """Return the verdicts of a policy of `VOTERS` that answers by several samples."""
-        return self.folder / "votes" / f"{decode}-seed{seed}" / "verdicts.json"
+    def voter(self, seed: int) -> Path:
+        """Return the run folder of a policy of `VOTERS`."""
+        return self.stage(VOTERS, seed, len(VOTERS.stages))
 
-    def vote(self, decode: str, seed: int, core: int) -> None:
+    def taught(self, seed: int) -> Path:
+        """Return the folder of that policy after it learned to judge."""
+        return self.folder / "taught" / f"{VOTERS.name}-seed{seed}"
+
+    def teach(self, arm: Arm, seed: int, core: int) -> None:
+        """Let the policy of an arm learn to judge its own answers to training questions."""
+        made = self.taught(seed)
+        if (made / "model").exists():
+            return
+        run = self.stage(arm, seed, len(arm.stages))
+        train, answers = _SPLITS["data.train.sources"], made.with_name(f"{made.name}-answers")
+        if not (answers / "verdicts.json").exists():
+            count = f"evaluation.questions={_TAUGHT_QUESTIONS}"
+            _run(
+                [*_answers(run, run, "vote@8", train), "--out", str(answers), count], core, answers
+            )
+        words = ["benchmarks._claims_judge", "--run", str(run), "--out", str(made)]
+        words += ["--samples", str(answers / "predictions.jsonl")]
+        _run([*words, f"data.test.sources={train}", _TEACHING], core, made)
+
+    def votes(self, name: str, seed: int) -> Path:
+        """Return the verdicts of a policy of `VOTERS` that answers by several samples."""
+        return self.folder / "votes" / f"{name}-seed{seed}" / "verdicts.json"
+
+    def vote(self, name: str, seed: int, core: int) -> None:
         """Let a policy of `VOTERS` answer the questions as they are by several samples."""
-        made = self.votes(decode, seed)
+        made = self.votes(name, seed)
         if made.exists():
             return
-        run = self.stage(VOTERS, seed, len(VOTERS.stages))
-        words = ["launch.eval", "--cfg", str(run / "config.yaml"), "--checkpoint", str(run)]
-        words += ["--decode", decode, "--out", str(made.parent), f"data.test.sources=[{_TESTS[0]}]"]
+        policy = self.taught(seed) / "model" if name in TAUGHT else self.voter(seed)
+        words = _answers(self.voter(seed), policy, name.partition("-")[0], f"[{_TESTS[0]}]")
         # As many answers as a vote has, repetitions too.
-        _run([*words, "verbal.count=all", "verbal.attempts=8"], core, made.parent)
+        words += ["--out", str(made.parent), "verbal.count=all", "verbal.attempts=8"]
+        _run(words, core, made.parent)
 
     def overrides(self, arm: Arm, changes: dict[str, str], model: Path) -> dict[str, str]:
         """Return the settings in which a stage differs from the config of its start."""
@@ -234,9 +275,10 @@ def main() -> None:
     """Run what is not finished yet, and write the page."""
     options = _options()
     study = Study(options.folder.resolve())
-    known = ATTEMPTS if options.only == "attempts" else ARMS
+    is_attempt = options.only == "attempts"
+    known = (*ATTEMPTS, VOTERS.name) if is_attempt else ARMS
     arms = [(ARMS | ATTEMPTS)[name] for name in options.arms or known]
-    seeds = options.seeds or (ATTEMPT_SEEDS if known is ATTEMPTS else SEEDS)
+    seeds = options.seeds or (ATTEMPT_SEEDS if is_attempt else SEEDS)
     if options.only != "page":
         demo = load_config(START_CONFIGS["replies"], []).data.demo
         assert demo is not None
@@ -244,8 +286,10 @@ def main() -> None:
         kinds = list(dict.fromkeys(arm.start for arm in arms))
         _side_by_side("start weights", study.warm, kinds, seeds)
         _side_by_side("arms", study.train, arms, seeds)
+        if VOTERS in arms and is_attempt:
+            _side_by_side("learning to judge", study.teach, [VOTERS], seeds)
         if VOTERS in arms:
-            _side_by_side("votes", study.vote, DECODES, seeds)
+            _side_by_side("votes", study.vote, TAUGHT if is_attempt else DECODES, seeds)
     finished = {
         (arm.name, seed): [study.stage(arm, seed, number + 1) for number in range(len(arm.stages))]
         for arm in (*ARMS.values(), *ATTEMPTS.values())
@@ -253,12 +297,12 @@ def main() -> None:
         if (study.stage(arm, seed, len(arm.stages)) / "result.json").exists()
     }
     votes = {
-        (decode, seed): study.votes(decode, seed)
-        for decode in DECODES
+        (name, seed): study.votes(name, seed)
+        for name in (*DECODES, *TAUGHT)
         for seed in SEEDS
-        if study.votes(decode, seed).exists()
+        if study.votes(name, seed).exists()
     }
-    _claims_page.write(options.page, ARMS, CLAIMS, ATTEMPTS, COMPARED, finished, votes)
+    _claims_page.write(options.page, PARTS, finished, votes)
 
 
 def _side_by_side(
@@ -291,6 +335,12 @@ def _side_by_side(
 def _train(config: str, overrides: dict[str, str], *options: str) -> list[str]:
     words = [f"{key}={value}" for key, value in overrides.items()]
     return ["launch.train", "--accel", "cpu", "--cfg", config, *options, *words]
+
+
+def _answers(run: Path, policy: Path, decode: str, sources: str) -> list[str]:
+    """Write the command that lets a policy, a run's or another, answer questions by samples."""
+    words = ["launch.eval", "--cfg", str(run / "config.yaml"), "--checkpoint", str(policy)]
+    return [*words, "--decode", decode, f"data.test.sources={sources}", *_LONG]
 
 
 def _run(words: Sequence[str], core: int, folder: Path) -> None:

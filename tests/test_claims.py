@@ -12,10 +12,12 @@ import pytest
 from benchmarks import claims
 from benchmarks._claims_credit import Blame, read_blame
 from benchmarks._claims_data import in_other_words, with_other_columns
+from benchmarks._claims_judge import judgement
 from benchmarks._claims_page import Difference, crossed_bootstrap, holm, verdict, write
-from benchmarks.claims import ARMS, ATTEMPTS, CHANGES, CLAIMS, COMPARED, Study
+from benchmarks.claims import ARMS, ATTEMPTS, CHANGES, CLAIMS, COMPARED, PARTS, TAUGHT, Study
 from launch.config import load_config
 from rewards.expo.clauses import ClauseKind
+from rewards.verbal import parse_scores
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 
@@ -45,13 +47,14 @@ def test_the_page_describes_every_arm_and_every_change():
 
 def test_the_page_is_what_its_data_says(tmp_path):
     page, data = (shutil.copy(path, tmp_path) for path in (PAGE, PAGE.with_suffix(".json")))
-    write(Path(page), ARMS, CLAIMS, ATTEMPTS, COMPARED, {}, {})
+    write(Path(page), PARTS, {}, {})
     assert Path(page).read_text() == PAGE.read_text()
     assert Path(data).read_text() == PAGE.with_suffix(".json").read_text()
 
 
 def test_a_change_is_made_to_both_sides_of_a_claim(tmp_path):
-    assert {name for one in COMPARED for name in (one.better, one.worse)} == {*ATTEMPTS, "grpo-4"}
+    compared = {name for one in COMPARED for name in (one.better, one.worse)}
+    assert compared == {*ATTEMPTS, "grpo-4", *TAUGHT}
     for name, arm in ATTEMPTS.items():
         base, _, word = name.rpartition("-")
         for plain, changed in zip(
@@ -104,6 +107,11 @@ def test_blame_of_answers_that_differ_from_the_gold_in_one_kind_of_clause(tmp_pa
         Blame("WHERE", select),
         Blame("SELECT", select),
     ]
+
+
+@pytest.mark.parametrize("is_right", [(True, False), (False,) * 8])
+def test_a_judgement_to_learn_from_is_read_as_it_is_meant(is_right):
+    assert parse_scores(judgement(is_right), len(is_right)) == is_right
 
 
 def test_claims_compare_arms_of_one_start_or_decodings_of_one_policy():
