@@ -22,11 +22,12 @@ LEAST = 0.01
 LEVEL = 0.05
 _FEWEST = 20
 """Wrong answers of a kind that make a row of their own."""
-_ARMS_HEAD = ("arm", "seeds", "start %", "after %", "seeds, lowest to highest", "synonyms %")
+_SPREAD = ("95 % interval", "seeds, lowest to highest")
+_ARMS_HEAD = ("arm", "seeds", "start %", "after %", *_SPREAD, "synonyms %")
 _ARMS_HEAD += ("renamed %", "turns", "wrong, pushed up %", "minutes a run")
 _CLAIMS_HEAD = ("source", "claimed better", "than", "points", "95 % interval", "p", "p (Holm)")
 _CLAIMS_HEAD += ("here",)
-_VOTES_HEAD = ("answers", "seeds", "right %", "seeds, lowest to highest", "any sample right %")
+_VOTES_HEAD = ("answers", "seeds", "right %", *_SPREAD, "any sample right %")
 _VOTES_HEAD += ("judgements", "read %")
 _COMPARED_HEAD = ("change", *_CLAIMS_HEAD[1:-2], "without it")
 _BLAME_HEAD = ("arm", "wrong clauses", "answers", "blamed %", "blamed alone %", "another blamed %")
@@ -282,6 +283,8 @@ def judge(claims: Sequence[Claim], right: Mapping[str, Rights]) -> list[Finding]
 def crossed_bootstrap(differences: np.ndarray, *, seed: int = 0) -> Difference:
     """Resample seeds and questions, both with replacement, of differences [seeds, questions].
 
+    Of verdicts in place of differences, the interval is that of an accuracy.
+
     A resample has the same questions for each of its seeds, as the runs have. The p-value is twice
     the share of resampled means on the side of zero that has fewer, a zero included.
     """
@@ -320,7 +323,7 @@ def _arm_row(name: str, outcomes: Mapping[int, Outcome]) -> tuple[str, ...]:
         name,
         str(len(runs)),
         _percent(mean(mean(one.before[VARIANTS[0]]) for one in runs)),
-        *_spread([mean(one.after[VARIANTS[0]]) for one in runs]),
+        *_spread([one.after[VARIANTS[0]] for one in runs]),
         *(_percent(mean(mean(one.after[variant]) for one in runs)) for variant in VARIANTS[1:]),
         f"{mean(one.turns for one in runs):.2f}",
         _percent(mean(one.pushed_up for one in runs)),
@@ -335,17 +338,21 @@ def _vote_row(name: str, answers: Mapping[int, Votes]) -> tuple[str, ...]:
     return (
         name,
         str(len(votes)),
-        *_spread([mean(one.right) for one in votes]),
+        *_spread([one.right for one in votes]),
         _percent(mean(shares)) if shares else "-",
         f"{asked:,}",
         _percent(read / asked) if asked else "-",
     )
 
 
-def _spread(accuracies: Sequence[float]) -> tuple[str, str]:
-    """Write the mean, and the lowest and the highest."""
-    lowest, highest = min(accuracies), max(accuracies)
-    return _percent(mean(accuracies)), f"{_percent(lowest)} to {_percent(highest)}"
+def _spread(right: Sequence[Sequence[bool]]) -> tuple[str, str, str]:
+    """Write the mean over seeds, its interval, and the lowest and the highest seed."""
+    found, seeds = crossed_bootstrap(np.array(right, float)), [mean(one) for one in right]
+    return (
+        _percent(found.mean),
+        f"[{_percent(found.low)}, {_percent(found.high)}]",
+        f"{_percent(min(seeds))} to {_percent(max(seeds))}",
+    )
 
 
 def _percent(share: float) -> str:
