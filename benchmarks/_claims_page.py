@@ -25,12 +25,19 @@ _FEWEST = 20
 _SPREAD = ("95 % interval", "seeds, lowest to highest")
 _ARMS_HEAD = ("arm", "seeds", "start %", "after %", *_SPREAD, "synonyms %")
 _ARMS_HEAD += ("renamed %", "turns", "wrong, pushed up %", "minutes a run")
-_CLAIMS_HEAD = ("source", "claimed better", "than", "points", "95 % interval", "p", "p (Holm)")
+_CLAIMS_HEAD = ("source", "expected better", "than", "points", "95 % interval", "p", "p (Holm)")
 _CLAIMS_HEAD += ("here",)
 _VOTES_HEAD = ("answers", "seeds", "right %", *_SPREAD, "any sample right %")
 _VOTES_HEAD += ("judgements", "read %")
-_COMPARED_HEAD = ("change", *_CLAIMS_HEAD[1:-2], "without it")
+_COMPARED_HEAD = (
+    "change",
+    *_CLAIMS_HEAD[1:-2],
+    "both, %",
+    "both without it, %",
+    "points without it",
+)
 _BLAME_HEAD = ("arm", "wrong clauses", "answers", "blamed %", "blamed alone %", "another blamed %")
+_BLAME = "blame"
 _BLAMING = ("clause", "clause-types", "clause-steps")
 """Arms whose credit tells clauses apart."""
 _PACKED = (*VARIANTS, "right")
@@ -132,6 +139,16 @@ class Finding:
     verdict: str
 
 
+def has_marks(page: Path, parts: Iterable[str]) -> bool:
+    """Tell whether a page has the places of all tables."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    return all(_marks(part)[0] in text and _marks(part)[1] in text for part in (*parts, _BLAME))
+
+
+def _marks(part: str) -> tuple[str, str]:
+    return f"<!-- {part} -->", f"<!-- end of {part} -->"
+
+
 def write(
     page: Path,
     parts: Mapping[str, Part],
@@ -163,10 +180,10 @@ def write(
         for mark, part in parts.items()
     }
     if blamed := [*_blame_rows(finished)]:
-        tables["blame"] = [markdown(_BLAME_HEAD, blamed)]
+        tables[_BLAME] = [markdown(_BLAME_HEAD, blamed)]
     text = page.read_text(encoding="utf-8")
     for mark, found in tables.items():
-        start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+        start, end = _marks(mark)
         before, _, rest = text.partition(start)
         text = "\n\n".join([before + start, *found, end + rest.partition(end)[2]])
     page.write_text(text, encoding="utf-8")
@@ -215,7 +232,7 @@ def _table_of_claims(claims: Sequence[Claim], right: Mapping[str, Rights]) -> st
 
 def _table_of_changes(claims: Sequence[Claim], right: Mapping[str, Rights]) -> str:
     """No claim is decided here: no correction, no verdict."""
-    rows = ((*_claim_row(one)[:-2], _without(one.claim, right)) for one in judge(claims, right))
+    rows = ((*_claim_row(one)[:-2], *_levels(one.claim, right)) for one in judge(claims, right))
     return markdown(_COMPARED_HEAD, rows)
 
 
@@ -388,16 +405,18 @@ def _claim_row(finding: Finding) -> tuple[str, ...]:
     )
 
 
-def _without(claim: Claim, right: Mapping[str, Rights]) -> str:
-    """Write the difference of the arms without the change, over the seeds that all four have."""
-    changed = [right.get(name, {}) for name in (claim.better, claim.worse)]
-    change = f"-{claim.source}"
-    plain = [right.get(name.removesuffix(change), {}) for name in (claim.better, claim.worse)]
+def _levels(claim: Claim, right: Mapping[str, Rights]) -> tuple[str, str, str]:
+    """Write both accuracies with and without a change, over the seeds that all four sides have."""
+    names, change = (claim.better, claim.worse), f"-{claim.source}"
+    changed = [right.get(name, {}) for name in names]
+    plain = [right.get(name.removesuffix(change), {}) for name in names]
     seeds = set.intersection(*(set(one) for one in (*changed, *plain)))
     if not seeds:
-        return "-"
-    better, worse = (mean(mean(one[seed]) for seed in seeds) for one in plain)
-    return f"{100 * (better - worse):+.1f}"
+        return "-", "-", "-"
+    levels = [mean(mean(one[seed]) for seed in seeds) for one in (*changed, *plain)]
+    words = [_percent(level) for level in levels]
+    points = f"{100 * (levels[2] - levels[3]):+.1f}"
+    return ", ".join(words[:2]), ", ".join(words[2:]), points
 
 
 def _packed(value: Any) -> Any:

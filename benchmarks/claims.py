@@ -1,13 +1,14 @@
 """Do the four papers' claims hold here? One learner, one budget, seeds and intervals.
 
     python benchmarks/claims.py                       # all of it; writes docs/claims.md
-    python benchmarks/claims.py --arms progressive one-shot --seeds 0 1 --folder runs/try
+    python benchmarks/claims.py --arms clause query --seeds 0 1 --folder runs/try --page try.md
     python benchmarks/claims.py --only attempts       # why effects do not show
     python benchmarks/claims.py --only page           # the page anew, of what is finished
 
 docs/claims.md says what is asked and how it is decided. Runs are placed side by side, one on each
-core, so that the same command gives the same numbers on any number of cores. What was interrupted
-goes on, and what is finished is only read.
+core: the same command gives the same numbers with any number of cores, on processors with the same
+instructions. Run it again to resume. The page and its data keep the runs that they have; `--page`
+takes a copy of the page for runs of one's own, without the data beside it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from benchmarks import _claims_data, _claims_page
 from benchmarks._claims_page import Arm, Claim, Part
 from launch.config import load_config
 
+_FOLDER = Path("runs/claims")
+_PAGE = Path("docs/claims.md")
 STEPS = 60
 SEEDS = (0, 1, 2, 3, 4)
 START_CONFIGS = {"replies": "progress-demo.yaml", "calls": "astra-demo.yaml"}
@@ -127,14 +130,14 @@ CLAIMS = (
     Claim("EXPO-SQL, table 4", "clause", "query"),
     Claim("EXPO-SQL, table 5", "clause", "clause-types"),
     Claim("EXPO-SQL, table 5", "clause", "clause-steps"),
-    Claim("PaVeRL-SQL, section III-C", "fraction-binary", "binary"),
-    Claim("PaVeRL-SQL, section III-C", "fraction-binary", "fraction"),
+    Claim("this study, PaVeRL-SQL's rewards", "fraction-binary", "binary"),
+    Claim("this study, PaVeRL-SQL's rewards", "fraction-binary", "fraction"),
     Claim("PaVeRL-SQL, section III-B", *DECODES),
     Claim("SQL-ASTRA, table 1", "atr-csmr", "terminal"),
-    Claim("SQL-ASTRA, section 2.3", "atr-csmr", "atr-no-final"),
-    Claim("Progress-SQL, in one environment", "progressive", "expo-turns"),
-    Claim("Progress-SQL, in one environment", "progressive", "paverl-turns"),
-    Claim("Progress-SQL, in one environment", "progressive", "astra-turns"),
+    Claim("this study, SQL-ASTRA's reward", "atr-csmr", "atr-no-final"),
+    Claim("this study, across papers", "progressive", "expo-turns"),
+    Claim("this study, across papers", "progressive", "paverl-turns"),
+    Claim("this study, across papers", "progressive", "astra-turns"),
 )
 
 _REWARDS = (
@@ -277,8 +280,8 @@ def main() -> None:
     study = Study(options.folder.resolve())
     is_attempt = options.only == "attempts"
     known = (*ATTEMPTS, VOTERS.name) if is_attempt else ARMS
-    arms = [(ARMS | ATTEMPTS)[name] for name in options.arms or known]
-    seeds = options.seeds or (ATTEMPT_SEEDS if is_attempt else SEEDS)
+    arms = [(ARMS | ATTEMPTS)[name] for name in dict.fromkeys(options.arms or known)]
+    seeds = sorted({*(options.seeds or (ATTEMPT_SEEDS if is_attempt else SEEDS))})
     if options.only != "page":
         demo = load_config(START_CONFIGS["replies"], []).data.demo
         assert demo is not None
@@ -358,17 +361,20 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arms", nargs="+", choices=ARMS | ATTEMPTS, metavar="ARM")
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, metavar="SEED")
-    parser.add_argument("--folder", type=Path, default=Path("runs/claims"))
-    parser.add_argument("--page", type=Path, default=Path("docs/claims.md"))
+    parser.add_argument("--folder", type=Path, default=_FOLDER)
+    parser.add_argument(
+        "--page", type=Path, help=f"{_PAGE}; of another folder's runs: a copy of it"
+    )
     parser.add_argument(
         "--only", choices=("attempts", "page"),
         help="attempts: runs that ask why an effect does not show; page: run nothing",
     )  # fmt: skip
     options = parser.parse_args()
-    if not options.page.is_file():
-        parser.error(
-            f"no page {options.page}: start in the project's folder, or copy docs/claims.md"
-        )
+    if options.page is None and options.folder != _FOLDER:
+        parser.error(f"--folder: give --page too, a copy of {_PAGE}, which has other runs")
+    options.page = options.page or _PAGE
+    if not _claims_page.has_marks(options.page, PARTS):
+        parser.error(f"--page {options.page}: is no copy of {_PAGE}")
     return options
 
 

@@ -41,8 +41,8 @@ def test_the_page_describes_every_arm_and_every_change():
     page = PAGE.read_text()
     for arm in ARMS.values():
         assert f"| `{arm.name}` | {arm.start} |" in page
-    for word in (*CHANGES, "narrow"):
-        assert f"\n- `{word}`, " in page
+    for word in (*CHANGES, "narrow", "taught"):
+        assert f"\n- `{word}`: " in page
 
 
 def test_the_page_is_what_its_data_says(tmp_path):
