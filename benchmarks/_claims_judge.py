@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flax import nnx
 
+from launch import cli
 from launch.build import SqlSide
 from launch.config import JobConfig, load_config
 from launch.data.reply_format import ReplyFormat
@@ -29,6 +30,7 @@ from sqlenv.types import Example, Table
 def main() -> None:
     """Teach the policy of a run, and write it as a model folder."""
     options = _options()
+    cli.use_accelerator("cpu")
     config = load_config(str(options.run / "config.yaml"), options.overrides)
     policy = policy_in(options.run)
     model, tokenizer = load_policy(policy, config)

@@ -117,7 +117,7 @@ TAUGHT = tuple(f"{decode}-taught" for decode in DECODES)
 _LONG = ("sampler.max_prompt_tokens=1536", "sampler.max_response_tokens=128")
 _TAUGHT_QUESTIONS = 3000
 _TEACHING = (
-    "warm_start={steps: 800, group_size: 4, groups_per_step: 4, checkpoint_every: 200, "
+    "warm_start={steps: 400, group_size: 4, groups_per_step: 4, checkpoint_every: 200, "
     "optimizer: {kind: muon, learning_rate: 0.003, warmup_steps: 20, schedule: cosine, "
     "beta2: 0.98}, "
     "batching: {groups_per_batch: 1, prompt_multiple: 256, answer_multiple: 256}}"
