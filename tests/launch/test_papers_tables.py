@@ -1,18 +1,35 @@
-"""The lines of docs/claims.md for real hardware are jobs, shown on small data of the same form."""
+"""The lines of docs/claims.md for real hardware are commands, shown on small data of that form."""
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
-from launch.config import load_config
-from launch.data.preflight import check_inputs, check_questions
+import launch.eval
+from launch.cli import USER_ERRORS
+from launch.config import JobConfig, load_config
+from launch.data.preflight import check_inputs, check_questions, load_split
+from launch.evaluation.questions import check_databases
+from sqlenv.data import detection
+
+from .downloads import make_database, records, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
-LINES = re.findall(r"^\| .*? \| `([\w-]+\.yaml[^`]*)` \|", PAGE.read_text(), re.MULTILINE)
+SECTION = PAGE.read_text(encoding="utf-8").partition("## The papers' tables on real hardware")[2]
+LINES = re.findall(r"^\| (.*?) \| `(.*?)` \| (.*?) \| .* \|$", SECTION, re.MULTILINE)
+SIX = ", ".join(re.findall(r"`([\w-]+)`", SECTION.partition("*The six sets*")[2].partition(".")[0]))
 WEIGHTS = {
     "config.json": "{}",
     "tokenizer.json": "{}",
@@ -21,18 +38,128 @@ WEIGHTS = {
 }
 
 
-def test_every_table_has_a_line():
-    names = [next((w for w in line.split() if w.startswith("run.name=")), line) for line in LINES]
-    assert len(set(names)) == len(LINES) > 30  # no run takes another one's folder
+class Row(NamedTuple):
+    """A line of a table: what a shell runs (program and words), and where it is measured."""
+
+    name: str
+    calls: list[tuple[str, list[str]]]
+    cell: str
+
+    def measured(self) -> Iterator[list[str]]:
+        """Read a cell such as `greedy, vote@8: bird-dev, spider-dev; vote@8: spider2-local`: each
+        decoding and each set at least once.
+        """
+        for part in self.cell.replace("the six sets", SIX).split("; "):
+            decodes, _, sets = (words.split(", ") for words in part.partition(": "))
+            count = max(len(decodes), len(sets)) if sets != [""] else 0
+            for decode, one in islice(zip(cycle(decodes), cycle(sets)), count):
+                yield ["--decode", *decode.split(), "--data", *one.split()]
+
+    def evaluations(self) -> Iterator[list[str]]:
+        """List the words of `launch.eval`, for a run those with its config and settings."""
+        for program, words in self.calls:
+            more = ["--checkpoint", folder(*words)] if program == "launch.train" else []
+            for added in [[]] if "--data" in words else self.measured():
+                yield [*words, *more, *added]
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line[:60])
-def test_a_line_resolves_on_small_data(line, downloads, tmp_path):
-    for name, text in WEIGHTS.items():
-        (tmp_path / name).write_text(text)
-    name, *overrides = shlex.split(line)
-    small = [f"data.root={downloads}", "data.train.total=12", "data.held_out=3"]
-    excluded = ["data.train.exclude_databases=[farm_two]"] if "formula_1" in line else []
-    config = load_config(name, [*overrides, *small, *excluded, f"model.path={tmp_path}"])
+def rows() -> list[Row]:
+    """Let a shell read the lines, loops included, with the page's own two functions."""
+    functions = re.findall(r"^    (\w+\(\) \{.*\})$", SECTION, re.MULTILINE)
+    script = [r"""python() { printf '%s\0' "$@"; echo; }""", *functions]
+    script += [f"{line}\nprintf '\\f'" for _, line, _ in LINES]
+    done = subprocess.run(
+        ["sh", "-euc", "\n".join(script)], capture_output=True, text=True, check=True, timeout=60
+    )
+    found = []
+    for (name, _, cell), told in zip(LINES, done.stdout.split("\f"), strict=False):
+        words = [call.split("\0")[1:-1] for call in told.splitlines()]
+        found.append(Row(name, [(program, rest) for program, *rest in words], cell))
+    return found
+
+
+def job(words: Sequence[str], *more: str) -> JobConfig:
+    config, *settings = words[words.index("--cfg") + 1 :]
+    return load_config(config, [*settings, *more])
+
+
+@cache
+def folder(*words: str) -> str:
+    return str(job(words).folder)
+
+
+ROWS = rows()
+DETECT = cache(detection.detect)  # of one folder, which nobody changes
+TRAINED = [words for row in ROWS for program, words in row.calls if program == "launch.train"]
+
+
+@pytest.fixture(scope="module")
+def place(downloads, tmp_path_factory):
+    """A working folder as the page expects it, with all runs."""
+    place = tmp_path_factory.mktemp("tables")
+    data = shutil.copytree(downloads, place / "data")
+    for name in set(re.findall(r"models/[\w.-]+", SECTION)):
+        for file, text in WEIGHTS.items():
+            (place / name).mkdir(parents=True, exist_ok=True)
+            (place / name / file).write_text(text)
+    for words in TRAINED:
+        with suppress(*USER_ERRORS):  # which the line's own test shows
+            (place / folder(*words)).mkdir(parents=True, exist_ok=True)
+    bird = data / "bird" / "dev_20240627"
+    shutil.copy(bird / "dev.json", bird / "sub_sampled_bird_dev_set.json")
+    for split, databases in (("train", ["store", "depot"]), ("dev", ["kiosk"])):
+        write(data / "mysql" / f"{split}.json", records(databases))
+        for name in databases:
+            make_database(data / "mysql" / "database", name)
+    golds = data / "spider2_sqlite" / "evaluation_suite" / "gold"
+    (golds / "exec_result").mkdir(parents=True)
+    (golds / "exec_result" / "local001.csv").write_text("a\n1\n")
+    (golds / "spider2lite_eval.jsonl").write_text(json.dumps({"instance_id": "local001"}) + "\n")
+    return place
+
+
+def test_every_line_is_a_command():
+    written = re.findall(r"^\|.*\| `[^`]*\.yaml [^`]*` \|.*\|$", SECTION, re.MULTILINE)
+    assert len(written) <= len(LINES) == len(ROWS) > 50
+    assert all(row.calls for row in ROWS)
+    assert len(TRAINED) > 40
+    assert {program for row in ROWS for program, _ in row.calls} == {"launch.train", "launch.eval"}
+
+
+def test_no_run_takes_the_folder_of_another():
+    assert len({folder(*words) for words in TRAINED}) == len(TRAINED)
+
+
+@pytest.mark.parametrize("words", TRAINED, ids=lambda words: " ".join(words[3:])[:60])
+def test_a_run_resolves_on_small_data(words, place, monkeypatch):
+    monkeypatch.chdir(place)
+    excluded = ["data.train.exclude_databases=[farm_two]"] if "formula_1" in str(words) else []
+    config = job(words, "data.train.total=12", "data.held_out=3", *excluded)
     check_inputs(config)
     check_questions(config)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name[:60])
+def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
+    judged = []
+
+    def judge(options, source, split, out):
+        examples = load_split(source.config, split, source.config.data.root, held=None).examples
+        questions = launch.eval._questions(options, source.config, examples)
+        check_databases(questions.databases)
+        judged.append(questions.measures)
+
+    def find(config, decode, *_):
+        return SimpleNamespace(config=config, decode=decode)
+
+    sampler = SimpleNamespace(CheckpointSource=SimpleNamespace(find=find))  # without JAX
+    monkeypatch.setitem(sys.modules, "launch.evaluation.policy_source", sampler)
+    monkeypatch.setattr(detection, "detect", DETECT)
+    monkeypatch.setattr(launch.eval.cli, "use_accelerator", lambda *_: None)
+    monkeypatch.setattr(launch.eval, "_default_folder", lambda *_: Path("evals"))
+    monkeypatch.setattr(launch.eval, "_answer_and_judge", judge)
+    monkeypatch.chdir(place)
+    for words in row.evaluations():
+        launch.eval.main(words)
+    assert judged or "metrics.jsonl" in row.cell
+    assert all(judged)
