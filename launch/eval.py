@@ -189,8 +189,8 @@ def _questions(options: Namespace, config: JobConfig, examples: tuple[Example, .
 
 def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Split]:
     """Put a test set in the place of the job's test questions: all of it, whatever its golds."""
-    if own := [split for split in SPLITS if split == options.data]:
-        return config, own[0]
+    if splits := [split for split in SPLITS if split == options.data]:
+        return config, splits[0]
     from launch.evaluation.questions import find, folder_and_file
 
     root, file = folder_and_file(options.data_root or config.data.root, options.file)
@@ -198,8 +198,13 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
         raise UserError(f"--data {options.data}: give the folder of the data, --data-root DIR")
     key = "--data-root" if options.data_root else "data.root"
     source, _ = find(options.data, root, file, key=key)
+    own = {
+        "path": Path(os.path.relpath(source.path, root)),
+        # A part of how the job puts its questions.
+        "comments": config.data.test.sources[0].comments,
+    }
     test = DataConfig(
-        sources=(source.model_copy(update={"path": Path(os.path.relpath(source.path, root))}),),
+        sources=(source.model_copy(update=own),),
         drop_failing_gold=False,
         drop_empty_gold=False,
     )

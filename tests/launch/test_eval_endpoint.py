@@ -94,6 +94,15 @@ def test_an_endpoint_is_asked_as_the_settings_say(place, tmp_path):
     assert not (tmp_path / "agentic").exists()
 
 
+@pytest.mark.parametrize("comments", ["names", "full"])
+def test_a_test_set_is_asked_with_the_jobs_column_comments(place, tmp_path, comments):
+    own = f"data.test.sources=[{{layout: spider, path: ., split: dev, comments: {comments}}}]"
+    with serve(Chat(brain)) as chat:
+        evaluate(place, tmp_path / "out", chat, own)
+    settings = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert settings["data"]["test"]["sources"][0]["comments"] == comments
+
+
 def test_commands_that_need_no_learner_run_without_it(place, tmp_path, process):
     """In a process of its own, which the base install with the openai package can run."""
     root = place / "spider_data"
