@@ -5,9 +5,9 @@
     python -m launch.report ours=evals/ours base=evals/base --against base --markdown table.md
 
 A run is a folder of launch.train, whether it is finished or not, or a result of launch.eval: its
-folder, or the file that --json named; or a folder of several of them. The page is one file, which
-needs no network. With --against every run is compared with that one, question by question, in the
-columns of the papers' tables: docs/reports.md.
+folder, or the file that --json named; or a folder with several of them below it. The page is one
+file, which needs no network. With --against every run is compared with that one, question by
+question, in the columns of the papers' tables: docs/reports.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launch import cli
 from launch.reporting.comparison import Comparison
 from launch.reporting.page import is_page, render
 from launch.reporting.payload import Payload
-from launch.reporting.runs import read_runs, shown_name
+from launch.reporting.runs import read_runs, shown_names
 from launch.texts import check_new, write_json, write_text
 from sqlenv.errors import UserError
 
@@ -84,7 +84,12 @@ def _named(options: argparse.Namespace) -> list[tuple[str, Path]]:
     if options.against is None:
         return named
     other = _split_name(options.against)
-    ours = (one for one in named if options.against == shown_name(*one) or other[1] == one[1])
+    names = shown_names(named)
+    ours = (
+        one
+        for name, one in zip(names, named, strict=True)
+        if options.against in (name, one[0]) or other[1] == one[1]
+    )
     base = next(ours, other)
     return [base, *(one for one in named if one != base)]
 
@@ -118,9 +123,14 @@ def _summary(run: Mapping[str, Any]) -> str:
         parts.append(f"{max(counts):,} questions")
     if run["kind"] == "run":
         steps = max(run["numbers"].get("step") or [0])
-        is_done = "questions" in run["result"]
-        parts.append(f"{steps} steps" if is_done else f"not finished, {steps} steps so far")
+        so_far = f"not finished, {steps} steps so far"
+        parts.append(f"{steps} steps" if run["finished"] else so_far)
     line = f"{run['name']}: {', '.join(parts)}"
+    if run["sources"]:
+        *_, place = run["measured"]
+        found = run["sources"].items()
+        each = (f"{name} {_percent(one[place])}" for name, one in found if place in one)
+        line += f"\n  {place}, by source: {', '.join(each)}"
     if tests := run["tests"]:
         gain, low, high = (100 * each for each in (tests["difference"], *tests["ci95"]))
         line += f"\n  gain {gain:+.1f} [{low:+.1f}, {high:+.1f}] points"

@@ -22,7 +22,16 @@ from sqlglot.tokens import TokenType
 
 from launch.evaluation.results import QuestionVerdict, Report
 from launch.reporting.record import RECORDS, RECORDS_VERSION
-from launch.reporting.runs import METRICS, PLACES, Run, cut_off, gain, read_lines
+from launch.reporting.runs import (
+    METRICS,
+    PLACES,
+    Run,
+    cut_off,
+    gain,
+    read_lines,
+    summary,
+    without_seed,
+)
 from launch.run_folder import CONFIG, flat
 from sqlenv.evaluators.features import clauses_of
 
@@ -31,6 +40,7 @@ VERSION = 2
 _QUESTIONS = 64  # questions of an evaluation in a piece
 _APART = frozenset({"seed", "run.name", "run.dir"})
 """Settings by which the seeds of one configuration differ."""
+_SOURCES = "data.test.sources."
 _VIEWS = {
     "first": "first time seen",
     "last": "last time seen",
@@ -141,6 +151,8 @@ def _said(run: Run) -> dict[str, Any]:
         tests = gain(*([scores[name] for name in both] for scores in (before, after)))
     return {
         "name": run.name,
+        "configuration": without_seed(run.name),
+        "finished": run.is_finished,
         "kind": "run" if run.is_training else "evaluation",
         "settings": {key: value for key, value in flat(run.settings) if key},
         "result": result,
@@ -152,8 +164,25 @@ def _said(run: Run) -> dict[str, Any]:
             for where in PLACES
             if where in run.reports and run.reports[where].first
         },
+        "sources": _by_source(run),
         "tests": tests,
     }
+
+
+def _by_source(run: Run) -> dict[str, dict[str, Any]]:
+    """Summarise accuracy by source of the test split and by place, where it has several sources. An
+    id begins with the layout and the file of its source; empty where these do not tell them apart.
+    """
+    keys = (key.removeprefix(_SOURCES) for key, _ in flat(run.settings) if key.startswith(_SOURCES))
+    count = len({key.partition(".")[0] for key in keys})
+    found: dict[str, dict[str, Any]] = {}
+    for where, report in run.reports.items():
+        scores: dict[str, list[float]] = {}
+        for name, score in _right(report).items():
+            scores.setdefault(name.rpartition("/")[0], []).append(score)
+        for source, each in scores.items():
+            found.setdefault(source, {})[where] = summary(each)
+    return found if len(found) == count > 1 else {}
 
 
 def _numbers(path: Path) -> dict[str, list[Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,13 +23,16 @@ from launch.evaluation.results import (
 )
 from launch.evaluation.statistics import mcnemar, mean_interval, paired_difference
 from launch.evaluation.verdicts import PREDICTIONS, Verdict
-from launch.run_folder import CONFIG, RESULT, VERSIONS
+from launch.run_folder import CONFIG, RESULT, VERSIONS, flat
 from minirl.run.files import PART
 from sqlenv.errors import UserError
 
 METRICS = "metrics.jsonl"
 _MARKS = (VERDICTS, METRICS, CONFIG)
 """Files of which a folder of a run or of a result has at least one."""
+_DEPTH = 3
+"""How many folders below a given one a run may lie."""
+_SEED = re.compile(r"[-_]?seed\d+")
 PLACES = ("before", "answers", "after")
 """Where a run was evaluated, in order; `answers` are those of an evaluation."""
 
@@ -60,13 +65,17 @@ class Run:
         """Tell a run of launch.train from a result."""
         return "answers" not in self.reports
 
+    @property
+    def is_finished(self) -> bool:
+        """Tell whether every question has its last verdict; a result is always finished."""
+        after = self.reports.get("after")
+        count = len(after.questions) if after else 0
+        return not self.is_training or self.result.get("questions") == count
+
     def final(self) -> Report:
         """Return the verdicts that a comparison is about; a `UserError` if there are none yet."""
         report = self.reports.get("answers") or self.reports.get("after")
-        is_whole = not self.is_training or self.result.get("questions") == len(
-            report.questions if report else ()
-        )
-        if report is None or not is_whole:
+        if report is None or not self.is_finished:
             raise UserError(f"{self.folder}: not finished; repeat its command first")
         return report
 
@@ -77,25 +86,62 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
     Raises:
         UserError: A path holds neither, or a result that is damaged or not finished.
     """
-    return [run for name, path in named for run in _read_all(name, path)]
+    found = [(row, run) for row, path in named for run in _runs_of(path)]
+    names = shown_names(found)
+    return [_read(name, row, path) for name, (row, path) in zip(names, found, strict=True)]
 
 
-def shown_name(row: str, path: Path) -> str:
-    """Name what was given as a path, with or without a name."""
-    return row or path.resolve().name.removesuffix(".json")
+def shown_names(named: Sequence[tuple[str, Path]]) -> list[str]:
+    """Name paths by what they are given as, or by the shortest end of the path that tells all of
+    them apart, and their configurations too.
+    """
+    parts = [Path(str(path.resolve()).removesuffix(".json")).parts[1:] for _, path in named]
+    whole = ["/".join(each) for each in parts]
+    ends = (["/".join(each[-n:]) for each in parts] for n in range(1, max(map(len, parts))))
+    names = next((each for each in ends if _distinct(each) == _distinct(whole)), whole)
+    counts = Counter(row for row, _ in named)
+    return [
+        row if row and counts[row] == 1 else "/".join(filter(None, (row, name)))
+        for (row, _), name in zip(named, names, strict=True)
+    ]
 
 
-def _read_all(row: str, path: Path) -> Iterator[Run]:
+def without_seed(name: str) -> str:
+    """Name the configuration of a run: `fraction-seed0/stage2` is one of `fraction/stage2`."""
+    return "/".join(filter(None, _SEED.sub("", name).split("/")))
+
+
+def _distinct(names: Sequence[str]) -> tuple[int, int]:
+    """Count names, and the configurations that they name."""
+    return len({*names}), len({*filter(None, map(without_seed, names))})
+
+
+def _runs_of(path: Path) -> list[Path]:
+    """Find what a path stands for: itself, or all runs below it but those from which another one
+    of them went on, as the second stage of an arm does from the first.
+    """
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; give a run, or a result of launch.eval")
     path = path.parent if path.name == VERDICTS else path
-    name = shown_name(row, path)
-    is_one = any((path / each).exists() for each in _MARKS)
-    inside = () if is_one else {one.parent for each in _MARKS for one in path.glob(f"*/{each}")}
-    for folder in sorted(inside):
-        yield _read(f"{name}/{folder.name}", row, folder)
-    if not inside:
-        yield _read(name, row, path)
+    found = {run.resolve(): run for run in _search(path, _DEPTH)}
+    starts = {run: dict(flat(read_mapping(run / CONFIG))).get("model.path") for run in found}
+    earlier = {
+        folder
+        for run, start in starts.items()
+        if isinstance(start, str)
+        for folder in Path(start).resolve().parents
+        if folder != run
+    }
+    return [given for run, given in found.items() if run not in earlier] or [path]
+
+
+def _search(folder: Path, depth: int) -> Iterator[Path]:
+    """Find the runs in a folder by name, and none inside of another one."""
+    if any((folder / each).exists() for each in _MARKS):
+        yield folder
+    elif depth:
+        for each in sorted(folder.glob("*/")):
+            yield from _search(each, depth - 1)
 
 
 def _read(name: str, row: str, path: Path) -> Run:

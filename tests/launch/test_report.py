@@ -22,6 +22,7 @@ from launch.evaluation.results import (
 )
 from launch.reporting.payload import tokens_of
 from launch.reporting.record import shown
+from launch.reporting.runs import shown_names
 from sqlenv.errors import UserError
 from sqlenv.types import Denied, SqlError, Table
 
@@ -160,8 +161,7 @@ def test_what_is_missing_is_told_in_a_line_and_the_rest_is_shown(place, damaged,
 
 def test_a_run_that_goes_on_and_one_that_has_not_begun(place, capsys):
     folder = make_run(place / "going-on")
-    for name in ("result.json", "after/predictions.jsonl", "after/trajectories.jsonl"):
-        (folder / name).unlink()
+    unfinish(folder)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "rew')
     begun = place / "begun"
@@ -213,13 +213,102 @@ def test_seeds_are_alike_and_settings_that_differ_are_named(place):
     for name, seed, rate in (("a", 0, 0.001), ("b", 1, 0.001), ("c", 2, 0.002)):
         make_run(folder / name, steps=2, seed=seed, rate=rate)
     overview = opened(write_page(folder))["overview"]
-    assert [run["name"] for run in overview["runs"]] == ["study/a", "study/b", "study/c"]
+    assert [run["name"] for run in overview["runs"]] == ["a", "b", "c"]
     assert overview["alike"] == [[0, 1], [2]]
     assert overview["differing"] == {
         "seed": [0, 1, 2],
         "model.path": [f"starts/seed{seed}/model" for seed in range(3)],
         "train.optimizer.learning_rate": [0.001, 0.001, 0.002],
     }
+
+
+def make_study(folder: Path) -> Path:
+    """Write arms as benchmarks/claims.py does: one of two stages, and one of one stage."""
+    arms = folder / "arms"
+    for seed in range(2):
+        make_run(arms / f"one-seed{seed}" / "stage1", steps=1, seed=seed)
+        first = make_run(arms / f"two-seed{seed}" / "stage1", steps=1, seed=seed)
+        second = make_run(first.with_name("stage2"), steps=1, seed=seed, rate=0.002)
+        change(second, model={"path": str(first / "exported")})
+    return arms
+
+
+def change(run: Path, **settings: object) -> None:
+    path = run / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | settings))
+
+
+def unfinish(run: Path) -> None:
+    for name in ("result.json", "after/predictions.jsonl", "after/trajectories.jsonl"):
+        (run / name).unlink()
+
+
+def split_by_source(run: Path) -> dict[str, list[bool]]:
+    """Make a run's held-out questions those of two sources; return what is right at the end."""
+    right: dict[str, list[bool]] = {"spider/plain": [], "spider/renamed": []}
+    for where in ("before", "after"):
+        verdicts = lines_of(run / where / "predictions.jsonl")
+        for number, one in enumerate(verdicts):
+            source = [*right][number % 4 == 3]
+            one["id"] = f"{source}/{number}"
+            if where == "after":
+                right[source].append(one["correct"])
+        write_lines(run / where / "predictions.jsonl", verdicts)
+    sources = [{"layout": "spider", "path": name, "limit": None} for name in ("plain", "renamed")]
+    change(run, data={"test": {"sources": sources}})
+    return right
+
+
+def test_a_folder_stands_for_the_last_stages_below_it(place):
+    arms = make_study(place / "deep")
+    overview = opened(write_page(arms))["overview"]
+    last = ["one-seed0/stage1", "one-seed1/stage1", "two-seed0/stage2", "two-seed1/stage2"]
+    assert [run["name"] for run in overview["runs"]] == last
+    assert overview["alike"] == [[0, 1], [2, 3]]
+    configurations = [run["configuration"] for run in overview["runs"]]
+    assert configurations == ["one/stage1"] * 2 + ["two/stage2"] * 2
+    # One that began from weights in its own folder, and one that lies too deep.
+    own = make_run(place / "own" / "run", steps=1)
+    change(own, model={"path": str(own / "exported")})
+    make_run(place / "own" / "a" / "b" / "c" / "d", steps=1)
+    [found] = opened(write_page(own.parent))["overview"]["runs"]
+    assert found["name"] == "run"
+
+
+def test_names_are_the_ends_of_paths_that_tell_runs_and_configurations_apart(place):
+    def named(*paths: str) -> list[str]:
+        return shown_names([("", place / path) for path in paths])
+
+    assert named("arms/a-seed0/stage2") == ["stage2"]
+    assert named("arms/a-seed0/stage2", "arms/b-seed0/stage2") == [
+        "a-seed0/stage2",
+        "b-seed0/stage2",
+    ]
+    assert named("a/seed0", "a/seed1") == ["a/seed0", "a/seed1"]
+    assert named("a/x-seed0", "b/x-seed1") == ["a/x-seed0", "b/x-seed1"]
+    assert named("x/base.json", "x/base.json") == ["base", "base"]
+    both = [("ours", place / "a" / "dev"), ("ours", place / "a" / "dk"), ("base", place / "b")]
+    assert shown_names(both) == ["ours/dev", "ours/dk", "base"]
+
+
+def test_a_base_may_be_called_as_its_row(place, capsys):
+    arms = make_study(place / "rows-of-arms")
+    runs = [arms / f"two-seed{seed}" / "stage2" for seed in range(2)]
+    write_page(*runs, against="two-seed1/stage2", out=place / "rows.html")
+    assert "Beside two-seed1/stage2/after" in capsys.readouterr().out
+
+
+def test_accuracy_is_shown_by_source_where_there_are_several(place, capsys):
+    run = make_run(place / "sources", steps=1)
+    right = split_by_source(run)
+    [found] = opened(write_page(run))["overview"]["runs"]
+    means = {name: places["after"]["mean"] for name, places in found["sources"].items()}
+    assert means == {name: pytest.approx(fmean(each)) for name, each in right.items()}
+    printed = capsys.readouterr().out
+    assert f"after, by source: spider/plain {100 * means['spider/plain']:.1f} % [" in printed
+    # Ids that do not tell the sources apart.
+    change(run, data={"test": {"sources": [{"layout": "spider"}] * 3}})
+    assert opened(write_page(run))["overview"]["runs"][0]["sources"] == {}
 
 
 def test_mistakes_are_told(place, run):
@@ -510,6 +599,43 @@ def test_runs_beside_each_other(page, place):
         "pair-seed0: after learning",
         "other: after learning",
     ]
+
+
+@needs_chromium
+def test_a_mean_over_seeds_is_of_those_that_are_finished(page, place):
+    runs = [make_run(place / f"part-seed{seed}", seed=seed) for seed in range(3)]
+    begun = [make_run(place / f"begun-seed{seed}", seed=seed, rate=0.002) for seed in range(2)]
+    lone = make_run(place / "lone", rate=0.003)
+    for run in (runs[2], *begun, lone):
+        unfinish(run)
+    page.open(write_page(*runs, *begun, lone))
+    ends = [json.loads((run / "result.json").read_text())["ex_after"] for run in runs[:2]]
+    mean = f"{percent(fmean(ends))} [{100 * min(ends):.1f}, {100 * max(ends):.1f}]"
+    assert page.texts("#verdict .interval > b") == [mean, "not finished", "not finished"]
+    labels = ["part (2 of 3 seeds finished)", "begun (none of 2 seeds finished)", "lone"]
+    assert page.texts("#verdict .interval > span") == labels
+    plot = '[data-plot="Entropy of the policy"] .u-series:not(.edge) .u-label'
+    assert page.texts(plot) == ["step", *labels]
+    # What a run had before learning is in no column of what it has after.
+    accuracies = [row.split("\t")[2] for row in page.texts("#verdict table tr")[1:7]]
+    assert accuracies[2:] == ["\N{EN DASH}"] * 4
+    assert accuracies[0].startswith(percent(ends[0]))
+
+
+@needs_chromium
+def test_the_page_shows_accuracy_by_source(page, place):
+    runs = [make_run(place / f"split-seed{seed}", seed=seed) for seed in range(2)]
+    rights = [split_by_source(run) for run in runs]
+    page.open(write_page(*runs))
+    heads = [f"Execution accuracy{of}" for of in (
+        ", all sources together", " on spider/plain", " on spider/renamed",
+    )]  # fmt: skip
+    assert page.texts("#verdict .card h3")[:3] == heads
+    means = [fmean(fmean(each[name]) for each in rights) for name in rights[0]]
+    shown = page.texts("#verdict .interval > b")
+    assert [text.split(" [")[0] for text in shown[1:]] == [*map(percent, means)]
+    own = [f"{name} {percent(fmean(each))}" for name, each in rights[0].items()]
+    assert page.texts("#verdict tr:first-child td div") == own
 
 
 @needs_chromium

@@ -43,7 +43,8 @@ function curves() {
     h("label", {class: "small row"}, h("input", {id: "log", type: "checkbox", oninput: drawAll}),
       "log axes where all numbers are above 0")),
   data.alike.some(group => group.length > 1) && h("p", {class: "small muted"}, "Seeds of one configuration are one "
-    + "line, their mean; its band goes from the lowest to the highest seed. It is no confidence interval."),
+    + "line, the mean of those that are finished, or of all where none is; its band goes from the lowest to the highest. "
+    + "It is no confidence interval."),
   h("div", {class: "plots"}, panels.filter(({keys}) => keys.length).map(plot)),
   h("details", {}, h("summary", {}, plural(others.length, "other metric")),
     h("div", {class: "plots"}, others.map(name => plot({title: name, keys: [name]})))));
@@ -51,7 +52,8 @@ function curves() {
 
 /** Name the lines of a panel; the seeds of a configuration are one. */
 const linesOf = keys => keys.flatMap(key => data.alike.map(group => {
-  return {key, runs: group.map(n => data.runs[n]), label: data.runs.length === 1 ? labelOf(key) : seedsOf(group)};
+  const {all, finished, label} = seedsOf(group);
+  return {key, runs: finished.length ? finished : all, label: data.runs.length === 1 ? labelOf(key) : label};
 })).filter(({key, runs}) => runs.some(run => entry(run.numbers, key)));
 
 /** Give the highest, the lowest and the mean seed of a line, smoothed, by step; and its mean as it is. */

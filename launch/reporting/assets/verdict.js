@@ -7,13 +7,18 @@ const settings = (rows, heads) =>
 
 function verdict() {
   const {runs, against} = data, isOne = runs.length === 1, rows = runs.map(factsOf);
-  const heads = Object.keys(rows[0]).slice(isOne ? 2 : 0).filter(head => rows.some(row => row[head] !== "–"));
+  const heads = Object.keys(rows[0]).slice(isOne ? 3 : 0).filter(head => rows.some(row => row[head] !== "–"));
   const title = isOne ? runs[0].name : `${runs.length} runs compared`, differing = Object.entries(data.differing);
-  const measured = isOne ? Object.entries(runs[0].measured) : data.alike.flatMap(overSeeds);
+  const sources = ["", ...new Set(runs.flatMap(run => Object.keys(run.sources)))];
+  const measured = sources.map(source => [source, isOne ? Object.entries(placesOf(runs[0], source))
+    : data.alike.flatMap(group => overSeeds(group, source))]).filter(([, rows]) => rows.length);
   document.title = visible(title);
   fill($("verdict"), h("h1", {}, title),
     h("div", {class: isOne ? "scores one" : "scores"},
-      measured.length > 0 && card(h("h3", {}, "Execution accuracy"), intervals(measured),
+      measured.length > 0 && card(measured.map(([source, rows]) => [h("h3", {}, "Execution accuracy",
+        source ? ` on ${brief(source, 60)}` : measured.length > 1 && ", all sources together"), intervals(rows)]),
+      h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals"
+        + (data.alike.some(({length}) => length > 1) ? ", of seeds from the lowest to the highest" : "")),
         data.differing["env.match"] && h("p", {class: "note small"}, "Not by one rule: env.match differs.")),
       card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
         : table(["run", ...heads], rows.map((row, n) => [runs[n].name, ...heads.map(head => row[head])])))),
@@ -31,19 +36,27 @@ function verdict() {
       h("div", {class: "card scroll"}, settings(Object.entries(run.settings))))));
 }
 
-/** Name the seeds of a configuration. */
-const seedsOf = ([first, ...others]) => others.length
-  ? `${data.runs[first].name.replace(/-?seed\d+/, "")} (${others.length + 1} seeds)` : data.runs[first].name;
+/** Give what was measured of a run by place, of one source or, without one, of all. */
+const placesOf = (run, source) => source ? entry(run.sources, source) ?? {} : run.measured;
 
-/** Give the last accuracy of a configuration: of several seeds their mean, lowest and highest. */
-function overSeeds(group) {
-  const last = group.flatMap(n => Object.values(data.runs[n].measured).slice(-1)), means = last.map(({mean}) => mean);
+/** Name a configuration, with how many of its seeds are finished, and give these. */
+function seedsOf(group) {
+  const all = group.map(n => data.runs[n]), finished = all.filter(run => run.finished), [first] = all;
+  const count = finished.length === all.length ? `${all.length} seeds`
+    : `${finished.length || "none"} of ${all.length} seeds finished`;
+  return {all, finished, label: all.length > 1 ? `${first.configuration} (${count})` : first.name};
+}
+
+/** Give the last accuracy of a configuration: of several finished seeds their mean, lowest and highest. */
+function overSeeds(group, source) {
+  const {finished, label} = seedsOf(group), last = finished.flatMap(run => Object.values(placesOf(run, source)).slice(-1));
+  const means = last.map(({mean}) => mean);
   const seeds = {mean: average(...means), ci95: [Math.min(...means), Math.max(...means)]};
-  return last.length ? [[seedsOf(group), last.length > 1 ? seeds : last[0]]] : [];
+  return last.length || !finished.length ? [[label, last.length > 1 ? seeds : last[0]]] : [];
 }
 
 /** What is said of a run in a line, by heads. */
-function factsOf({kind, measured, result, tests, settings, numbers}, n) {
+function factsOf({kind, measured, sources, finished, result, tests, settings, numbers}, n) {
   const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
   const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
   const ends = `set=held-out&a=${n}.before&b=${n}.after`;
@@ -51,14 +64,16 @@ function factsOf({kind, measured, result, tests, settings, numbers}, n) {
     `${name === "right" ? "✓" : "✗"} ${count} questions`);
   return {
     before: before ? percent(before.mean) : "–",
-    accuracy: last ? mean(last) : "–",
+    accuracy: last && finished ? mean(last) : "–",
+    "by source": finished && Object.keys(sources).length ? Object.entries(sources).map(([source, places]) =>
+      h("div", {style: {whiteSpace: "nowrap"}}, brief(source, 60), ` ${percent(Object.values(places).at(-1).mean)}`)) : "–",
     "gain in points": tests.ci95 ? gain(tests) : "–",
     "flipped to right": tests.mcnemar ? flip("right", tests.mcnemar.only_second) : "–",
     "flipped to wrong": tests.mcnemar ? flip("wrong", tests.mcnemar.only_first) : "–",
     "more than chance? (McNemar)": tests.mcnemar ? chance(tests.mcnemar.p) : "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
     decoding: result.decode ?? "–",
-    steps: kind === "evaluation" ? "–" : result.questions ? steps
+    steps: kind === "evaluation" ? "–" : finished ? steps
       : `not finished: ${steps} of ${planned || "?"} steps so far`,
     "learned by": [["reward", "reward.kind"], ["algorithm", "train.algorithm.kind"]].filter(([, key]) => settings[key])
       .map(([name, key]) => `${name} ${settings[key]}`).join(", ") || "–",
@@ -67,14 +82,14 @@ function factsOf({kind, measured, result, tests, settings, numbers}, n) {
   };
 }
 
-/** Show means with their intervals on one scale, from 0 to 100 %. */
-const intervals = rows => [rows.map(([name, each]) => {
+/** Show means with their intervals on one scale, from 0 to 100 %; what has none is not finished. */
+const intervals = rows => rows.map(([name, each]) => {
+  if (!each) return h("div", {class: "interval"}, h("span", {}, brief(name, 60)), h("b", {}, "not finished"));
   const [low, high] = each.ci95.map(bound => 100 * bound);
   return h("div", {class: "interval"}, h("span", {}, brief(name, 60)), h("b", {}, mean(each)),
     h("div", {class: "scale"}, h("i", {style: {left: `${low}%`, width: `${high - low}%`}}),
       h("b", {style: {left: `${100 * each.mean}%`}})));
-}), h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals"
-  + (data.alike.some(({length}) => length > 1) ? ", of seeds from the lowest to the highest" : ""))];
+});
 
 /** Where accuracy changed and which mistakes went away, from one place to another; of one place the shares. */
 function changes() {
