@@ -24,7 +24,7 @@ _FEWEST = 20
 """Wrong answers of a kind that make a row of their own."""
 _SPREAD = ("95 % interval", "seeds, lowest to highest")
 _ARMS_HEAD = ("arm", "seeds", "start %", "after %", *_SPREAD, "synonyms %")
-_ARMS_HEAD += ("renamed %", "turns", "wrong, pushed up %", "minutes a run")
+_ARMS_HEAD += ("renamed %", "turns", "wrong, advantage above 0 %", "minutes a run")
 _CLAIMS_HEAD = ("source", "expected better", "than", "points", "95 % interval", "p", "p (Holm)")
 _CLAIMS_HEAD += ("here",)
 _VOTES_HEAD = ("answers", "seeds", "right %", *_SPREAD, "any sample right %")
@@ -36,7 +36,8 @@ _COMPARED_HEAD = (
     "both without it, %",
     "points without it",
 )
-_BLAME_HEAD = ("arm", "wrong clauses", "answers", "blamed %", "blamed alone %", "another blamed %")
+_BLAME_HEAD = ("arm", "wrong clauses", "answers", "it is blamed %", "it alone %")
+_BLAME_HEAD += ("a correct clause is blamed %",)
 _BLAME = "blame"
 _BLAMING = ("clause", "clause-types", "clause-steps")
 """Arms whose credit tells clauses apart."""
