@@ -132,7 +132,7 @@ def _write(
         spoken = [[table, name.replace("_", " ")] for table, name in columns]
         renamed.append({**schema, "column_names_original": columns, "column_names": spoken})
     (folder / "tables.json").write_text(json.dumps(renamed, indent=1) + "\n")
-    # It is there when all else is.
+    # Written last: its presence marks a complete folder.
     questions.write_text(json.dumps(records, indent=1) + "\n")
 
 

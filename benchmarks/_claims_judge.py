@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flax import nnx
 
+from benchmarks._claims_outcomes import candidates
 from launch import cli
 from launch.build import SqlSide
 from launch.config import JobConfig, load_config
@@ -22,9 +23,7 @@ from launch.data.reply_format import ReplyFormat
 from launch.policy import load_policy, policy_in
 from minirl.model import huggingface
 from minirl.train.supervised import Demonstration, supervise
-from rewards.verbal import normalise_sql
-from sqlenv.envs.single_turn import judge
-from sqlenv.types import Example, Table
+from sqlenv.types import Example
 
 
 def main() -> None:
@@ -41,7 +40,9 @@ def main() -> None:
         taught = [
             demonstration
             for verdict in map(json.loads, options.samples.open(encoding="utf-8"))
-            for demonstration in lessons(examples[verdict["id"]], verdict["samples"], sql, config)
+            for demonstration in demonstrations(
+                examples[verdict["id"]], verdict["samples"], sql, config
+            )
         ]
     params = supervise(
         model, taught, tokenizer, warm, seed=config.seed, folder=options.out / "training"
@@ -50,27 +51,20 @@ def main() -> None:
     huggingface.save(model, options.out / "model", source=policy.model)
 
 
-def lessons(
+def demonstrations(
     example: Example, samples: Sequence[str], sql: SqlSide, config: JobConfig
 ) -> Iterator[Demonstration]:
     """Demonstrate how to judge the queries sampled for a question, and the first as the answer.
 
     Nothing where fewer than two distinct ones run.
     """
-    is_right: dict[str, bool] = {}
-    queries: dict[str, str] = {}
-    for query in filter(None, samples):
-        attempt = judge(example, query, sql.executor, config.env, query)
-        if isinstance(attempt.result, Table):
-            name = normalise_sql(query)
-            queries.setdefault(name, query)
-            is_right[name] = attempt.correct
-    if len(queries) < 2:
+    found = candidates(example, samples, sql.executor)
+    if len(found) < 2:
         return
-    prompt = sql.prompts.judge(example, list(queries.values()))
-    scores = judgement([is_right[name] for name in queries])
-    yield Demonstration((prompt,), (), scores, key=(example.db_id, len(queries)))
-    answer = ReplyFormat.of(config).answer(next(iter(queries.values())))
+    prompt = sql.prompts.judge(example, list(found))
+    scores = judgement(list(found.values()))
+    yield Demonstration((prompt,), (), scores, key=(example.db_id, len(found)))
+    answer = ReplyFormat.of(config).answer(next(iter(found)))
     yield Demonstration((sql.prompts.single_turn(example),), (), answer, key=example.db_id)
 
 

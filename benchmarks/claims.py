@@ -18,7 +18,7 @@ import os
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,25 @@ from pathlib import Path
 from rich.progress import Progress
 
 from benchmarks import _claims_data, _claims_page
-from benchmarks._claims_page import Arm, Claim, Part
+from benchmarks._claims_page import Part
+from benchmarks._claims_statistics import Claim
 from launch.config import load_config
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to learn: settings beside the config of its start, for each stage."""
+
+    name: str
+    start: str
+    stages: tuple[dict[str, str], ...]
+
+    def changed(self, word: str, settings: Mapping[str, str]) -> Arm:
+        """Return the arm with more settings in all stages, named by a word for them."""
+        return Arm(
+            f"{self.name}-{word}", self.start, tuple({**one, **settings} for one in self.stages)
+        )
+
 
 _FOLDER = Path("runs/claims")
 _PAGE = Path("docs/claims.md")
@@ -108,7 +125,7 @@ ARMS = {
     )
 }
 
-VOTERS = ARMS["fraction"]
+VOTE_ARM = ARMS["fraction"]
 """Whose policies answer by several samples."""
 DECODES = ("judge@8", "vote@8")
 TAUGHT = tuple(f"{decode}-taught" for decode in DECODES)
@@ -125,14 +142,14 @@ _TEACHING = (
 
 CLAIMS = (
     Claim("Progress-SQL, table 3", "progressive", "one-shot"),
-    Claim("Progress-SQL, section 4.2", "progressive", "execution"),
+    Claim("this study, Progress-SQL's reward", "progressive", "execution"),
     Claim("Progress-SQL, table 13", "grpo-4", "gspo-4"),
     Claim("EXPO-SQL, table 4", "clause", "query"),
     Claim("EXPO-SQL, table 5", "clause", "clause-types"),
     Claim("EXPO-SQL, table 5", "clause", "clause-steps"),
     Claim("this study, PaVeRL-SQL's rewards", "fraction-binary", "binary"),
     Claim("this study, PaVeRL-SQL's rewards", "fraction-binary", "fraction"),
-    Claim("PaVeRL-SQL, section III-B", *DECODES),
+    Claim("this study, PaVeRL-SQL's judging", *DECODES),
     Claim("SQL-ASTRA, table 1", "atr-csmr", "terminal"),
     Claim("this study, SQL-ASTRA's reward", "atr-csmr", "atr-no-final"),
     Claim("this study, across papers", "progressive", "expo-turns"),
@@ -226,17 +243,17 @@ class Study:
                 _run([*words, "--dtype", "float32"], core, run)
             model = exported
 
-    def voter(self, seed: int) -> Path:
-        """Return the run folder of a policy of `VOTERS`."""
-        return self.stage(VOTERS, seed, len(VOTERS.stages))
+    def vote_run(self, seed: int) -> Path:
+        """Return the run folder of a policy of `VOTE_ARM`."""
+        return self.stage(VOTE_ARM, seed, len(VOTE_ARM.stages))
 
-    def taught(self, seed: int) -> Path:
+    def judge_policy(self, seed: int) -> Path:
         """Return the folder of that policy after it learned to judge."""
-        return self.folder / "taught" / f"{VOTERS.name}-seed{seed}"
+        return self.folder / "taught" / f"{VOTE_ARM.name}-seed{seed}"
 
-    def teach(self, arm: Arm, seed: int, core: int) -> None:
+    def train_judge(self, arm: Arm, seed: int, core: int) -> None:
         """Let the policy of an arm learn to judge its own answers to training questions."""
-        made = self.taught(seed)
+        made = self.judge_policy(seed)
         if (made / "model").exists():
             return
         run = self.stage(arm, seed, len(arm.stages))
@@ -251,19 +268,20 @@ class Study:
         _run([*words, f"data.test.sources={train}", _TEACHING], core, made)
 
     def votes(self, name: str, seed: int) -> Path:
-        """Return the verdicts of a policy of `VOTERS` that answers by several samples."""
-        return self.folder / "votes" / f"{name}-seed{seed}" / "verdicts.json"
+        """Return the folder of what a policy of `VOTE_ARM` answered by several samples."""
+        return self.folder / "votes" / f"{name}-seed{seed}"
 
     def vote(self, name: str, seed: int, core: int) -> None:
-        """Let a policy of `VOTERS` answer the questions as they are by several samples."""
-        made = self.votes(name, seed)
-        if made.exists():
+        """Let a policy of `VOTE_ARM` answer the questions as they are by several samples."""
+        out = self.votes(name, seed)
+        if (out / "verdicts.json").exists():
             return
-        policy = self.taught(seed) / "model" if name in TAUGHT else self.voter(seed)
-        words = _answers(self.voter(seed), policy, name.partition("-")[0], f"[{_TESTS[0]}]")
+        run = self.vote_run(seed)
+        policy = self.judge_policy(seed) / "model" if name in TAUGHT else run
+        command = _answers(run, policy, name.partition("-")[0], f"[{_TESTS[0]}]")
         # As many answers as a vote has, repetitions too.
-        words += ["--out", str(made.parent), "verbal.count=all", "verbal.attempts=8"]
-        _run(words, core, made.parent)
+        command += ["--out", str(out), "verbal.count=all", "verbal.attempts=8"]
+        _run(command, core, out)
 
     def overrides(self, arm: Arm, changes: dict[str, str], model: Path) -> dict[str, str]:
         """Return the settings in which a stage differs from the config of its start."""
@@ -279,7 +297,7 @@ def main() -> None:
     options = _options()
     study = Study(options.folder.resolve())
     is_attempt = options.only == "attempts"
-    known = (*ATTEMPTS, VOTERS.name) if is_attempt else ARMS
+    known = (*ATTEMPTS, VOTE_ARM.name) if is_attempt else ARMS
     arms = [(ARMS | ATTEMPTS)[name] for name in dict.fromkeys(options.arms or known)]
     seeds = sorted({*(options.seeds or (ATTEMPT_SEEDS if is_attempt else SEEDS))})
     if options.only != "page":
@@ -287,12 +305,12 @@ def main() -> None:
         assert demo is not None
         _claims_data.prepare(study.folder, demo)
         kinds = list(dict.fromkeys(arm.start for arm in arms))
-        _side_by_side("start weights", study.warm, kinds, seeds)
-        _side_by_side("arms", study.train, arms, seeds)
-        if VOTERS in arms and is_attempt:
-            _side_by_side("learning to judge", study.teach, [VOTERS], seeds)
-        if VOTERS in arms:
-            _side_by_side("votes", study.vote, TAUGHT if is_attempt else DECODES, seeds)
+        _run_parallel("start weights", study.warm, kinds, seeds)
+        _run_parallel("arms", study.train, arms, seeds)
+        if VOTE_ARM in arms and is_attempt:
+            _run_parallel("learning to judge", study.train_judge, [VOTE_ARM], seeds)
+        if VOTE_ARM in arms:
+            _run_parallel("votes", study.vote, TAUGHT if is_attempt else DECODES, seeds)
     finished = {
         (arm.name, seed): [study.stage(arm, seed, number + 1) for number in range(len(arm.stages))]
         for arm in (*ARMS.values(), *ATTEMPTS.values())
@@ -303,28 +321,29 @@ def main() -> None:
         (name, seed): study.votes(name, seed)
         for name in (*DECODES, *TAUGHT)
         for seed in SEEDS
-        if study.votes(name, seed).exists()
+        if (study.votes(name, seed) / "verdicts.json").exists()
     }
-    _claims_page.write(options.page, PARTS, finished, votes)
+    data = study.folder / _claims_data.VARIANTS[0]
+    _claims_page.write(options.page, PARTS, finished, votes, data)
 
 
-def _side_by_side(
-    title: str, work: Callable[..., None], whats: Sequence[object], seeds: Iterable[int]
+def _run_parallel(
+    title: str, work: Callable[..., None], items: Sequence[object], seeds: Iterable[int]
 ) -> None:
-    """Call `work(what, seed, core)` for all pairs, one at a time on each core; seeds in turn."""
+    """Call `work(item, seed, core)` for all pairs, one at a time on each core; seeds in turn."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for core in sorted(os.sched_getaffinity(0)):
         free.put(core)
 
-    def one(what: object, seed: int) -> None:
+    def one(item: object, seed: int) -> None:
         core = free.get()
         try:
-            work(what, seed, core)
+            work(item, seed, core)
         finally:
             free.put(core)
 
     with Progress() as progress, ThreadPoolExecutor(free.qsize()) as pool:
-        calls = [pool.submit(one, what, seed) for seed in seeds for what in whats]
+        calls = [pool.submit(one, item, seed) for seed in seeds for item in items]
         bar = progress.add_task(title, total=len(calls))
         try:
             for call in as_completed(calls):

@@ -13,7 +13,8 @@ from benchmarks import claims
 from benchmarks._claims_credit import Blame, read_blame
 from benchmarks._claims_data import in_other_words, with_other_columns
 from benchmarks._claims_judge import judgement
-from benchmarks._claims_page import Difference, crossed_bootstrap, holm, verdict, write
+from benchmarks._claims_page import write
+from benchmarks._claims_statistics import Difference, crossed_bootstrap, holm, verdict
 from benchmarks.claims import ARMS, ATTEMPTS, CHANGES, CLAIMS, COMPARED, PARTS, TAUGHT, Study
 from launch.config import load_config
 from rewards.expo.clauses import ClauseKind
@@ -47,7 +48,7 @@ def test_the_page_describes_every_arm_and_every_change():
 
 def test_the_page_is_what_its_data_says(tmp_path):
     page, data = (shutil.copy(path, tmp_path) for path in (PAGE, PAGE.with_suffix(".json")))
-    write(Path(page), PARTS, {}, {})
+    write(Path(page), PARTS, {}, {}, tmp_path)
     assert Path(page).read_text() == PAGE.read_text()
     assert Path(data).read_text() == PAGE.with_suffix(".json").read_text()
 
