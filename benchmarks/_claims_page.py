@@ -92,8 +92,11 @@ def write(
     whose answers are not kept, is written where all runs of its arms are finished.
     """
     runs, answers = load(page.with_suffix(".json"))
+    replaced = 0
     for (name, seed), stages in finished.items():
-        runs.setdefault(name, {})[seed] = read_outcome(stages)
+        outcome, known = read_outcome(stages), runs.setdefault(name, {})
+        replaced += known.get(seed, outcome) != outcome
+        known[seed] = outcome
     for (name, seed), folder in track(answered.items(), "answers"):
         answers.setdefault(name, {})[seed] = read_answers(folder, data)
     right = {
@@ -120,6 +123,8 @@ def write(
         text = "\n\n".join([before + start, *found, end + rest.partition(end)[2]])
     page.write_text(text, encoding="utf-8")
     save(page.with_suffix(".json"), runs, answers)
+    if replaced:
+        print(f"{page}: {replaced} runs replace others, such as those of another processor")
 
 
 def _table_of_arms(arms: Iterable[str], outcomes: Runs) -> tuple[str, str]:

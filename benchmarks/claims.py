@@ -386,7 +386,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--only", choices=("attempts", "page"),
-        help="attempts: runs that ask why an effect does not show; page: run nothing",
+        help="attempts: why effects do not show; page: run nothing, show all that is finished",
     )  # fmt: skip
     options = parser.parse_args()
     if options.page is None and options.folder != _FOLDER:
