@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from benchmarks import claims
 from benchmarks._claims_credit import Blame, read_blame
 from benchmarks._claims_data import in_other_words, with_other_columns
 from benchmarks._claims_judge import judgement
+from benchmarks._claims_outcomes import read_answers
 from benchmarks._claims_page import write
 from benchmarks._claims_statistics import Difference, crossed_bootstrap, holm, verdict
 from benchmarks.claims import ARMS, ATTEMPTS, CHANGES, CLAIMS, COMPARED, PARTS, TAUGHT, Study
@@ -113,6 +116,42 @@ def test_blame_of_answers_that_differ_from_the_gold_in_one_kind_of_clause(tmp_pa
 @pytest.mark.parametrize("is_right", [(True, False), (False,) * 8])
 def test_a_judgement_to_learn_from_is_read_as_it_is_meant(is_right):
     assert parse_scores(judgement(is_right), len(is_right)) == is_right
+
+
+@pytest.mark.parametrize("is_judge", [True, False])
+def test_where_a_choice_matters(tmp_path, is_judge):
+    """Of four distinct candidates one fails; one of the three others is right."""
+    database = tmp_path / "database" / "pets" / "pets.sqlite"
+    database.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(database)) as db:
+        db.execute("CREATE TABLE cat AS SELECT 3 AS age")
+        db.commit()
+    gold = "SELECT age FROM cat"
+    queries = [gold, "SELECT 1", "select 1", "SELECT nothing", gold, "SELECT 2"]
+    sure = [gold, "SELECT cat.age FROM cat"]
+    lines = [
+        {
+            "id": str(n),
+            "db_id": "pets",
+            "question": "?",
+            "gold": gold,
+            "correct": n < 2,
+            "samples": s,
+        }
+        for n, s in enumerate((queries, sure, queries, ["SELECT 4"]))
+    ]
+    kept = [{"id": one["id"], "candidates": one.pop("samples")} for one in lines if is_judge]
+    notes = {"judged": 30, "left_out": 10} if is_judge else {}
+    (tmp_path / "verdicts.json").write_text(json.dumps({"notes": notes}))
+    for name, rows in (("predictions", lines), ("choices", kept)):
+        if rows:
+            text = "".join(f"{json.dumps(one)}\n" for one in rows)
+            (tmp_path / f"{name}.jsonl").write_text(text)
+    found = read_answers(tmp_path, tmp_path)
+    assert list(found.right) == [True, True, False, False]
+    assert (found.any_right, found.contested, found.chosen) == (0.75, 2, 0.5)
+    assert found.chance == pytest.approx(1 / 3)
+    assert (found.asked, found.read) == ((40, 30) if is_judge else (0, 0))
 
 
 def test_claims_compare_arms_of_one_start_or_decodings_of_one_policy():
