@@ -1,7 +1,7 @@
-"""The decoder of Qwen2, Qwen2.5 and Qwen3; attention is passed in.
+"""The decoder of Qwen2, Qwen2.5, Qwen3, Llama and Mistral; attention is passed in.
 
-The models differ in biases on q, k, v (Qwen2, Qwen2.5), RMS norms on q and k (Qwen3), and whether
-the output projection is the embedding.
+The models differ in biases on q, k, v (Qwen2, Qwen2.5), RMS norms on q and k (Qwen3), how the
+rotary embedding is stretched (Llama), and whether the output projection is the embedding.
 """
 
 from __future__ import annotations
@@ -53,6 +53,21 @@ def rotate(x_BTHE: Array, angles_BTE: Float[Array, "B T e"]) -> Array:
     left, right = jnp.split(x_BTHE.astype(jnp.float32), 2, axis=-1)
     turned = (left * cos_BTE - right * sin_BTE, right * cos_BTE + left * sin_BTE)
     return jnp.concatenate(turned, axis=-1).astype(x_BTHE.dtype)
+
+
+def rotary_frequencies(config: ModelConfig) -> Float[Array, "e"]:
+    """Return the angle of a position for each pair of a head, highest first, as `Rope` says."""
+    size, rope = config.head_dim, config.rope
+    exponent_E = jnp.arange(0, size, 2, dtype=jnp.float32) / size
+    frequency_E = 1.0 / (config.rope_theta**exponent_E)
+    if rope.rope_type == "default":
+        return frequency_E
+    kept_E: Any = 0.0
+    if rope.rope_type == "llama3":
+        turns_E = rope.original_max_position_embeddings * frequency_E / (2 * jnp.pi)
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        kept_E = jnp.clip((turns_E - low) / (high - low), 0.0, 1.0)
+    return frequency_E * (kept_E + (1.0 - kept_E) / rope.factor)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -177,7 +192,7 @@ _Body = Callable[[Block, Any, Any], tuple[Any, Any]]
 
 
 class Decoder(nnx.Module):
-    """A Qwen-class language model.
+    """A language model of Qwen's and Llama's kind.
 
     The parameters of all layers are stacked, the layer first: one layer is compiled whatever the
     depth, and there are as many arrays as a layer has. `unstacked` takes them apart.
@@ -265,9 +280,7 @@ class Decoder(nnx.Module):
         return self._final_norm(x_BCD)
 
     def _angles(self, positions_BT: Array) -> Array:
-        size = self.config.head_dim
-        exponent_E = jnp.arange(0, size, 2, dtype=jnp.float32) / size
-        frequency_E = 1.0 / (self.config.rope_theta**exponent_E)
+        frequency_E = rotary_frequencies(self.config)
         return positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
 
     def _embed(self, tokens_BT: Array) -> Array:

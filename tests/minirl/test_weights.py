@@ -149,6 +149,11 @@ def test_tied_models_may_carry_an_output_projection(tmp_path):
     assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2_tied"))
 
 
+def test_one_file_goes_before_an_index_beside_it(folder):
+    (folder / INDEX).write_text('{"weight_map": {"a": "x.safetensors"}}')
+    assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2"))
+
+
 def change_tensors(change):
     def apply(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
@@ -175,6 +180,14 @@ def set_text(text: str, name: str = "config.json"):
     return lambda folder: (folder / name).write_text(text)
 
 
+def only_index(text: str):
+    def apply(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / INDEX).write_text(text)
+
+    return apply
+
+
 NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
 INDEX = "model.safetensors.index.json"
 
@@ -184,7 +197,7 @@ INDEX = "model.safetensors.index.json"
     [
         (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors nor"),
         (cut, "model.safetensors: cut short"),
-        (set_text('{"weight_map": {"a": "x.safetensors"}}', INDEX), "x.safetensors: not there"),
+        (only_index('{"weight_map": {"a": "x.safetensors"}}'), "x.safetensors: not there"),
         (change_tensors(lambda t: t.pop(NORM)), f"tensor {NORM} missing"),
         (change_tensors(lambda t: t.update(wpe=t[NORM])), "tensor wpe not of the model"),
         (
@@ -195,8 +208,11 @@ INDEX = "model.safetensors.index.json"
             change_tensors(lambda t: t.update({GATE: t[GATE].astype(np.int8)})),
             f"tensor {GATE} is I8",
         ),
-        (set_config(model_type="llama"), "model_type should be 'qwen2' or 'qwen3', not 'llama'"),
-        (set_config(rope_scaling={"type": "yarn"}), "rope_scaling.type should be 'default'"),
+        (set_config(model_type="gpt2"), "'llama' or 'mistral', not 'gpt2'"),
+        (
+            set_config(rope_scaling={"type": "yarn"}),
+            "rope_scaling.type should be 'default', 'linear' or",
+        ),
         (set_config(num_key_value_heads=3), "num_key_value_heads = 3 does not divide 4 heads"),
         (set_config(head_dim=None, hidden_size=66), "does not divide hidden_size = 66"),
         (set_config(head_dim=15), "head_dim = 15 is odd"),
