@@ -1,10 +1,18 @@
-"""Time one GRPO step: 8 prompts x 8 samples, 256 + 128 tokens, 7M parameters, one update.
+"""Time one GRPO step: 8 prompts x 8 samples, one update.
 
     python benchmarks/grpo_step.py
+    python benchmarks/grpo_step.py --model FOLDER --prompts prompts.json --remat full
 
-Prints one line of JSON, of the fastest runs: gen_s and gen_tok_s (sampled tokens a second),
-update_s and update_tok_s (prompt and answer tokens of all 64 sequences a second, each counted whole
-as the peers compute it; here a prompt is computed once a group).
+Without a model: 7M parameters, 256 + 128 tokens. Prints one line of JSON, of the fastest runs:
+gen_s and gen_tok_s (sampled tokens a second), update_s and update_tok_s (prompt and answer tokens
+of all 64 sequences a second, each counted whole as the peers compute it; here a prompt is computed
+once a group).
+
+With a Hugging Face folder: that model in float32, real prompts, and replies of at most 96 tokens
+that it samples at temperature 1. `--prompts` is a JSON list of texts; without it questions are
+asked of the demo's databases. Prints one line of JSON of each phase: seconds, the operations a
+second that useful tokens took, and their share of a product of matrices of the model's shape,
+measured in the same run (`_real_step.py` says what counts).
 """
 
 from __future__ import annotations
@@ -12,20 +20,39 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import yaml
 from flax import nnx
 
-from minirl.config import BatchingConfig, Grpo, OptimizerConfig, SamplerConfig
+from benchmarks._real_step import (
+    OneTurn,
+    demo_prompts,
+    measure_sampling,
+    measure_update,
+    read_prompts,
+    rewarded,
+)
+from minirl.config import (
+    BatchingConfig,
+    Grpo,
+    LoraConfig,
+    OptimizerConfig,
+    SamplerConfig,
+    TrainConfig,
+)
+from minirl.model import huggingface
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
-from minirl.sample.rollout import flatten, rollout
+from minirl.model.lora import add_adapters
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sample.rollout import rollout
 from minirl.sample.sampler import NativeSampler
-from minirl.train.advantages import estimate
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
@@ -71,16 +98,6 @@ class RandomTokens:
         return ""
 
 
-class OneTurn:
-    """An environment of one turn; an example is its prompt's ids."""
-
-    def reset(self, example: Any) -> tuple[None, Any]:
-        return None, example
-
-    def step(self, episode: None, reply: str) -> tuple[None, None]:
-        return None, None
-
-
 def time_generation(model: Decoder, *, runs: int) -> tuple[float, list[list[Trajectory]]]:
     """Return the seconds of the fastest run, each with prompts of its own, and the last groups."""
     rng = np.random.default_rng(0)
@@ -103,19 +120,6 @@ def time_generation(model: Decoder, *, runs: int) -> tuple[float, list[list[Traj
         )
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:]), groups
-
-
-def rewarded(groups: list[list[Trajectory]]) -> list[list[TokenRow]]:
-    """Return what the update learns from, with random rewards."""
-    rewards_NG = np.random.default_rng(0).random((PROMPTS, SAMPLES))
-    advantages_NG = estimate(rewards_NG, estimator="group_normalised")
-    return [
-        [
-            TokenRow(flat.ids, flat.is_action, flat.logprobs, float(advantage), flat.prompt_length)
-            for flat, advantage in zip(map(flatten, group), advantages, strict=True)
-        ]
-        for group, advantages in zip(groups, advantages_NG, strict=True)
-    ]
 
 
 def time_update(
@@ -144,23 +148,70 @@ def time_update(
     return min(seconds[1:])
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3, help="timed runs; the fastest counts")
-    runs = parser.parse_args().runs
+def measure_tiny(runs: int) -> dict[str, float]:
+    """Measure a model of fresh weights on random prompts."""
     model = Decoder(MODEL, key=jax.random.key(0))
     gen_s, groups = time_generation(model, runs=runs)
     sizes = BatchingConfig(groups_per_batch=1)
     update_s = time_update(model, rewarded(groups), sizes, OptimizerConfig(), runs=runs)
     sampled = PROMPTS * SAMPLES * ANSWER_TOKENS
-    figures = {
+    return {
         "gen_s": round(gen_s, 3),
         "gen_tok_s": round(sampled / gen_s),
         "update_s": round(update_s, 3),
         "update_tok_s": round(PROMPTS * SAMPLES * (PROMPT_TOKENS + ANSWER_TOKENS) / update_s),
     }
-    print(json.dumps(figures))
+
+
+def measure_real(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure a model of a Hugging Face folder."""
+    tokenizer = ChatTokenizer(options.model)
+    model = huggingface.load(options.model)
+    model.remat = options.remat
+    if options.lora:
+        add_adapters(model, LoraConfig(rank=options.lora), seed=0)
+    prompts = read_prompts(options.prompts) if options.prompts else demo_prompts(PROMPTS)
+    train = TrainConfig(
+        group_size=options.samples,
+        batching=BatchingConfig.model_validate(yaml.safe_load(options.batching)),
+    )
+    sampler = SamplerConfig(
+        slots=len(prompts) * options.samples,
+        max_prompt_tokens=options.max_prompt_tokens,
+        max_response_tokens=options.max_tokens,
+    )
+    size = options.samples
+    groups, sampling = measure_sampling(
+        model, tokenizer, prompts, sampler, group_size=size, runs=options.runs
+    )
+    yield {"sampling": sampling}
+    if options.only != "sampling":
+        rows = rewarded(groups)
+        yield {"update": measure_update(model, tokenizer, rows, train, sampler, runs=options.runs)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=int, default=3, help="timed runs after one that compiles; the fastest counts"
+    )
+    real = parser.add_argument_group("with a real model")
+    real.add_argument("--model", type=Path, metavar="FOLDER", help="a Hugging Face folder")
+    real.add_argument("--prompts", type=Path, metavar="FILE", help="a JSON list of texts")
+    real.add_argument("--samples", type=int, default=SAMPLES, help="replies to each prompt")
+    real.add_argument("--max-tokens", type=int, default=96, help="longest reply")
+    real.add_argument("--max-prompt-tokens", type=int, default=2048, help="room for a prompt")
+    real.add_argument("--only", choices=["sampling"], help="leave the update out")
+    real.add_argument("--remat", choices=["none", "dots", "full"], default="full")
+    real.add_argument("--lora", type=int, metavar="RANK", help="train adapters")
+    real.add_argument("--batching", default="{}", help="settings of train.batching, as YAML")
+    options = parser.parse_args()
+    found = measure_real(options) if options.model else [measure_tiny(options.runs)]
+    for figures in found:
+        print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,254 @@
+"""A GRPO step of a real model: seconds, memory and speed of sampling and of the update.
+
+Speed counts useful operations alone: two a weight and token forward, a prompt once for its group,
+logits where a token is sampled, three times as many for a gradient. Attention, padding and what is
+computed twice count as nothing (as in `_operations.model_flops`). What the machine can do is a
+product of the model's own shape, measured before and after each phase.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks._operations import matmul_parameters
+from launch.build import SqlSide
+from launch.config import load_config
+from minirl.config import SamplerConfig, TrainConfig
+from minirl.model.config import ModelConfig
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.sample import decode
+from minirl.sample.rollout import flatten, rollout
+from minirl.sample.sampler import NativeSampler
+from minirl.train.advantages import estimate
+from minirl.train.batching import Groups, micro_batches, padded_share
+from minirl.train.optimizer import make_optimizer
+from minirl.train.packing import Extent
+from minirl.train.update import Learner, policy_objective
+from minirl.types import Tokenizer, TokenRow, Trajectory
+from sqlenv.types import Message
+
+Prompts = Sequence[tuple[Message, ...]]
+_PRODUCT_ROWS, _PRODUCTS = 512, 20
+_GB = 1e9
+
+
+class OneTurn:
+    """An environment of one turn; an example is its first observation."""
+
+    def reset(self, example: Any) -> tuple[None, Any]:
+        return None, example
+
+    def step(self, episode: None, reply: str) -> tuple[None, None]:
+        return None, None
+
+
+def read_prompts(path: Path) -> Prompts:
+    """Read a JSON list of texts, each the user's first message."""
+    return [(Message("user", text),) for text in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def demo_prompts(count: int) -> Prompts:
+    """Put questions to the demo's databases as OmniSQL does."""
+    prompt = "prompt={style: omnisql, schema_style: omnisql, example_values: 2}"
+    config = load_config("progress-demo.yaml", [prompt])
+    with tempfile.TemporaryDirectory() as folder, SqlSide(config, Path(folder)) as sql:
+        return [sql.prompts.single_turn(one) for one in sql.examples("train", limit=count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What a phase took: the seconds of its first run, which compiles, and of each later one, with
+    the machine's speed beside it, in operations a second.
+    """
+
+    first_s: float
+    seconds: tuple[float, ...]
+    product_speed: float
+    peak_bytes: float
+    useful_operations: float
+
+    def figures(self) -> dict[str, float]:
+        """Return the numbers to print, of the fastest run."""
+        best = min(self.seconds, default=self.first_s)
+        speed = self.useful_operations / best
+        return {
+            "s": round(best, 2),
+            "first_s": round(self.first_s, 2),
+            "useful_gflop_s": round(speed / 1e9, 1),
+            "product_gflop_s": round(self.product_speed / 1e9, 1),
+            "share": round(speed / self.product_speed, 3),
+            "peak_gb": round(self.peak_bytes / _GB, 2),
+        }
+
+
+class Stopwatch:
+    """Times the runs of a phase."""
+
+    def __init__(self, shape: ModelConfig) -> None:
+        self._shape, self._speeds, self._seconds = shape, [product_speed(shape)], list[float]()
+        # Linux then counts the peak from here on; elsewhere it is that of the whole process.
+        if (counter := Path("/proc/self/clear_refs")).exists():
+            counter.write_text("5")
+
+    def lap(self, started: float) -> None:
+        """Note a run that began at `time.perf_counter()`."""
+        self._seconds.append(time.perf_counter() - started)
+        self._speeds.append(product_speed(self._shape))
+
+    def phase(self, useful_operations: float) -> Phase:
+        """Return what was noted."""
+        first, *rest = self._seconds
+        speed = float(np.median(self._speeds))
+        return Phase(first, tuple(rest), speed, peak_bytes(), useful_operations)
+
+
+def peak_bytes() -> float:
+    """Return the most memory that the process held, since a stopwatch was made on Linux."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (one for one in status.read_text().splitlines() if one.startswith("VmHWM"))
+        return 1024.0 * int(line.split()[1])
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def product_speed(shape: ModelConfig) -> float:
+    """Return the operations a second of a product into the feed-forward's width and back."""
+    width, inner = shape.hidden_size, shape.intermediate_size
+    rng = np.random.default_rng(0)
+    x, into, back = (
+        jnp.asarray(rng.normal(size=size) * size[1] ** -0.5, jnp.float32)
+        for size in ((_PRODUCT_ROWS, width), (width, inner), (inner, width))
+    )
+
+    @jax.jit
+    def run(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, _PRODUCTS, lambda _, x: x @ into @ back, x)
+
+    run(x).block_until_ready()
+    started = time.perf_counter()
+    run(x).block_until_ready()
+    return _PRODUCTS * 4 * _PRODUCT_ROWS * width * inner / (time.perf_counter() - started)
+
+
+def measure_sampling(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Prompts,
+    config: SamplerConfig,
+    *,
+    group_size: int,
+    runs: int,
+) -> tuple[list[list[Trajectory]], dict[str, Any]]:
+    """Sample a group of replies to every prompt, once more than `runs`; return those of the first
+    run, and figures. Every run draws the same replies.
+    """
+    watch, groups, work = Stopwatch(model.config), [], None
+    compiled = decode.compilations()
+    for _ in range(1 + runs):
+        # Each of a new sampler: nothing is in a cache.
+        sampler = NativeSampler(model, config, tokenizer, group_size=group_size, seed=0)
+        started = time.perf_counter()
+        sampler.set_weights(split(model)[1], version=0)
+        groups = rollout(
+            sampler,
+            tokenizer,
+            OneTurn(),
+            prompts,
+            config=config,
+            group_size=group_size,
+            first_episode=0,
+            max_turns=1,
+        )
+        watch.lap(started)
+        work = sampler.work
+    replies = [len(one.turns[0].reply.ids) for group in groups for one in group]
+    known = [len(group[0].turns[0].observation_ids) for group in groups]
+    layers, logits = matmul_parameters(model.config)
+    useful = 2.0 * (layers * (sum(known) + sum(replies)) + logits * sum(replies))
+    figures = watch.phase(useful).figures() | {
+        "prompt_tokens": sum(known),
+        "reply_tokens": sum(replies),
+        "longest_reply": max(replies),
+        "work": None if work is None else {name: getattr(work, name) for name in work.__slots__},
+        "programs": decode.compilations() - compiled,
+    }
+    return groups, figures
+
+
+def rewarded(groups: Sequence[Sequence[Trajectory]]) -> list[list[TokenRow]]:
+    """Return what the update learns from, with random rewards."""
+    rewards_NG = np.random.default_rng(0).random((len(groups), len(groups[0])))
+    advantages_NG = estimate(rewards_NG, estimator="group_normalised")
+    return [
+        [
+            replace(flatten(one), advantage=float(advantage))
+            for one, advantage in zip(group, advantages, strict=True)
+        ]
+        for group, advantages in zip(groups, advantages_NG, strict=True)
+    ]
+
+
+def measure_update(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    groups: Groups,
+    train: TrainConfig,
+    sampler: SamplerConfig,
+    *,
+    runs: int,
+) -> dict[str, Any]:
+    """Update the model on groups as `Trainer.step` does, once more than `runs`; return figures.
+
+    The learner takes the model's weights over.
+    """
+    watch, shape = Stopwatch(model.config), model.config
+    graph, params, frozen = split(model)
+    del model
+    learner = Learner(
+        graph,
+        policy_objective(train.algorithm, temperature=sampler.temperature),
+        make_optimizer(train.optimizer, steps=runs + 1, guard=train.guard),
+        frozen=frozen,
+    )
+    state = learner.init(params)
+    del params
+    answers = train.batching.answers_per_batch or train.group_size
+    longest = Extent(sampler.max_prompt_tokens - 1, (sampler.max_response_tokens,) * answers)
+    stats: dict[str, float] = {}
+    for _ in range(1 + runs):
+        started = time.perf_counter()
+        batches = micro_batches(
+            groups,
+            aggregation=train.algorithm.aggregation,
+            sizes=train.batching,
+            pad_id=tokenizer.pad_id,
+            divisor=sampler.max_response_tokens,
+            longest=longest,
+        )
+        state, stats = learner.update(state, batches)
+        jax.block_until_ready(state.params)
+        watch.lap(started)
+    rows = [row for group in groups for row in group]
+    prompt = sum(group[0].prompt_length for group in groups)
+    answer = sum(len(row.ids) - row.prompt_length for row in rows)
+    layers, logits = matmul_parameters(shape)
+    useful = 6.0 * (layers * (prompt + answer) + logits * answer)
+    return watch.phase(useful).figures() | {
+        "tokens": prompt + answer,
+        "padding": round(padded_share(groups, train.batching, longest=longest), 3),
+        "programs": learner.programs,
+        "loss": stats["loss"],
+        "grad_norm": stats["grad_norm"],
+    }
