@@ -1,6 +1,6 @@
 """Policies: a run's best checkpoint, one checkpoint, a Hugging Face folder, or a job's start.
 
-They are found, loaded to be measured, and exported tensor by tensor.
+They are found, loaded to be measured, and exported tensor by tensor; so are GGUF files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from launch.run_folder import CONFIG
 from launch.warm_start import FOLDER as WARM
 from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.model import huggingface
+from minirl.model import gguf, huggingface
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import adapter_shapes, merged_tensors, split
@@ -108,18 +109,20 @@ def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatT
 def export(source: PolicySource, out: Path, *, dtype: str | None) -> None:
     """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged."""
     shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
-    kind = dtype or _own_dtype(source)
-    with _tensors(source) as tensors, cli.progress_bar("export") as progress:
+    kind, generation = dtype or _own_dtype(source), _generation(source)
+    with _tensors(source) as tensors:
+        _write(out, shapes, tensors, source=source.model, dtype=kind, generation=generation)
 
-        def counted() -> Iterator[tuple[str, np.ndarray]]:
-            for number, (name, array) in enumerate(tensors, 1):
-                yield name, array
-                progress(number, len(shapes), name)
 
-        huggingface.write(
-            out, shapes, counted(), source=source.model, dtype=kind, generation=_generation(source)
-        )
-    cli.output.print(f"Model: {out} ({kind})", soft_wrap=True)
+def export_gguf(path: Path, out: Path, *, dtype: str | None) -> None:
+    """Write a GGUF file as a Hugging Face folder, by default in float32."""
+    source, kind = gguf.open_gguf(path), dtype or "float32"
+    with TemporaryDirectory() as folder:
+        gguf.describe(source, Path(folder))
+        ChatTokenizer(Path(folder))  # what it lacks is told before the weights are written
+        shapes = huggingface.tensor_shapes(huggingface.shapes_of(Path(folder)))
+        tensors = gguf.read_tensors(source, shapes)
+        _write(out, shapes, tensors, source=Path(folder), dtype=kind)
 
 
 def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> None:
@@ -136,6 +139,21 @@ def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> Non
         kind = dtype or "float32"
         huggingface.write_adapter(out, shapes, tensors, source.lora, base=base, dtype=kind)
     cli.output.print(f"Adapters of {source.model}: {out}", soft_wrap=True)
+
+
+def _write(
+    out: Path, shapes: huggingface.Shapes, tensors: huggingface.Tensors, *, dtype: str, **more: Any
+) -> None:
+    """Write a Hugging Face folder (`huggingface.write`) with a bar, and name it."""
+    with cli.progress_bar("export") as progress:
+
+        def counted() -> Iterator[tuple[str, np.ndarray]]:
+            for number, (name, array) in enumerate(tensors, 1):
+                yield name, array
+                progress(number, len(shapes), name)
+
+        huggingface.write(out, shapes, counted(), dtype=dtype, **more)
+    cli.output.print(f"Model: {out} ({dtype})", soft_wrap=True)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import Checkpoints
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
+from tests.minirl.gguf_files import make_folder, write_gguf
 
 from .conftest import TINY
 
@@ -269,3 +270,55 @@ def test_weights_are_read_and_written_one_by_one(place, tmp_path, monkeypatch):
     reads = [number for number, event in enumerate(events) if event == "read"]
     assert len(reads) > 5
     assert all(second > first + 1 for first, second in pairwise(reads))
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A folder of Llama's shape, and the same as a GGUF file."""
+    root = tmp_path_factory.mktemp("gguf")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    config = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, **sizes}
+
+    def shapes_of(folder: Path) -> Any:
+        return huggingface.tensor_shapes(huggingface.shapes_of(folder))
+
+    folder = make_folder(root / "folder", shapes_of, rule="smollm", **config)
+    return SimpleNamespace(
+        folder=folder, file=write_gguf(root / "model.gguf", folder, rule="smollm")
+    )
+
+
+def test_a_gguf_file_is_a_source(gguf_file, tmp_path):
+    out = tmp_path / "out"
+    export.main(["--gguf", str(gguf_file.file), "--out", str(out)])
+    assert_same(huggingface.load(out), huggingface.load(gguf_file.folder))
+    assert {path.name for path in out.iterdir()} == {
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    }  # fmt: skip
+    config = json.loads((out / "config.json").read_text())
+    assert (config["architectures"], config["dtype"]) == (["LlamaForCausalLM"], "float32")
+    again = write(out, tmp_path / "again", "--dtype", "bfloat16")  # like any folder
+    assert json.loads((again / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_gguf_file_that_cannot_be_exported_leaves_nothing(gguf_file, tmp_path):
+    (tmp_path / "text.gguf").write_text("no model")
+    half = tmp_path / "half.gguf"
+    half.write_bytes(gguf_file.file.read_bytes()[:-100])
+    before = sorted(tmp_path.rglob("*"))
+    none, text = tmp_path / "none.gguf", tmp_path / "text.gguf"
+    for arguments, message in (
+        (["--gguf", str(none)], "none.gguf: there is no such file"),
+        (["--gguf", str(tmp_path)], "there is no such file"),
+        (["--gguf", str(text)], "text.gguf: cut short or not a GGUF file"),
+        (["--gguf", str(half)], "half.gguf: cut short or not a GGUF file"),
+        (["--gguf", str(gguf_file.file), "--adapter"], "--adapter: a GGUF file holds a whole"),
+        (["--gguf", str(gguf_file.file), "--checkpoint", "x"], "not allowed with argument"),
+        ([], "one of the arguments --checkpoint --gguf is required"),
+    ):
+        with pytest.raises(USER_ERRORS, match=message) as caught:
+            export.main([*arguments, "--out", str(tmp_path / "out")])
+        assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before

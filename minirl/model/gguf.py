@@ -1,0 +1,248 @@
+"""GGUF files, llama.cpp's format, as the files of a Hugging Face folder.
+
+The package `gguf` reads the file and takes quantised weights back to float32. What is left are
+names, and the order of rows: for Llama's shape the converter of llama.cpp changes the pairs that
+the rotary embedding turns from halves of a head to neighbours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize
+
+from minirl.errors import UserError
+from minirl.model.config import parse_config
+from minirl.model.decoder import rotary_frequencies
+from minirl.model.gguf_tokenizer import make_tokenizer, stop_ids
+
+_ARCHITECTURES = ("qwen2", "qwen3", "llama")
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_EMBEDDING, _OUTPUT, _STRETCH = "token_embd.weight", "output.weight", "rope_freqs.weight"
+# The part of a file's names after the architecture -> the key of config.json.
+_KEYS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+}
+# Rows that are compared to tell whether two matrices are one, quantised twice.
+_ROWS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A GGUF file: its facts and its tensors by name, which are read when they are asked for."""
+
+    path: Path
+    field: Mapping[str, Any]
+    tensors: Mapping[str, gguf.ReaderTensor]
+
+    @property
+    def architecture(self) -> str:
+        """Return the name of the shape."""
+        return self.field["general.architecture"]
+
+    def get(self, key: str) -> Any:
+        """Return a fact under the architecture's name; None where there is none."""
+        return self.field.get(f"{self.architecture}.{key}")
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Open a GGUF file and check that it holds a model of a supported shape.
+
+    Raises:
+        UserError: It is none, is cut short, is one of several parts, or holds another model or
+            weights that the package `gguf` cannot read.
+    """
+    if not path.is_file():
+        raise UserError(f"--gguf {path}: there is no such file")
+    try:
+        reader = gguf.GGUFReader(path)
+        field = {name: value.contents() for name, value in reader.fields.items()}
+    # The package parses without checks: what a broken file raises is left to NumPy and Python.
+    except (ValueError, IndexError, KeyError, TypeError, OSError, OverflowError) as error:
+        words = " ".join(str(error).split())[:100]
+        raise UserError(f"{path}: cut short or not a GGUF file ({words}); copy it again") from None
+    if field.get("split.count", 1) > 1:
+        raise UserError(
+            f"{path}: is one of {field['split.count']} parts; join them first "
+            "(llama-gguf-split --merge)"
+        )
+    if field.get("general.architecture") not in _ARCHITECTURES:
+        raise UserError(
+            f"{path}: holds a model of architecture {field.get('general.architecture')}; "
+            f"supported are {', '.join(_ARCHITECTURES)}"
+        )
+    _check_kinds(path, reader.tensors)
+    return GgufFile(path, field, {tensor.name: tensor for tensor in reader.tensors})
+
+
+def _check_kinds(path: Path, tensors: list[gguf.ReaderTensor]) -> None:
+    for kind, tensor in {tensor.tensor_type: tensor for tensor in tensors}.items():
+        try:
+            dequantize(tensor.data[:1], kind)
+        except NotImplementedError:
+            raise UserError(
+                f"{path}: tensor {tensor.name} is {kind.name}, which the package gguf cannot read; "
+                "take a file in Q8_0, a K-quantisation, F16, BF16 or F32"
+            ) from None
+
+
+def describe(source: GgufFile, folder: Path) -> None:
+    """Write all files of a Hugging Face folder but the weights.
+
+    Raises:
+        UserError: The shape or the tokenizer is one that is not supported.
+    """
+    config = _config(source)
+    tokenizer, settings = make_tokenizer(source.field, where=str(source.path))
+    ends = stop_ids(source.field)
+    numbers = {"eos_token_id": ends[0] if ends else None}
+    for ours, theirs in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
+        numbers[ours] = source.field.get(f"tokenizer.ggml.{theirs}_token_id")
+    files = {
+        "config": config | numbers,
+        "generation_config": numbers | {"eos_token_id": ends},
+        "tokenizer_config": settings,
+    }
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def read_tensors(
+    source: GgufFile, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Check all tensors, and yield them in float32 under Hugging Face's names, one by one.
+
+    Raises:
+        UserError: The file holds other tensors than these, or of other shapes.
+    """
+    places = {name: _name_in_file(name) for name in shapes}
+    missing = [place for place in places.values() if place not in source.tensors]
+    extra = sorted(set(source.tensors) - set(places.values()) - {_OUTPUT, _STRETCH})
+    for names, what in ((missing, "is missing"), (extra, "is not of such a model")):
+        if names:
+            raise UserError(
+                f"{source.path}: tensor {names[0]} {what}; only plain models of the architecture "
+                f"{source.architecture} are supported"
+            )
+    for name, place in places.items():
+        found = tuple(map(int, reversed(source.tensors[place].shape)))
+        if found != shapes[name]:
+            raise UserError(
+                f"{source.path}: tensor {place} has shape {found}, the file's facts say "
+                f"{shapes[name]}; copy it again"
+            )
+    if "lm_head.weight" not in places and _OUTPUT in source.tensors:
+        # Of one matrix that is there twice the finer one.
+        finer = max(_EMBEDDING, _OUTPUT, key=lambda place: source.tensors[place].n_bytes)
+        places["model.embed_tokens.weight"] = finer
+    return ((name, _read(source, place)) for name, place in places.items())
+
+
+def _name_in_file(name: str) -> str:
+    own, _, end = name.rpartition(".")
+    if not own.startswith("model.layers."):
+        return f"{_NAMES[own]}.{end}"
+    _, _, layer, part = own.split(".", 3)
+    return f"blk.{layer}.{_NAMES[part]}.{end}"
+
+
+def _read(source: GgufFile, place: str) -> np.ndarray:
+    tensor = source.tensors[place]
+    w = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    part = place.split(".")[-2]
+    if source.architecture != "llama" or part not in ("attn_q", "attn_k"):
+        return w
+    heads = source.get("attention.head_count")
+    if part == "attn_k":
+        heads = source.get("attention.head_count_kv") or heads
+    pairs = w.reshape(heads, w.shape[0] // heads // 2, 2, -1)
+    return pairs.swapaxes(1, 2).reshape(w.shape)
+
+
+def _config(source: GgufFile) -> dict[str, Any]:
+    """Return the content of `config.json`."""
+    kind, eps = source.architecture, source.get("attention.layer_norm_rms_epsilon")
+    given = {key: source.get(name) for name, key in _KEYS.items()}
+    config: dict[str, Any] = {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
+        "hidden_act": "silu",
+        **{key: value for key, value in given.items() if value is not None},
+        "rope_theta": source.get("rope.freq_base") or 10_000.0,
+        # Written as fp32: 9.99999997e-07 is meant as 1e-06.
+        "rms_norm_eps": float(str(np.float32(eps))),
+        "tie_word_embeddings": _is_tied(source),
+    }
+    if _EMBEDDING in source.tensors:
+        config["vocab_size"] = int(source.tensors[_EMBEDDING].shape[1])
+    stretch = source.get("rope.scaling.type")
+    if stretch not in (None, "none"):
+        config["rope_scaling"] = {
+            "rope_type": stretch, "factor": source.get("rope.scaling.factor")
+        }  # fmt: skip
+    if _STRETCH in source.tensors:
+        config["rope_scaling"] = _llama3(source, config)
+    parse_config(config, where=str(source.path))
+    return config
+
+
+def _is_tied(source: GgufFile) -> bool:
+    """Tell whether the output projection is the embedding, left out or quantised once more."""
+    if _OUTPUT not in source.tensors:
+        return True
+    embedding, output = (
+        dequantize(tensor.data[:_ROWS], tensor.tensor_type).astype(np.float32).ravel()
+        for tensor in (source.tensors[_EMBEDDING], source.tensors[_OUTPUT])
+    )
+    # Two quantisations of one matrix differ by a tenth; two matrices have little in common.
+    return bool(embedding @ output > 0.9 * np.linalg.norm(embedding) * np.linalg.norm(output))
+
+
+def _llama3(source: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Find the settings of Llama 3.1's rotary embedding, of which a file has the divisors alone."""
+    divisors = _read(source, _STRETCH)
+    found = {
+        "rope_type": "llama3",
+        "factor": float(divisors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    plain, stretched = (
+        np.asarray(rotary_frequencies(parse_config({**config, **more}, where=str(source.path))))
+        for more in ({}, {"rope_scaling": found})
+    )
+    if plain.shape != divisors.shape or not np.allclose(plain / stretched, divisors, rtol=1e-3):
+        raise UserError(
+            f"{source.path}: {_STRETCH} stretches the rotary embedding otherwise than Llama 3.1 "
+            "to 3.3 do; export a Hugging Face folder of the same model in its place"
+        )
+    return found
