@@ -66,10 +66,15 @@ def make_parser(
     parser = Parser(module, description, line)
     config = "a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)"
     parser.add_argument("--cfg", required=needs_config, metavar="FILE", help=config)
-    devices: dict[str, Any] = {"choices": ("cpu", "gpu", "tpu"), "default": "cpu"}
-    parser.add_argument("--accel", **devices, help="what to compute on (default: cpu)")
+    add_accelerator(parser)
     add_overrides(parser)
     return parser
+
+
+def add_accelerator(parser: Parser) -> None:
+    """Add the choice of what `use_accelerator` selects."""
+    devices: dict[str, Any] = {"choices": ("cpu", "gpu", "tpu"), "default": "cpu"}
+    parser.add_argument("--accel", **devices, help="what to compute on (default: cpu)")
 
 
 def add_overrides(parser: Parser) -> None:

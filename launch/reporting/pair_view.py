@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from rich.tree import Tree
 
+from launch.reporting.tables import SHOWN_ROWS, clean
 from rewards.config import TreeConfig
 from rewards.progress.normalisation import schema_of
 from rewards.progress.tree import Node, build_tree
@@ -23,7 +24,6 @@ from sqlenv.evaluators.equality import is_ordered
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Row, Table, Value
 
-SHOWN_ROWS = 20
 _CELL_CHARS = 40
 _COLUMN_CHARS = 12  # of the terminal's width for a column of results
 _SOUGHT_ROWS = 50  # rows of each side among which the most alike are paired
@@ -78,13 +78,6 @@ def _pair_by_likeness(gold: list[Row], predicted: list[Row]) -> Iterator[RowPair
         else:
             yield row, near.pop(best)
     yield from zip_longest([*apart, *gold[_SOUGHT_ROWS:]], [*near, *far])
-
-
-def clean(text: str) -> str:
-    """Replace what a terminal would obey, such as escape sequences; line ends stay."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
 
 
 def _clauses(sql: str, score: PairScore) -> RenderableType:

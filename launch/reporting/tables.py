@@ -4,11 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as RichTable
+from rich.text import Text
 
+from sqlenv.envs.diagnosed import describe_failure
+from sqlenv.types import Result, Table
+
+SHOWN_ROWS = 20
 Cells = Sequence[str]
+
+
+def clean(text: str) -> str:
+    """Replace what a terminal would obey, such as escape sequences; line ends stay."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def result_view(result: Result) -> RenderableType:
+    """Show the first rows of a query's result, and how many more there are; or why it has none."""
+    if not isinstance(result, Table):
+        return Text(clean(describe_failure(result)), style="red")
+    shown = RichTable(*(escape(clean(name)) for name in result.columns))
+    for row in result.rows[:SHOWN_ROWS]:
+        shown.add_row(*(Text(clean("NULL" if value is None else str(value))) for value in row))
+    more = len(result.rows) - SHOWN_ROWS
+    return Group(shown, Text(f"… {more:,} more rows")) if more > 0 else shown
 
 
 def fitting(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sqlenv.config import AgenticConfig
-from sqlenv.prompts import astra, demo, omnisql, paverl, progress
+from sqlenv.prompts import astra, demo, omnisql, paverl, progress, short
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import ENGINES, Example, Message, Observation
 
-PromptStyle = Literal["progress", "omnisql", "paverl", "demo"]
+PromptStyle = Literal["progress", "omnisql", "paverl", "short", "demo"]
 FeedbackStyle = Literal["progress", "demo"]
 
 _UNPARSED = {
@@ -40,8 +40,8 @@ def first_observation(example: Example, schema_text: str, *, style: PromptStyle)
         return (Message("user", text),)
     evidence = example.evidence.strip()
     question = "\n".join(filter(None, (evidence, example.question.strip())))
-    user = {"progress": progress.USER, "omnisql": omnisql.USER, "demo": demo.USER}[style]
-    message = Message("user", user.format(**details, question=question))
+    template = {"progress": progress, "omnisql": omnisql, "short": short, "demo": demo}[style]
+    message = Message("user", template.USER.format(**details, question=question))
     if style == "progress":
         return (Message("system", progress.SYSTEM.format(**details)), message)
     return (message,)

@@ -38,7 +38,7 @@ def test_paverl_has_a_context_only_where_there_is_evidence():
     assert "Database Engine:\nMySQL\n" in without.content
 
 
-@pytest.mark.parametrize("style", ["progress", "omnisql", "paverl", "demo"])
+@pytest.mark.parametrize("style", ["progress", "omnisql", "paverl", "short", "demo"])
 def test_no_first_prompt_shows_the_gold_query_or_an_unfilled_field(style):
     text = "\n".join(m.content for m in first_observation(EXAMPLE, SCHEMA, style=style))
     assert EXAMPLE.gold_sql not in text
@@ -62,6 +62,12 @@ def test_the_judge_sees_every_query():
     assert "make scores for 2 SQL scripts" in user.content
     assert "SQL2:\n```sql\nSELECT 2\n```" in user.content
     assert "<scores>\nSQL1: score\nSQL2: score\n</scores>" in user.content
+
+
+def test_the_short_prompt_is_tables_question_and_form():
+    (user,) = first_observation(EXAMPLE, SCHEMA, style="short")
+    assert user.content.startswith(f"{SCHEMA}\n{EXAMPLE.evidence}\n{EXAMPLE.question}\n")
+    assert user.content.endswith("one SQLite query in a ```sql code block and nothing else.")
 
 
 def test_omnisql_asks_in_one_message_for_a_fenced_query():

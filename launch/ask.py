@@ -1,0 +1,80 @@
+"""Ask a database: a model writes a query, which is shown with its result.
+
+    python -m launch.ask --checkpoint runs/progress-seed0 --db shop.sqlite "How many are sold out?"
+    python -m launch.ask --checkpoint Qwen2.5-Coder-0.5B-Instruct --db shop.sqlite < questions.txt
+
+Without a question, each line of standard input is one. A run is asked with its own prompt, form of
+a reply and limits, a Hugging Face folder with those of plain.yaml; one greedy reply is the answer.
+Queries are read-only and bounded. Exit status 1: none of them gave a table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from launch import cli
+from launch.reporting.tables import clean, result_view
+from minirl.errors import UserError
+from sqlenv.executor import Executor
+from sqlenv.executor.database import check_contents
+from sqlenv.types import Example, Result, SqlError, Table
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    parser = cli.Parser("launch.ask", __doc__)
+    where = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help=where)
+    parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="a SQLite database")
+    cli.add_accelerator(parser)
+    parser.add_argument("question", nargs="?", help="default: the lines of standard input")
+    options = parser.parse_args(arguments)
+    check_contents(options.db)
+    cli.use_accelerator(options.accel)
+    status = 1
+    for said, result in _answers(options.checkpoint, options.db, _questions(options.question)):
+        cli.output.print(clean(said), markup=False, soft_wrap=True)
+        cli.output.print(result_view(result))
+        status = 0 if isinstance(result, Table) else status
+    sys.exit(status)
+
+
+def _questions(given: str | None) -> Iterator[str]:
+    with suppress(EOFError, KeyboardInterrupt):
+        while given is None:
+            yield input("question: " if sys.stdin.isatty() else "")
+        yield given
+
+
+def _answers(model: Path, database: Path, questions: Iterator[str]) -> Iterator[tuple[str, Result]]:
+    """Yield the query for each question, or a reply without one, and what came of it."""
+    # Much to import, and mistakes in the arguments need not wait for it.
+    from launch.config import load_config
+    from launch.data.prompts import Prompts
+    from launch.evaluation.sampling import GREEDY, Evaluator, TakenAsTheyAre
+    from launch.policy import load_policy, policy_in
+
+    policy = policy_in(model)
+    config = policy.run or load_config("plain.yaml", ())
+    config = config.model_copy(update={"mesh": "auto"})  # a run's may be of another machine
+    limits = config.executor.model_copy(update={"isolation": "process", "workers": 1})
+    env = TakenAsTheyAre(Prompts(config.prompt, config.env).single_turn, config.env.wrapping)
+    sampler = config.sampler.model_copy(update={"slots": 1})
+    with Executor(limits) as executor:
+        executor.start()  # while the model is read
+        asked = Evaluator(*load_policy(policy, config), env, sampler, GREEDY, seed=config.seed)
+        for question in questions:
+            with cli.console.status("writing a query"):
+                (found,) = asked.sample([Example("", question, "", database, "")], first=0)
+            if not found.queries:
+                raise UserError(f"--db {database}: has more tables than this prompt has room for")
+            sql, reply = found.queries[0].strip(), found.replies[0].strip()[:500]
+            no_sql = SqlError("there is no query in this reply")
+            yield (sql, executor.execute(database, sql)) if sql else (reply, no_sql)
+
+
+if __name__ == "__main__":
+    cli.run(main)

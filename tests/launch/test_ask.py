@@ -1,0 +1,172 @@
+"""A database asked through a model, as a user does it, and how results are shown."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launch import ask
+from launch.cli import USER_ERRORS
+from launch.evaluation import sampling
+from launch.evaluation.sources import Sampled
+from launch.reporting.tables import result_view
+from sqlenv.types import Denied, SqlError, Table
+
+# What the model says to each question, and lines of what is printed.
+REPLIES = {
+    "names": "I think <sql>SELECT name FROM emp WHERE dept = 'x' ORDER BY name</sql>",
+    "many": "<sql>SELECT 1 AS one FROM emp a, emp b, emp c</sql>",
+    "wrong": "<sql>SELECT nobody FROM emp</sql>",
+    "write": "<sql>DELETE FROM emp</sql>",
+    "prose": "I cannot say. " * 100,
+}
+SHOWN = {
+    "names": ["SELECT name FROM emp WHERE dept = 'x' ORDER BY name", "│ ann  │", "│ bob  │"],
+    "many": ["SELECT 1 AS one FROM emp a, emp b, emp c", "│ 1   │", "… 44 more rows"],
+    "wrong": ["SELECT nobody FROM emp", "no such column: nobody"],
+    "write": ["DELETE FROM emp", "not allowed: DELETE"],
+    "prose": ["there is no query in this reply"],
+}
+RUNS = ("names", "many")
+
+
+class Scripted:
+    """Takes the place of an `Evaluator`: the policy says what the question asks for."""
+
+    configs: list = []  # noqa: RUF012 - what each was made with
+
+    def __init__(self, model, tokenizer, environment, config, decode, *, seed):
+        self.configs.append(config)
+        self._environment = environment
+
+    def sample(self, examples, *, first):
+        episode, observation = self._environment.reset(examples[0])
+        assert "CREATE TABLE" in observation[-1].content or "emp(" in observation[-1].content
+        if examples[0].question == "too long":
+            return [Sampled((), ())]
+        after, _ = self._environment.step(episode, REPLIES[examples[0].question])
+        return [Sampled((after.answer.sql,), (after.answer.text,))]
+
+
+@pytest.fixture
+def asked(place, database, monkeypatch, capsys):
+    """Return what asks the finished run: the exit status and the lines of standard output."""
+    monkeypatch.setattr(sampling, "Evaluator", Scripted)
+
+    def run(*questions: str, stdin: str = "") -> tuple[Any, list[str]]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        line = ["--checkpoint", str(place / "finished"), "--db", str(database), *questions]
+        with pytest.raises(SystemExit) as end:
+            ask.main(line)
+        return end.value.code, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("question", REPLIES)
+def test_a_query_is_shown_with_its_result(asked, question):
+    status, lines = asked(question)
+    assert status == (0 if question in RUNS else 1)
+    for line in SHOWN[question]:
+        assert line in lines
+    if question == "many":
+        assert lines.count("│ 1   │") == 20  # of 64
+    if question == "prose":
+        assert lines[0] == REPLIES["prose"][:500]
+
+
+def test_lines_of_standard_input_are_questions_and_one_that_runs_is_enough(asked):
+    status, lines = asked(stdin="prose\nnames\nwrong")
+    assert status == 0
+    places = [lines.index(SHOWN[question][-1]) for question in ("prose", "names", "wrong")]
+    assert places == sorted(places)
+    assert asked(stdin="prose\nwrong\n")[0] == 1
+
+
+def test_a_run_is_asked_with_its_own_limits_in_one_slot(asked):
+    asked("names")
+    sampler = Scripted.configs[-1]
+    assert (sampler.slots, sampler.max_reply_tokens, sampler.max_prompt_tokens) == (1, 16, 700)
+
+
+def test_a_schema_beyond_the_prompts_limit_is_a_mistake_of_a_line(asked):
+    with pytest.raises(USER_ERRORS, match="more tables than this prompt has room for"):
+        asked("too long")
+
+
+def test_a_model_folder_has_the_short_prompt(place, database, monkeypatch, capsys):
+    prompts = []
+
+    class Noting(Scripted):
+        def sample(self, examples, *, first):
+            prompts.append(self._environment.reset(examples[0])[1])
+            return [Sampled(("SELECT 1",), ("SELECT 1",))]
+
+    monkeypatch.setattr(sampling, "Evaluator", Noting)
+    model = str(place / "finished" / "warm" / "model")
+    with pytest.raises(SystemExit) as end:
+        ask.main(["--checkpoint", model, "--db", str(database), "Who earns 20?"])
+    assert end.value.code == 0
+    ((message,),) = prompts
+    assert message.content.endswith(
+        ");\nWho earns 20?\nAnswer with one SQLite query in a ```sql code block and nothing else."
+    )
+
+
+@pytest.mark.parametrize("model", ["finished", "finished/warm/model"])
+def test_the_command_answers_with_a_real_policy(command, place, database, model):
+    done = command("launch.ask", "--checkpoint", model, "--db", database, "Who?", cwd=place)
+    # Whatever so raw a policy says: a table or a line, and never a traceback.
+    assert done.returncode in (0, 1), done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.strip()
+    again = command("launch.ask", "--checkpoint", model, "--db", database, "Who?", cwd=place)
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["--db", "none.sqlite"], "none.sqlite: no such database file; check the path"),
+        (["--db", "stdout.txt"], "stdout.txt: not a SQLite database"),
+        (["--checkpoint", "finished/before"], "give a run folder, one of its checkpoints/N"),
+        (["--accel", "abacus"], "argument --accel: invalid choice: 'abacus'"),
+    ],
+)
+def test_a_mistake_ends_with_a_line(command, place, database, line, said):
+    given = ["--checkpoint", "finished", "--db", str(database), *line]
+    done = command("launch.ask", *given, "Who?", cwd=place)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert done.stderr.startswith("error: ")
+
+
+def view(result) -> str:
+    written = io.StringIO()
+    console = Console(file=written, width=40, force_terminal=True, color_system=None)
+    console.print(result_view(result))
+    return written.getvalue()
+
+
+def test_cells_are_text_and_nothing_a_terminal_or_rich_would_obey():
+    row = (None, 1.5, b"\x00", "[red]a[/red]", "\x1b[31mb")
+    shown = view(Table(("[b]", "c"), (row[3:],)))
+    assert "[b]" in shown
+    assert "[red]a[/red]" in shown
+    assert "\x1b[31mb" not in shown
+    first = view(Table(("a", "b", "c"), (row[:3],)))
+    assert "NULL" in first
+    assert "1.5" in first
+    assert "b'\\x00'" in first
+
+
+@pytest.mark.parametrize(
+    ("result", "line"),
+    [(SqlError("no such table: [x]"), "no such table: [x]"), (Denied("PRAGMA"), "not allowed")],
+)
+def test_a_failure_is_a_line(result, line):
+    assert line in view(result)
