@@ -1,0 +1,139 @@
+"""Compare greedy replies of the native sampler with those of transformers, in float32.
+
+    python benchmarks/transformers_equality.py --model FOLDER --python OTHER/bin/python
+    python benchmarks/transformers_equality.py --model FOLDER --python OTHER/bin/python \
+        --prompts-file prompts.json --prompts 32 --tokens 48
+
+`--python` is that of an environment with torch and transformers. Prompts are questions about the
+demo's databases, or a JSON list of texts. Prints one line of JSON: how many prompts and replies are
+the same token for token, and the largest difference of the log-probabilities of their tokens; where
+a reply differs, the place and both log-probabilities there. Exit status 1 unless all are the same
+and no difference is above 1e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks._real_step import OneTurn, Prompts, demo_prompts, read_prompts
+from minirl.config import SamplerConfig
+from minirl.model import huggingface
+from minirl.model.lora import split
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sample.rollout import rollout
+from minirl.sample.sampler import NativeSampler
+
+BOUND = 1e-4
+SLOTS = 8
+THEIRS = Path(__file__).with_name("_transformers_replies.py")
+
+
+def their_replies(
+    python: Path, model: Path, tokenizer: ChatTokenizer, prompts: Prompts, tokens: int
+) -> dict[str, Any]:
+    """Let transformers reply, in a process that ends before ours takes its memory."""
+    job = {
+        "model": str(model),
+        "tokens": tokens,
+        "stop_ids": tokenizer.stop_ids,
+        "pad_id": tokenizer.pad_id,
+        "prompts": [[asdict(message) for message in prompt] for prompt in prompts],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "replies.json"
+        command = [str(python), str(THEIRS), str(out)]
+        subprocess.run(command, input=json.dumps(job), text=True, check=True)
+        return json.loads(out.read_text())
+
+
+def our_replies(
+    folder: Path, tokenizer: ChatTokenizer, prompts: Prompts, tokens: int
+) -> list[dict[str, Any]]:
+    """Reply with the sampler that training and evaluation use."""
+    longest = max(len(tokenizer.encode_chat(prompt)) for prompt in prompts)
+    config = SamplerConfig(
+        slots=SLOTS, max_prompt_tokens=longest, max_response_tokens=tokens, temperature=0.0
+    )
+    model = huggingface.load(folder)
+    sampler = NativeSampler(model, config, tokenizer, group_size=1, seed=0)
+    sampler.set_weights(split(model)[1], version=0)
+    groups = rollout(
+        sampler,
+        tokenizer,
+        OneTurn(),
+        prompts,
+        config=config,
+        group_size=1,
+        first_episode=0,
+        max_turns=1,
+    )
+    turns = [group[0].turns[0] for group in groups]
+    return [
+        {
+            "prompt_ids": list(turn.observation_ids),
+            "ids": list(turn.reply.ids),
+            "logprobs": list(turn.reply.logprobs),
+        }
+        for turn in turns
+    ]
+
+
+def compare(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Count what is the same, and find the largest difference up to where replies part."""
+    same_prompts, same_replies, tokens, gap = 0, 0, 0, 0.0
+    parted = []
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        same_prompts += one["prompt_ids"] == other["prompt_ids"]
+        same_replies += one["ids"] == other["ids"]
+        pairs = list(zip(one["ids"], other["ids"], strict=False))
+        alike = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        gaps = [abs(one["logprobs"][at] - other["logprobs"][at]) for at in range(alike)]
+        tokens, gap = tokens + alike, max([gap, *gaps])
+        if one["ids"] != other["ids"]:
+            here = [side["logprobs"][alike : alike + 1] for side in (one, other)]
+            parted.append({"prompt": number, "token": alike, "logprobs": here})
+    return {
+        "prompts": len(ours),
+        "same_prompts": same_prompts,
+        "same_replies": same_replies,
+        "tokens": tokens,
+        "largest_gap": gap,
+        "parted": parted,
+    }
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
+    parser.add_argument("--python", type=Path, required=True, help="of the other environment")
+    parser.add_argument("--prompts", type=int, default=32, help="how many (default: 32)")
+    parser.add_argument("--prompts-file", type=Path, help="a JSON list of texts")
+    parser.add_argument("--tokens", type=int, default=48, help="longest reply (default: 48)")
+    options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    count, tokens, file = options.prompts, options.tokens, options.prompts_file
+    prompts = (read_prompts(file) if file else demo_prompts(count))[:count]
+    tokenizer = ChatTokenizer(options.model)
+    theirs = their_replies(options.python, options.model, tokenizer, prompts, tokens)
+    ours = our_replies(options.model, tokenizer, prompts, tokens)
+    found = compare(ours, theirs["replies"])
+    print(json.dumps({"model": options.model.name, **found, **theirs["versions"]}))
+    is_same = found["same_prompts"] == found["same_replies"] == found["prompts"]
+    sys.exit(0 if is_same and found["largest_gap"] <= BOUND else 1)
+
+
+if __name__ == "__main__":
+    main()
