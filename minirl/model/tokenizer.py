@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, NonNegativeInt
 from transformers import PreTrainedTokenizerFast
 
 from minirl.errors import UserError
+from minirl.model.control_tokens import ControlTokens
 from minirl.run.files import read_json
 from minirl.types import Message
 
@@ -22,13 +25,16 @@ from minirl.types import Message
 # which strip replies leave it whole; no template or environment writes it.
 _REPLY = "minirl-reply-sentinel"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY})
+# Once for each folder, however often it is read.
+_warn = cache(logging.getLogger(__name__).warning)
 
 
 class ChatTokenizer:
     """A fast tokenizer with a chat template.
 
     Attributes:
-        stop_ids: Tokens that end a reply, those of `generation_config.json` first.
+        stop_ids: Tokens that end a reply: those of `generation_config.json`, then those of the
+            tokenizer and of `config.json`.
         pad_id: Padding token.
         vocab_size: Number of tokens; the model's embedding may have more rows.
     """
@@ -37,20 +43,24 @@ class ChatTokenizer:
         """Read the tokenizer of a Hugging Face model folder.
 
         Raises:
-            UserError: The folder, its tokenizer or its chat template is missing or broken.
+            UserError: The folder, its tokenizer or its chat template is missing or broken, or the
+                tokenizer is that of a model with more tokens.
         """
         self._chat = _read(folder)
         self._backend = self._chat.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._control = ControlTokens(self._backend)
         self.vocab_size: int = len(self._chat)
+        _check_rows(folder, max(self._chat.get_vocab().values()))
         self.stop_ids = _stop_ids(folder, self._chat.eos_token_id)
+        self._check_end_of_turn(folder)
         pad_id = self._chat.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text without special tokens around it."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        """Encode a text: without special tokens around it, and those in it are text."""
+        return self._control.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids, control tokens included; bytes that are not UTF-8 become U+FFFD.
@@ -61,7 +71,7 @@ class ChatTokenizer:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Encode the first observation, up to where the reply begins."""
-        return self.encode(self._render(_plain(messages)))
+        return self._control.encode_rendered(self._render(self._plain(messages)))
 
     def encode_next(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Encode what follows a reply: the end of its turn and the next observation.
@@ -70,16 +80,31 @@ class ChatTokenizer:
             messages: The next observation.
             closed: True when the reply ends with a stop token, which is then not repeated.
         """
-        rendered = self._render([*_BEFORE, *_plain(messages)])
-        ids = self.encode(rendered.partition(_REPLY)[2])
+        rendered = self._render([*_BEFORE, *self._plain(messages)])
+        ids = self._control.encode_rendered(rendered.partition(_REPLY)[2])
         return ids[1:] if closed and ids[0] in self.stop_ids else ids
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         return self._chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
+    def _plain(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        hide = self._control.hide
+        return [{"role": message.role, "content": hide(message.content)} for message in messages]
 
-def _plain(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
+    def _check_end_of_turn(self, folder: Path) -> None:
+        after = self._render([*_BEFORE, _BEFORE[0]]).partition(_REPLY)[2]
+        ids = self._control.encode_rendered(after)
+        first = next((i for i in ids if i in self._control.ids), None)
+        if first not in self.stop_ids:
+            _warn(
+                f"{folder}: the chat template ends a turn with {self._end(first)}, so that replies "
+                "run on; see that its end is in eos_token_id of generation_config.json"
+            )
+
+    def _end(self, first: int | None) -> str:
+        if first is None:
+            return "no control token"
+        return f"{self.decode([first])} ({first}), which is no stop token"
 
 
 def _read(folder: Path) -> Any:
@@ -121,19 +146,32 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-class _Generation(BaseModel):
-    """The stop tokens of `generation_config.json`."""
+class _Facts(BaseModel):
+    """What `generation_config.json` and `config.json` say of tokens."""
 
     eos_token_id: Annotated[list[NonNegativeInt], BeforeValidator(_listed)] = []
+    vocab_size: int | None = None
+
+
+def _facts(path: Path) -> _Facts:
+    return read_json(path, _Facts, advice="copy it there again") if path.exists() else _Facts()
+
+
+def _check_rows(folder: Path, largest: int) -> None:
+    rows = _facts(folder / "config.json").vocab_size
+    if rows is not None and largest >= rows:
+        raise UserError(
+            f"{folder}: the tokenizer has ids up to {largest}, and config.json an embedding of "
+            f"{rows} rows; copy both from one model"
+        )
 
 
 def _stop_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    listed: list[int] = []
-    if path.exists():
-        advice = "copy the tokenizer's files there again"
-        listed = read_json(path, _Generation, advice=advice).eos_token_id
-    unique = tuple(dict.fromkeys(i for i in [*listed, eos_id] if i is not None))
+    own, more = _facts(path).eos_token_id, _facts(folder / "config.json").eos_token_id
+    unique = tuple(dict.fromkeys(i for i in [*own, eos_id, *more] if i is not None))
     if not unique:
-        raise UserError(f"{path}: no eos_token_id here nor in the tokenizer; replies cannot end")
+        raise UserError(
+            f"{path}: no eos_token_id here, in config.json nor in the tokenizer; replies cannot end"
+        )
     return unique

@@ -126,6 +126,48 @@ def test_stop_ids(tmp_path, eos, expected):
     assert ChatTokenizer(write_folder(tmp_path, PLAIN, eos=eos)).stop_ids == expected
 
 
+def set_config(folder: Path, **facts: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("eos", "also", "expected"),
+    [(None, 1, (2, 1)), (None, [1, 2], (2, 1)), (0, 1, (0, 2, 1)), ([2, 0], 2, (2, 0))],
+)
+def test_stop_tokens_of_all_files_count(tmp_path, eos, also, expected):
+    folder = set_config(write_folder(tmp_path, PLAIN, eos=eos), eos_token_id=also)
+    assert ChatTokenizer(folder).stop_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (PLAIN, None),
+        (PLAIN.replace("<|im_end|>", "<|endoftext|>"), r"<|endoftext|> (0), which is no stop"),
+        (PLAIN.replace("<|im_end|>", " <|im_end|>"), None),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "no control token"),
+    ],
+)
+def test_an_end_of_turn_that_stops_no_reply_is_told(tmp_path, caplog, template, end):
+    for _ in range(2):
+        ChatTokenizer(write_folder(tmp_path, template))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (end is not None)
+    if end is not None:
+        assert f"{tmp_path}: the chat template ends a turn with {end}" in told[0]
+
+
+def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path):
+    folder = write_folder(tmp_path, PLAIN)
+    rows = ChatTokenizer(folder).vocab_size
+    ChatTokenizer(set_config(folder, vocab_size=rows))
+    with pytest.raises(UserError, match=rf"ids up to {rows - 1}, .* {rows - 1} rows") as caught:
+        ChatTokenizer(set_config(folder, vocab_size=rows - 1))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("eos", ["x", -1])
 def test_a_wrong_end_of_reply_is_refused(tmp_path, eos):
     with pytest.raises(UserError, match=r"generation_config.json: eos_token_id"):
