@@ -15,20 +15,33 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 import minirl.errors
 import sqlenv.errors
+from minirl.run import activity
 from minirl.run.preemption import Preempted
 
 USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
 console = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
+LINE_S = 30.0
+"""Seconds between two lines of a log that say what is being done."""
 RESUME = "run the same command again to resume"
 # Errors of the file system that are no fault of ours.
 _SYSTEM_ERRORS = frozenset(
@@ -235,6 +248,7 @@ def use_accelerator(name: str, options: argparse.Namespace | None = None) -> Non
     cache = Path(base).expanduser() / "minirl" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    activity.watch_compiler()
     if options is not None:
         _join_others(options)
     try:
@@ -248,30 +262,65 @@ def use_accelerator(name: str, options: argparse.Namespace | None = None) -> Non
         )
 
 
-def starting(done: int, total: int) -> tuple[int, int, str]:
-    """Say where a phase of JAX's programs starts: its first step takes longest."""
-    return done, total, "compiling" if done < total else ""
-
-
 @contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
-    """Show a bar with a line on how it goes; on no terminal, a line now and then."""
-    columns = (
-        *Progress.get_default_columns(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    """Show a bar, what is being done (`minirl.run.activity`) and how the last step went; on no
+    terminal, a line now and then.
+    """
+    if not console.is_terminal:
+        lines = _Lines(title)
+        lines.start()
+        try:
+            yield lines.update
+        finally:
+            lines.end()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), _Doing(), console=console) as bar:
         task = bar.add_task(title, total=None, status="")
-        shown: tuple[bool, int] | None = None
 
         def update(done: int, total: int, status: str) -> None:
-            nonlocal shown
             bar.update(task, completed=done, total=total, status=status)
-            # The start, the first step, then every tenth.
-            tenth = (done > 0, 10 * done // max(total, 1))
-            if not console.is_terminal and tenth != shown:
-                shown = tenth
-                console.print(f"{title}: {done}/{total} {status}".rstrip(), soft_wrap=True)
 
         yield update
+
+
+class _Doing(ProgressColumn):
+    """What is being done, and how the last step went, as far as the line has room."""
+
+    def render(self, task: Task) -> Text:
+        """Ask anew."""
+        said = filter(None, (activity.status(), task.fields["status"]))
+        return Text("; ".join(said), overflow="ellipsis", no_wrap=True)
+
+
+class _Lines(Thread):
+    """Lines of a log: the start, the first step, then every tenth; between them what is done."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(name="progress", daemon=True)
+        self._title, self._place = title, title
+        self._shown: tuple[bool, int] | None = None
+        self._over = Event()
+
+    def update(self, done: int, total: int, status: str) -> None:
+        """Take a step."""
+        self._place = f"{self._title}: {done}/{total}"
+        tenth = (done > 0, 10 * done // max(total, 1))
+        if tenth != self._shown:
+            self._shown = tenth
+            console.print(f"{self._place} {status}".rstrip(), soft_wrap=True)
+
+    def run(self) -> None:
+        """Tell what is being done, where that is something else than before."""
+        before = ""
+        while not self._over.wait(LINE_S):
+            said = activity.status()
+            if said not in ("", before):
+                console.print(f"{self._place} ({said})", soft_wrap=True)
+            before = said
+
+    def end(self) -> None:
+        """Tell no more."""
+        self._over.set()
+        self.join()

@@ -80,7 +80,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
         )  # fmt: skip
         with cli.progress_bar("learning") as progress:
-            progress(*cli.starting(trainer.steps_done, config.train.all_steps))
+            progress(trainer.steps_done, config.train.all_steps, "")
             trainer.run(progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)

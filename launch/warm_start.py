@@ -45,7 +45,7 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
         )  # fmt: skip
     warm_folder = folder / "warm"
     with cli.progress_bar("warm start") as progress:
-        progress(*cli.starting(0, warm.steps))
+        progress(0, warm.steps, "")
         params = supervise(
             model, taught, tokenizer, warm,
             seed=config.seed, folder=warm_folder, progress=progress,

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from launch import cli
 from launch.build import SqlSide, serving
 from launch.config import JobConfig
 from launch.evaluation.cache import DiskCache
@@ -112,7 +111,7 @@ class CheckpointSource(Source):
         self, examples: Sequence[Example], done: int, sql: SqlSide, out: Path, show: Show
     ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
         config = self.config
-        show(*cli.starting(done, len(examples)))
+        show(done, len(examples), "")
         # Weights that cannot be read leave nothing in the folder.
         model, tokenizer = load_policy(self.policy, config)
         sql.check_prompts("test", map(sql.evaluation_prompt, examples), tokenizer)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launch import cli
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
 from launch.evaluation.verdicts import Verdict, accuracy, read_verdicts
@@ -116,7 +115,7 @@ class Evaluator:
         asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
         if asked != [(verdict.id, verdict.gold) for verdict in done]:
             raise UserError(f"{path}: holds predictions for other questions; move it away")
-        progress(*cli.starting(len(done), len(examples)))
+        progress(len(done), len(examples), "")
         chunk = CHUNK * distributed.count()
         for start in range(len(done), len(examples), chunk):
             part = examples[start : start + chunk]

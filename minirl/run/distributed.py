@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -218,13 +218,6 @@ def held_by_first(context: AbstractContextManager[_Made]) -> Generator[_Made]:
 def check() -> None:
     """Raise `Preempted` in all processes if a signal came to any; all have to call this."""
     gather(preemption.check)
-
-
-def checked(items: Iterable[_Item]) -> Iterator[_Item]:
-    """Yield the items, with a `check` before each."""
-    for item in items:
-        check()
-        yield item
 
 
 def whole(array: Any) -> np.ndarray:

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from minirl.config import SamplerConfig
-from minirl.run import preemption
+from minirl.run import activity, preemption
+from minirl.sample.pace import Pace
 from minirl.types import (
     Decoding,
     Environment,
@@ -93,7 +94,6 @@ def rollout(
     decoding: Decoding | None = None,
     max_turns: int | None = None,
     env_workers: int = 32,
-    progress: Callable[[int, int], None] | None = None,
     ended: Callable[[int, list[Trajectory]], None] | None = None,
     check: Callable[[], None] = preemption.check,
 ) -> list[list[Trajectory]]:
@@ -112,7 +112,6 @@ def rollout(
         max_turns: The most replies that an episode can take, if known: the slot of a last reply
             is then free before the environment has judged it.
         env_workers: Threads that wait for environments.
-        progress: Called with (episodes ended, episodes in all).
         ended: Called with (index, group) when all episodes of an example have ended; at once and
             with none where it is left out.
         check: Called now and then; the rollout ends with what it raises.
@@ -136,9 +135,11 @@ def rollout(
         first_episode,
         max_turns,
         ended,
+        Pace(sampler.work),
     )
     try:
-        played.play(progress, check)
+        with activity.doing(played.status):
+            played.play(check)
     finally:
         # After an error the sampler must not keep what nobody will ask for.
         for episode in played.episodes.values():
@@ -172,6 +173,7 @@ class _Rollout:
     first_episode: int
     max_turns: int | None
     tell: Callable[[int, list[Trajectory]], None] | None
+    pace: Pace
     # By example, once its environments are reset; empty where the prompt is too long.
     groups: dict[int, list[_Play]] = field(default_factory=dict)
     episodes: dict[int, _Play] = field(default_factory=dict)
@@ -181,7 +183,14 @@ class _Rollout:
     ready: SimpleQueue[_Call] = field(default_factory=SimpleQueue)
     ended: int = 0
 
-    def play(self, progress: Callable[[int, int], None] | None, check: Callable[[], None]) -> None:
+    def status(self) -> str:
+        """Say how far the rollout is; from any thread."""
+        waiting, asked = len(self.examples) - len(self.groups), len(self.examples)
+        words = self.pace.words(prompts=asked - len(self.too_long))
+        episodes = f"episodes {self.ended}/{len(self.episodes) + waiting * self.group_size}"
+        return ", ".join([*words, episodes])
+
+    def play(self, check: Callable[[], None]) -> None:
         """Reset all environments, then sample and step until every episode has ended."""
         for n, example in enumerate(self.examples):
             self._call(partial(self._begin, n), self._reset, example)
@@ -192,9 +201,8 @@ class _Rollout:
         while len(self.groups) < len(self.examples) or self.ended < len(self.episodes):
             check()
             replies = self.sampler.advance(max_steps=few if self.awaited else steps)
-            if self._take_results() and progress is not None:
-                waiting = len(self.examples) - len(self.groups)
-                progress(self.ended, len(self.episodes) + waiting * self.group_size)
+            self.pace.note()
+            self._take_results()
             for number, reply in replies:
                 self._step(self.episodes[number], reply)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -22,19 +21,10 @@ from minirl.sample import decode
 from minirl.sample.cache import Cache, cache_shapes, empty_cache, plan_cache
 from minirl.sample.slots import SlotEpisode, Slots
 from minirl.sample.weights import local_model, local_params
-from minirl.types import Reply, Request, Tokenizer
+from minirl.types import Reply, Request, Tokenizer, Work
 
 TOP_P_CUT = "sampler/top_p_cut"
 """Metric: the mean probability of the tokens that `top_p` keeps from being drawn."""
-
-
-@dataclass(slots=True)
-class Work:
-    """What a sampler has done so far."""
-
-    sampled: int = 0  # tokens drawn, without those after the end of a reply
-    steps: int = 0  # passes of the decode loop, each over all slots
-    filled: int = 0  # tokens computed ahead of the decode loop
 
 
 class NativeSampler:
@@ -63,7 +53,7 @@ class NativeSampler:
         Raises:
             UserError: The cache's memory does not hold one longest episode.
         """
-        self.work = Work()
+        self.work = Work(prompts=0)
         self._config, self._tokenizer, self._dtype = config, tokenizer, model.dtype
         self._stop_ids = frozenset(tokenizer.stop_ids)
         self._key = jax.random.key(seed)
@@ -146,8 +136,10 @@ class NativeSampler:
             self._queue.popleft()
         prompts, own = self._cache or empty_cache(self._arrays)
         while (rows := self._slots.next_fill(of_slots=False)) is not None:
-            prompts = decode.fill(self._model, prompts, None, rows)
+            # Not before it is there: it is told.
+            prompts = jax.block_until_ready(decode.fill(self._model, prompts, None, rows))
             self.work.filled += int(rows.new.count_B.sum())
+            self.work.prompts = self._slots.prompts_filled
         while (rows := self._slots.next_fill(of_slots=True)) is not None:
             own = decode.fill(self._model, own, prompts, rows)
             self.work.filled += int(rows.new.count_B.sum())

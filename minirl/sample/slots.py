@@ -131,6 +131,7 @@ class Slots:
             for _ in range(shape.parts)
         ]
         self._joined = 0
+        self.prompts_filled = 0
 
     def active(self) -> list[SlotEpisode]:
         """Return the episodes that a reply is being sampled for, by slot."""
@@ -201,6 +202,7 @@ class Slots:
             rows.new.start_B[part], rows.new.count_B[part] = one.filled, len(ids)
             if isinstance(one, KeptPrompt):
                 rows.new.row_B[part] = one.row
+                self.prompts_filled += len(ids) == len(one.known_ids) - one.filled
             else:
                 assert one.slot is not None
                 assert one.prompt is not None

@@ -40,7 +40,7 @@ from minirl.sglang.pool import ServerPool
 from minirl.sglang.process import ChildServer
 from minirl.sglang.replica import PushedWeights, Requirements
 from minirl.sglang.transfer import BACKENDS, remove_versions, version_folder
-from minirl.types import Reply, Request, Tokenizer
+from minirl.types import Reply, Request, Tokenizer, Work
 
 _CLOSE_S = 10.0
 # Longest wait for a reply before `advance` returns.
@@ -225,6 +225,7 @@ class SglangSampler:
         self._begin()
 
     def _begin(self) -> None:
+        self.work = Work()
         self._mark = next(_samplers)
         self._asked: dict[int, Future[Generated]] = {}
         # Episodes whose requests ended, with these; None to wake up.
@@ -307,6 +308,7 @@ class SglangSampler:
         ids = generated.ids
         is_stopped = ids[-1] in self._tokenizer.stop_ids
         text = self._tokenizer.decode(ids[:-1] if is_stopped else ids)
+        self.work.sampled += len(ids)
         versions = tuple(map(self._servers.pool.version_of, generated.versions))
         return Reply(ids, generated.logprobs, text, "stop" if is_stopped else "length", versions)
 

@@ -149,7 +149,7 @@ def supervise(
         batches = micro_batches(
             groups, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id
         )
-        state, stats = learner.update(state, distributed.checked(batches))
+        state, stats = learner.update(state, batches, check=distributed.check)
         where = {"step": done + 1, "folder": folder, "key": "warm_start.guard"}
         stop_after_skips(state.opt_state, config, stats, groups, **where)
         return state, {f"sft/{name}": value for name, value in stats.items()}

@@ -182,11 +182,11 @@ class Trainer:
             if self._is_recorded(version + 1):
                 self._record(sampled, trained, rows)
             for part in batching.mini_batches(rows, count=self._config.mini_batches):
-                batches = self._micro_batches(part)
                 # From the second update on there is no way back to the start of the step.
-                batches = batches if updates else distributed.checked(batches)
+                check = {} if updates else {"check": distributed.check}
+                reference, batches = self._reference_to_measure, self._micro_batches(part)
                 self._state, stats = self._learner.update(
-                    self._state, batches, reference=self._reference_to_measure
+                    self._state, batches, reference=reference, **check
                 )
                 updates.append(self._update_metrics(stats, part))
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds

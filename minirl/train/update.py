@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from minirl.config import AlgorithmConfig
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.sharding import param_shardings, placed, row_parts, split_rows
-from minirl.run import distributed
+from minirl.run import activity, distributed
 from minirl.train import losses
 from minirl.train.batching import Batch
 
@@ -233,21 +233,26 @@ class Learner:
         batches: Iterable[Batch],
         *,
         reference: nnx.State | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> tuple[TrainState, dict[str, float]]:
         """Apply the gradient of a whole batch, given as micro-batches; the state is donated.
+
+        `check` is called before each of them; what it raises ends the update, and leaves no trace.
 
         Returns:
             The new state and the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
             what the objective adds (see `losses.objective`; `kl` where there is a reference).
         """
-        waiting, total = iter(batches), None
+        batches = [*batches]
+        waiting, total, losses = iter(batches), None, list[Array]()
         # Programs of one mesh run one after the other: their collectives would wait for each other.
         is_cpu = self._mesh is None and jax.default_backend() == "cpu"
         at_once = _CPU_MICRO_BATCHES if is_cpu else 1
-        with ThreadPoolExecutor(at_once) as pool:
+        with ThreadPoolExecutor(at_once) as pool, activity.doing(_told("update", losses, batches)):
             while chunk := list(islice(waiting, at_once)):
                 found = []
                 for batch in map(self._place, chunk):
+                    check()
                     # Without a reference another array of its shape: one program serves both.
                     logp_BC = batch.old_logp_BC
                     if reference is not None:
@@ -256,6 +261,7 @@ class Learner:
                     found.append(pool.submit(_run, self._gradient, arguments, wait=is_cpu))
                 for part in found:
                     new = part.result()
+                    losses.append(new[1]["loss"])
                     total = new if total is None else self._accumulate(total, new)
         if total is None:
             raise ValueError("an update needs at least one micro-batch")
@@ -268,8 +274,11 @@ class Learner:
 
     def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
         """Yield the log-probabilities of the targets, BC, of each micro-batch."""
-        for batch in map(self._place, batches):
-            yield distributed.whole(self._logp(params, self._frozen, batch))
+        batches, found = [*batches], list[Array]()
+        with activity.doing(_told("log-probabilities", found, batches)):
+            for batch in map(self._place, batches):
+                found.append(self._logp(params, self._frozen, batch))
+                yield distributed.whole(found[-1])
 
     def compile_ahead(self, params: nnx.State, batches: Iterable[Batch]) -> None:
         """Compile the gradient in the background, for micro-batches of the shapes of these."""
@@ -297,6 +306,12 @@ class Learner:
         if self._mesh is None or len(batch.prefix_NP) % row_parts(self._mesh):
             return batch
         return split_rows(batch, self._mesh)
+
+
+def _told(what: str, found: Sequence[Any], batches: Sequence[Batch]) -> Callable[[], str]:
+    """Make what tells how many micro-batches are done, by one array of each."""
+    # Devices take orders faster than they follow them: the arrays are asked.
+    return lambda: f"{what}: micro-batch {sum(a.is_ready() for a in found)}/{len(batches)}"
 
 
 def _run(program: CompiledByShape, arguments: tuple[Any, ...], *, wait: bool) -> Any:

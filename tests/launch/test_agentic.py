@@ -22,7 +22,7 @@ from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.metrics import read_metrics
 from minirl.sample.rollout import flatten, rollout
-from minirl.types import Decoding, Reply
+from minirl.types import Decoding, Reply, Work
 from rewards.config import AstraConfig, AtrConfig
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
@@ -49,7 +49,7 @@ class Script:
 
     def __init__(self, tokenizer: ChatTokenizer, *, odd_answer: bool = False) -> None:
         stop = tokenizer.stop_ids[0]
-        self._tokenizer, self._odd_answer = tokenizer, odd_answer
+        self._tokenizer, self._odd_answer, self.work = tokenizer, odd_answer, Work()
         self._replies = [(*tokenizer.encode(reply), stop) for reply in REPLIES]
         self._waiting: list[int] = []
         self.given: Counter[int] = Counter()

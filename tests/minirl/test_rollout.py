@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 
 from minirl.config import SamplerConfig
+from minirl.run import activity
 from minirl.sample.decode import compilations
 from minirl.sample.rollout import flatten, rollout
-from minirl.types import Decoding, Reply, Trajectory, Turn
+from minirl.types import Decoding, Reply, Trajectory, Turn, Work
 
 
 class Script:
@@ -25,7 +27,7 @@ class Script:
     is_repeatable = True
 
     def __init__(self, replies, *, stop_ids):
-        self.replies, self.stop_ids = replies, stop_ids
+        self.replies, self.stop_ids, self.work = replies, stop_ids, Work()
         self.requests, self.waiting, self.released, self.given = [], [], [], Counter()
 
     def submit(self, request):
@@ -175,12 +177,8 @@ def test_an_environments_bug_is_raised_and_the_sampler_left_clean(toy):
     sampler = toy.sampler(toy.model())
     with pytest.raises(ZeroDivisionError):
         play(toy, sampler, Broken(toy.Said, turns=1), ["A", "B"], group_size=4)
-    seen = []
-    play(
-        toy, sampler, Turns(toy.Said, turns=1), ["A", "B"], group_size=4,
-        progress=lambda *counts: seen.append(counts),
-    )  # fmt: skip
-    assert seen[-1] == (8, 8)
+    groups = play(toy, sampler, Turns(toy.Said, turns=1), ["A", "B"], group_size=4)
+    assert [len(group) for group in groups] == [4, 4]
 
 
 def test_several_turns_on_the_native_sampler(toy):
@@ -276,9 +274,11 @@ def test_what_takes_long_delays_its_own_group_or_episode_alone(toy, what):
     seen = []
     groups = play(
         toy, sampler, Slow(), ["B", "A", "C", "D"], group_size=2, env_workers=3,
-        progress=lambda *counts: seen.append(counts),
+        check=lambda: seen.append(activity.status()),
     )  # fmt: skip
     assert [[t.episode[0] for t in group] for group in groups] == [[x] * 2 for x in "BACD"]
-    assert seen[-1] == (8, 8)
-    assert all(total == 8 for _, total in seen)
+    # Of servers it is not known which prompts they have computed.
+    assert seen == sorted(seen)
+    assert all(re.fullmatch(r"(\d+ tokens.*, )?episodes [0-8]/8", line) for line in seen)
+    assert activity.status() == ""
     assert {r.episode for r in sampler.requests[-2:]} == {0, 1}
