@@ -1,0 +1,87 @@
+"""What a command says of how far it is: one line on a terminal, lines of a log elsewhere."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from launch import cli
+from minirl.run import activity
+
+# The smallest job, with a line whenever something else is done.
+OFTEN = "from launch import cli, train; cli.LINE_S = 0.002; cli.run(train.main)"
+
+
+@pytest.fixture
+def written(monkeypatch) -> io.StringIO:
+    """Return what a log takes; its lines are 10 ms apart at least."""
+    file = io.StringIO()
+    monkeypatch.setattr(cli, "console", Console(file=file, width=80))
+    monkeypatch.setattr(cli, "LINE_S", 0.01)
+    return file
+
+
+def wait_for(text: str, file: io.StringIO) -> None:
+    end = time.monotonic() + 60
+    while text not in file.getvalue():
+        assert time.monotonic() < end, file.getvalue()
+        time.sleep(0.005)
+
+
+def test_a_log_has_a_line_a_tenth_and_what_is_done_when_that_changes(written):
+    with cli.progress_bar("answers") as show:
+        show(0, 40, "")
+        with activity.doing(lambda: "prompts 3/8"):
+            wait_for("(prompts 3/8)", written)
+            time.sleep(0.1)  # some ten looks at the same
+        with activity.doing(lambda: "prompts 8/8, 96 tokens (12/s)"):
+            wait_for("12/s", written)
+        for done in range(1, 41):
+            show(done, 40, "accuracy 50.0 %")
+    time.sleep(0.05)
+    lines = written.getvalue().splitlines()
+    assert lines[:4] == [
+        "answers: 0/40",
+        "answers: 0/40 (prompts 3/8)",
+        "answers: 0/40 (prompts 8/8, 96 tokens (12/s))",
+        "answers: 1/40 accuracy 50.0 %",
+    ]
+    # Nothing was done any more when the tenths came.
+    assert lines[4:] == [f"answers: {done}/40 accuracy 50.0 %" for done in range(4, 41, 4)]
+
+
+def test_a_terminal_has_one_line_with_both(monkeypatch):
+    file = io.StringIO()
+    screen = Console(file=file, width=100, force_terminal=True, color_system=None)
+    monkeypatch.setattr(cli, "console", screen)
+    with cli.progress_bar("learning") as show, activity.doing(lambda: "update: micro-batch 3/8"):
+        show(2, 24, "reward 0.25")
+        wait_for("update: micro-batch 3/8; reward 0.25", file)
+        (line,) = {
+            part
+            for part in re.split(r"[\r\n]|\x1b\[\S*?[A-Za-z]", file.getvalue())
+            if "3/8" in part
+        }
+        assert line.startswith("learning ")
+        assert " 2/24 " in line
+
+
+def test_a_run_tells_prompts_tokens_episodes_and_micro_batches(command, tiny, tmp_path):
+    done = command("--cfg", tiny, "run.dir=run", cwd=tmp_path, code=OFTEN)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith(("learning", "accuracy"))]
+    learning = [line for line in said if line.startswith("learning: 0/3 (")]
+    kinds = ("prompts 0/2", " tokens", "update: micro-batch")
+    first = [next(n for n, line in enumerate(learning) if kind in line) for kind in kinds]
+    assert first == sorted(first)
+    # Nothing stays of what is over: the phases of a step come one after the other.
+    assert not any("tokens" in line and "micro-batch" in line for line in learning)
+    assert any(re.match(r"accuracy before: 0/6 \(prompts \d/6, .*episodes \d/6\)", x) for x in said)
+    # The last line of each is how it went.
+    assert [line for line in said if line.startswith("learning: 3/3")][-1].startswith(
+        "learning: 3/3 reward"
+    )
