@@ -102,9 +102,17 @@ def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
 
 
 def check_memory(config: JobConfig, folder: Path) -> None:
-    """Log what the job holds on each device, and refuse what can not fit.
+    """Log what the job holds on each device; see `describe_memory`."""
+    from minirl.model.config import read_config
 
-    Activations are an estimate: where they alone are too much, a warning says so.
+    line, is_tight = describe_memory(config, read_config(folder))
+    _log.log(logging.WARNING if is_tight else logging.INFO, "%s", line)
+
+
+def describe_memory(config: JobConfig, shape: ModelConfig) -> tuple[str, bool]:
+    """Say what the job holds on each device, and whether that will hardly fit.
+
+    Activations are an estimate: where they alone are too much, it will hardly fit.
 
     Raises:
         UserError: It is more than a device has, activations apart.
@@ -112,10 +120,8 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     import jax
 
     from launch.build import arrange
-    from minirl.model.config import read_config
     from minirl.plan.memory import estimate_memory
 
-    shape = read_config(folder)
     limit = _device_limit()
     turns = estimate_memory(
         workload_of(config, shape),
@@ -130,8 +136,7 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in found.items() if size >= _GIB / 20)
     line = f"memory of a device, activations estimated: {_gib(total)} ({parts or 'little'})"
     if not limit or total <= limit:
-        _log.info("%s", line)
-        return
+        return line, False
     line += (
         f" of {_gib(limit)}: use more devices, a smaller model, fewer sampler.slots, a smaller "
         "train.batching.answers_per_batch or groups_per_batch, model.remat=full or "
@@ -139,7 +144,7 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     )
     if least > limit:
         raise UserError(f"does not fit: {line}")
-    _log.warning("will hardly fit: %s", line)
+    return f"will hardly fit: {line}", True
 
 
 def _device_limit() -> float | None:

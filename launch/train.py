@@ -7,8 +7,8 @@ resume.
 from __future__ import annotations
 
 from launch import cli
-from launch.config import dump, load_config
-from launch.data.preflight import check_inputs, check_questions
+from launch.config import JobConfig, dump, load_config
+from launch.data.preflight import check_inputs
 from launch.result import Result, show
 from launch.run_folder import RESULT, check, check_place
 from minirl.errors import UserError
@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> None:
     options = make_parser().parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
     settings = dump(config)
-    if options.dry_run:
-        cli.output.out(settings, end="")
+    if options.yaml and not options.dry_run:
+        raise UserError("--yaml: shows the settings of --dry-run; give that too")
     if options.only and config.warm_start is None:
         raise UserError(f"{options.cfg}: warm_start is null; set warm_start.steps=N")
     check(config.folder, settings)
@@ -35,7 +35,6 @@ def main(arguments: list[str]) -> None:
     check_inputs(config)
     if options.dry_run:
         check_place(config.folder, key="run.dir")
-        check_questions(config)
     cli.use_accelerator(options.accel, options)
     # JAX takes seconds to import, and nothing above needs it.
     from minirl.model.sharding import make_mesh
@@ -43,7 +42,7 @@ def main(arguments: list[str]) -> None:
     if config.mesh != "auto":
         make_mesh(config.mesh.model_dump())
     if options.dry_run:
-        cli.output.print(f"# data, model and {options.accel} are there")
+        _describe(config, settings if options.yaml else None)
         return
     from launch.job import train
     from launch.warm_start import only_warm_start
@@ -53,6 +52,18 @@ def main(arguments: list[str]) -> None:
             cli.output.print(f"Model: {only_warm_start(config)}", soft_wrap=True)
         else:
             train(config, accelerator=options.accel)
+
+
+def _describe(config: JobConfig, settings: str | None) -> None:
+    """Print what the run would be, with its settings as comments of those."""
+    from launch.dry_run import describe_run
+
+    lines = describe_run(config)
+    if settings is not None:
+        cli.output.out(settings, end="")
+    for name, line in lines.items():
+        start = "" if settings is None else "# "
+        cli.output.print(f"{start}{name:<10} {line}", markup=False, soft_wrap=True)
 
 
 def make_parser() -> cli.Parser:
@@ -67,8 +78,11 @@ def make_parser() -> cli.Parser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved settings, check all that the run needs (questions, databases, the "
-        "model's files, the run folder, the device), and stop",
+        help="check all that the run needs (questions, databases, names and shapes of the model's "
+        "tensors, the run folder, the device), say what the run would be, and stop",
+    )
+    parser.add_argument(
+        "--yaml", action="store_true", help="with --dry-run: print the resolved settings too"
     )
     return parser
 

@@ -100,20 +100,24 @@ def load_split(
         raise UserError(f"data.{split}: {error}") from None
 
 
-def check_questions(config: JobConfig) -> None:
-    """Read every question of a data folder and look at its database; no query is run."""
-    root = config.data.root
+def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, LoadedData]:
+    """Read every question of a data folder and look at its database; no query is run.
+
+    `root` is where demo data lies. Nothing is returned where there is neither.
+    """
+    root = config.data.root or root
     if root is None:
-        return
+        return {}
     held = held_out(config, root)
-    loaded = {split: load_split(config, split, root, held=held).examples for split in SPLITS}
-    for split, examples in loaded.items():
-        for database in dict.fromkeys(example.database for example in examples):
+    loaded = {split: load_split(config, split, root, held=held) for split in SPLITS}
+    for split, data in loaded.items():
+        for database in dict.fromkeys(example.database for example in data.examples):
             try:
                 check_database(database)
             except UserError as error:
                 raise UserError(f"data.{split}: {error}") from None
-    check_overlap(config, loaded)
+    check_overlap(config, {split: data.examples for split, data in loaded.items()})
+    return loaded
 
 
 def check_model(config: JobConfig) -> None:

@@ -193,6 +193,15 @@ def load(
     return nnx.merge(graph, jax.tree.map_with_path(read, shapes, *rest))
 
 
+def check_files(folder: Path) -> None:
+    """Check that a folder's files hold the model of its `config.json`; no tensor is read.
+
+    Raises:
+        UserError: As `load`.
+    """
+    _checked_files(folder, shapes_of(folder))
+
+
 def read_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the weights of a Hugging Face folder by name, one after the other, in float32.
 

@@ -9,10 +9,14 @@ import socket
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from launch import cli
 from launch.config import load_config
+from minirl.config import TinyConfig
+from minirl.model.tiny import make_tiny
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 
@@ -50,6 +54,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
     cases = [
         (["launch.train"], "--cfg"),
         ([*train, "--sped"], "--sped"),
+        ([*train, "--yaml"], "--yaml"),
         ([*train, "--accel", "abacus"], "abacus"),
         (["launch.train", "--cfg", "none.yaml"], "none.yaml: no such file"),
         (["launch.train", "--cfg", "broken.yaml"], "broken.yaml"),
@@ -186,12 +191,73 @@ def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(monk
 
 def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, tiny, tmp_path):
     before = snapshot(place)
-    done = command("launch.train", "--cfg", tiny, *ROOT, "seed=5", "--dry-run", cwd=place)
+    line = ["launch.train", "--cfg", tiny, *ROOT, "seed=5", "--dry-run"]
+    done = command(*line, "--yaml", cwd=place)
     assert done.returncode == 0, done.stderr
     assert snapshot(place) == before
     copy = tmp_path / "printed.yaml"
     copy.write_text(done.stdout)
     assert load_config(str(copy), []) == load_config(str(tiny), [*ROOT, "seed=5"])
+
+
+def test_dry_run_says_in_five_lines_what_the_run_would_be(command, place, tiny):
+    """Of data that is there, and of the demo's, which is made for it and gone afterwards."""
+    before = snapshot(place)
+    demo = "data.demo={train_databases: 1, validation_databases: 1, test_databases: 1, " + (
+        "questions_per_database: 5}"
+    )
+    for data in (ROOT, [demo]):
+        done = command("launch.train", "--cfg", tiny, *data, "--dry-run", cwd=place)
+        assert done.returncode == 0, done.stderr
+        told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+        assert [*told] == ["questions", "passes", "steps", "memory", "prompt"]
+        assert told["questions"] == (
+            "5 to learn from, 4 of 5 to choose checkpoints by, 5 of 5 to test on"
+        )
+        assert told["passes"].startswith("1.20 over")  # 3 steps of 2 prompts
+        assert told["steps"] == "after 3 of the warm start, 3 of 2 prompts x 2 answers"
+        assert "GiB" in told["memory"]
+        assert "CREATE TABLE" in told["prompt"]
+    assert snapshot(place) == before
+
+
+def make_model(folder: Path) -> Path:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "kv_heads": 1}
+    make_tiny(folder, ["select name"], TinyConfig(vocab_size=300, **sizes), 0)
+    return folder
+
+
+def set_json(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_dry_run_looks_into_a_model_folder(command, place, tiny, tmp_path):
+    models = {
+        name: make_model(tmp_path / name)
+        for name in ("whole", "fp8", "awq", "shape", "missing", "larger")
+    }
+    for name, method in (("fp8", "fp8"), ("awq", "awq")):
+        set_json(models[name] / "config.json", quantization_config={"quant_method": method})
+    set_json(models["shape"] / "config.json", intermediate_size=24)
+    set_json(models["missing"] / "config.json", num_hidden_layers=2)
+    set_json(models["larger"] / "config.json", vocab_size=200)
+    embedding = np.zeros((200, 16), np.float32)
+    path = models["larger"] / "model.safetensors"
+    save_file(load_file(path) | {"model.embed_tokens.weight": embedding}, path)
+    line = ["launch.train", "--cfg", str(tiny), *ROOT, "model.tiny=null", "--dry-run"]
+    cases = [
+        ("fp8", "quantised (quantization_config: fp8)"),
+        ("awq", "quantised (quantization_config: awq)"),
+        ("shape", "config.json says (16, 24)"),
+        ("missing", "tensor model.layers.1.input_layernorm.weight (and 11 more) missing"),
+        ("larger", "an embedding of 200 rows"),
+    ]
+    lines = [[*line, f"model.path={models[name]}"] for name, _ in cases]
+    done = command(json.dumps(lines), cwd=place, code=MANY)
+    check_mistakes(done, [message for _, message in cases])
+    done = command(*line, f"model.path={models['whole']}", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert " tokens, the first: <|im_start|>" in done.stdout.splitlines()[-1]
 
 
 def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
