@@ -69,7 +69,7 @@ def _answers(model: Path, database: Path, questions: Iterator[str]) -> Iterator[
         for question in questions:
             with cli.console.status("writing a query"):
                 (found,) = asked.sample([Example("", question, "", database, "")], first=0)
-            if not found.queries:
+            if found.outcomes.too_long:
                 raise UserError(f"--db {database}: has more tables than this prompt has room for")
             sql, reply = found.queries[0].strip(), found.replies[0].strip()[:500]
             no_sql = SqlError("there is no query in this reply")

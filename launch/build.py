@@ -16,7 +16,7 @@ from launch.data.prompts import Prompts
 from launch.data.reply_format import ReplyFormat
 from launch.evaluation.testsets import Split
 from launch.reporting.record import episode_record
-from minirl.config import LoraConfig
+from minirl.config import LoraConfig, SamplerConfig
 from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
@@ -51,6 +51,7 @@ _log = logging.getLogger(__name__)
 
 # First prompts kept: those of a step.
 _PROMPTS = 1024
+_NO_QUERY = "rollout/no_query_share"
 
 
 class SqlSide:
@@ -106,6 +107,7 @@ class SqlSide:
         chosen = loaded.examples
         if limit is not None and len(chosen) > limit:
             numbers = Random(f"{self._config.seed} limit").sample(range(len(chosen)), limit)
+            _log.info("%s: a sample of %d of %d questions", split, limit, len(chosen))
             chosen = tuple(chosen[number] for number in sorted(numbers))
         return chosen
 
@@ -126,7 +128,7 @@ class SqlSide:
 
     def evaluation_environment(self) -> SingleTurn | Agentic:
         """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
-        env = self._config.env
+        env = self._config.env.model_copy(update={"wrapping": self._config.answer_wrapping})
         if isinstance(env, AgenticConfig) and self._config.evaluation.episode == "agentic":
             return Agentic(env, executor=self.executor, first_prompt=self.evaluation_prompt)
         return SingleTurn(
@@ -161,6 +163,7 @@ class SqlSide:
             train=train,
             validate=validate,
             max_turns=max_replies(self._config.env),
+            shares={_NO_QUERY: "no query"},
         )
 
     def record(self, episode: Episode) -> Mapping[str, Any]:
@@ -206,15 +209,17 @@ class SqlSide:
         )
         return self.prompts.training(example, self.prompts.render(schema))
 
-    def check_prompts(
-        self, kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer
-    ) -> None:
-        """Raise a `UserError` if no prompt fits `sampler.max_prompt_tokens`."""
+    def check_training_prompts(self, train: Sequence[Example], tokenizer: ChatTokenizer) -> None:
+        """Raise a `UserError` if no training prompt fits."""
+        prompts = (self.training_prompt(example, tokenizer) for example in train)
         limit = self._config.sampler.max_prompt_tokens
-        if all(len(tokenizer.encode_chat(prompt)) > limit for prompt in prompts):
-            raise UserError(
-                f"sampler.max_prompt_tokens: no {kind} prompt fits {limit} tokens; allow more"
-            )
+        _check_prompts("training", prompts, tokenizer, key="sampler", limit=limit)
+
+    def check_test_prompts(self, test: Sequence[Example], tokenizer: ChatTokenizer) -> None:
+        """Raise a `UserError` if no prompt of an evaluation fits; one that does not is counted."""
+        key = "sampler" if self._config.evaluation.max_prompt_tokens is None else "evaluation"
+        limit = self._config.evaluation_sampler.max_prompt_tokens
+        _check_prompts("test", map(self.evaluation_prompt, test), tokenizer, key=key, limit=limit)
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
         """Say what a final episode adds to the metrics."""
@@ -229,6 +234,7 @@ class SqlSide:
         numbers = {
             "rollout/accuracy_first": float(attempts[0].correct),
             "rollout/invalid_share": sum(invalid) / len(invalid),
+            _NO_QUERY: float(not (answer and answer.sql)),
             "columns/ex_f": fractional_accuracy(*pair),
             "columns/ex_b": binary_accuracy(*pair),
             "columns/csmr": csmr(*pair),
@@ -243,6 +249,15 @@ class SqlSide:
             numbers["rollout/calls"] = float(len(kinds))
             numbers["rollout/bad_calls"] = float(kinds.count("bad_call"))
         return numbers
+
+
+def _check_prompts(
+    kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer, *, key: str, limit: int
+) -> None:
+    if all(len(tokenizer.encode_chat(prompt)) > limit for prompt in prompts):
+        raise UserError(
+            f"{key}.max_prompt_tokens: no {kind} prompt fits {limit} tokens; allow more"
+        )
 
 
 def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:
@@ -299,14 +314,19 @@ def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
     return mesh if mesh.size > 1 else None
 
 
-def serving(config: JobConfig, model: Path, folder: Path) -> AbstractContextManager[Servers | None]:
-    """Return the servers that sample from a model's folder; None for the native sampler."""
+def serving(
+    config: JobConfig, model: Path, folder: Path, *limits: SamplerConfig
+) -> AbstractContextManager[Servers | None]:
+    """Return the servers that sample from a model's folder, within any of the token limits; None
+    for the native sampler.
+    """
     if config.rollout.backend == "native":
         return nullcontext()
     from minirl.sglang.sampler import Servers
 
+    longest = max(limits, key=lambda one: one.max_prompt_tokens + one.max_response_tokens)
     return Servers(
-        config.rollout.sglang, model, config.sampler,
+        config.rollout.sglang, model, longest,
         dtype=config.model.dtype, seed=config.seed, folder=folder,
     )  # fmt: skip
 

@@ -37,6 +37,7 @@ from sqlenv.data.held_out import validation_of
 from sqlenv.errors import UserError
 from sqlenv.prompts import PromptStyle
 from sqlenv.schema.rendering import Style
+from sqlenv.types import Wrapping
 
 
 class RunConfig(Settings):
@@ -122,6 +123,13 @@ class EvalConfig(Settings):
     """Validation questions, sampled by seed; None for all."""
     episode: Literal["single_turn", "agentic"] = "single_turn"
     """What answers a question: one reply, or the tool-calling episode of `env`."""
+    wrapping: Wrapping | None = None
+    """Where the SQL of an answer is; None for `env.wrapping`."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest prompt; None for `sampler.max_prompt_tokens`. A question with a longer one is wrong,
+    and counted."""
+    max_response_tokens: PositiveInt | None = None
+    """Longest response, in one reply or several; None for the limits of `sampler`."""
     vote_temperature: float = Field(default=0.8, gt=0)
     """Sampling temperature of vote@n and pass@n."""
     validation_temperature: float = Field(default=0.0, ge=0)
@@ -199,6 +207,21 @@ class JobConfig(Settings):
     def folder(self) -> Path:
         """Return the run folder."""
         return self.run.dir or Path("runs") / f"{self.run.name}-seed{self.seed}"
+
+    @property
+    def answer_wrapping(self) -> Wrapping:
+        """Return where the SQL of an answer is when accuracy is measured."""
+        return self.evaluation.wrapping or self.env.wrapping
+
+    @property
+    def evaluation_sampler(self) -> SamplerConfig:
+        """Return the sampler's settings with the token limits of evaluations."""
+        own, changed = self.evaluation, dict[str, Any]()
+        if own.max_prompt_tokens is not None:
+            changed["max_prompt_tokens"] = own.max_prompt_tokens
+        if own.max_response_tokens is not None:
+            changed |= {"max_response_tokens": own.max_response_tokens, "max_reply_tokens": None}
+        return self.sampler.model_copy(update=changed)
 
 
 def _contradictions(config: JobConfig) -> Iterator[tuple[bool, str]]:

@@ -75,6 +75,7 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         executor.start()
         # Much to import, while the workers start.
         from launch.evaluation.evaluate import judge_answers
+        from launch.evaluation.outcomes import Outcomes
         from launch.evaluation.predictions import read_samples
         from launch.evaluation.questions import find, folder_and_file, question_set
         from launch.evaluation.results import ModelFacts
@@ -84,7 +85,10 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         if root is None:
             raise UserError("--predictions: give the folder of the data too, --data-root DIR")
         source, examples = find(name, root, file)
-        samples = [Sampled(each) for each in read_samples(path, examples, decode)]
+        samples = [
+            Sampled(each, outcomes=Outcomes.total(map(Outcomes.of, each)))
+            for each in read_samples(path, examples, decode)
+        ]
         model = ModelFacts((options.model or path.stem).replace("/", "-"))  # names the folder too
         folder = options.out
         if folder is None and options.json is None:
@@ -134,6 +138,7 @@ def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Pat
     import yaml
 
     from launch.build import SqlSide
+    from launch.evaluation.client import ANSWERS
     from launch.evaluation.evaluate import judge_answers
     from launch.evaluation.questions import check_databases
     from launch.evaluation.sources import Answers
@@ -145,7 +150,8 @@ def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Pat
     # Demo data is that of the run where there is one; the same settings make the same.
     made = config.folder if (config.folder / "data").is_dir() else out
     start = perf_counter()
-    with claimed(out, settings, key="--out"), SqlSide(config, made) as sql:
+    # Answers that were paid for serve another reading of them.
+    with claimed(out, settings, key="--out", keyed={ANSWERS}), SqlSide(config, made) as sql:
         examples = sql.examples(split, limit=limit)
         questions = _questions(options, config, examples)
         check_databases(questions.databases | questions.suite_files)  # before hours of sampling
@@ -188,7 +194,7 @@ def _questions(options: Namespace, config: JobConfig, examples: tuple[Example, .
 
 
 def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Split]:
-    """Put a test set in the place of the job's test questions: all of it, whatever its golds."""
+    """Put a test set in the place of the job's test questions, whatever its golds."""
     if splits := [split for split in SPLITS if split == options.data]:
         return config, splits[0]
     from launch.evaluation.questions import find, folder_and_file
@@ -208,11 +214,8 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
         drop_failing_gold=False,
         drop_empty_gold=False,
     )
-    update = {
-        "data": config.data.model_copy(update={"root": root, "demo": None, "test": test}),
-        "evaluation": config.evaluation.model_copy(update={"questions": None}),
-    }
-    return config.model_copy(update=update), "test"
+    data = config.data.model_copy(update={"root": root, "demo": None, "test": test})
+    return config.model_copy(update={"data": data}), "test"
 
 
 def _default_folder(source: Source, data: str) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,6 +15,7 @@ from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.evaluation.decoding import GREEDY, Decode
+from launch.evaluation.outcomes import Outcomes
 from launch.evaluation.sampling import Evaluator
 from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.evaluation.testsets import Split
@@ -27,6 +30,8 @@ from minirl.run import distributed
 from minirl.run.metrics import read_metrics
 from minirl.train.trainer import Trainer
 from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
 
 
 def train(config: JobConfig, *, accelerator: str) -> None:
@@ -50,23 +55,24 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         check_memory(config, source)
         tokenizer = ChatTokenizer(source)
-        training_prompts = (sql.training_prompt(example, tokenizer) for example in examples)
-        sql.check_prompts("training", training_prompts, tokenizer)
-        sql.check_prompts("test", map(sql.evaluation_prompt, test), tokenizer)
+        sql.check_training_prompts(examples, tokenizer)
+        sql.check_test_prompts(test, tokenizer)
         start_from = start_model(config, folder, sql, examples)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
-        servers = stack.enter_context(serving(config, start_from, folder))
+        measured = config.evaluation_sampler
+        servers = stack.enter_context(serving(config, start_from, folder, config.sampler, measured))
         evaluator = Evaluator(
             model,
             tokenizer,
             sql.evaluation_environment(),
-            config.sampler,
+            measured,
             GREEDY,
             validation=Decode(1, limits.validation_temperature, top_p=limits.top_p),
             seed=config.seed,
             max_turns=sql.evaluation_turns,
             servers=servers,
             record=sql.record_scored,
+            wrapping=config.answer_wrapping,
         )
         before = _measure(evaluator, test, folder / "before")
 
@@ -106,7 +112,12 @@ def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> lis
     with cli.progress_bar(f"accuracy {folder.name}") as progress:
         verdicts = evaluator.predict(test, folder / "predictions.jsonl", progress=progress)
     distributed.from_first(lambda: write_official(verdicts, folder))
+    _log.info("accuracy %s: %s", folder.name, _outcomes(verdicts).line())
     return verdicts
+
+
+def _outcomes(verdicts: Sequence[Verdict]) -> Outcomes:
+    return Outcomes.total(verdict.outcomes for verdict in verdicts)
 
 
 def _gain(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, Any]:
@@ -119,7 +130,8 @@ def _gain(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, Any]
         ("gain", gain.difference, gain.ci95),
     ):
         found |= {name: round(value, 6), f"{name}_ci95": [round(bound, 6) for bound in interval]}
-    return {**found, "questions": len(after)}
+    outcomes = {"before": asdict(_outcomes(before)), "after": asdict(_outcomes(after))}
+    return {**found, "questions": len(after), "outcomes": outcomes}
 
 
 def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:

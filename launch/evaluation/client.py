@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from launch.evaluation.cache import DiskCache
+from launch.evaluation.outcomes import End
 from rewards.verbal import Ask
 from sqlenv.types import Observation
 
@@ -42,12 +43,13 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A model's reply: its text, or None and the reason why the request was refused."""
+    """A model's reply: its text and how it ended, or None and why there is none (`refusal`)."""
 
     text: str | None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     refusal: str = ""
+    end: End = "stop"
 
 
 @dataclass(slots=True)
@@ -79,7 +81,8 @@ class CachedClient:
     """Asks a model only what it has not answered before.
 
     Answers are kept in `answers/` of the folder of results, by messages, seed and what else decides
-    them (`settings`). A refusal costs nothing and is known until the end of the process only.
+    them (`settings`). A request without an answer costs nothing, and that is known until the end of
+    the process only.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class CachedClient:
         self._model, self._settings, self._seed = model, tuple(settings), seed
         self._cache = DiskCache(folder / ANSWERS)
         self._refused: dict[str, Answer] = {}
-        self._reasons: dict[str, str] = {}  # of the first refusal of each kind
+        self._reasons: dict[str, Answer] = {}  # the first without a text of each kind
         self.cost: dict[str, Cost] = {}
         for kind, fields in self._cache.values():
             self.cost.setdefault(kind, Cost()).add(1, Answer(**fields))
@@ -99,26 +102,24 @@ class CachedClient:
     def __exit__(self, *_exception: object) -> None:
         self._cache.close()
 
-    def texts(self, wishes: Sequence[tuple[str, Sequence[Ask]]]) -> list[list[str | None]]:
-        """Return the answers to what is asked about each question, which is given by its name; None
-        where one is refused.
-        """
+    def answers(self, wishes: Sequence[tuple[str, Sequence[Ask]]]) -> list[list[Answer]]:
+        """Return the answers to what is asked about each question, which is given by its name."""
         requests = [[self._request(name, ask) for ask in asks] for name, asks in wishes]
-        found = {one.key: self._find(one.key) for each in requests for one in each}
-        new = [one for each in requests for one in each if found[one.key] is None]
+        every = [one for each in requests for one in each]
+        found = {one.key: known for one in every if (known := self._find(one.key))}
+        new = [one for one in every if one.key not in found]
 
         def record(request: ModelRequest, answer: Answer) -> None:
             found[request.key] = answer
             if answer.text is None:
                 self._refused[request.key] = answer
-                self._reasons.setdefault(request.kind, answer.refusal)
+                self._reasons.setdefault(request.kind, answer)
                 return
             self._cache[request.key] = [request.kind, asdict(answer)]
             self.cost.setdefault(request.kind, Cost()).add(1, answer)
 
         self._model.answer(new, record)
-        answers = [[found[one.key] for one in each] for each in requests]
-        return [[one.text if one else None for one in each] for each in answers]
+        return [[found[one.key] for one in each] for each in requests]
 
     @property
     def spent(self) -> Cost:
@@ -130,10 +131,11 @@ class CachedClient:
 
     @property
     def refusal(self) -> str:
-        """Say of which kind every request was refused, and why; empty where there is none."""
-        for kind, reason in self._reasons.items():
+        """Say of which kind no request has an answer, and why; empty where there is none."""
+        for kind, answer in self._reasons.items():
             if kind not in self.cost:
-                return f"every {kind} request was refused: {reason}"
+                what = "failed" if answer.end == "failed" else "was refused"
+                return f"every {kind} request {what}: {answer.refusal}"
         return ""
 
     def _find(self, key: str) -> Answer | None:

@@ -6,52 +6,82 @@ A model writes queries until K of them run, judges them, and the best one answer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from launch.build import SqlSide
 from launch.config import JobConfig
-from launch.evaluation.client import CachedClient
-from launch.evaluation.sources import Answers, Sampled, Show
+from launch.evaluation.client import Answer, CachedClient
+from launch.evaluation.outcomes import Outcomes, hint, look, parts_of
+from launch.evaluation.sources import Answers, Sampled, Show, outcome_of, token_limit
 from rewards import verbal
-from rewards.verbal import Choice, Task
+from rewards.verbal import Ask, Choice, Task
 from sqlenv.dialects import run_many
 from sqlenv.errors import UserError
 from sqlenv.sql.extraction import extract_sql
-from sqlenv.types import Example, Result
+from sqlenv.types import Example, Result, Wrapping
 
 _CHUNK = 256  # questions that are asked about together
 _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the answers so far, by question, and those that hold no query."""
+
+    wrapping: Wrapping
+    outcomes: dict[str, list[Outcomes]]
+    unread: list[str] = field(default_factory=list)
+
+    def add(self, name: str, asked: Sequence[Ask], answers: Sequence[Answer]) -> None:
+        """Count the answers that were to hold a query."""
+        for ask, answer in zip(asked, answers, strict=True):
+            if ask.kind == "generate":
+                query = extract_sql(answer.text or "", self.wrapping)
+                self.outcomes[name].append(outcome_of(answer, query))
+                self.unread += [answer.text] if answer.text and not query else []
 
 
 def deliberate(
     config: JobConfig, examples: Sequence[Example], client: CachedClient, sql: SqlSide, show: Show
 ) -> Answers:
     """Let the model write several queries for each question, judge them, and take the best."""
-    found: dict[str, Choice] = {}
-    for at in range(0, len(examples), _CHUNK):
+    wrapping, found = config.answer_wrapping, dict[str, Choice]()
+    tally, is_seen = _Tally(wrapping, {one.id: [] for one in examples}), False
+    for part in parts_of(len(examples), config.verbal.candidates, size=_CHUNK):
         games = {
             one.id: verbal.deliberate(_task(one, config, sql), config.verbal, seed=config.seed)
-            for one in examples[at : at + _CHUNK]
+            for one in examples[part]
         }
         wishes = {name: next(game) for name, game in games.items()}
         while wishes:
-            answers = client.texts(list(wishes.items()))
-            for name, texts in zip(list(wishes), answers, strict=True):
+            answers = client.answers(list(wishes.items()))
+            for name, each in zip(list(wishes), answers, strict=True):
+                tally.add(name, wishes[name], each)
                 try:
-                    wishes[name] = games[name].send(texts)
+                    wishes[name] = games[name].send([one.text for one in each])
                 except StopIteration as end:
                     found[name] = end.value
                     del wishes[name]
+            if not is_seen:
+                first = Outcomes.total(one for each in tally.outcomes.values() for one in each)
+                look(first, tally.unread, wrapping, limit=token_limit(config), stops=True)
+                is_seen = True
             show(len(found), len(examples), f"{client.spent.completion_tokens:,} tokens written")
-        if client.refusal:
+        # Of the few questions that come first it may be their own fault.
+        if client.refusal and (part.start or part.stop == len(examples)):
             raise UserError(client.refusal)
     choices = [found[one.id] for one in examples]
+    samples = [
+        Sampled((one.sql,), choice=asdict(one), outcomes=Outcomes.total(tally.outcomes[example.id]))
+        for example, one in zip(examples, choices, strict=True)
+    ]
     return Answers(
-        [Sampled((choice.sql,), choice=asdict(choice)) for choice in choices],
+        samples,
         {
             **{name: sum(getattr(choice, name) for choice in choices) for name in _COUNTS},
             "cost": {kind: asdict(cost) for kind, cost in sorted(client.cost.items())},
+            "hint": hint(tally.unread, wrapping),
         },
     )
 
@@ -63,7 +93,7 @@ def _task(example: Example, config: JobConfig, sql: SqlSide) -> Task:
     return Task(
         prompt=sql.prompts.single_turn(example),
         judge_prompt=partial(sql.prompts.judge, example),
-        extract=partial(extract_sql, tag=config.env.wrapping),
+        extract=partial(extract_sql, tag=config.answer_wrapping),
         execute=execute,
         name=example.id,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
@@ -13,13 +14,21 @@ from typing import Any
 from launch import cli
 from launch.config import VerbalConfig
 from launch.evaluation.client import Answer, ModelRequest
+from launch.evaluation.outcomes import End
 from sqlenv.errors import UserError
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
 _REFUSED = (400, 413, 422)
 """Statuses of one request that will never be taken: too long, or against a policy."""
+_TOO_LONG = re.compile(r"413:|context.{0,20}(length|size|window)|too (long|many tokens)", re.I)
+"""How OpenAI, vLLM, SGLang and llama.cpp say that a prompt is too long."""
 _PASSING = (408, 409, 429)  # statuses below 500 that the client asks again after
+_FAILED_FINISH = ("error", "abort", "insufficient_system_resource")
+"""Reasons to finish, of services and of SGLang, that are failures of the server."""
+_REFUSED_FINISH = {"content_filter": "the reply was filtered"}
+_MOST_FAILURES = 20
+"""Requests in a row that fail at the server before it is given up."""
 _log = logging.getLogger(__name__)
 
 Record = Callable[[ModelRequest, Answer], None]
@@ -29,7 +38,8 @@ class Endpoint:
     """Asks over HTTP, several requests at a time.
 
     The `openai` client repeats what fails and may pass (408, 409, 429, 5xx, no connection), as a
-    `retry-after` says; answers that are no completion are asked for again here.
+    `retry-after` says; answers that are no completion are asked for again here. A request at which
+    the server still fails (5xx) has no answer, and the others go on: it may be the request's fault.
     """
 
     def __init__(self, url: str, model: str, config: VerbalConfig, *, top_p: float = 1.0) -> None:
@@ -47,6 +57,7 @@ class Endpoint:
         self._calls = ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint")
         self._recording = Lock()
         self._warned: set[str] = set()
+        self._failures = 0  # in a row
 
     def answer(self, requests: Sequence[ModelRequest], record: Record) -> None:
         """Ask, and record every answer as it arrives.
@@ -60,6 +71,9 @@ class Endpoint:
             # Here and not in the main thread, which an interruption would take out of the middle.
             with self._recording:
                 record(request, answer)
+                self._failures = self._failures + 1 if answer.end == "failed" else 0
+            if self._failures >= _MOST_FAILURES:
+                raise self._given_up(answer.refusal)
 
         try:
             for future in as_completed([self._calls.submit(call, one) for one in requests]):
@@ -88,25 +102,37 @@ class Endpoint:
             raise self._openai.OpenAIError("stopped")
 
     def _call(self, request: ModelRequest) -> Answer:
-        problem = ""
+        problem, end = "", None
         for _ in range(self._config.retries + 1):
             try:
                 return self._read(self._client.chat.completions.create(**self._body(request)))
             except self._openai.APIStatusError as error:
-                problem = f"{error.status_code}: {_brief(error)}"
-                if error.status_code in _REFUSED:
-                    self._warn(f"refused a request: {problem}")
-                    return Answer(None, refusal=problem)
-                if error.status_code < 500 and error.status_code not in _PASSING:
-                    raise UserError(self._advice(error.status_code, problem)) from None
+                problem, end = self._status(error)
                 break
             except self._openai.OpenAIError as error:
-                problem = _brief(error)
+                problem, end = _brief(error), None
                 break
             except (ValueError, RecursionError) as error:  # no completion, though all went well
-                problem = _brief(error)
+                problem, end = _brief(error), "failed" if isinstance(error, _FailedError) else None
                 self._warn(f"{problem}; trying again")
-        raise UserError(
+        if end is None:
+            raise self._given_up(problem)
+        self._warn(f"{'failed at' if end == 'failed' else 'refused'} a request: {problem}")
+        return Answer(None, refusal=problem, end=end)
+
+    def _status(self, error: Any) -> tuple[str, End | None]:
+        """Say what is wrong, and how the request ended; None where it is not the request's own."""
+        status, problem = error.status_code, f"{error.status_code}: {_brief(error)}"
+        if status in _REFUSED:
+            told = f"{problem} {getattr(error, 'code', '')}"
+            return problem, "too_long" if _TOO_LONG.search(told) else "refused"
+        if status < 500 and status not in _PASSING:
+            raise UserError(self._advice(status, problem)) from None
+        tries = f", after {self._config.retries + 1} tries"
+        return problem + tries * (status >= 500), "failed" if status >= 500 else None
+
+    def _given_up(self, problem: str) -> UserError:
+        return UserError(
             f"{self._url}: still failing after {self._config.retries + 1} tries ({problem}); "
             "answers so far are kept: run the same command again to resume"
         )
@@ -127,15 +153,24 @@ class Endpoint:
 
     def _read(self, completion: Any) -> Answer:
         try:
-            text = completion.choices[0].message.content
+            choice = completion.choices[0]
+            message = choice.message
+            content = message.content
         except (AttributeError, LookupError, TypeError):
             raise ValueError("the answer is no chat completion") from None
+        finish = getattr(choice, "finish_reason", None)
+        if finish in _FAILED_FINISH:
+            raise _FailedError(f"the server gave a reply up ({finish})")
         usage = getattr(completion, "usage", None)
         told = [getattr(usage, f"{name}_tokens", None) for name in ("prompt", "completion")]
         read, written = (count if isinstance(count, int) else 0 for count in told)
         if [read, written] != told:
             self._warn("answers do not tell their tokens, which count as 0")
-        return Answer(_sound(text) if isinstance(text, str) else "", read, written)
+        if refusal := getattr(message, "refusal", None) or _REFUSED_FINISH.get(finish):
+            self._warn(f"refused a request: {_sound(str(refusal))[:200]}")
+            return Answer(None, read, written, _sound(str(refusal)), "refused")
+        end: End = "length" if finish == "length" else "stop"
+        return Answer(_text(message, content), read, written, end=end)
 
     def _warn(self, problem: str) -> None:
         if problem not in self._warned:
@@ -149,6 +184,23 @@ class Endpoint:
             404: f"check --endpoint (it ends with /v1) and --model {self._model}",
         }
         return f"{self._url}: {problem}; {what.get(status, 'check --endpoint and --model')}"
+
+
+class _FailedError(ValueError):
+    """The server began a reply, and did not end it."""
+
+
+def _text(message: Any, content: Any) -> str:
+    """Return a reply with its reasoning, which some servers give apart, as the model wrote both:
+    while nothing follows it, it has not ended.
+    """
+    text = content if isinstance(content, str) else ""
+    # SGLang, DeepSeek and older vLLM; newer vLLM and OpenRouter.
+    told = (getattr(message, name, None) for name in ("reasoning_content", "reasoning"))
+    reasoning = next((one for one in told if isinstance(one, str) and one.strip()), "")
+    if reasoning:
+        text = f"<think>\n{reasoning}" + f"\n</think>\n\n{text}" * bool(text)
+    return _sound(text)
 
 
 def _brief(error: Exception) -> str:

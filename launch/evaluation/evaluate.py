@@ -14,6 +14,7 @@ from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import Decode
 from launch.evaluation.digests import digest, of_prompts, short, versions
 from launch.evaluation.judging import judge
+from launch.evaluation.outcomes import Outcomes
 from launch.evaluation.questions import QuestionSet
 from launch.evaluation.results import (
     VERDICTS,
@@ -93,7 +94,9 @@ def judge_answers(
     else:
         with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
             verdicts, right = judge(questions, answers.samples, decode, executor, progress)
-            report = summarise(settings, verdicts, seed=seed, notes=answers.notes)
+            outcomes = Outcomes.total(one.outcomes for one in answers.samples)
+            told = {"outcomes": outcomes, "notes": answers.notes}
+            report = summarise(settings, verdicts, seed=seed, **told)
             if folder and not has_files:
                 columns = (questions.examples, answers.samples, verdicts, right)
                 rows = list(zip(*columns, strict=True))
@@ -132,7 +135,9 @@ def _write_files(
 
     verdicts, choices = [], []
     for example, sampled, one, _ in rows:
-        own = {"samples": sampled.queries, "turns": sampled.turns}
+        own = {
+            "samples": sampled.queries, "turns": sampled.turns, "outcomes": sampled.outcomes
+        }  # fmt: skip
         verdicts.append(Verdict.of(example, one.sql, correct=report.is_right(one), **own))
         if sampled.choice is not None:
             choices.append({"id": example.id, "question": example.question, **sampled.choice})
@@ -158,7 +163,10 @@ def show(report: Report, path: Path) -> None:
     if report.pass_at:
         shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in report.pass_at.items())
         cli.output.print(f"{report.first}: {shares}", soft_wrap=True)
-    notes = report.notes
+    notes, outcomes = report.notes, report.outcomes
+    cli.output.print(outcomes.line(), soft_wrap=True)
+    if advice := notes.get("hint"):
+        _log.warning("%s", advice)
     for kind, cost in notes.get("cost", {}).items():
         told = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in cost.items())
         cli.output.print(f"{kind}: {told}", soft_wrap=True)
@@ -168,9 +176,10 @@ def show(report: Report, path: Path) -> None:
             f"{notes['judged']:,} judgements, {notes['left_out']:,} left out",
             soft_wrap=True,
         )
-    if refused := notes.get("refused"):
+    if lost := notes.get("refused", 0) or outcomes.refused + outcomes.failed:
         cli.output.print(
-            f"{refused:,} requests refused; delete {path} to ask those again.", soft_wrap=True
+            f"{lost:,} requests without an answer; delete {path} to ask those again.",
+            soft_wrap=True,
         )
     _warn("gold queries do not run, and nothing is right there", report.failing_golds)
     _warn("verdicts were decided by the time limit and may vary with load", report.late)

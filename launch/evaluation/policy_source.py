@@ -17,9 +17,10 @@ from launch.evaluation.client import Answer, CachedClient, ModelRequest
 from launch.evaluation.decoding import Decode
 from launch.evaluation.deliberation import deliberate
 from launch.evaluation.digests import digest, short
+from launch.evaluation.outcomes import Outcomes, hint, parts_of
 from launch.evaluation.results import ModelFacts
-from launch.evaluation.sampling import CHUNK, Evaluator, TakenAsTheyAre
-from launch.evaluation.sources import Answers, Sampled, Show, Source
+from launch.evaluation.sampling import CHUNK, Evaluator, TakenAsTheyAre, reply_limit
+from launch.evaluation.sources import Answers, Sampled, Show, Source, look_at, unread_of
 from launch.policy import PolicySource, find_policy, load_policy
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
@@ -101,11 +102,9 @@ class CheckpointSource(Source):
         if None in kept:
             done = kept.index(None)
             kept[done:], notes = self._sample(examples, done, sql, out, show)
-        samples = [
-            Sampled(tuple(one["queries"]), tuple(one["replies"]), tuple(one["turns"]), one["line"])
-            for one in kept
-        ]
-        return Answers(samples, {**sampler, **notes})
+        samples = [_sampled(one) for one in kept]
+        unread = unread_of(samples)
+        return Answers(samples, {**sampler, **notes, "hint": hint(unread, config.answer_wrapping)})
 
     def _sample(
         self, examples: Sequence[Example], done: int, sql: SqlSide, out: Path, show: Show
@@ -114,19 +113,23 @@ class CheckpointSource(Source):
         show(done, len(examples), "")
         # Weights that cannot be read leave nothing in the folder.
         model, tokenizer = load_policy(self.policy, config)
-        sql.check_prompts("test", map(sql.evaluation_prompt, examples), tokenizer)
-        is_agentic = sql.evaluation_turns > 1
-        taken = TakenAsTheyAre(sql.evaluation_prompt, config.env.wrapping)
+        sql.check_test_prompts(examples, tokenizer)
+        is_agentic, limits = sql.evaluation_turns > 1, config.evaluation_sampler
+        wrapping = config.answer_wrapping
+        taken = TakenAsTheyAre(sql.evaluation_prompt, wrapping)
         cache, found = DiskCache(out / SAMPLES), []
-        with serving(config, self.policy.model, out) as servers:
+        with serving(config, self.policy.model, out, limits) as servers:
             evaluator = Evaluator(
                 model, tokenizer, sql.evaluation_environment() if is_agentic else taken,
-                config.sampler, self.decode, seed=config.seed, max_turns=sql.evaluation_turns,
+                limits, self.decode, seed=config.seed, max_turns=sql.evaluation_turns,
                 servers=servers, record=sql.record_scored if is_agentic else None,
             )  # fmt: skip
-            for at in range(done, len(examples), CHUNK):
-                part = examples[at : at + CHUNK]
-                for example, one in zip(part, evaluator.sample(part, first=at), strict=True):
+            for place in parts_of(len(examples), self.decode.samples, size=CHUNK, start=done):
+                part = examples[place]
+                new = evaluator.sample(part, first=place.start)
+                if place.start == 0:  # nothing is kept of what is asked in another way
+                    look_at(new, wrapping, limit=reply_limit(limits))
+                for example, one in zip(part, new, strict=True):
                     found.append(asdict(one))
                     cache[example.id] = found[-1]
                 show(done + len(found), len(examples), "")
@@ -134,6 +137,18 @@ class CheckpointSource(Source):
             notes = cache["notes"] = evaluator.notes()
         cache.close()
         return found, notes
+
+
+def _sampled(kept: Mapping[str, Any]) -> Sampled:
+    """Read what was kept of a question."""
+    return Sampled(
+        queries=tuple(kept["queries"]),
+        replies=tuple(kept["replies"]),
+        turns=tuple(kept["turns"]),
+        line=kept["line"],
+        ends=tuple(kept["ends"]),
+        outcomes=Outcomes(**kept["outcomes"]),
+    )
 
 
 def _identity(policy: PolicySource) -> str:
@@ -167,10 +182,11 @@ class _PolicyModel:
     def _loaded(self) -> tuple[Any, ChatTokenizer]:
         config = self._config
         model, tokenizer = load_policy(self._policy, config)
-        servers = self._stack.enter_context(serving(config, self._policy.model, self._out))
+        limits = config.evaluation_sampler
+        servers = self._stack.enter_context(serving(config, self._policy.model, self._out, limits))
         group_size = max(config.verbal.candidates, config.verbal.judgements)
         sampler = make_sampler(
-            model, config.sampler, tokenizer,
+            model, limits, tokenizer,
             group_size=group_size, seed=config.seed, servers=servers,
         )  # fmt: skip
         sampler.set_weights(split(model)[1], version=0)
@@ -183,7 +199,7 @@ class _PolicyModel:
         if not requests:
             return
         sampler, tokenizer = self._loaded
-        verbal, limits = self._config.verbal, self._config.sampler
+        verbal, limits = self._config.verbal, self._config.evaluation_sampler
         temperature = 1.0 if verbal.temperature is None else verbal.temperature
         decoding = Decoding(temperature, limits.top_p)
         longest = (limits.max_response_tokens, limits.max_reply_tokens, verbal.max_tokens)
@@ -192,9 +208,9 @@ class _PolicyModel:
         for request in requests:
             ids = tokenizer.encode_chat(request.messages)
             if len(ids) > limits.max_prompt_tokens:
-                limit = f"sampler.max_prompt_tokens={limits.max_prompt_tokens}"
+                limit = f"evaluation.max_prompt_tokens={limits.max_prompt_tokens}"
                 refusal = f"a prompt has {len(ids)} tokens; {limit} is too small"
-                record(request, Answer(None, refusal=refusal))
+                record(request, Answer(None, refusal=refusal, end="too_long"))
                 continue
             episode = _FIRST_EPISODE + request.seed % _STREAMS
             while episode in waiting:
@@ -205,4 +221,5 @@ class _PolicyModel:
             for episode, reply in sampler.advance(max_steps=_STEPS):
                 sampler.release(episode)
                 request, prompt_tokens = waiting.pop(episode)
-                record(request, Answer(reply.text, prompt_tokens, len(reply.ids)))
+                told = Answer(reply.text, prompt_tokens, len(reply.ids), end=reply.finish)
+                record(request, told)

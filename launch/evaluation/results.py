@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from launch.evaluation.outcomes import NO_REPLIES, Outcomes
 from launch.evaluation.statistics import mean_interval, pass_at_k
 from launch.texts import write_text
 from minirl.run.files import read_json
@@ -126,7 +127,8 @@ class Report:
             differs in all of them; empty without gold queries.
         failing_golds: Questions whose gold query does not run.
         late: Questions on which a limit of time decided a score.
-        notes: What the source says of its work: calls, tokens, refusals, seconds.
+        outcomes: What became of the replies.
+        notes: What the source says of its work: seconds, costs, a hint.
     """
 
     settings: ReportSettings
@@ -136,6 +138,7 @@ class Report:
     mismatch: Mapping[str, float] = field(default_factory=dict)
     failing_golds: Sequence[str]
     late: Sequence[str] = ()
+    outcomes: Outcomes = NO_REPLIES
     notes: Mapping[str, Any] = field(default_factory=dict)
     questions: Sequence[QuestionVerdict]
 
@@ -154,6 +157,7 @@ def summarise(
     questions: Sequence[QuestionVerdict],
     *,
     seed: int,
+    outcomes: Outcomes = NO_REPLIES,
     notes: Mapping[str, Any] | None = None,
 ) -> Report:
     """Summarise verdicts, given in the order of the data; the seed is the bootstrap's."""
@@ -174,6 +178,7 @@ def summarise(
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
         late=[one.id for one in judged if one.is_late],
+        outcomes=outcomes,
         notes=dict(notes or {}),
         questions=list(questions),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.evaluation.decoding import GREEDY, Decode
+from launch.evaluation.outcomes import End, Outcomes, look, parts_of
 from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
 from launch.evaluation.verdicts import Verdict, accuracy, read_verdicts
 from minirl.config import SamplerConfig
@@ -40,17 +41,46 @@ Record = Callable[[Episode], tuple[Mapping[str, Any], Score]]
 
 @dataclass(frozen=True, slots=True)
 class _SampledGroup:
-    """The final episodes of a question, and what is written down of them."""
+    """The final episodes of a question, what is written down of them, and what became of them."""
 
     episodes: tuple[Episode, ...]
     line: Mapping[str, Any] | None
+    ends: tuple[End, ...]
+    outcomes: Outcomes
+
+    @classmethod
+    def of(cls, group: Sequence[Trajectory], line: Mapping[str, Any] | None) -> _SampledGroup:
+        """Keep of episodes what evaluations look at."""
+        ends = tuple(map(_end, group))
+        counts = (_outcome(one, end) for one, end in zip(group, ends, strict=True))
+        return cls(tuple(one.episode for one in group), line, ends, Outcomes.total(counts))
+
+    @classmethod
+    def too_long(cls, example: Example, samples: int) -> _SampledGroup:
+        """Stand for the episodes of a question whose prompt is too long."""
+        counts = Outcomes(replies=samples, too_long=samples)
+        return cls((Episode(example),) * samples, None, ("too_long",) * samples, counts)
+
+
+def _end(one: Trajectory) -> End:
+    return "length" if one.ended == "budget" else one.turns[-1].reply.finish
+
+
+def _outcome(one: Trajectory, end: End) -> Outcomes:
+    return Outcomes.of(
+        one.episode.answer.sql if one.episode.answer else "",
+        end,
+        prompt_tokens=sum(len(turn.observation_ids) for turn in one.turns),
+        reply_tokens=sum(len(turn.reply.ids) for turn in one.turns),
+    )
 
 
 class Evaluator:
     """Samples replies with one sampler, so that it compiles once.
 
     Servers, if there are any, sample in place of the native sampler. `decode` is how questions are
-    answered, `validation` how those of `accuracy` are; `record` writes an episode down.
+    answered, `validation` how those of `accuracy` are; `record` writes an episode down; `wrapping`
+    is where the environment looks for queries.
     """
 
     def __init__(
@@ -66,7 +96,9 @@ class Evaluator:
         max_turns: int = 1,
         servers: Servers | None = None,
         record: Record | None = None,
+        wrapping: Wrapping = "sql_tag",
     ) -> None:
+        self._wrapping: Wrapping = wrapping
         self._tokenizer, self._environment = tokenizer, WithoutRows(environment)
         self._recorded = WithoutRows(environment, record)
         self._config, self._decode, self._validation = config, decode, validation
@@ -107,7 +139,8 @@ class Evaluator:
     ) -> list[Verdict]:
         """Answer questions greedily, writing each verdict to a file of JSON lines.
 
-        Questions that the file already answers are not asked again.
+        Questions that the file already answers are not asked again. What became of the first
+        replies is told.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         done = distributed.from_first(lambda: read_verdicts(path) if path.exists() else [])
@@ -117,13 +150,15 @@ class Evaluator:
             raise UserError(f"{path}: holds predictions for other questions; move it away")
         progress(len(done), len(examples), "")
         chunk = CHUNK * distributed.count()
-        for start in range(len(done), len(examples), chunk):
-            part = examples[start : start + chunk]
-            groups = self._sample(part, self._decode, self._recorded, first=start)
+        for place in parts_of(len(examples), 1, size=chunk, start=len(done)):
+            part = examples[place]
+            groups = self._sample(part, self._decode, self._recorded, first=place.start)
             # Before the verdicts: a question that is done has its record.
-            lines = (group.line for group in groups if group.line is not None)
-            for number, line in enumerate(lines, start + 1):
-                records.write(number, line)
+            for number, group in enumerate(groups, place.start + 1):
+                if group.line is not None:
+                    records.write(number, group.line)
+            if place.start == 0:
+                self._look(groups)
             new = [self._verdict(*one) for one in zip(part, groups, strict=True)]
             text = "".join(json.dumps(asdict(verdict)) + "\n" for verdict in new)
             distributed.from_first(partial(_append, path, text))
@@ -131,6 +166,13 @@ class Evaluator:
             progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
         self.free_memory()
         return done
+
+    def _look(self, groups: Sequence[_SampledGroup]) -> None:
+        """Tell what became of the first replies; learning may still make queries of them."""
+        total = Outcomes.total(group.outcomes for group in groups)
+        answers = [episode.answer for group in groups for episode in group.episodes]
+        unread = [one.text for one in answers if one and not one.sql]
+        look(total, unread, self._wrapping, limit=reply_limit(self._config), stops=False)
 
     def sample(self, examples: Sequence[Example], *, first: int) -> list[Sampled]:
         """Sample replies to questions, of which the first has this number."""
@@ -140,7 +182,12 @@ class Evaluator:
             # A reply without an answer is a sample too, of which nothing runs.
             queries = tuple(answer.sql if answer else "" for answer in answers)
             replies = tuple(answer.text if answer else "" for answer in answers)
-            found.append(Sampled(queries, replies, self._turns(group), group.line))
+            found.append(
+                Sampled(
+                    queries, replies, self._turns(group), group.line,
+                    ends=group.ends, outcomes=group.outcomes,
+                )
+            )  # fmt: skip
         return found
 
     def _sample(
@@ -165,8 +212,10 @@ class Evaluator:
             )
             decode_ids = self._tokenizer.decode
             return [
-                _SampledGroup(tuple(one.episode for one in each), _line(each, decode_ids))
-                for each in sampled
+                _SampledGroup.of(each, _line(each, decode_ids))
+                if each
+                else _SampledGroup.too_long(examples[place], decode.samples)
+                for place, each in zip(share, sampled, strict=True)
             ]
 
         return [group for part in distributed.gather(groups) for group in part]
@@ -174,10 +223,17 @@ class Evaluator:
     def _verdict(self, example: Example, group: _SampledGroup) -> Verdict:
         answer = group.episodes[0].answer
         sql, correct = (answer.sql, answer.correct) if answer else ("", False)
-        return Verdict.of(example, sql, correct=correct, turns=self._turns(group))
+        turns, outcomes = self._turns(group), group.outcomes
+        return Verdict.of(example, sql, correct=correct, turns=turns, outcomes=outcomes)
 
     def _turns(self, group: _SampledGroup) -> tuple[int, ...]:
         return tuple(len(one.attempts) for one in group.episodes) if self._max_turns > 1 else ()
+
+
+def reply_limit(config: SamplerConfig) -> str:
+    """Name the setting that bounds the replies of an evaluation."""
+    longest = config.max_reply_tokens or config.max_response_tokens
+    return f"evaluation.max_response_tokens={longest}"
 
 
 class TakenAsTheyAre:

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launch.evaluation.outcomes import NO_REPLIES, End, Outcomes, hint, look, parts_of
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
 if TYPE_CHECKING:
     from launch.build import SqlSide
     from launch.config import JobConfig
-    from launch.evaluation.client import CachedClient
+    from launch.evaluation.client import Answer, CachedClient
     from launch.evaluation.decoding import Decode
     from launch.evaluation.results import ModelFacts
     from launch.evaluation.testsets import Split
     from sqlenv.config import SourceConfig
+    from sqlenv.types import Wrapping
 
 RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
@@ -42,6 +44,8 @@ class Sampled:
         turns: Replies of each episode, where the model may call a tool.
         line: Of `trajectories.jsonl`, where episodes have several turns.
         choice: How the query was chosen among the model's own, with `judge@K`.
+        ends: How each reply ended.
+        outcomes: What became of all replies to the question.
     """
 
     queries: tuple[str, ...]
@@ -49,6 +53,14 @@ class Sampled:
     turns: tuple[int, ...] = ()
     line: Mapping[str, Any] | None = None
     choice: Mapping[str, Any] | None = None
+    ends: tuple[End, ...] = ()
+    outcomes: Outcomes = NO_REPLIES
+
+    @property
+    def unread(self) -> list[str]:
+        """List the replies that hold no query."""
+        pairs = zip(self.queries, self.replies, strict=False)
+        return [reply for sql, reply in pairs if reply and not sql]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,22 +178,56 @@ def _ask(
     samples: int,
 ) -> Answers:
     from rewards.verbal import Ask
-    from sqlenv.sql.extraction import extract_sql
 
-    texts: list[list[str | None]] = []
-    for at in range(0, len(examples), _CHUNK):
-        asked = [(one.id, sql.prompts.single_turn(one)) for one in examples[at : at + _CHUNK]]
-        texts += client.texts(
+    wrapping, found = config.answer_wrapping, list[Sampled]()
+    for part in parts_of(len(examples), samples, size=_CHUNK):
+        asked = [(one.id, sql.prompts.single_turn(one)) for one in examples[part]]
+        answers = client.answers(
             [(name, [Ask("generate", n, prompt) for n in range(samples)]) for name, prompt in asked]
         )
         if client.refusal:
             raise UserError(client.refusal)
-        show(len(texts), len(examples), f"{client.spent.completion_tokens:,} tokens written")
-    replies = [tuple(text or "" for text in each) for each in texts]
-    tag = config.env.wrapping
-    found = [Sampled(tuple(extract_sql(text, tag) for text in each), each) for each in replies]
-    refused = sum(text is None for each in texts for text in each)
-    return Answers(found, {**asdict(client.spent), "refused": refused})
+        found += [_read(each, wrapping) for each in answers]
+        if part.start == 0:
+            look_at(found, wrapping, limit=token_limit(config))
+        show(len(found), len(examples), f"{client.spent.completion_tokens:,} tokens written")
+    return Answers(found, {"hint": hint(unread_of(found), wrapping)})
+
+
+def _read(answers: Sequence[Answer], wrapping: Wrapping) -> Sampled:
+    """Take the queries out of the answers to a question."""
+    from sqlenv.sql.extraction import extract_sql
+
+    texts = tuple(one.text or "" for one in answers)
+    queries = tuple(extract_sql(text, wrapping) for text in texts)
+    outcomes = Outcomes.total(
+        outcome_of(one, sql) for one, sql in zip(answers, queries, strict=True)
+    )
+    return Sampled(queries, texts, ends=tuple(one.end for one in answers), outcomes=outcomes)
+
+
+def outcome_of(answer: Answer, sql: str) -> Outcomes:
+    """Count an answer, in which there is this query."""
+    tokens = {"prompt_tokens": answer.prompt_tokens, "reply_tokens": answer.completion_tokens}
+    return Outcomes.of(sql, answer.end, **tokens)
+
+
+def token_limit(config: JobConfig) -> str:
+    """Name the setting that bounds what an endpoint writes."""
+    return f"verbal.max_tokens={config.verbal.max_tokens}"
+
+
+def look_at(
+    found: Sequence[Sampled], wrapping: Wrapping, *, limit: str, stops: bool = True
+) -> None:
+    """Say what became of the first replies, and stop where none of them holds a query."""
+    outcomes = Outcomes.total(one.outcomes for one in found)
+    look(outcomes, unread_of(found), wrapping, limit=limit, stops=stops)
+
+
+def unread_of(found: Sequence[Sampled]) -> list[str]:
+    """List the replies that hold no query."""
+    return [reply for one in found for reply in one.unread]
 
 
 def _data(config: JobConfig, split: Split) -> dict[str, Any]:

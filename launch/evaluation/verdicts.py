@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.evaluation.outcomes import NO_REPLIES, Outcomes
 from launch.texts import write_text
 from minirl.run.files import keep_lines
 from sqlenv.sql.lexer import one_line
@@ -29,6 +30,7 @@ class Verdict:
     Attributes:
         samples: All queries that were sampled, where there are several.
         turns: Replies of each sampled episode, where the model may call a tool.
+        outcomes: What became of the replies.
     """
 
     id: str
@@ -40,6 +42,7 @@ class Verdict:
     correct: bool
     samples: tuple[str, ...] = ()
     turns: tuple[int, ...] = ()
+    outcomes: Outcomes = NO_REPLIES
 
     @classmethod
     def of(
@@ -50,11 +53,13 @@ class Verdict:
         correct: bool,
         samples: Sequence[str] = (),
         turns: Sequence[int] = (),
+        outcomes: Outcomes = NO_REPLIES,
     ) -> Verdict:
         """Make the verdict on a prediction for a question."""
         e = example
         known = (e.id, e.db_id, e.difficulty, e.question, e.gold_sql)
-        return cls(*known, sql, correct, tuple(samples) if len(samples) > 1 else (), tuple(turns))
+        several = tuple(samples) if len(samples) > 1 else ()
+        return cls(*known, sql, correct, several, tuple(turns), outcomes)
 
 
 def read_verdicts(path: Path) -> list[Verdict]:

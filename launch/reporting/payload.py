@@ -114,7 +114,8 @@ class Payload:
             self.views[view] = prefix + _VIEWS.get(where, f"step {where}")
             self._add(view, groups, right)
         missing = [f"{' and '.join(files)}: {words}" for words, files in damage.items()]
-        self.notes += [f"{run.name}: {words}" for words in (*run.notes, *missing)]
+        hints = filter(None, (one.notes.get("hint") for one in run.reports.values()))
+        self.notes += [f"{run.name}: {words}" for words in (*run.notes, *missing, *hints)]
 
     def _add(self, view: str, groups: Iterable[Group], right: Mapping[str, float] | None) -> None:
         """Add groups, as `trajectories.jsonl` has them, as pieces and to the index. Verdicts by
@@ -163,6 +164,11 @@ def _said(run: Run) -> dict[str, Any]:
             where: run.reports[where].measures[run.reports[where].first]
             for where in PLACES
             if where in run.reports and run.reports[where].first
+        },
+        "replies": {
+            where: run.reports[where].outcomes.line()
+            for where in PLACES
+            if where in run.reports and run.reports[where].outcomes.replies
         },
         "sources": _by_source(run),
         "tests": tests,

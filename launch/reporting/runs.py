@@ -6,13 +6,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from launch.evaluation.digests import short
+from launch.evaluation.outcomes import Outcomes
 from launch.evaluation.results import (
     VERDICTS,
     ModelFacts,
@@ -182,7 +183,7 @@ def _verdicts(folder: Path, notes: list[str]) -> list[Verdict]:
     lines = list(read_lines(folder / PREDICTIONS, damaged))
     notes += [f"{folder.name}/{PREDICTIONS}: {cut_off(number)}" for number in damaged]
     return [
-        Verdict(**line)
+        replace(Verdict(**line), outcomes=Outcomes(**line.get("outcomes", {})))
         for line in lines
         if isinstance(line, dict) and line.keys() <= names and "correct" in line
     ]
@@ -211,6 +212,7 @@ def _report(name: str, verdicts: Sequence[Verdict], settings: Mapping[str, Any])
         measures={"ex": summary(scores)},
         parts={},
         failing_golds=[],
+        outcomes=Outcomes.total(one.outcomes for one in verdicts),
         questions=[
             QuestionVerdict(
                 *(one.id, one.db_id, one.difficulty, one.question, one.sql, {"ex": score}, "", "")

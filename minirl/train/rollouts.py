@@ -43,6 +43,8 @@ class TrainingTask:
     Attributes:
         record: A final episode for a person to look at: `example`, which all episodes of a group
             share, and `turns`, one mapping for each reply.
+        shares: Of the numbers of `describe`, shares that the status line of a step tells, with the
+            words for each.
         validate: The accuracy of weights, given with their version, that the best checkpoint is
             chosen by.
         max_turns: The most replies of a training episode.
@@ -55,6 +57,7 @@ class TrainingTask:
     train: Sequence[Any]
     validate: Callable[[nnx.State, int], float]
     max_turns: int
+    shares: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,18 @@ class ScoredEpisode:
 class Episodes:
     """Groups of trajectories whose `episode` is a `ScoredEpisode`; all groups of one size.
 
-    `late` of them are of earlier rollouts; `cut` were given up, unfinished and too old.
+    `late` of them are of earlier rollouts; `cut` were given up, unfinished and too old; `too_long`
+    were never begun, since their prompts are.
     """
 
     groups: list[list[Trajectory]] = field(default_factory=list)
     late: int = 0
     cut: int = 0
+    too_long: int = 0
 
     def __add__(self, other: Episodes) -> Episodes:
-        groups = self.groups + other.groups
-        return Episodes(groups, self.late + other.late, self.cut + other.cut)
+        groups, too_long = self.groups + other.groups, self.too_long + other.too_long
+        return Episodes(groups, self.late + other.late, self.cut + other.cut, too_long)
 
     def select(self, numbers: Iterable[int]) -> Episodes:
         """Return some of the groups."""
@@ -173,9 +178,10 @@ class Rollouts:
         """
         if number not in self._open:
             with watch.phase("rollout"):
-                played = [group for group in self.play(self._sampler, number) if group]
+                played = self.play(self._sampler, number)
             with watch.phase("score"):
-                return Episodes([self.score(group, has_record=has_records) for group in played])
+                scored = [self.score(group, has_record=has_records) for group in played if group]
+                return Episodes(scored, too_long=len(played) - len(scored))
         config, current = self._config, self._open[number]
         with watch.phase("rollout"):
             round_s = current.wait(int(config.slow_share * len(self.share)))
@@ -183,14 +189,16 @@ class Rollouts:
         begun = {n: one for n, one in self._open.items() if n <= number}
         groups = current.taken()
         late = [group for n, one in begun.items() if n < number for group in one.taken()]
+        too_long = sum(not group for group in (*late, *groups))
         oldest = -1 if is_last else config.oldest
         old = [one for one in begun.values() if version + 1 - one.version > oldest]
         cut = sum(one.cancel() for one in old)
         self._open = {n: one for n, one in self._open.items() if one.left and one not in old}
-        taken = late + groups
+        late = [group for group in late if group]
+        taken = late + [group for group in groups if group]
         if not has_records:  # processes exchange what is taken
             taken = [[_without_record(one) for one in group] for group in taken]
-        return Episodes(taken, len(late), cut)
+        return Episodes(taken, len(late), cut, too_long)
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -259,13 +267,15 @@ class _AsyncRollout(Thread):
         return perf_counter() - self._began
 
     def taken(self) -> list[list[Trajectory]]:
-        """Return the groups done since this was last asked, or raise what ended the rollout."""
+        """Return the groups done since this was last asked, empty where a prompt is too long; or
+        raise what ended the rollout.
+        """
         with self._changed:
             if self._error is not None:
                 raise self._error
             found, self._ready = self._ready, {}
             self.left -= len(found)
-        return [found[place] for place in sorted(found) if found[place]]
+        return [found[place] for place in sorted(found)]
 
     def cancel(self) -> int:
         """Give up the rest; return how many groups that is."""

@@ -30,7 +30,9 @@ def summarise(episodes: Episodes) -> dict[str, float]:
             values[name].append(value)
     means = {name: sum(found) / len(found) for name, found in values.items()}
     equal = [float(np.ptp(rewards) == 0) for rewards in episodes.rewards_NG if len(rewards) > 1]
-    return means | ({"groups/equal_share": sum(equal) / len(equal)} if equal else {})
+    if equal:
+        means["groups/equal_share"] = sum(equal) / len(equal)
+    return means | {"groups/too_long": float(episodes.too_long)}
 
 
 def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, float]:
@@ -69,11 +71,16 @@ def speeds(sampled: Episodes, rows: Groups, watch: Stopwatch) -> dict[str, float
     }
 
 
-def status(numbers: Mapping[str, float]) -> str:
-    """Say in a line how a step went."""
+def status(numbers: Mapping[str, float], shares: Mapping[str, str]) -> str:
+    """Say in a line how a step went; `shares` are the task's own (`TrainingTask.shares`)."""
     if "reward/total" not in numbers:
         return "no episode: every prompt is over sampler.max_prompt_tokens"
-    return (
-        f"reward {numbers['reward/total']:.2f}, accuracy {numbers['rollout/accuracy']:.2f}, "
-        f"turns {numbers['rollout/turns']:.1f}"
-    )
+    told = [
+        f"reward {numbers['reward/total']:.2f}, accuracy {numbers['rollout/accuracy']:.2f}",
+        f"turns {numbers['rollout/turns']:.1f}",
+    ]
+    shown = {**shares, "rollout/cut_share": "cut off"}
+    told += [f"{words} {100 * numbers.get(name, 0.0):.0f} %" for name, words in shown.items()]
+    if too_long := numbers.get("groups/too_long"):
+        told.append(f"prompts too long {too_long:.0f}")
+    return ", ".join(told)

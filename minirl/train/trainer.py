@@ -350,7 +350,7 @@ class Trainer:
             # Checkpoints between evaluations are never the best.
             score = numbers.get("validation/accuracy", -1.0)
             self._checkpoints.save(step, self._state, self._facts.model_dump(), score=score)
-        return summary.status(numbers)
+        return summary.status(numbers, self._task.shares)
 
     def _last(self, step: int) -> int:
         return self._config.steps if step <= self._config.steps else self._config.all_steps

@@ -12,6 +12,7 @@ from rich.console import Console
 from launch import ask
 from launch.cli import USER_ERRORS
 from launch.evaluation import sampling
+from launch.evaluation.outcomes import Outcomes
 from launch.evaluation.sources import Sampled
 from launch.reporting.tables import result_view
 from sqlenv.types import Denied, SqlError, Table
@@ -47,7 +48,7 @@ class Scripted:
         episode, observation = self._environment.reset(examples[0])
         assert "CREATE TABLE" in observation[-1].content or "emp(" in observation[-1].content
         if examples[0].question == "too long":
-            return [Sampled((), ())]
+            return [Sampled(("",), ("",), outcomes=Outcomes.of("", "too_long"))]
         after, _ = self._environment.step(episode, REPLIES[examples[0].question])
         return [Sampled((after.answer.sql,), (after.answer.text,))]
 

@@ -113,26 +113,27 @@ class Oracle:
             record(request, refused if text in self.refused else Answer(f"{text}é", 3, 5))
 
 
-def wish(text: str) -> list[tuple[str, list[Ask]]]:
-    return [("q", [Ask("generate", 0, (Message("user", text),))])]
+def texts(client: CachedClient, text: str) -> list[str | None]:
+    asked = [("q", [Ask("generate", 0, (Message("user", text),))])]
+    return [answer.text for answer in client.answers(asked)[0]]
 
 
 def test_answers_are_kept_by_request(tmp_path):
     with CachedClient(Oracle("long"), tmp_path, [("model", "m")], seed=0) as client:
-        assert client.texts(wish("short")) == [["shorté"]]
-        assert client.texts(wish("long")) == [[None]]
+        assert texts(client, "short") == ["shorté"]
+        assert texts(client, "long") == [None]
         assert client.cost == {"generate": Cost(1, 3, 5)}
     again = Oracle()
     with CachedClient(again, tmp_path, [("model", "m")], seed=0) as client:
         assert client.spent == Cost(1, 3, 5)
-        assert client.texts(wish("short")) == [["shorté"]]
+        assert texts(client, "short") == ["shorté"]
         assert again.asked == 0
         # A refusal cost nothing, and may be taken another day.
-        assert client.texts(wish("long")) == [["longé"]]
+        assert texts(client, "long") == ["longé"]
     for settings, seed in ((("temperature", 0.5), 0), (("model", "m"), 1)):
         other = Oracle()
         with CachedClient(other, tmp_path, [settings], seed=seed) as client:
-            client.texts(wish("short"))
+            texts(client, "short")
         assert other.asked == 1
 
 

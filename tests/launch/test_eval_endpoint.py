@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {
         **TINY,
         "data": {**TINY["data"], "demo": None, "root": str(folder / "spider_data")},
-        "evaluation": {**TINY["evaluation"], "questions": 2},  # a test set is asked whole
+        "evaluation": {**TINY["evaluation"], "questions": None},
         "verbal": {"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99},
     }
     (folder / "served.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -72,9 +72,9 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
     assert (said["model"]["name"], said["model"]["model"], said["seed"]) == ("m-one", "m/one", 0)
     assert len(said["prompt"]) == 16
     assert said["questions"] == 5
-    notes = sheet["notes"]
-    assert (notes["calls"], notes["refused"]) == (5, 0)
-    assert notes["completion_tokens"] == chat.tokens["completion_tokens"]
+    outcomes = sheet["outcomes"]
+    assert (outcomes["replies"], outcomes["no_query"], outcomes["refused"]) == (5, 0, 0)
+    assert outcomes["reply_tokens"] == chat.tokens["completion_tokens"]
     lines = (out / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
     group = json.loads(lines[1])
     assert ASKED[0][1] in group["prompt"]

@@ -4,7 +4,7 @@ const PANELS = [ // title, metrics (a name that ends with / is a family, the lar
   ["Execution accuracy", ["validation/accuracy", "rollout/accuracy", "rollout/accuracy_first"], "%"],
   ["Reward and its parts", ["reward/total", "reward/"]],
   ["Tags: what is wrong in the last query", ["tag/"], "%"],
-  ["How queries end", ["case/", "rollout/invalid_share"], "%"],
+  ["How queries end", ["case/", "rollout/invalid_share", "rollout/no_query_share", "rollout/cut_share"], "%"],
   ["Turns of an episode", ["rollout/turns"]],
   ["Tokens", ["rollout/reply_tokens", "rollout/response_tokens"]],
   ["Groups without signal", ["groups/equal_share"], "%"],
@@ -17,7 +17,8 @@ const PANELS = [ // title, metrics (a name that ends with / is a family, the lar
 const LABELS = {
   "rollout/accuracy": "training episodes", "rollout/accuracy_first": "their first query", "rollout/turns": "replies",
   "rollout/reply_tokens": "a reply", "rollout/response_tokens": "an episode", "groups/equal_share": "all rewards equal",
-  "rollout/invalid_share": "replies without a result", "time/rollout_tokens_per_s": "sampled",
+  "rollout/invalid_share": "replies without a result", "rollout/no_query_share": "no query in the answer",
+  "rollout/cut_share": "cut off at the token limit", "time/rollout_tokens_per_s": "sampled",
   "time/update_tokens_per_s": "updated", "validation/accuracy": "validation",
 };
 const labelOf = key => entry(LABELS, key) ?? asWords(key.split("/").at(-1));

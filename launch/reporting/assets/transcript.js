@@ -151,6 +151,8 @@ function tokenLayers({ends, versions, ...packed}, kind) {
   });
 }
 
+const ENDS = {length: "cut by the token limit", refused: "refused", failed: "failed at the server",
+  too_long: "the prompt is too long"};
 const KINDS = {call: "call of the tool", bad_call: "call that cannot be read"};
 const ENDINGS = {ok: "runs, wrong result", error: "fails", timeout: "takes too long", too_large: "too large",
   denied: "not allowed"};
@@ -166,7 +168,7 @@ function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}, state) {
       h("summary", {}, n ? "what came back" : "prompt", `, not trained on: ${plural(observed.length, "character")}`),
       h("pre", {}, observed.trim())),
     h("div", {class: "said wrote"},
-      who(`reply ${n + 1}`, entry(KINDS, turn.kind) ?? "answer", turn.finish === "length" && "cut by the token limit"),
+      who(`reply ${n + 1}`, entry(KINDS, turn.kind) ?? "answer", entry(ENDS, turn.finish)),
       h("pre", {}, reply ? paint(reply, [...place < 0 ? [] : sqlLayers(sql, tokens, place), ...layers])
         : "the text of the reply was not recorded")),
     h("div", {class: "row small"}, correct || !result ? verdictOf(correct)

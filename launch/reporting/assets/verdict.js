@@ -56,7 +56,7 @@ function overSeeds(group, source) {
 }
 
 /** What is said of a run in a line, by heads. */
-function factsOf({kind, measured, sources, finished, result, tests, settings, numbers}, n) {
+function factsOf({kind, measured, replies, sources, finished, result, tests, settings, numbers}, n) {
   const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
   const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
   const ends = `set=held-out&a=${n}.before&b=${n}.after`;
@@ -72,6 +72,8 @@ function factsOf({kind, measured, sources, finished, result, tests, settings, nu
     "flipped to wrong": tests.mcnemar ? flip("wrong", tests.mcnemar.only_first) : "–",
     "more than chance? (McNemar)": tests.mcnemar ? chance(tests.mcnemar.p) : "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
+    replies: Object.keys(replies).length ? Object.entries(replies).map(([where, line]) =>
+      h("div", {}, where === "answers" ? line : `${where}: ${line}`)) : "–",
     decoding: result.decode ?? "–",
     steps: kind === "evaluation" ? "–" : finished ? steps
       : `not finished: ${steps} of ${planned || "?"} steps so far`,

@@ -1,0 +1,154 @@
+"""What became of replies, counted in one place whoever wrote them: no score is 0 in silence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from sqlenv.errors import UserError
+from sqlenv.sql.extraction import extract_sql
+from sqlenv.types import Wrapping
+
+_log = logging.getLogger(__name__)
+
+End = Literal["stop", "length", "refused", "failed", "too_long"]
+"""How a reply ended: by itself, or at the limit of tokens; or why there is none: the model refused,
+its server failed, or the prompt is too long."""
+FIRST = 20
+"""Replies after which an evaluation is looked at, and stops if none of them holds a query."""
+_SHOWN_CHARS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What became of replies.
+
+    Attributes:
+        replies: How many were asked for; with a tool, how many episodes.
+        no_query: Replies that were written and hold no query.
+        cut_off: Replies that end at the limit of tokens, with a query or without.
+        failed: Requests that failed at the server.
+        refused: Requests that the model or its server refused.
+        too_long: Requests whose prompt is too long.
+        prompt_tokens, reply_tokens: Tokens read and written, as far as they are told.
+    """
+
+    replies: int = 0
+    no_query: int = 0
+    cut_off: int = 0
+    failed: int = 0
+    refused: int = 0
+    too_long: int = 0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+
+    @classmethod
+    def of(
+        cls, sql: str, end: End = "stop", *, prompt_tokens: int = 0, reply_tokens: int = 0
+    ) -> Outcomes:
+        """Count one reply, by the query in it and how it ended."""
+        return cls(
+            replies=1,
+            no_query=int(not sql and end in ("stop", "length")),
+            cut_off=int(end == "length"),
+            failed=int(end == "failed"),
+            refused=int(end == "refused"),
+            too_long=int(end == "too_long"),
+            prompt_tokens=prompt_tokens,
+            reply_tokens=reply_tokens,
+        )
+
+    @classmethod
+    def total(cls, parts: Iterable[Outcomes]) -> Outcomes:
+        """Add outcomes up."""
+        found, names = list(parts), [one.name for one in fields(cls)]
+        return cls(*(sum(getattr(one, name) for one in found) for name in names))
+
+    @property
+    def without_query(self) -> int:
+        """Count what there is no query of, for whatever reason."""
+        return self.no_query + self.failed + self.refused + self.too_long
+
+    def line(self) -> str:
+        """Say it in a line; what did not happen is left out."""
+        counts = {
+            "hold no query": self.no_query,
+            "cut off at the limit of tokens": self.cut_off,
+            "failed at the server": self.failed,
+            "refused": self.refused,
+            "with too long a prompt": self.too_long,
+        }
+        told = [
+            f"{count:,} {words} ({100 * count / self.replies:.1f} %)"
+            for words, count in counts.items()
+            if count
+        ]
+        tokens = f"{self.prompt_tokens:,} prompt tokens, {self.reply_tokens:,} reply tokens"
+        parts = [", ".join(told) or "each holds a query"]
+        parts += [tokens] if self.prompt_tokens or self.reply_tokens else []
+        plural = "replies" if self.replies != 1 else "reply"
+        return f"{self.replies:,} {plural}: {'; '.join(parts)}"
+
+
+NO_REPLIES = Outcomes()
+"""Nothing was asked, or nobody counted."""
+
+
+def parts_of(count: int, samples: int, *, size: int, start: int = 0) -> Iterator[slice]:
+    """Split questions from a place on: from the first one, so many that they have the first
+    replies, then `size` at a time.
+    """
+    end = -(-FIRST // samples) if start == 0 else start + size
+    while start < count:
+        yield slice(start, min(end, count))
+        start, end = end, end + size
+
+
+def look(
+    outcomes: Outcomes, replies: Sequence[str], wrapping: Wrapping, *, limit: str, stops: bool
+) -> None:
+    """Say what became of the first replies; `limit` is the setting that bounds their tokens.
+
+    Raises:
+        UserError: None of them holds a query; without `stops` this is only told.
+    """
+    _log.info("first %s", outcomes.line())
+    if outcomes.replies < FIRST or outcomes.without_query < outcomes.replies:
+        return
+    written = [text for text in replies if text]
+    shown = f", such as {_short(written[0])}" if written else ""
+    message = f"no query in the first {outcomes.replies} replies{shown}"
+    message += f"; {hint(written, wrapping) or _advice(outcomes, limit)}"
+    if stops:
+        raise UserError(message)
+    _log.warning("%s", message)
+
+
+def _advice(outcomes: Outcomes, limit: str) -> str:
+    causes = {
+        f"they are cut off: allow more than {limit}": outcomes.cut_off,
+        "their prompts are too long: allow more with evaluation.max_prompt_tokens=N, or ask with a "
+        "shorter prompt": outcomes.too_long,
+        "the server fails (see above)": outcomes.failed,
+        "they are refused (see above)": outcomes.refused,
+    }
+    cause = max(causes, key=lambda one: causes[one])
+    is_most = 2 * causes[cause] > outcomes.replies
+    return cause if is_most else "look at what is asked with --show-prompt"
+
+
+def hint(unread: Sequence[str], wrapping: Wrapping) -> str:
+    """Say what would find queries in replies in which this wrapping finds none; else nothing."""
+    others = [one for one in get_args(Wrapping) if one != wrapping]
+    found = {one: sum(bool(extract_sql(text, one)) for text in unread) for one in others}
+    best = max(others, key=lambda one: (found[one], one == "any"))
+    if not found[best]:
+        return ""
+    return f"evaluation.wrapping={best} would find a query in {found[best]:,} of {len(unread):,}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return repr(line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…")

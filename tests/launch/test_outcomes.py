@@ -1,0 +1,287 @@
+"""What became of replies is counted and shown: no accuracy is 0 in silence."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch import eval as command
+from launch.build import SqlSide
+from launch.config import load_config
+from launch.evaluation.outcomes import FIRST, Outcomes, hint, parts_of
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.train.summary import status
+from sqlenv.errors import UserError
+
+from .chat_server import Chat, Failure, serve
+from .conftest import TINY, json_lines
+from .report_cases import opened
+from .small_sets import make_pets
+
+QUESTIONS = 30
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Spider folder of thirty questions, and a job that asks for a fence."""
+    folder = tmp_path_factory.mktemp("outcomes")
+    make_pets(folder / "data" / "database" / "pets" / "pets.sqlite", [("ann", 3), ("bob", 5)])
+    records = [
+        {"db_id": "pets", "question": f"Number {n}?", "query": f"SELECT {n}"}
+        for n in range(QUESTIONS)
+    ]
+    (folder / "data" / "dev.json").write_text(json.dumps(records))
+    config = {
+        **TINY,
+        "data": {**TINY["data"], "demo": None, "root": str(folder / "data")},
+        "env": {"kind": "single_turn", "wrapping": "fence"},
+        "reward": {"kind": "one_shot"},
+        "evaluation": {"wrapping": "fence"},
+        "verbal": {"parallel": 8, "retries": 0, "timeout_s": 20, "max_tokens": 99},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog):
+    caplog.set_level(logging.INFO)
+
+
+def evaluate(asked: Path, out: Path, chat: Chat, *more: str) -> dict[str, Any]:
+    line = ["--cfg", str(asked / "job.yaml"), "--endpoint", chat.url, "--model", "m"]
+    command.main([*line, "--data", "validation", "--out", str(out), *more])
+    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
+
+
+def number(body: Any) -> int:
+    return int(body["messages"][-1]["content"].rpartition("Number ")[2].partition("?")[0])
+
+
+def completion(content: Any, *, finish: str = "stop", **message: Any) -> Failure:
+    """Make a completion that ends for a reason."""
+    choice = {"message": {"content": content, **message}, "finish_reason": finish}
+    usage = {"prompt_tokens": 10, "completion_tokens": 4}
+    text = json.dumps({"choices": [choice], "usage": usage})
+    return Failure(200, text, {"content-type": "application/json"})
+
+
+def fenced(body: Any) -> str:
+    return f"```sql\nSELECT {number(body)}\n```"
+
+
+# The four zeros that nobody was told of.
+
+
+def test_bare_queries_where_a_fence_is_asked_for_stop_the_evaluation(asked, tmp_path):
+    """One of them is shown, and what would read them; nothing is paid for twice then."""
+    with serve(Chat(lambda body, _: f"<sql>SELECT {number(body)}</sql>")) as chat:
+        with pytest.raises(UserError, match=r"no query in the first 20 replies, such as '<sql>SEL"):
+            evaluate(asked, tmp_path / "out", chat)
+        assert chat.requests == FIRST
+        with pytest.raises(UserError, match=r"; evaluation\.wrapping=\w+ would find .* 20 of 20$"):
+            evaluate(asked, tmp_path / "out", chat)
+        assert chat.requests == FIRST
+        sheet = evaluate(asked, tmp_path / "out", chat, "evaluation.wrapping=sql_tag")
+        assert chat.requests == QUESTIONS
+    assert sheet["measures"]["set"]["mean"] == 1
+
+
+def test_replies_that_are_all_cut_off_stop_the_evaluation(asked, tmp_path, caplog):
+    cut = completion("To answer this, I think step by", finish="length")
+    with serve(Chat(lambda *_: cut)) as chat:
+        with pytest.raises(UserError, match=r"cut off: allow more than verbal\.max_tokens=99"):
+            evaluate(asked, tmp_path / "out", chat)
+        assert chat.requests == FIRST
+    counted = "first 20 replies: 20 hold no query (100.0 %), 20 cut off at the limit of tokens "
+    assert f"{counted}(100.0 %); 200 prompt tokens, 80 reply tokens" in caplog.messages
+
+
+def test_prompts_that_are_all_too_long_stop_the_evaluation(asked, tmp_path):
+    says = '{"error": {"message": "This model\'s maximum context length is 64 tokens."}}'
+    with serve(Chat(lambda *_: Failure(400, says))) as chat:
+        with pytest.raises(UserError, match="maximum context length"):
+            evaluate(asked, tmp_path / "out", chat)
+        assert chat.requests == FIRST
+
+
+def test_a_server_that_fails_every_request_stops_the_evaluation(asked, tmp_path):
+    with serve(Chat(lambda *_: Failure(500))) as chat:
+        with pytest.raises(UserError, match=r"500: .*told to fail"):
+            evaluate(asked, tmp_path / "out", chat)
+        assert chat.requests <= FIRST + 8  # those under way
+
+
+# Whatever happens to some is counted, and the others go on.
+
+_REASONED = completion(None, finish="length", reasoning_content="so ```sql\nSELECT 1")
+FATES = {
+    0: completion("no idea"),
+    1: completion("```sql\nSELECT", finish="length"),
+    2: completion(None, finish="content_filter"),
+    3: completion(None, refusal="I cannot help with that"),
+    4: Failure(400, '{"error": {"code": "context_length_exceeded", "message": "no"}}'),
+    5: Failure(422, '{"error": {"message": "against a policy"}}'),
+    6: Failure(500),
+    7: completion("half", finish="abort"),
+    8: _REASONED,
+    9: completion("```sql\nSELECT 9\n```", reasoning_content="```sql\nSELECT 0\n```"),
+    10: completion("", finish="stop"),
+}
+
+
+def test_every_fate_of_a_reply_is_counted_and_shown(asked, tmp_path, capsys):
+    out = tmp_path / "out"
+    with serve(Chat(lambda body, _: FATES.get(number(body)) or fenced(body))) as chat:
+        sheet = evaluate(asked, out, chat)
+    counts = {name: sheet["outcomes"][name] for name in ("replies", "no_query", "cut_off")}
+    assert counts == {"replies": 30, "no_query": 4, "cut_off": 2}  # 0, 1, 8 and 10; 1 and 8
+    lost = {name: sheet["outcomes"][name] for name in ("refused", "too_long", "failed")}
+    assert lost == {"refused": 3, "too_long": 1, "failed": 2}
+    assert sheet["measures"]["set"]["mean"] == pytest.approx(20 / 30, abs=1e-6)
+    told = "".join(capsys.readouterr().out.split())
+    line = (
+        "30 replies: 4 hold no query (13.3 %), 2 cut off at the limit of tokens (6.7 %), 2 failed"
+    )
+    assert "".join(line.split()) in told
+    ends = {
+        one["question"]: one["trajectories"][0]["turns"][0]["finish"]
+        for one in json_lines(out / "trajectories.jsonl")[1:]
+    }
+    assert [ends[f"Number {n}?"] for n in range(11)] == [
+        *("stop", "length", "refused", "refused", "too_long", "refused", "failed", "failed"),
+        *("length", "stop", "stop"),
+    ]
+
+
+def test_reasoning_that_is_told_apart_is_a_part_of_the_reply(asked, tmp_path):
+    out = tmp_path / "out"
+    with serve(Chat(lambda body, _: FATES[9] if number(body) == 9 else fenced(body))) as chat:
+        evaluate(asked, out, chat)
+    replies = {
+        one["question"]: one["trajectories"][0]["turns"][0]
+        for one in json_lines(out / "trajectories.jsonl")[1:]
+    }
+    nine = replies["Number 9?"]
+    assert nine["reply"].startswith("<think>\n```sql\nSELECT 0\n```\n</think>\n\n```sql")
+    assert (nine["sql"], nine["correct"]) == ("SELECT 9", True)
+
+
+def test_a_server_that_fails_for_good_is_given_up(asked, tmp_path):
+    """What was answered before stays."""
+
+    def fails(body: Any, _earlier: int) -> str | Failure:
+        return fenced(body) if chat.requests <= 1 else Failure(500)
+
+    with serve(Chat(fails)) as chat, pytest.raises(UserError, match="still failing"):
+        evaluate(asked, tmp_path / "out", chat)
+    with serve(Chat(lambda body, _: fenced(body))) as chat:
+        assert evaluate(asked, tmp_path / "out", chat)["measures"]["set"]["mean"] == 1
+        assert chat.requests == QUESTIONS - 1
+
+
+def test_a_file_of_predictions_is_counted_too(asked, tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({"pred": f"SELECT {n}" if n % 3 else ""}) + "\n" for n in range(30))
+    )
+    data = ["--data", "spider-dev", "--data-root", str(asked / "data")]
+    out = tmp_path / "out.json"
+    command.main(["--predictions", str(tmp_path / "p.jsonl"), *data, "--json", str(out)])
+    assert json.loads(out.read_text())["outcomes"]["no_query"] == 10
+    assert "30 replies: 10 hold no query (33.3 %)" in capsys.readouterr().out
+
+
+def test_judged_candidates_are_counted(asked, tmp_path):
+    """A model that writes no query is asked for 20 answers, and not for 200 of each question."""
+    judge = ["--decode", "judge@10"]
+    with serve(Chat(lambda body, _: f"<sql>SELECT {number(body)}</sql>")) as chat:
+        with pytest.raises(UserError, match=r"evaluation\.wrapping=\w+ would find"):
+            evaluate(asked, tmp_path / "out", chat, *judge)
+        assert chat.requests == FIRST
+
+
+# The record.
+
+
+def test_outcomes_add_up_and_are_said_in_a_line():
+    parts = [
+        Outcomes.of("SELECT 1", prompt_tokens=5, reply_tokens=2),
+        Outcomes.of("", "length", prompt_tokens=5, reply_tokens=9),
+        Outcomes.of("SELECT 1", "length"),
+        Outcomes.of("", "too_long"),
+    ]
+    assert Outcomes.total(parts) == Outcomes(4, 1, 2, 0, 0, 1, 10, 11)
+    assert Outcomes.total(parts).without_query == 2
+    assert Outcomes.total(parts).line() == (
+        "4 replies: 1 hold no query (25.0 %), 2 cut off at the limit of tokens (50.0 %), "
+        "1 with too long a prompt (25.0 %); 10 prompt tokens, 11 reply tokens"
+    )
+    assert Outcomes.of("SELECT 1").line() == "1 reply: each holds a query"
+    assert Outcomes.total([]) == Outcomes()
+
+
+def test_the_first_part_has_the_first_replies():
+    assert [*parts_of(50, 1, size=30)] == [slice(0, 20), slice(20, 50)]
+    assert [*parts_of(50, 8, size=30)] == [slice(0, 3), slice(3, 33), slice(33, 50)]
+    assert [*parts_of(50, 1, size=30, start=20)] == [slice(20, 50)]
+    assert [*parts_of(2, 1, size=30)] == [slice(0, 2)]
+
+
+def test_a_hint_names_what_reads_most():
+    assert hint(["<sql>SELECT 1</sql>", "?"], "fence").endswith("find a query in 1 of 2")
+    assert hint(["what?"], "fence") == hint([], "fence") == ""
+
+
+def test_the_status_of_a_step_has_the_shares():
+    numbers = {
+        "reward/total": 0.5, "rollout/accuracy": 0.25, "rollout/turns": 1.0,
+        "rollout/no_query_share": 0.125, "rollout/cut_share": 0.5, "groups/too_long": 0.0,
+    }  # fmt: skip
+    shares = {"rollout/no_query_share": "no query"}
+    line = "reward 0.50, accuracy 0.25, turns 1.0, no query 12 %, cut off 50 %"
+    assert status(numbers, shares) == line
+    assert status({**numbers, "groups/too_long": 2.0}, shares) == f"{line}, prompts too long 2"
+
+
+# Prompts that are too long, wherever accuracy is measured.
+
+
+def lengths(run: Path) -> list[int]:
+    """Count the tokens of the test prompts of a run."""
+    config = load_config(str(run / "config.yaml"), [])
+    tokenizer = ChatTokenizer(run / "model")
+    with SqlSide(config, run) as sql:
+        examples = sql.examples("test", limit=config.evaluation.questions)
+        return [len(tokenizer.encode_chat(sql.evaluation_prompt(one))) for one in examples]
+
+
+def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, place, tmp_path):
+    """In both evaluations of a run, and alone: the others are answered as ever."""
+    found = sorted(lengths(place / "finished"))
+    limit = found[len(found) // 2]
+    too_long = sum(one > limit for one in found)
+    assert 0 < too_long < len(found) == 6
+    line = ["--cfg", tiny, "run.dir=run", f"evaluation.max_prompt_tokens={limit}"]
+    done = command("launch.train", *line, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = command("launch.eval", *line, "--checkpoint", "run", "--out", "alone", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{too_long} with too long a prompt" in done.stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    sheet = json.loads((tmp_path / "alone" / "verdicts.json").read_text())
+    places = {"run/before": result["outcomes"]["before"], "run/after": result["outcomes"]["after"]}
+    for place, outcomes in {**places, "alone": sheet["outcomes"]}.items():
+        assert (outcomes["replies"], outcomes["too_long"]) == (6, too_long)
+        verdicts = json_lines(tmp_path / place / "predictions.jsonl")
+        lost = [one for one in verdicts if one["outcomes"]["too_long"]]
+        assert [(one["sql"], one["correct"]) for one in lost] == [("", False)] * too_long
+    # The page says so of each place.
+    assert command("launch.report", "run", "--out", "page.html", cwd=tmp_path).returncode == 0
+    [run] = opened(tmp_path / "page.html")["overview"]["runs"]
+    assert f"{too_long} with too long a prompt" in run["replies"]["before"]
+    assert run["replies"].keys() == {"before", "after"}
