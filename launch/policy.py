@@ -64,7 +64,7 @@ def policy_in(where: Path) -> PolicySource:
         return _of_run(run, where)
     raise UserError(
         f"--checkpoint {where}: give a run folder, one of its checkpoints/N, "
-        "or a Hugging Face model folder"
+        "or a Hugging Face model folder (launch.export --gguf makes one of a GGUF file)"
     )
 
 

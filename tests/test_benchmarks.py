@@ -23,3 +23,21 @@ def test_what_is_imported_exists(script):
             for one in node.names:
                 is_there = hasattr(module, one.name) or find_spec(f"{name}.{one.name}")
                 assert is_there, f"{name}: {one.name}"
+
+
+def test_replies_are_compared_up_to_where_they_part():
+    from benchmarks.transformers_equality import compare
+
+    def reply(ids, logprobs, prompt=(1, 2)):
+        return {"prompt_ids": list(prompt), "ids": ids, "logprobs": logprobs}
+
+    ours = [reply([5, 6], [-0.5, -1.0]), reply([5, 7, 8], [-0.25, -1.0, -2.0]), reply([9], [-1.0])]
+    theirs = [reply([5, 6], [-0.5, -1.25]), reply([5, 4], [-0.75, -1.5]), reply([9], [-1.0], [3])]
+    assert compare(ours, theirs) == {
+        "prompts": 3,
+        "same_prompts": 2,
+        "same_replies": 2,
+        "tokens": 4,
+        "largest_gap": 0.5,
+        "parted": [{"prompt": 1, "token": 1, "logprobs": [[-1.0], [-1.5]]}],
+    }

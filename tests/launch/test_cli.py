@@ -63,6 +63,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         ([*train, *ROOT, "data.test.sources.0.layout=bird"], "data.test.sources.0"),
         ([*train, *ROOT, "data.test.sources.0.file=no.json"], "data.test.sources.0"),
         ([*train, "model.tiny=null", f"model.path={away}"], away),
+        ([*train, "model.tiny=null", "model.path=file"], "model.path: file is a file; of a GGUF"),
         ([*train, "run.dir=alien"], "alien"),
         ([*train, "run.dir=file"], "run.dir"),
         ([*train, "--only", "warm-start", "warm_start=null"], "warm_start"),
