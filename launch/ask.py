@@ -51,7 +51,6 @@ def _questions(given: str | None) -> Iterator[str]:
 
 def _answers(model: Path, database: Path, questions: Iterator[str]) -> Iterator[tuple[str, Result]]:
     """Yield the query for each question, or a reply without one, and what came of it."""
-    # Much to import, and mistakes in the arguments need not wait for it.
     from launch.config import load_config
     from launch.data.prompts import Prompts
     from launch.evaluation.sampling import GREEDY, Evaluator, TakenAsTheyAre
@@ -65,9 +64,10 @@ def _answers(model: Path, database: Path, questions: Iterator[str]) -> Iterator[
     sampler = config.sampler.model_copy(update={"slots": 1})
     with Executor(limits) as executor:
         executor.start()  # while the model is read
-        asked = Evaluator(*load_policy(policy, config), env, sampler, GREEDY, seed=config.seed)
+        with cli.waiting("reading the model"):
+            asked = Evaluator(*load_policy(policy, config), env, sampler, GREEDY, seed=config.seed)
         for question in questions:
-            with cli.console.status("writing a query"):
+            with cli.waiting("writing a query"):
                 (found,) = asked.sample([Example("", question, "", database, "")], first=0)
             if found.outcomes.too_long:
                 raise UserError(f"--db {database}: has more tables than this prompt has room for")

@@ -25,6 +25,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
@@ -283,6 +284,17 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, status=status)
 
         yield update
+
+
+@contextmanager
+def waiting(title: str) -> Generator[None]:
+    """Show on a terminal that something is being done, until it is."""
+    columns, is_shown = (SpinnerColumn(), TextColumn("{task.description}")), console.is_terminal
+    with Progress(
+        *columns, _Doing(), console=console, transient=True, disable=not is_shown
+    ) as line:
+        line.add_task(title, total=None, status="")
+        yield
 
 
 class _Doing(ProgressColumn):

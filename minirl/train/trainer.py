@@ -21,7 +21,7 @@ from minirl.config import RolloutConfig, SamplerConfig, TrainConfig
 from minirl.errors import ServersLostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
-from minirl.run import distributed
+from minirl.run import activity, distributed
 from minirl.run.checkpoint import Checkpoints, given_up, read_params
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
@@ -340,7 +340,8 @@ class Trainer:
         numbers = dict(self._facts.unfinished or {})
         is_last = step == self._last(step)
         if step % config.eval_every == 0 or is_last:
-            numbers["validation/accuracy"] = self._task.validate(self.params, step)
+            with activity.doing(lambda: "validation"):
+                numbers["validation/accuracy"] = self._task.validate(self.params, step)
             # Servers may have failed meanwhile, and have other weights.
             numbers |= rollouts.gather_metrics(self._sampler, since=numbers)
             self._facts.curve.append((step, numbers["validation/accuracy"]))

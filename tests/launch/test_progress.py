@@ -70,6 +70,18 @@ def test_a_terminal_has_one_line_with_both(monkeypatch):
         assert " 2/24 " in line
 
 
+def test_a_wait_is_shown_on_a_terminal_and_wiped_out(monkeypatch, written):
+    with cli.waiting("writing a query"):
+        pass
+    assert written.getvalue() == ""  # a log
+    file = io.StringIO()
+    screen = Console(file=file, width=100, force_terminal=True, color_system=None)
+    monkeypatch.setattr(cli, "console", screen)
+    with cli.waiting("writing a query"), activity.doing(lambda: "prompts 0/1"):
+        wait_for("prompts 0/1", file)
+    assert file.getvalue().endswith("\x1b[2K")  # the line is empty again
+
+
 def test_a_run_tells_prompts_tokens_episodes_and_micro_batches(command, tiny, tmp_path):
     done = command("--cfg", tiny, "run.dir=run", cwd=tmp_path, code=OFTEN)
     assert done.returncode == 0, done.stderr
