@@ -24,6 +24,8 @@ from launch.evaluation.sources import Answers, Sampled, Show, Source, look_at, u
 from launch.policy import PolicySource, find_policy, load_policy
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
+from minirl.run import activity
+from minirl.sample.pace import Pace
 from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Request
 from sqlenv.executor.database import fingerprint
@@ -205,6 +207,7 @@ class _PolicyModel:
         longest = (limits.max_response_tokens, limits.max_reply_tokens, verbal.max_tokens)
         most = min(tokens for tokens in longest if tokens is not None)
         waiting: dict[int, tuple[ModelRequest, int]] = {}
+        prompts: set[tuple[int, ...]] = set()
         for request in requests:
             ids = tokenizer.encode_chat(request.messages)
             if len(ids) > limits.max_prompt_tokens:
@@ -216,10 +219,14 @@ class _PolicyModel:
             while episode in waiting:
                 episode += 1
             waiting[episode] = request, len(ids)
+            prompts.add(tuple(ids))
             sampler.submit(Request(episode, tuple(ids), most, decoding))
-        while waiting:
-            for episode, reply in sampler.advance(max_steps=_STEPS):
-                sampler.release(episode)
-                request, prompt_tokens = waiting.pop(episode)
-                told = Answer(reply.text, prompt_tokens, len(reply.ids), end=reply.finish)
-                record(request, told)
+        pace = Pace(sampler.work)
+        with activity.doing(lambda: ", ".join(pace.words(prompts=len(prompts)))):
+            while waiting:
+                for episode, reply in sampler.advance(max_steps=_STEPS):
+                    sampler.release(episode)
+                    request, prompt_tokens = waiting.pop(episode)
+                    told = Answer(reply.text, prompt_tokens, len(reply.ids), end=reply.finish)
+                    record(request, told)
+                pace.note()
