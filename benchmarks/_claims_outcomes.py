@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks._claims_data import QUESTIONS, VARIANTS
 from rewards.verbal import normalise_sql
 from sqlenv.config import AnswerConfig, ExecutorConfig
-from sqlenv.envs.single_turn import judge
+from sqlenv.envs.single_turn import judge_answer
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Table
+from sqlenv.types import Answer, Example, Table
 
 _BITS = (*VARIANTS, "right")
 """Names of the lists of verdicts in the data."""
@@ -132,7 +132,7 @@ def candidates(example: Example, queries: Sequence[str], executor: Executor) -> 
         distinct.setdefault(normalise_sql(query), query)
     found = {}
     for query in distinct.values():
-        attempt = judge(example, query, executor, AnswerConfig(match="set"), query)
+        attempt = judge_answer(example, Answer(query, query), executor, AnswerConfig(match="set"))
         if isinstance(attempt.result, Table):
             found[query] = attempt.correct
     return found

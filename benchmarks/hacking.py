@@ -271,9 +271,7 @@ def _scores(
         first_prompt=lambda _: (),
         feedback=build_feedback(columns, tree_of(read.reward), style="progress"),
     )
-    reward = build_reward(
-        read.reward, columns_of=columns, executor=executor, wrapping=read.env.wrapping
-    )
+    reward = build_reward(read.reward, columns_of=columns, executor=executor)
     found = []
     for example in examples:
         episode, seen = environment.reset(example)

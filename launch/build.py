@@ -74,7 +74,6 @@ class SqlSide:
             config.reward,
             columns_of=self._columns_of,
             executor=self.executor,
-            wrapping=config.env.wrapping,
         )
         self._feedback = build_feedback(
             self._columns_of,

@@ -121,10 +121,12 @@ class EvalConfig(Settings):
     """Test questions, sampled by seed; None for all."""
     validation_questions: PositiveInt | None = 200
     """Validation questions, sampled by seed; None for all."""
+    wrapping: Wrapping | None = None
+    """Where the SQL of a reply is when accuracy is measured, as `env.wrapping`. None: that of `env`
+    for a run of `launch.train` and its checkpoints, which have learned it, and `any` for endpoints
+    and model folders."""
     episode: Literal["single_turn", "agentic"] = "single_turn"
     """What answers a question: one reply, or the tool-calling episode of `env`."""
-    wrapping: Wrapping | None = None
-    """Where the SQL of an answer is; None for `env.wrapping`."""
     max_prompt_tokens: PositiveInt | None = None
     """Longest prompt; None for `sampler.max_prompt_tokens`. A question with a longer one is wrong,
     and counted."""
@@ -212,6 +214,12 @@ class JobConfig(Settings):
     def answer_wrapping(self) -> Wrapping:
         """Return where the SQL of an answer is when accuracy is measured."""
         return self.evaluation.wrapping or self.env.wrapping
+
+    def for_untrained(self) -> JobConfig:
+        """Return the settings to measure a model that no run of ours has taught its form."""
+        wrapping = self.evaluation.wrapping or "any"
+        evaluation = self.evaluation.model_copy(update={"wrapping": wrapping})
+        return self.model_copy(update={"evaluation": evaluation})
 
     @property
     def evaluation_sampler(self) -> SamplerConfig:

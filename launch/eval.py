@@ -130,6 +130,7 @@ def _evaluate_model(options: Namespace) -> None:
         from launch.evaluation.sources import EndpointSource
 
         name = options.model.replace("/", "-")
+        config = config.for_untrained()
         source = EndpointSource(config, decode, name, options.model, options.endpoint)
     _answer_and_judge(options, source, split, options.out or _default_folder(source, options.data))
 

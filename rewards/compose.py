@@ -11,7 +11,7 @@ from rewards.execution import ColumnsOf, StepRunner
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Score
-from sqlenv.types import Episode, Wrapping
+from sqlenv.types import Episode
 
 Reward = Callable[[Episode], Score]
 
@@ -21,9 +21,8 @@ def build_reward(
     *,
     columns_of: ColumnsOf,
     executor: StepRunner | None = None,
-    wrapping: Wrapping = "sql_tag",
 ) -> Reward:
-    """Build the reward that the settings name; `wrapping` says where the SQL of a reply is.
+    """Build the reward that the settings name.
 
     Raises:
         ValueError: The family needs an executor.
@@ -35,7 +34,7 @@ def build_reward(
     if executor is None:
         raise ValueError(f"the reward {config.kind} runs queries: give it an executor")
     if isinstance(config, ExpoConfig):
-        return ExpoReward(config, columns_of=columns_of, executor=executor, wrapping=wrapping)
+        return ExpoReward(config, columns_of=columns_of, executor=executor)
     if isinstance(config, PaverlConfig):
         return PaverlReward(config, executor)
     return AstraReward(config, executor)

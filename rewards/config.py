@@ -229,8 +229,8 @@ def contradictions(reward: RewardConfig, env: EnvConfig) -> list[tuple[bool, str
     """List rules that a reward and an environment may break: whether they do, and what to write."""
     return [
         (
-            reward.kind == "progressive" and env.wrapping != "sql_tag",
-            "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
+            reward.kind == "progressive" and env.wrapping == "fence",
+            "env.wrapping: the progressive reward's feedback asks for the <sql> tag; use sql_tag",
         ),
         (
             reward.kind == "expo" and env.kind == "agentic",

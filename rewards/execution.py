@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,19 +10,10 @@ from typing import Protocol
 from sqlenv.dialects import run
 from sqlenv.envs.single_turn import Runner
 from sqlenv.schema.reading import read_schema
-from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, Wrapping
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
 
 ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
 """Column names by table of an example's database, None where unknown."""
-
-_FORMATS: dict[Wrapping, re.Pattern[str]] = {
-    "sql_tag": re.compile(r"\s*<think>.*</think>\s*<sql>.*</sql>\s*", re.DOTALL),
-    "fence": re.compile(r"\s*<think>.*</think>\s*```sql.*```\s*", re.DOTALL),
-}
-_MARKS: dict[Wrapping, dict[str, int]] = {
-    "sql_tag": {"<think>": 1, "</think>": 1, "<sql>": 1, "</sql>": 1},
-    "fence": {"<think>": 1, "</think>": 1, "```": 2},
-}
 
 
 class StepRunner(Runner, Protocol):
@@ -72,9 +62,3 @@ def is_correct(episode: Episode) -> bool:
 def first_match(episode: Episode) -> int | None:
     """Return the turn of the first match, counted from 1 (k* of Progress-SQL)."""
     return next((t for t, attempt in enumerate(episode.attempts, 1) if attempt.correct), None)
-
-
-def follows_format(reply: str, wrapping: Wrapping = "sql_tag") -> bool:
-    """Tell whether a reply is one think block, then one sql block, and blanks (Progress-SQL)."""
-    counted = all(reply.count(mark) == count for mark, count in _MARKS[wrapping].items())
-    return counted and bool(_FORMATS[wrapping].fullmatch(reply))

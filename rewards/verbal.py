@@ -17,6 +17,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from rewards.config import JudgeConfig
+from sqlenv.sql.answers import block_of
 from sqlenv.sql.extraction import parse
 from sqlenv.sql.lexer import one_line, tokens
 from sqlenv.types import Observation, Result, Table
@@ -148,8 +149,6 @@ def _judge(
     return scores
 
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_SCORES = re.compile(r"<scores>((?:(?!<scores>).)*)</scores>", re.DOTALL)
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _LINE = re.compile(
     rf"^[ \t*-]*SQL[ \t]*(\d{{1,4}})[ \t]*[:=][ \t]*({_NUMBER})(?=\s|$)",
@@ -158,14 +157,11 @@ _LINE = re.compile(
 
 
 def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
-    """Read a judgement: the lines `SQLi: x` of the last `<scores>` block, `<think>` ignored.
+    """Read a judgement: the lines `SQLi: x` of the last `<scores>` block, reasoning ignored.
 
     One score for each of `count` queries, clamped to [0, 1]; None where one has none or two.
     """
-    # What stands before a lone </think> is thinking too: templates may open it in the prompt.
-    said = _THINKING.sub("", text).rpartition("</think>")[2]
-    blocks = _SCORES.findall(said)
-    lines = _LINE.findall(blocks[-1]) if blocks else []
+    lines = _LINE.findall(block_of(text, "scores"))
     scores = {int(number): float(value) for number, value in lines}
     if len(lines) != count or scores.keys() != set(range(1, count + 1)):
         return None

@@ -28,9 +28,11 @@ from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import run, transpile
-from sqlenv.envs.single_turn import find_matches, judge
+from sqlenv.envs.single_turn import find_matches, judge_answer
 from sqlenv.evaluators.equality import matches
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
+    Answer,
     Attempt,
     Episode,
     Example,
@@ -142,7 +144,7 @@ class Workbench:
         ex = find_matches(example, sql, predicted, self._executor, MODES)
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
-        verdict = self._expo.judge(example, Attempt(sql, sql, predicted, right))
+        verdict = self._expo.judge(example, Attempt(Answer(sql, sql), predicted, right))
         earning = payable(predicted)
         share = fractional_accuracy(earning, gold)
         alignment = self._progressive.align(example, sql)
@@ -177,9 +179,11 @@ class Workbench:
         }
 
     def _attempt(self, example: Example, turn: Turn) -> Attempt:
+        # The run that wrote the turn down has read its query; only the reply's form is still asked.
+        answer = answer_of(turn.text, "any").with_sql(turn.sql)
         if turn.kind == "bad_call":
-            return Attempt(turn.text, "", SqlError("no call"), correct=False, kind=turn.kind)
-        judged = judge(example, turn.text, self._executor, AnswerConfig(), turn.sql)
+            return Attempt(answer, SqlError("no call"), correct=False, kind=turn.kind)
+        judged = judge_answer(example, answer, self._executor, AnswerConfig())
         return replace(judged, kind=turn.kind)
 
     def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:

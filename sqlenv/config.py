@@ -176,7 +176,9 @@ class AnswerConfig(Settings):
     """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
 
     wrapping: Wrapping = "sql_tag"
-    """Where the SQL of an answer is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
+    """Where the SQL of an answer is: in the last `<sql>…</sql>`; in the last `fence` marked `sql`
+    (or as a dialect, or unmarked); or `any`: the tag, else the fence, else a reply that is one
+    query."""
 
     nondeterministic: Luck = "wrong"
     """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
@@ -211,7 +213,7 @@ class AgenticConfig(AnswerConfig):
     """Tag of the union."""
 
     wrapping: Wrapping = "fence"
-    """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""
+    """Where the SQL of the final message is."""
 
     calls: int = Field(default=3, ge=1)
     """Most calls of the tool; one more reply holds the answer."""

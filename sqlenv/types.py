@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,10 @@ AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
 ENGINES: Mapping[str, str] = {"sqlite": "SQLite", "mysql": "MySQL", "postgres": "PostgreSQL"}
 """What the engine of each dialect is called."""
-Wrapping = Literal["sql_tag", "fence"]
+Wrapping = Literal["sql_tag", "fence", "any"]
+"""Where the SQL of a reply is looked for."""
+Form = Literal["sql_tag", "fence", "bare"]
+"""Where it was found; a bare query is the whole of what the reply says."""
 MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
 """A rule for two results, whatever the queries were."""
 ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
@@ -127,24 +130,86 @@ Observation = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What a reply holds, as `sqlenv.sql.answers.answer_of` reads it. Places count characters.
+
+    Attributes:
+        reply: The whole reply.
+        sql: The query in it; empty when there is none.
+        start, end: Where the query stands in the reply; equal when it stands nowhere, such as one
+            that JSON spells otherwise.
+        form: What the query stands in; None when there is none.
+        said_from, said_to: What the reply says; the rest is reasoning.
+        call: What stands in the first call of a tool; None without a call.
+        call_ends: Whether that call ends.
+        in_form: Whether the reply is one block of reasoning and one of SQL, as it was asked for.
+    """
+
+    reply: str
+    sql: str = ""
+    start: int = 0
+    end: int = 0
+    form: Form | None = None
+    said_from: int = 0
+    said_to: int = 0
+    call: str | None = None
+    call_ends: bool = True
+    in_form: bool = False
+
+    @property
+    def found(self) -> bool:
+        """Tell whether there is a query."""
+        return bool(self.sql)
+
+    @property
+    def place(self) -> int:
+        """Return where the query begins in the reply; -1 where it does not stand in it."""
+        return self.start if self.start < self.end else -1
+
+    @property
+    def said(self) -> str:
+        """Return what the reply says, calls included."""
+        return self.reply[self.said_from : self.said_to]
+
+    @property
+    def reasoning(self) -> str:
+        """Return what comes before (or, where it never ends, after) what the reply says."""
+        return self.reply[: self.said_from] + self.reply[self.said_to :]
+
+    def with_sql(self, sql: str) -> Answer:
+        """Return the same reply with a query that was read elsewhere, such as out of a call."""
+        start = self.reply.find(sql, self.said_from, self.said_to) if sql else -1
+        place = (start, start + len(sql)) if start >= 0 else (0, 0)
+        return replace(self, sql=sql, start=place[0], end=place[1], form=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One reply of the policy, as the environment judged it.
 
     Attributes:
-        text: The whole reply.
-        sql: The query found in it; empty when there is none.
+        answer: The reply, and what was read in it.
         result: What execution gave; an empty query is a `SqlError` and is never executed.
         correct: Whether the result matches the gold result.
         tags: Diagnostic tags that the next observation was made of.
         kind: An answer, a call of a tool, or a call that could not be read.
     """
 
-    text: str
-    sql: str
+    answer: Answer
     result: Result
     correct: bool
     tags: tuple[str, ...] = ()
     kind: AttemptKind = "answer"
+
+    @property
+    def text(self) -> str:
+        """Return the whole reply."""
+        return self.answer.reply
+
+    @property
+    def sql(self) -> str:
+        """Return the query; empty when there is none."""
+        return self.answer.sql
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from minirl.config import MARKS
 from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra
+from sqlenv.sql.answers import wrapped
 from sqlenv.sql.extraction import tables_of
 from sqlenv.types import Example, Wrapping
 
@@ -40,14 +41,14 @@ class ReplyFormat:
     def marks(self) -> tuple[str, ...]:
         """List the texts that a tiny model writes in one token each."""
         if self.agent is None:
-            return MARKS if self.wrapping == "sql_tag" else (*MARKS, "```sql", "```")
+            return (*MARKS, "```sql", "```") if self.wrapping == "fence" else MARKS
         before, _, after = write_call("|", self.agent).rpartition("|")
         response = ("<tool_response>", "</tool_response>")
         return (*MARKS[:2], "```sql", "```", before.strip(), after.strip(), *response)
 
     def answer(self, sql: str) -> str:
         """Write the reply that answers a question without a tool."""
-        return f"{_thought(sql)} {_query(sql, self.wrapping)}"
+        return f"{_thought(sql)} {wrapped(sql, self.wrapping)}"
 
     def call(self, sql: str, example: Example) -> str:
         """Write the reply that calls the tool; the thought names the tables."""
@@ -59,11 +60,7 @@ class ReplyFormat:
         """Write the reply that ends a tool-calling episode."""
         if self.agent is not None and self.agent.finish_tool is not None:
             return write_call(sql, self.agent, is_final=True)
-        return _query(sql, self.wrapping)
-
-
-def _query(sql: str, wrapping: Wrapping) -> str:
-    return f"<sql> {sql} </sql>" if wrapping == "sql_tag" else f"```sql\n{sql}\n```"
+        return wrapped(sql, self.wrapping)
 
 
 def write_call(

@@ -18,7 +18,7 @@ from rewards import verbal
 from rewards.verbal import Ask, Choice, Task
 from sqlenv.dialects import run_many
 from sqlenv.errors import UserError
-from sqlenv.sql.extraction import extract_sql
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import Example, Result, Wrapping
 
 _CHUNK = 256  # questions that are asked about together
@@ -37,7 +37,7 @@ class _Tally:
         """Count the answers that were to hold a query."""
         for ask, answer in zip(asked, answers, strict=True):
             if ask.kind == "generate":
-                query = extract_sql(answer.text or "", self.wrapping)
+                query = answer_of(answer.text or "", self.wrapping).sql
                 self.outcomes[name].append(outcome_of(answer, query))
                 self.unread += [answer.text] if answer.text and not query else []
 
@@ -93,7 +93,7 @@ def _task(example: Example, config: JobConfig, sql: SqlSide) -> Task:
     return Task(
         prompt=sql.prompts.single_turn(example),
         judge_prompt=partial(sql.prompts.judge, example),
-        extract=partial(extract_sql, tag=config.answer_wrapping),
+        extract=lambda text: answer_of(text, config.answer_wrapping).sql,
         execute=execute,
         name=example.id,
     )

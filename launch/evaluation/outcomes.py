@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from sqlenv.errors import UserError
-from sqlenv.sql.extraction import extract_sql
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import Wrapping
 
 _log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def _advice(outcomes: Outcomes, limit: str) -> str:
 def hint(unread: Sequence[str], wrapping: Wrapping) -> str:
     """Say what would find queries in replies in which this wrapping finds none; else nothing."""
     others = [one for one in get_args(Wrapping) if one != wrapping]
-    found = {one: sum(bool(extract_sql(text, one)) for text in unread) for one in others}
+    found = {one: sum(answer_of(text, one).found for text in unread) for one in others}
     best = max(others, key=lambda one: (found[one], one == "any"))
     if not found[best]:
         return ""

@@ -55,6 +55,7 @@ class CheckpointSource(Source):
     ) -> CheckpointSource:
         """Find the policy of a folder, or a job's start; a `UserError` if there is none."""
         policy = find_policy(config, checkpoint)
+        config = config if policy.run else config.for_untrained()
         return cls(config, decode, policy.name, _identity(policy), policy, accelerator)
 
     def facts(self) -> ModelFacts:
@@ -150,6 +151,7 @@ def _sampled(kept: Mapping[str, Any]) -> Sampled:
         line=kept["line"],
         ends=tuple(kept["ends"]),
         outcomes=Outcomes(**kept["outcomes"]),
+        places=tuple(kept["places"]),
     )
 
 

@@ -15,7 +15,7 @@ from launch.evaluation.verdicts import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
 from rewards.types import Turn
 from sqlenv.errors import UserError
-from sqlenv.evaluators.spider2 import fenced_sql
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import AttemptKind, Example
 
 Paired = list[tuple[Example, str]]
@@ -169,7 +169,7 @@ def _line(place: str, line: str) -> _Prediction:
             f"{place}: a tab inside the query, where the official program would cut it off; write "
             "a space"
         )
-    return _Prediction(place, (sql,), db_id=rest[0] if rest else None)
+    return _Prediction(place, (_query(sql),), db_id=rest[0] if rest else None)
 
 
 _QUERY_FIELDS = ("samples", "pred_sqls", "pred", "sql")
@@ -177,14 +177,15 @@ _QUERY_FIELDS = ("samples", "pred_sqls", "pred", "sql")
 
 
 def _query(value: Any) -> str:
-    """Read a query; what is no text is an empty one, as in BIRD's evaluator, also where JSON spells
-    half a character.
+    """Read a query, which may stand in a whole reply; what holds none is left as it is, and what is
+    no text is an empty one, as in BIRD's evaluator, also where JSON spells half a character.
     """
     try:
         str.encode(value)
     except (TypeError, UnicodeEncodeError):
         return ""
-    return value
+    answer = answer_of(value, "any")
+    return answer.sql if answer.form not in (None, "bare") or answer.reasoning else value
 
 
 def _record(place: str, record: Any) -> _Prediction:
@@ -234,9 +235,10 @@ def _json(path: Path) -> list[_Prediction]:
         )
     found = []
     for number in range(len(numbered)):
-        sql, _, db_id = _query(numbered[str(number)]).partition(BIRD_MARK)
+        entry = numbered[str(number)]
+        sql, _, db_id = entry.partition(BIRD_MARK) if isinstance(entry, str) else ("", "", "")
         place = f'{path}: entry "{number}"'
-        found.append(_Prediction(place, (sql,), db_id=db_id.strip() or None))
+        found.append(_Prediction(place, (_query(sql),), db_id=_query(db_id).strip() or None))
     return found
 
 
@@ -245,7 +247,7 @@ def _folder(folder: Path) -> list[_Prediction]:
     paths = sorted(folder.glob("*.sql"))
     if not paths:
         raise UserError(f"{folder}: no .sql file in it; give a file of predictions, or Spider 2's")
-    return [_Prediction(str(path), (fenced_sql(read_text(path)),), id=path.stem) for path in paths]
+    return [_Prediction(str(path), (_query(read_text(path)),), id=path.stem) for path in paths]
 
 
 def is_trajectories(path: Path) -> bool:

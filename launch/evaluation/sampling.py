@@ -28,8 +28,8 @@ from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Decoding, Environment, Score, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt
 from sqlenv.evaluators.votes import without_rows
-from sqlenv.sql.extraction import extract_sql
-from sqlenv.types import Attempt, Episode, Example, Observation, SqlError, Wrapping
+from sqlenv.sql.answers import answer_of
+from sqlenv.types import Answer, Attempt, Episode, Example, Observation, SqlError, Wrapping
 
 # Episode numbers name random streams: those of evaluations lie above all of training.
 _FIRST_EPISODE = 2**30
@@ -180,14 +180,9 @@ class Evaluator:
         for group in self._sample(examples, self._decode, self._recorded, first=first):
             answers = [episode.answer for episode in group.episodes]
             # A reply without an answer is a sample too, of which nothing runs.
-            queries = tuple(answer.sql if answer else "" for answer in answers)
-            replies = tuple(answer.text if answer else "" for answer in answers)
-            found.append(
-                Sampled(
-                    queries, replies, self._turns(group), group.line,
-                    ends=group.ends, outcomes=group.outcomes,
-                )
-            )  # fmt: skip
+            read = [answer.answer if answer else Answer("") for answer in answers]
+            more = {"ends": group.ends, "outcomes": group.outcomes}
+            found.append(Sampled.of(read, turns=self._turns(group), line=group.line, **more))
         return found
 
     def _sample(
@@ -248,8 +243,8 @@ class TakenAsTheyAre:
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, None]:
         """Take the query out of a reply."""
-        sql = extract_sql(reply, self._wrapping)
-        attempt = Attempt(reply, sql, SqlError("not judged"), correct=False)
+        answer = answer_of(reply, self._wrapping)
+        attempt = Attempt(answer, SqlError("not judged"), correct=False)
         return Episode(episode.example, (attempt,)), None
 
 

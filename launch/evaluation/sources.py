@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from launch.evaluation.results import ModelFacts
     from launch.evaluation.testsets import Split
     from sqlenv.config import SourceConfig
+    from sqlenv.types import Answer as ReadReply
     from sqlenv.types import Wrapping
 
 RECORDED_SAMPLES = 8
@@ -46,6 +47,7 @@ class Sampled:
         choice: How the query was chosen among the model's own, with `judge@K`.
         ends: How each reply ended.
         outcomes: What became of all replies to the question.
+        places: Where each query begins in its reply, in characters; -1 where it does not.
     """
 
     queries: tuple[str, ...]
@@ -55,6 +57,17 @@ class Sampled:
     choice: Mapping[str, Any] | None = None
     ends: tuple[End, ...] = ()
     outcomes: Outcomes = NO_REPLIES
+    places: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, read: Sequence[ReadReply], **more: Any) -> Sampled:
+        """Take the queries out of replies that were read."""
+        return cls(
+            tuple(one.sql for one in read),
+            tuple(one.reply for one in read),
+            places=tuple(one.place for one in read),
+            **more,
+        )
 
     @property
     def unread(self) -> list[str]:
@@ -196,14 +209,13 @@ def _ask(
 
 def _read(answers: Sequence[Answer], wrapping: Wrapping) -> Sampled:
     """Take the queries out of the answers to a question."""
-    from sqlenv.sql.extraction import extract_sql
+    from sqlenv.sql.answers import answer_of
 
-    texts = tuple(one.text or "" for one in answers)
-    queries = tuple(extract_sql(text, wrapping) for text in texts)
+    read = [answer_of(one.text or "", wrapping) for one in answers]
     outcomes = Outcomes.total(
-        outcome_of(one, sql) for one, sql in zip(answers, queries, strict=True)
+        outcome_of(one, found.sql) for one, found in zip(answers, read, strict=True)
     )
-    return Sampled(queries, texts, ends=tuple(one.end for one in answers), outcomes=outcomes)
+    return Sampled.of(read, ends=tuple(one.end for one in answers), outcomes=outcomes)
 
 
 def outcome_of(answer: Answer, sql: str) -> Outcomes:

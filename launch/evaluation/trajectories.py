@@ -66,13 +66,15 @@ def _line(row: Row, results: Sequence[Result]) -> Mapping[str, Any]:
     turns = []
     replies = sampled.replies or [""] * len(found)
     ends = sampled.ends or ["stop"] * len(found)
-    columns = (sampled.queries, replies, ends, found, right)
-    for sql, reply, end, result, correct in zip(*columns, strict=False):
+    places = sampled.places or [-1] * len(found)
+    columns = (sampled.queries, replies, ends, places, found, right)
+    for sql, reply, end, place, result, correct in zip(*columns, strict=False):
         is_answer = sql == judged.sql
         tags = [tag for tag in judged.tags if tag != "none"] if is_answer and not correct else []
         is_too_large = is_answer and not isinstance(result, Table) and judged.predicted == "ok"
         seen = {"status": "ok"} if is_too_large else shown(result)
         said = {"reply": reply, "finish": end} if sampled.replies else {}
+        said |= {"place": place} if place >= 0 else {}
         known = {"sql": sql, "kind": "answer", "correct": correct, "tags": tags}
         turns.append({**said, **known, "result": seen})
     return {

@@ -295,12 +295,14 @@ def _is_right(member: Mapping[str, Any]) -> bool:
 
 
 def _for_javascript(group: Group) -> Group:
-    """Count the characters of credit and tokens as JavaScript does: some it counts twice."""
+    """Count characters, up to a place, as JavaScript does, which counts some of them twice."""
     for member in group["trajectories"]:
         for span in member.get("spans", ()):
             text = member["turns"][span[0]]["reply"]
             span[1:3] = (_place(text, span[1]), _place(text, span[2]))
         for turn in member["turns"]:
+            if "place" in turn:
+                turn["place"] = _place(turn["reply"], turn["place"])
             if "tokens" in turn and not turn["reply"].isascii():
                 ends = turn["tokens"]["ends"]
                 turn["tokens"]["ends"] = [_place(turn["reply"], end) for end in ends]

@@ -37,6 +37,7 @@ def episode_record(
         {
             "reply": attempt.text,
             "sql": attempt.sql,
+            **({"place": attempt.answer.place} if attempt.answer.place >= 0 else {}),
             "kind": attempt.kind,
             "correct": attempt.correct,
             "tags": list(_tags(episode.example, attempt, tagger)),

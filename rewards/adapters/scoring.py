@@ -24,12 +24,16 @@ from sqlenv.envs.build import Environment, build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback, describe_failure
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.sql.extraction import extract_sql
-from sqlenv.types import Episode, Example, Table, Wrapping
+from sqlenv.sql.answers import answer_of
+from sqlenv.types import Episode, Example, Form, Table
 
 _log = logging.getLogger(__name__)
 
-_FORMS: Mapping[Wrapping, str] = {"sql_tag": "<sql>…</sql>", "fence": "a fence marked sql"}
+_FORMS: Mapping[Form, str] = {
+    "sql_tag": "in <sql>…</sql>",
+    "fence": "in a fence",
+    "bare": "without anything around it",
+}
 
 
 class AdapterConfig(Settings):
@@ -57,7 +61,6 @@ class Scorer:
             config.reward,
             columns_of=self._columns_of,
             executor=self._executor,
-            wrapping=config.env.wrapping,
         )
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
         self._told: set[object] = set()
@@ -86,15 +89,15 @@ class Scorer:
         episode = Episode(example)
         for reply in replies:
             episode, _ = self._judging.step(episode, reply)
-        wrapping = self.config.env.wrapping
-        other: Wrapping = "fence" if wrapping == "sql_tag" else "sql_tag"
-        has_sql = any(attempt.sql for attempt in episode.attempts)
-        if not has_sql and any(extract_sql(one.text, other) for one in episode.attempts):
-            self._warn_once(
-                other,
-                f"a reply has its SQL in {_FORMS[other]}, and with env.wrapping={wrapping} only "
-                f"{_FORMS[wrapping]} counts: ask for that in the prompt, or change the setting",
-            )
+        if not any(attempt.sql for attempt in episode.attempts):
+            found = (answer_of(attempt.text, "any").form for attempt in episode.attempts)
+            if form := next(filter(None, found), None):
+                self._warn_once(
+                    form,
+                    f"a reply has its SQL {_FORMS[form]}, which env.wrapping="
+                    f"{self.config.env.wrapping} does not read: ask for that form in the prompt, "
+                    "or set env.wrapping=any",
+                )
         return self.reward(episode)
 
     def _warn_once(self, what: object, text: str) -> None:

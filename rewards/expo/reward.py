@@ -13,7 +13,6 @@ from rewards.config import ExpoConfig
 from rewards.execution import (
     ColumnsOf,
     StepRunner,
-    follows_format,
     gold_result,
     is_correct,
     is_nondeterministic,
@@ -26,8 +25,7 @@ from rewards.expo.failures import trace_error
 from rewards.expo.names import sources
 from rewards.types import CreditSpan, Score
 from sqlenv.dialects import run
-from sqlenv.sql.extraction import locate_sql
-from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, Wrapping
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
 
 Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
@@ -67,11 +65,9 @@ class ExpoReward:
         *,
         columns_of: ColumnsOf,
         executor: StepRunner,
-        wrapping: Wrapping = "sql_tag",
     ) -> None:
         self._config, self._executor = config, executor
         self._columns_of = columns_of
-        self._wrapping: Wrapping = wrapping
         # The metrics ask again for what the reward has just found.
         self._verdicts: dict[Any, ClauseVerdict] = {}
 
@@ -94,7 +90,7 @@ class ExpoReward:
     def judge(self, example: Example, attempt: Attempt) -> ClauseVerdict:
         """Find the erroneous clauses of an attempt (section 3.2)."""
         strict = self._config.format == "think_sql"
-        if not attempt.sql or (strict and not follows_format(attempt.text, self._wrapping)):
+        if not attempt.sql or (strict and not attempt.answer.in_form):
             return ClauseVerdict("format", ())
         # A result that another run would not give, such as a time-out, is another question.
         result = type(attempt.result)
@@ -217,9 +213,9 @@ class ExpoReward:
         length = len(attempt.text)
         if not rewards:
             return [CreditSpan(turn, 0, length, FORMAT_FAIL)] if length else []
-        start, end = locate_sql(attempt.text, self._wrapping)
+        start, end = attempt.answer.start, attempt.answer.end
         if attempt.text[start:end] != attempt.sql:
-            raise ValueError(f"the reply does not hold its query as {self._wrapping} has it")
+            raise ValueError("the query stands nowhere in the reply that it was read in")
         outside = self._outside(verdict)
         spans = [
             CreditSpan(turn, start + clause.start, start + clause.end, value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rewards.config import ProgressiveConfig
-from rewards.execution import ColumnsOf, first_match, follows_format, is_correct, is_executable
+from rewards.execution import ColumnsOf, first_match, is_correct, is_executable
 from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
 from rewards.types import Score
 from sqlenv.sql.cache import cached
@@ -81,7 +81,7 @@ class ProgressiveReward:
 
     def _format(self, episode: Episode) -> float:
         judged = episode.attempts if self._config.fmt_scope == "all" else episode.attempts[-1:]
-        kept = bool(judged) and all(follows_format(attempt.text) for attempt in judged)
+        kept = bool(judged) and all(attempt.answer.in_form for attempt in judged)
         return FORMAT if kept else 0.0
 
     def _execution(self, episode: Episode) -> float:
@@ -118,7 +118,7 @@ class OneShotReward:
         parts = {
             "match": MATCH * is_correct(episode),
             "executable": EXECUTABLE * any(map(is_executable, attempts)),
-            "format": FORMAT * any(follows_format(attempt.text) for attempt in attempts),
+            "format": FORMAT * any(attempt.answer.in_form for attempt in attempts),
         }
         return Score(sum(parts.values()), is_correct(episode), parts)
 

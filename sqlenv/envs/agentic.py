@@ -14,12 +14,12 @@ from typing import Any
 
 from sqlenv.config import AgenticConfig
 from sqlenv.envs.diagnosed import describe_failure
-from sqlenv.envs.single_turn import BaseEnvironment
-from sqlenv.sql.extraction import extract_sql
+from sqlenv.envs.single_turn import BaseEnvironment, judge_answer
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
+    Answer,
     Attempt,
     Episode,
-    Example,
     Message,
     Observation,
     Result,
@@ -28,8 +28,6 @@ from sqlenv.types import (
     Value,
 )
 
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 # What opens a mark of the conversation: `<|im_end|>`, `<tool_call>`, `</tool_response>`.
 _MARK = re.compile(r"<(?=\||/?tool_)")
 _NO_JSON = object()
@@ -61,40 +59,37 @@ class Agentic(BaseEnvironment[AgenticConfig]):
         is wrong, and is one of the calls.
         """
         config, example = self._config, episode.example
-        call = read_call(reply, config)
+        answer = answer_of(reply, config.wrapping)
+        call = read_call(answer, config)
         final = call if isinstance(call, Call) and call.is_final else None
         if call is None or final or len(episode.attempts) >= config.calls:
-            attempt = self._answer(example, reply, final)
+            read = answer.with_sql(final.sql) if final else answer
+            attempt = judge_answer(example, read, self._executor, config)
             return replace(episode, attempts=(*episode.attempts, attempt)), None
         if isinstance(call, BadCall):
-            attempt = Attempt(reply, "", SqlError(call.why), correct=False, kind="bad_call")
+            result = SqlError(call.why)
+            attempt = Attempt(answer.with_sql(""), result, correct=False, kind="bad_call")
         else:
-            attempt = replace(self._judge(example, reply, call.sql), kind="call")
+            read = answer.with_sql(call.sql)
+            attempt = replace(judge_answer(example, read, self._executor, config), kind="call")
         response = tool_response(
             attempt.result, rows=config.response_rows, chars=config.response_chars
         )
         following = (Message("user", response),)
         return replace(episode, attempts=(*episode.attempts, attempt)), following
 
-    def _answer(self, example: Example, reply: str, call: Call | None) -> Attempt:
-        said = _CALL.sub("", reply)  # the query of a call too many is no answer
-        sql = call.sql if call else extract_sql(said, self._config.wrapping)
-        return self._judge(example, reply, sql)
 
-
-def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
+def read_call(answer: Answer, config: AgenticConfig) -> Call | BadCall | None:
     """Read the first call of a reply, thoughts apart; None for a reply without any.
 
     The query may stand in a fence inside the JSON string, and the arguments in a string of their
     own. Other arguments are ignored, the name of a database too: the question decides it.
     """
-    thought = _THOUGHT.match(reply)
-    found = _CALL.search(reply, thought.end() if thought else 0)
-    if found is None:
+    if answer.call is None:
         return None
-    if not found[2]:
+    if not answer.call_ends:
         return BadCall("the call does not end; write </tool_call> after it")
-    call = _read_json(found[1])
+    call = _read_json(answer.call)
     if call is _NO_JSON:
         return BadCall("the call is not a JSON object with name and arguments")
     name = call.get("name") if isinstance(call, dict) else None
@@ -112,7 +107,7 @@ def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
         return BadCall(f"the call has no text in arguments.{argument}")
     # JSON can spell halves of characters, which are no text.
     sql = sql.encode("utf-8", "replace").decode()
-    return Call(extract_sql(sql, "fence") or sql.strip(), is_final=name == config.finish_tool)
+    return Call(answer_of(sql, "any").sql or sql.strip(), is_final=name == config.finish_tool)
 
 
 def _read_json(text: str) -> Any:

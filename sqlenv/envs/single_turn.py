@@ -10,8 +10,9 @@ from typing import Generic, Protocol, TypeVar
 from sqlenv.config import AnswerConfig, SingleTurnConfig
 from sqlenv.dialects import run, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
-from sqlenv.sql.extraction import extract_sql
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
+    Answer,
     Attempt,
     Episode,
     Example,
@@ -51,8 +52,8 @@ class BaseEnvironment(Generic[Config]):
         """Ask the question."""
         return Episode(example), self._first_prompt(example)
 
-    def _judge(self, example: Example, reply: str, sql: str | None = None) -> Attempt:
-        return judge(example, reply, self._executor, self._config, sql)
+    def _judge(self, example: Example, reply: str) -> Attempt:
+        return judge(example, reply, self._executor, self._config)
 
 
 class SingleTurn(BaseEnvironment[SingleTurnConfig]):
@@ -64,30 +65,31 @@ class SingleTurn(BaseEnvironment[SingleTurnConfig]):
         return Episode(episode.example, (*episode.attempts, attempt)), None
 
 
-def judge(
-    example: Example,
-    reply: str,
-    executor: Runner,
-    config: AnswerConfig,
-    sql: str | None = None,
-) -> Attempt:
-    """Run the SQL of a reply, or the query given, and compare its result with the gold result.
+def judge(example: Example, reply: str, executor: Runner, config: AnswerConfig) -> Attempt:
+    """Run the SQL of a reply, and compare its result with the gold result; see `judge_answer`."""
+    return judge_answer(example, answer_of(reply, config.wrapping), executor, config)
 
-    An empty query (of a reply without a complete block) is an error and never runs; so is one of
+
+def judge_answer(
+    example: Example, answer: Answer, executor: Runner, config: AnswerConfig
+) -> Attempt:
+    """Run the SQL that was read in a reply, and compare its result with the gold result.
+
+    A reply without a query is an error and never runs; so is a query of
     another dialect that cannot be transpiled. A failing gold query matches nothing. What depends on
     the clock or on chance is not right, and its result stays marked, so that no reward pays for a
     part of it either; where it is to be judged, the mark is taken away.
     """
-    sql = extract_sql(reply, config.wrapping) if sql is None else sql
+    sql = answer.sql
     if not sql:
-        return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
+        return Attempt(answer, SqlError("no SQL in the reply"), correct=False)
     result = run(executor.execute, example, sql)
     if isinstance(result, Table) and result.nondeterministic:
         if config.nondeterministic == "wrong":
-            return Attempt(reply, sql, result, correct=False)
+            return Attempt(answer, result, correct=False)
         result = replace(result, nondeterministic=False)
     correct = find_matches(example, sql, result, executor, (config.match,))[config.match]
-    return Attempt(reply, sql, result, correct=correct)
+    return Attempt(answer, result, correct=correct)
 
 
 def find_matches(

@@ -1,4 +1,4 @@
-"""SQL out of replies, syntax trees out of SQL.
+"""Syntax trees out of SQL.
 
 Predictions are hostile input here too: sqlglot's compiled parser overflows the C stack on deep
 nesting and takes exponential time on a few patterns (each found by fuzzing, each in the tests), so
@@ -18,7 +18,6 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokens
-from sqlenv.types import Wrapping
 
 Query = exp.Select | exp.SetOperation | exp.Subquery
 
@@ -32,10 +31,6 @@ MAX_REPEATS = 200
 MAX_TREE_DEPTH = 200
 """Levels of a tree, so that recursive readers of trees stay within Python's limit."""
 
-_TAGS: dict[Wrapping, tuple[str, str]] = {
-    "sql_tag": ("<sql>", "</sql>"),
-    "fence": ("```sql", "```"),
-}
 _CLOSED_BY = {"(": ")", "case": "end"}
 _REFUSED = frozenset({";", "?", "[", "{"})  # outside quotes no part of one SQLite query
 _PREFIX = frozenset(
@@ -60,30 +55,6 @@ _START = frozenset({"select", "with", "("})
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 # What sqlglot raises on text that is no SQL: its own errors, and slips of its own code.
 PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
-
-
-def extract_sql(text: str, tag: Wrapping) -> str:
-    """Find the SQL of a reply: the last complete `<sql>…</sql>` or fence; "" without any."""
-    start, end = locate_sql(text, tag)
-    return text[start:end]
-
-
-def locate_sql(text: str, tag: Wrapping) -> tuple[int, int]:
-    """Find where the SQL of a reply stands: the characters [start, end) that `extract_sql` gives.
-
-    Two equal places when no block is complete or the last one is blank.
-    """
-    opening, closing = _TAGS[tag]
-    found, at = (0, 0), 0
-    while (start := text.find(opening, at)) >= 0:
-        end = text.find(closing, start + len(opening))
-        if end < 0:
-            break
-        start = text.rfind(opening, start, end) + len(opening)
-        found, at = (start, end), end + len(closing)
-    start, end = found
-    start = end - len(text[start:end].lstrip())
-    return start, start + len(text[start:end].rstrip())
 
 
 @cached(maxsize=512)

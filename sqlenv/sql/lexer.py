@@ -7,6 +7,7 @@ reports (a string without an end, say), joins keywords (`GROUP BY` is one token)
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from sqlenv.sql.cache import cached
@@ -65,7 +66,11 @@ def tokenize(sql: str) -> tuple[Token, ...]:
     Returns:
         Tokens in order. A closing bracket without an opening one leaves the depth at 0.
     """
-    found: list[Token] = []
+    return tuple(scan(sql))
+
+
+def scan(sql: str) -> Iterator[Token]:
+    """Yield the tokens of any text one by one; see `tokenize`."""
     depth = 0
     for match in _TOKEN.finditer(sql):
         kind = match.lastgroup
@@ -75,14 +80,13 @@ def tokenize(sql: str) -> tuple[Token, ...]:
         text = sql[start:end]
         if kind == "sign":
             depth -= text == ")" and depth > 0
-            found.append(Token(kind, text, start, end, depth))
+            yield Token(kind, text, start, end, depth)
             depth += text == "("
         elif kind == "text":
-            found.append(Token(kind, text, start, end, depth))
+            yield Token(kind, text, start, end, depth)
         else:
             text = unquote(text) if kind == "name" else text
-            found.append(Token(kind, text.lower(), start, end, depth))  # ty: ignore[invalid-argument-type]
-    return tuple(found)
+            yield Token(kind, text.lower(), start, end, depth)  # ty: ignore[invalid-argument-type]
 
 
 def unquote(name: str) -> str:

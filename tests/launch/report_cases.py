@@ -58,6 +58,7 @@ def turn(asked: Mapping[str, Any], *, right: bool, number: int, rng: Random) -> 
         "reply": reply,
         "finish": "stop",
         "sql": sql,
+        "place": reply.index(sql),
         "kind": "answer",
         "correct": right,
         "tags": [] if right else [rng.choice(TAGS)],

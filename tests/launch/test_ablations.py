@@ -102,9 +102,7 @@ def test_algorithm_1_of_expo_as_printed(gold, pred, blamed, tmp_path):
     example = Example("1", "?", "a", tmp_path / "a.sqlite", gold)
     reply = f"<think>?</think><sql>{pred}</sql>"
     with Executor(ExecutorConfig(isolation="thread")) as executor:
-        reward = build_reward(
-            config.reward, columns_of=lambda _: None, executor=executor, wrapping="sql_tag"
-        )
+        reward = build_reward(config.reward, columns_of=lambda _: None, executor=executor)
         assert isinstance(reward, ExpoReward)
         attempt = judge(example, reply, executor, AnswerConfig(match="bag_ordered"))
         verdict = reward.judge(example, attempt)

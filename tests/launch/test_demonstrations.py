@@ -13,6 +13,7 @@ from launch.data.reply_format import ReplyFormat
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.executor import Executor
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import Episode, Example, Message, Observation
 
 RIGHT = "SELECT name FROM singer WHERE age > 20"
@@ -101,14 +102,14 @@ def test_a_transcript_calls_sees_the_rows_and_answers(singer):
     (reply,) = found.replies
     assert reply.startswith("<think> singer </think> <tool_call>")
     assert '"db_id": "music/music.sqlite"' in reply
-    assert read_call(reply, AGENT) == Call(RIGHT, is_final=False)
+    assert read_call(answer_of(reply, "fence"), AGENT) == Call(RIGHT, is_final=False)
     assert found.target == f"```sql\n{RIGHT}\n```"
     assert (found.learnt, found.learn_responses) == (2, False)
 
 
 def test_a_long_transcript_mends_its_first_call(singer):
     found = transcript(singer, repair_share=1.0)
-    queries = [read_call(reply, AGENT) for reply in found.replies]
+    queries = [read_call(answer_of(reply, "fence"), AGENT) for reply in found.replies]
     assert queries == [Call(WRONG, is_final=False), Call(RIGHT, is_final=False)]
     rows = [message[0].content.split("\n")[1] for message in found.observations[1:]]
     assert rows == ["[['Ada']]", "[['Bo']]"]
@@ -124,6 +125,8 @@ def test_transcripts_follow_the_names_and_limits_of_the_environment(singer):
     config = AgenticConfig(calls=1, tool="execute_sql", finish_tool="finish")
     found = transcript(singer, agent=config, brief=True, repair_share=1.0)
     # One call alone leaves no room for a mistake.
-    assert [read_call(reply, config) for reply in found.replies] == [Call(RIGHT, is_final=False)]
+    assert [read_call(answer_of(reply, "fence"), config) for reply in found.replies] == [
+        Call(RIGHT, is_final=False)
+    ]
     assert "db_id" not in found.replies[0]
-    assert read_call(found.target, config) == Call(RIGHT, is_final=True)
+    assert read_call(answer_of(found.target, "fence"), config) == Call(RIGHT, is_final=True)

@@ -83,6 +83,20 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
     assert "spider_ts" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("wrapping", "found"), [("null", GOLDS), ("any", GOLDS), ("sql_tag", [""] * len(GOLDS))]
+)
+def test_an_endpoint_may_write_the_bare_query(place, tmp_path, wrapping, found):
+    out = tmp_path / "out"
+    with serve(Chat(lambda *of: f"<think>{GOLDS[0]}</think>{brain(*of)[21:-6]}")) as chat:
+        evaluate(place, out, chat, f"evaluation.wrapping={wrapping}")
+    assert (out / "predictions.sql").read_text().splitlines() == found
+    lines = (out / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
+    turn = json.loads(lines[1])["trajectories"][0]["turns"][0]
+    # Of a query that is in the reasoning too, the page marks what counts.
+    assert turn.get("place") == (len(f"<think>{GOLDS[0]}</think>") if found[0] else None)
+
+
 def test_an_endpoint_is_asked_as_the_settings_say(place, tmp_path):
     with serve(Chat(lambda *_: "")) as chat:
         evaluate(place, tmp_path / "own", chat, "verbal.temperature=null")

@@ -90,6 +90,21 @@ def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, c
     assert str(tmp_path / "o.json") in printed.replace("\n", "")
 
 
+def test_whole_replies_are_read_and_what_holds_no_query_stays(spider, tmp_path):
+    replies = [
+        f"So: ```sql\n{GOLDS[0]}\n```",
+        f"<think>SELECT 1</think><SQL>{GOLDS[1]}</SQL>",
+        f"```sqlite\n{GOLDS[2]}\n``` It's so.",
+        "I do not know",
+        f"<think>{GOLDS[4]}</think> I give up",
+    ]
+    path = write(tmp_path / "replies.jsonl", [json.dumps({"pred": one}) for one in replies])
+    sheet = evaluate(path, spider, tmp_path / "o.json")
+    queries = [question["sql"] for question in sheet["questions"]]
+    assert queries == [*GOLDS[:3], "I do not know", ""]
+    assert verdicts(sheet, "spider_ex") == [1, 1, 1, 0, 0]
+
+
 def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path):
     path = write(tmp_path / "half.sql", [*GOLDS[:3], "I do not know", ""])
     sheet = evaluate(path, spider, tmp_path / "o.json")

@@ -102,11 +102,14 @@ def test_places_of_credit_are_those_of_javascript(place):
     head, group, *_ = lines_of(path)
     one = group["trajectories"][0]
     one["turns"][0]["reply"] = "\U0001f600 a \U0001f600 b"
+    one["turns"][0]["place"] = 2
     one["spans"] = [[0, 2, 3, 1.0], [0, 6, 7, -1.0]]
     write_lines(path, [head, group])
-    found = opened(write_page(folder))["piece1"]["groups"][0]["trajectories"][0]["spans"]
+    found = opened(write_page(folder))["piece1"]["groups"][0]["trajectories"][0]
     text = one["turns"][0]["reply"].encode("utf-16-le")
-    assert [text[2 * a : 2 * b].decode("utf-16-le") for _, a, b, _ in found] == ["a", "b"]
+    spans = [text[2 * a : 2 * b].decode("utf-16-le") for _, a, b, _ in found["spans"]]
+    assert spans == ["a", "b"]
+    assert found["turns"][0]["place"] == found["spans"][0][1]
 
 
 def test_tokens_of_a_query():

@@ -24,7 +24,7 @@ from sqlenv.demo import generate
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.prompts.tags import TAG_SENTENCES
-from sqlenv.sql.extraction import extract_sql
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import Example
 
 from .conftest import ROOT
@@ -321,7 +321,7 @@ def test_messages_speak_of_the_commands_own_options(tmp_path, data):
 
 
 def episode(gold: str, replies: list[str], **more: Any) -> dict[str, Any]:
-    turns = [{"reply": reply, "sql": extract_sql(reply, "sql_tag")} for reply in replies]
+    turns = [{"reply": reply, "sql": answer_of(reply, "sql_tag").sql} for reply in replies]
     return {"step": 3, "id": "spider/train_spider/0", "gold": gold, "turns": turns, **more}
 
 

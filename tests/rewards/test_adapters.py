@@ -87,6 +87,26 @@ def test_a_gold_query_that_does_not_run_is_named_once(database, caplog, monkeypa
     assert "no such column: nope" in record.message
 
 
+@pytest.mark.parametrize(
+    ("reply", "wrapping", "paid"),
+    [
+        (f"<think>…</think>\n```sql\n{GOLD}\n```", "fence", 3.0),
+        (f"…</think>\n```sql\n{GOLD}\n```", "fence", 3.0),
+        (f"…</think><sql>{GOLD}</sql>", "sql_tag", 3.0),
+        (f"<think>…</think><sql>```sql\n{GOLD}\n```</sql>", "sql_tag", 2.5),
+        (f"```sqlite\n{GOLD}\n```", "fence", 2.5),
+        (f"<SQL>{GOLD}</SQL> Note: <sql> and </sql>", "sql_tag", 2.5),
+        (f"…</think><sql>{GOLD}</sql>", "any", 3.0),
+        (GOLD, "any", 2.5),
+        (GOLD, "fence", 0.0),
+        (f"<think>draft <sql>{GOLD}</sql></think> I give up", "sql_tag", 0.0),
+    ],
+)
+def test_a_match_is_paid_2_that_it_runs_and_its_form_a_half_each(database, reply, wrapping, paid):
+    env = {"kind": "single_turn", "wrapping": wrapping}
+    assert SqlReward({**ONE_SHOT, "env": env})([reply], **rows(database, 1)) == [paid]
+
+
 def call(sql: str) -> dict[str, Any]:
     """Call the tool, as TRL writes it once it has read a reply."""
     function = {"name": "run_sql", "arguments": {"query": sql}}

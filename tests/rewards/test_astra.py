@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rewards.astra import BOUND, AstraReward, aggregate, shape_of, transition
 from rewards.config import AstraConfig, AtrConfig
 from rewards.types import CreditSpan
-from sqlenv.types import Attempt, Episode, Result, SqlError, Table
+from sqlenv.types import Answer, Attempt, Episode, Result, SqlError, Table
 
 from .conftest import EXAMPLE, Golds, read
 
@@ -24,12 +24,12 @@ RESULTS: dict[float, Result] = {
     0.2: Table(("a", "b"), (("a1", "x"), ("a2", "y"))),
     0.0: SqlError("no such column: c"),
 }
-BAD_CALL = Attempt("<tool_call>", "", SqlError("x"), correct=False, kind="bad_call")
+BAD_CALL = Attempt(Answer("<tool_call>"), SqlError("x"), correct=False, kind="bad_call")
 
 
 def step(score: float, kind: Any = "call", sql: str = "") -> Attempt:
     text = sql or f"SELECT {score}"
-    return Attempt(text, text, RESULTS[score], correct=score == 1, kind=kind)
+    return Attempt(Answer(text, text), RESULTS[score], correct=score == 1, kind=kind)
 
 
 def steps(*attempts: Attempt, **changes: Any) -> list[float]:
@@ -74,7 +74,7 @@ def test_binary_scores_and_matches():
     attempts = (step(0.8), step(1.0), step(0.2, "answer"))
     assert steps(*attempts, step_score="binary") == [0, 1, 0]
     assert steps(BAD_CALL, step(1.0, "answer"), step_score="binary") == [0, 1]
-    doubled = Attempt("q", "q", Table(("a", "b"), GOLD.rows * 2), correct=False)
+    doubled = Attempt(Answer("q", "q"), Table(("a", "b"), GOLD.rows * 2), correct=False)
     assert steps(doubled) == [1]
     assert steps(step(0.8, "answer"), alpha=0.6) == pytest.approx([0.6])
 

@@ -16,7 +16,7 @@ from rewards.columns import (
     released_accuracy,
 )
 from rewards.config import PaverlConfig
-from sqlenv.types import Attempt, Episode, Result, SqlError, Table, TimedOut
+from sqlenv.types import Answer, Attempt, Episode, Result, SqlError, Table, TimedOut
 
 from .conftest import EXAMPLE, Golds, read
 
@@ -54,7 +54,7 @@ def results_of(case: dict) -> tuple[Result, Result]:
 
 
 def reward(pred: Result, gold: Result, *, sql: str = "SELECT a, b FROM t", **settings: Any):
-    attempt = Attempt(sql, sql, pred, correct=False)
+    attempt = Attempt(Answer(sql, sql), pred, correct=False)
     return PaverlReward(PaverlConfig(**settings), Golds(gold))(Episode(EXAMPLE, (attempt,)))
 
 
@@ -82,7 +82,7 @@ def test_without_an_answer_or_a_gold_result_nothing_is_paid():
     pred, gold = results_of(CASES[0])
     paid = PaverlReward(PaverlConfig(), Golds(gold))
     assert paid(Episode(EXAMPLE)).total == 0
-    call = Attempt("call", "SELECT a, b FROM t", pred, correct=True, kind="call")
+    call = Attempt(Answer("call", "SELECT a, b FROM t"), pred, correct=True, kind="call")
     assert paid(Episode(EXAMPLE, (call,))) == paid(Episode(EXAMPLE))
     for failed in (SqlError("x"), TimedOut("wall")):
         assert reward(pred, failed).total == 0.5

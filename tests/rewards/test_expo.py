@@ -46,9 +46,7 @@ def play(make_database, executor) -> Callable[..., Episode]:
 
 def reward_of(executor: Executor, **choices) -> ExpoReward:
     columns = {"emp": ["name", "dept", "sal"]}
-    reward = build_reward(
-        ExpoConfig(**choices), columns_of=lambda _: columns, executor=executor, wrapping="sql_tag"
-    )
+    reward = build_reward(ExpoConfig(**choices), columns_of=lambda _: columns, executor=executor)
     assert isinstance(reward, ExpoReward)
     return reward
 
@@ -163,7 +161,7 @@ def test_a_reply_without_sql_is_punished_everywhere(reply, play, executor):
     [
         "<sql>{}</sql>",
         "<think>a</think><sql>{}</sql> Done.",
-        "<think>a<sql>{}</sql>",
+        "So: <think>a</think><sql>{}</sql>",
         "<think>a</think><sql>SELECT 1</sql><sql>{}</sql>",
     ],
 )
@@ -177,6 +175,18 @@ def test_a_broken_format_is_punished_everywhere_on_demand(reply, play, executor)
     assert score.correct
     assert strict.diagnostics(play(text))["case/format"] == 1.0
     assert strict(play(REPLY.format(GOLD))).total == 1.5
+
+
+def test_reasoning_that_the_prompt_opened_keeps_the_format(play, executor):
+    score = reward_of(executor, format="think_sql")(play(f"so</think><sql>{GOLD}</sql>"))
+    assert score.total == score.parts["correct"] == 1.5
+
+
+def test_a_draft_in_the_reasoning_has_no_clauses(play, executor):
+    reply = f"<think><sql>{GOLD}</sql></think> <sql>{GOLD}</sql>"
+    start = reply.rindex(GOLD)
+    spans = reward_of(executor, outside_tokens="zero")(play(reply)).spans
+    assert (spans[0].start, spans[-1].end) == (start, start + len(GOLD))
 
 
 def test_every_turn_has_its_credit_and_the_last_one_counts(play, executor):

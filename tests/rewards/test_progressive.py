@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from rewards.config import ProgressiveConfig
-from rewards.execution import follows_format
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import Alignment, OneShotReward, ProgressiveReward
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import Attempt, Episode, Example, SqlError, Table
 
 from .conftest import read
@@ -30,7 +31,8 @@ class KnownAlignment(ProgressiveReward):
 
 
 def attempt(sql: str, *, text: str = GOOD, runs: bool = True, correct: bool = False) -> Attempt:
-    return Attempt(text, sql, TABLE if runs else ERROR, correct)
+    answer = replace(answer_of(text, "sql_tag"), sql=sql)
+    return Attempt(answer, TABLE if runs else ERROR, correct)
 
 
 def episode_of(case: dict) -> Episode:
@@ -126,10 +128,12 @@ def test_format_of_all_turns():
     ],
 )
 def test_format(reply, expected):
-    assert follows_format(reply) is expected
+    assert answer_of(reply, "sql_tag").in_form is expected
     fenced = reply.replace("<sql>", "```sql\n").replace("</sql>", "```")
-    assert follows_format(fenced, "fence") is expected
-    assert not follows_format(reply, "fence")
+    assert answer_of(fenced, "fence").in_form is expected
+    for either in (reply, fenced):
+        assert answer_of(either, "any").in_form is expected
+    assert not answer_of(reply, "fence").in_form
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from rewards.config import JudgeConfig
 from rewards.verbal import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
-from sqlenv.sql.extraction import extract_sql
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import Message, SqlError, Table
 
 from .conftest import read
@@ -44,7 +44,7 @@ class Model:
         task = Task(
             prompt=(Message("user", "ask"),),
             judge_prompt=judge_prompt,
-            extract=lambda text: extract_sql(text, "sql_tag"),
+            extract=lambda text: answer_of(text, "sql_tag").sql,
             execute=execute,
             name="one",
         )

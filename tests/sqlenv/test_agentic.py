@@ -15,6 +15,7 @@ from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, BadCall, Call, read_call, tool_response
 from sqlenv.executor import Executor
 from sqlenv.prompts import agent_observation, first_observation
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Denied,
     Episode,
@@ -117,7 +118,7 @@ def test_reading_calls(case):
     reply = case["reply"]
     for name, text in filled.items():
         reply = reply.replace(name, text)
-    found = read_call(reply, AgenticConfig(finish_tool="finish"))
+    found = read_call(answer_of(reply, "fence"), AgenticConfig(finish_tool="finish"))
     if "sql" in case:
         assert found == Call(case["sql"], case.get("final", False))
     elif "why" in case:
@@ -217,7 +218,7 @@ def test_the_paper_tells_of_the_tool_its_duty_and_its_limit(example):
     (question,) = first_observation(example, "CREATE TABLE {x};", style="omnisql")
     assert user.content.startswith(question.content)
     shape = user.content.removeprefix(question.content)
-    found = read_call(shape, config)
+    found = read_call(answer_of(shape, "fence"), config)
     assert found == Call("-- Your SQL query", is_final=False)
     assert '\n    "db_id": "music/music.sqlite"\n' in shape
     assert "finish" not in shape

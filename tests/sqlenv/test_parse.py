@@ -1,4 +1,4 @@
-"""Extraction, and text that would crash or stall the parser."""
+"""Text that would crash or stall the parser."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlenv.sql import extraction, lexer
-
-
-@given(st.text(), st.lists(st.sampled_from(["<sql>", "</sql>", " ", "a", "\n", "é"])).map("".join))
-def test_the_place_holds_what_is_extracted(before, after):
-    start, end = extraction.locate_sql(before + after, "sql_tag")
-    assert 0 <= start <= end <= len(before + after)
-    assert (before + after)[start:end].strip() == extraction.extract_sql(before + after, "sql_tag")
-
-
-@pytest.mark.parametrize("tag", ["sql_tag", "fence"])
-def test_extraction_takes_linear_time(tag):
-    for piece in ("<sql>", "</sql>", "```sql", "```", "<sql></sql>"):
-        start = time.thread_time()
-        extraction.extract_sql(piece * 200_000, tag)
-        assert time.thread_time() - start < 1.0, piece
 
 
 def test_what_is_too_long_has_no_tree():
@@ -74,7 +59,6 @@ def test_hostile_text_costs_neither_stack_nor_time(head, piece, tail):
     def work() -> None:
         for text in texts:
             extraction.parse(text)
-            extraction.extract_sql(text, "sql_tag")
 
     start = time.thread_time()
     _on_small_stack(work)
@@ -89,7 +73,6 @@ def test_tree_depth_is_bounded():
 
 @given(st.one_of(st.text(), st.binary().map(lambda b: b.decode("utf-8", "surrogateescape"))))
 def test_no_text_raises(text):
-    extraction.extract_sql(text, "fence")
     extraction.parse(text)
     extraction.parse("SELECT " + text)
 

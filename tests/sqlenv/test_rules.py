@@ -18,7 +18,7 @@ from sqlenv.evaluators.official import (
     same_query,
 )
 from sqlenv.evaluators.spider2 import Reference, agrees, columns_of_rows
-from sqlenv.sql.extraction import extract_sql, parse
+from sqlenv.sql.extraction import parse
 from sqlenv.types import Table
 from tests.sqlenv.cases import read_cases
 
@@ -46,7 +46,6 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "BIRD's soft F1": lambda predicted, gold: soft_f1(table(predicted), table(gold)),
     "what a query has": clauses_of,
     "no query": parse,
-    "replies": lambda tag, reply: extract_sql(reply, tag),
 }
 
 

@@ -158,8 +158,8 @@ const ENDINGS = {ok: "runs, wrong result", error: "fails", timeout: "takes too l
   denied: "not allowed"};
 
 function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}, state) {
-  const {reply = "", sql = "", result, correct} = turn, observed = (n ? turn.observation : group.prompt) ?? "";
-  const place = sql ? reply.indexOf(sql) : -1, most = largest(spans.map(span => span[3]));
+  const {reply = "", sql = "", place = -1, result, correct} = turn;
+  const observed = (n ? turn.observation : group.prompt) ?? "", most = largest(spans.map(span => span[3]));
   const layers = entry(TOKENS, state.tok) && turn.tokens ? tokenLayers(turn.tokens, state.tok)
     : spans.filter(span => span[0] === n).map(([, from, to, value]) =>
       ({from, to, title: `credit ${number(value)}`, ...credit(value, most)}));

@@ -1,0 +1,283 @@
+"""The reader of replies: what is reasoning, what calls a tool, and where the SQL is.
+
+A reply says what follows its last `</think>`, also where it was the prompt that opened the
+reasoning: a `</think>` without a `<think>` before it tells so. What follows a `<think>` at the
+start of a line that nothing closes is reasoning that was cut off. Of what is said, calls of a tool
+are left out, and then the SQL is
+
+- with `sql_tag` in the last complete `<sql>…</sql>`,
+- with `fence` in the last complete fence marked as SQL, or else in the last unmarked one that holds
+  a query,
+- with `any` in the tag, else in the fence, else it is all that is said, if that is one query.
+
+Of several blocks those that begin as a query come first, for prose may name the tags. A block in a
+block is taken apart. Marks inside comments and strings of SQL are none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import dropwhile, islice
+from typing import NamedTuple
+
+from sqlenv.sql.lexer import scan
+from sqlenv.types import Answer, Form, Wrapping
+
+_FORMS: Mapping[Wrapping, tuple[Form, ...]] = {
+    "sql_tag": ("sql_tag",),
+    "fence": ("fence",),
+    "any": ("sql_tag", "fence", "bare"),
+}
+_OTHER: Mapping[Form, Form] = {"sql_tag": "fence", "fence": "sql_tag"}
+"""What may stand inside of a block, around its query."""
+_ASKED: Mapping[Form, tuple[str, str]] = {
+    "sql_tag": ("<sql>", "</sql>"),
+    "fence": ("```sql", "```"),
+}
+"""The marks as prompts ask for them: a reply with others is read, and has not that form."""
+_WRITTEN: Mapping[Wrapping, str] = {"sql_tag": "<sql> {} </sql>", "fence": "```sql\n{}\n```"}
+
+_FLAGS = re.DOTALL | re.IGNORECASE
+_CLOSED_THOUGHT = re.compile("</think>", _FLAGS)
+_OPEN_THOUGHT = re.compile(r"(?:\A|\n)[ \t]*<think>", _FLAGS)
+_OPEN_CALL = re.compile(r"<tool_call>(?=\s*(?:\{|\Z))", _FLAGS)
+# Unlike in SQL, a string ends on its line: an apostrophe too many may not hide the end of a block.
+_QUOTED = r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'[^'\n]*'|"[^"\n]*\""""
+_WORD = r"[\w+#.-]"
+_SQL = r"(?:sql|sqlite3?|mysql|postgres(?:ql)?)"
+_IS_SQL = re.compile(_SQL, _FLAGS)
+_IS_UNMARKED = re.compile("(?:select|with|values)?", _FLAGS)
+"""What follows the marks of a fence without a language: nothing on the line, or the query."""
+_FEW = 100  # tokens that are looked at; SQLite takes fewer brackets in one another
+_BEGINNING = re.compile(
+    r"select \S|values \(|with (recursive )?\S+ (as (not )?(materialized )?)?\("
+)
+
+
+class _Marks(NamedTuple):
+    """What opens a block, and what is met inside of one: `open` begins it anew, `close` ends it.
+
+    Of SQL, the first pattern passes over comments and strings. Where that leaves a block without an
+    end, for SQL may be broken, the second one takes marks as they come.
+    """
+
+    opening: re.Pattern[str]
+    inside: tuple[re.Pattern[str], ...]
+
+
+_Pair = tuple[re.Match[str], re.Match[str]]
+
+
+class _Block(NamedTuple):
+    """A complete block: its marks begin and end at `outer` and `stop`, its text at the others."""
+
+    form: Form
+    outer: int
+    start: int
+    end: int
+    stop: int
+
+
+def _marks(opening: str, *inside: str) -> _Marks:
+    compiled = (re.compile(pattern, _FLAGS) for pattern in inside)
+    return _Marks(re.compile(opening, _FLAGS), tuple(compiled))
+
+
+def _tag(name: str) -> _Marks:
+    return _marks(f"<{name}>", f"(?P<open><{name}>)|(?P<close></{name}>)")
+
+
+_CALL = _tag("tool_call")
+_SQL_FENCE = rf"(?P<open>`{{3,}}[ \t]*(?P<language>{_SQL})(?!{_WORD}))"
+_MARKS: Mapping[Form, _Marks] = {
+    "sql_tag": _marks(
+        "<sql>",
+        rf"{_QUOTED}|(?P<open><sql>)|(?P<close></sql>)",
+        r"(?P<open><sql>)|(?P<close></sql>)",
+    ),
+    "fence": _marks(
+        rf"`{{3,}}[ \t]*(?P<language>{_WORD}*)",
+        rf"{_QUOTED}|{_SQL_FENCE}|(?P<close>`{{3,}})",
+        rf"{_SQL_FENCE}|(?P<close>`{{3,}}(?=[ \t\r]*(?:\n|\Z)))",
+    ),
+}
+
+
+def answer_of(reply: str, wrapping: Wrapping) -> Answer:
+    """Read a reply, in linear time; no text raises."""
+    said_from, said_to = _said(reply)
+    text, call, call_ends = _without_calls(reply[said_from:said_to])
+    answer = Answer(reply, said_from=said_from, said_to=said_to, call=call, call_ends=call_ends)
+    block = _find(text, wrapping)
+    if block is None:
+        return answer
+    start, end = _inner(text, block)
+    in_form = (
+        said_to == len(reply)
+        and _is_one_thought(reply[:said_from])
+        and _is_as_asked(text, block)
+        and (start, end) == _trimmed(text, block.start, block.end)
+    )
+    if start == end:
+        return replace(answer, in_form=in_form)
+    return replace(
+        answer,
+        sql=answer.said[start:end],
+        start=said_from + start,
+        end=said_from + end,
+        form=block.form,
+        in_form=in_form,
+    )
+
+
+def block_of(reply: str, tag: str) -> str:
+    """Return what stands in the last complete `<tag>…</tag>` that a reply says; "" without one."""
+    said = reply[slice(*_said(reply))]
+    texts = [said[opening.end() : closing.start()] for opening, closing in _pairs(said, _tag(tag))]
+    return texts[-1] if texts else ""
+
+
+def wrapped(sql: str, wrapping: Wrapping) -> str:
+    """Write a query as a reply has it; `any` is written in the tag."""
+    return _WRITTEN["sql_tag" if wrapping == "any" else wrapping].format(sql)
+
+
+def begins_query(text: str) -> bool:
+    """Tell whether a text begins as a query does, after comments and brackets.
+
+    That is with SELECT, `WITH name AS (` or `VALUES (`.
+    """
+    few = islice(scan(text), _FEW)
+    tokens = dropwhile(lambda token: token.is_sign("("), few)
+    first = (one.text if one.kind in ("word", "sign") else one.kind for one in islice(tokens, 7))
+    return _BEGINNING.match(" ".join(first)) is not None
+
+
+def is_one_query(text: str) -> bool:
+    """Tell whether a text begins as a query, with nothing after its semicolon, if it has one."""
+    if not begins_query(text):
+        return False
+    if ";" not in text:
+        return True
+    after = dropwhile(lambda token: not token.is_sign(";"), scan(text))
+    return next(islice(after, 1, None), None) is None
+
+
+def _said(reply: str) -> tuple[int, int]:
+    """Find what a reply says apart from its reasoning."""
+    start = max((match.end() for match in _CLOSED_THOUGHT.finditer(reply)), default=0)
+    cut_off = _OPEN_THOUGHT.search(reply[start:])
+    return start, start + cut_off.start() if cut_off else len(reply)
+
+
+def _is_one_thought(text: str) -> bool:
+    """Tell whether a text is one block of reasoning, opened in it or by the prompt before it."""
+    is_opened_first = text.lstrip().startswith("<think>")
+    counts = text.count("<think>"), text.count("</think>")
+    return text.endswith("</think>") and counts == (int(is_opened_first), 1)
+
+
+def _is_as_asked(text: str, block: _Block) -> bool:
+    """Tell whether a text is a block with the marks that prompts ask for, and blanks."""
+    if block.form == "bare":
+        return False
+    opening, closing = _ASKED[block.form]
+    return (
+        (block.outer, block.stop) == _trimmed(text, 0, len(text))
+        and text[block.outer : block.start] == opening
+        and text[block.end : block.stop] == closing
+    )
+
+
+def _without_calls(said: str) -> tuple[str, str | None, bool]:
+    """Blank out the calls of a tool, whose queries are no answer.
+
+    Returns what is left, and of the first call what stands in it and whether it ends.
+    """
+    pairs = list(_pairs(said, _CALL))
+    spans = [(opening.start(), closing.end()) for opening, closing in pairs]
+    cut_off = _OPEN_CALL.search(said, spans[-1][1] if spans else 0)
+    call = cut_off and said[cut_off.end() :]
+    if pairs:
+        opening, closing = pairs[0]
+        call = said[opening.end() : closing.start()]
+    if cut_off:
+        spans.append((cut_off.start(), len(said)))
+    parts, at = [], 0
+    for start, stop in spans:
+        parts += [said[at:start], " " * (stop - start)]
+        at = stop
+    return "".join([*parts, said[at:]]), call, bool(pairs) or not cut_off
+
+
+def _find(text: str, wrapping: Wrapping) -> _Block | None:
+    """Find the block that answers: of each form the last one, and of these the first one that
+    begins as a query.
+    """
+    found = [block for form in _FORMS[wrapping] if (block := _best(text, _blocks(text, form)))]
+    return _best(text, found[::-1])
+
+
+def _best(text: str, blocks: Sequence[_Block]) -> _Block | None:
+    """Return the last block that begins as a query, else the last one."""
+    queries = (one for one in reversed(blocks) if begins_query(text[one.start : one.end]))
+    return next(queries, blocks[-1] if blocks else None)
+
+
+def _blocks(text: str, form: Form) -> list[_Block]:
+    if form == "bare":
+        start, end = _trimmed(text, 0, len(text))
+        is_query = is_one_query(text[start:end])
+        return [_Block("bare", start, start, end, end)] if is_query else []
+    pairs = _pairs(text, _MARKS[form])
+    if form == "fence":
+        return _fences(text, pairs)
+    return [_Block(form, one.start(), one.end(), *closing.span()) for one, closing in pairs]
+
+
+def _fences(text: str, pairs: Iterator[_Pair]) -> list[_Block]:
+    """List the fences that are SQL: unmarked ones that hold a query, and then those marked."""
+    marked, unmarked = [], []
+    for opening, closing in pairs:
+        if _IS_SQL.fullmatch(opening["language"]):
+            marked.append(_Block("fence", opening.start(), opening.end(), *closing.span()))
+        elif _IS_UNMARKED.fullmatch(opening["language"]):
+            start = opening.start("language")
+            if begins_query(text[start : closing.start()]):
+                unmarked.append(_Block("fence", opening.start(), start, *closing.span()))
+    return unmarked + marked
+
+
+def _pairs(text: str, marks: _Marks) -> Iterator[_Pair]:
+    """Yield the marks around complete blocks; of several that open one, the last before its end."""
+    at = 0
+    for met in marks.inside:
+        while opening := marks.opening.search(text, at):
+            closing = None
+            for one in met.finditer(text, opening.end()):
+                opening = one if one["open"] else opening
+                if one["close"]:
+                    closing = one
+                    break
+            if closing is None:
+                at = opening.start()
+                break
+            yield opening, closing
+            at = closing.end()
+
+
+def _inner(text: str, block: _Block) -> tuple[int, int]:
+    """Find the query of a block: its text, or that of a block of the other form in it."""
+    start, end = block.start, block.end
+    if block.form != "bare" and not begins_query(text[start:end]):
+        inner = _best(text[start:end], _blocks(text[start:end], _OTHER[block.form]))
+        if inner is not None:
+            start, end = start + inner.start, start + inner.end
+    return _trimmed(text, start, end)
+
+
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    start = end - len(text[start:end].lstrip())
+    return start, start + len(text[start:end].rstrip())
