@@ -89,8 +89,8 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
 def test_an_endpoint_may_write_the_bare_query(place, tmp_path, wrapping, found):
     out = tmp_path / "out"
     with serve(Chat(lambda *of: f"<think>{GOLDS[0]}</think>{brain(*of)[21:-6]}")) as chat:
-        evaluate(place, out, chat, f"evaluation.wrapping={wrapping}")
-    assert (out / "predictions.sql").read_text().splitlines() == found
+        sheet = evaluate(place, out, chat, f"evaluation.wrapping={wrapping}")
+    assert [question["sql"] for question in sheet["questions"]] == found
     lines = (out / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
     turn = json.loads(lines[1])["trajectories"][0]["turns"][0]
     # Of a query that is in the reasoning too, the page marks what counts.
