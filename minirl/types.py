@@ -179,13 +179,15 @@ class Work:
     Attributes:
         prompts: Prompts that were computed; None where servers do it.
         sampled: Tokens drawn, without those after the end of a reply.
-        steps: Passes of the decode loop, each over all slots.
+        steps: Passes of the decode loop.
+        decoded: Slots that they went over, without a reply or after its end too.
         filled: Tokens computed ahead of the decode loop.
     """
 
     prompts: int | None = None
     sampled: int = 0
     steps: int = 0
+    decoded: int = 0
     filled: int = 0
 
 

@@ -6,29 +6,33 @@ group. The queries of a prompt's rows are put side by side, so that its keys are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array
 
 from minirl.model.decoder import Attend
 from minirl.model.kernels import MASKED, Partial, join, partial_attention
+from minirl.model.sharding import platform_of
 from minirl.sample import gpu_attention
 from minirl.sample.cache import KeyValues
 
 # Rows, slots and prompts are split alike.
 _ROWS = Spec(("data", "fsdp"))
+# Keys of a row that are attended to at a time.
+_BLOCK = 256
 
 
 class NewTokens(NamedTuple):
     """New tokens of rows of the cache, padded on the right."""
 
-    row_B: Any  # the prompt or slot, inside of its part; None for all slots in order
+    row_B: Any  # the prompt or slot, inside of its part; None for all in order
     start_B: Any  # how many tokens it has already
     count_B: Any  # how many are new; 0 leaves it as it is
 
@@ -39,24 +43,30 @@ class Sharing(NamedTuple):
     row_NG: Any  # the row at each place of a prompt; any row where the place is empty
     place_B: Any  # the place of each row, n x G + g
     tokens_N: Any  # length of each prompt
+    prompt_N: Any  # its row of the cache; None for all rows in order
 
 
-def attend_to_cache(
-    new: NewTokens, sharing: Sharing | None, *, own_tokens: int, mesh: Mesh | None
-) -> Attend:
+class _Ways(NamedTuple):
+    """How queries XKQE attend to the first keys of rows of the cache, (queries, keys, rows X or
+    None for all in order, count of each new token XT): to rows of their own, and to prompts.
+    """
+
+    own: Callable[[Array, KeyValues, Any, Array], Partial]
+    prompts: Callable[[Array, KeyValues, Any, Array], Partial]
+
+
+def attend_to_cache(new: NewTokens, sharing: Sharing | None, *, mesh: Mesh | None) -> Attend:
     """Let new tokens look at earlier ones of their row, at themselves, and at their prompt.
 
     A layer's cache is (what is written to, prompts); its new cache is the first of them. Where rows
-    have no prompts, `sharing` and prompts are None. `own_tokens` positions of a row are looked at.
+    have no prompts, `sharing` and prompts are None.
     """
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
         own, prompts = cache
-        is_one = q_BTHE.shape[1] == 1 and gpu_attention.serves(q_BTHE.shape[-1], mesh)
-        attend_to = _to_first if is_one else _to_seen
         heads = _head_spec(own.k.shape[1], mesh)
         run = on_parts(
-            partial(_attend, own_tokens=own_tokens, attend_to=attend_to),
+            partial(_attend, ways=_ways(q_BTHE, mesh)),
             mesh,
             inputs=(*[heads(2)] * 3, *[heads(1)] * 2, *[_ROWS] * 2),
             outputs=(heads(2), heads(1)),
@@ -66,16 +76,13 @@ def attend_to_cache(
     return attend
 
 
-def kept_rows(layers: Sequence[KeyValues], row_N: Array, mesh: Mesh | None) -> list[KeyValues]:
-    """Copy rows of every layer, numbered inside of their parts."""
-    heads = _head_spec(layers[0].k.shape[1], mesh)(1)
-    run = on_parts(
-        lambda layers, row_N: jax.tree.map(lambda array: array[row_N], layers),
-        mesh,
-        inputs=(heads, _ROWS),
-        outputs=heads,
-    )
-    return run(list(layers), row_N)
+def _ways(q_BTHE: Array, mesh: Mesh | None) -> _Ways:
+    """Choose by the device: the host of a GPU would have to wait for the length of every loop."""
+    if q_BTHE.shape[1] == 1 and gpu_attention.serves(q_BTHE.shape[-1], mesh):
+        return _Ways(_to_first, _to_first)
+    if platform_of(mesh) == "gpu":
+        return _Ways(_to_seen, _to_seen)
+    return _Ways(_to_blocks, _to_blocks_in_turn)
 
 
 def _head_spec(heads: int, mesh: Mesh | None) -> Callable[[int], Spec]:
@@ -100,41 +107,104 @@ def _attend(
     new: NewTokens,
     sharing: Sharing | None,
     *,
-    own_tokens: int,
-    attend_to: Callable[[Array, KeyValues, Array], Partial],
+    ways: _Ways,
 ) -> tuple[Array, KeyValues]:
     """Write and attend on one part."""
     B, T, H, E = q_BTHE.shape
     K = k_BTKE.shape[2]
     place_BT = new.start_B[:, None] + jnp.arange(T)[None]
     own = _written(own, k_BTKE, v_BTKE, new, place_BT)
-    k_BKEL, v_BKLE = own if new.row_B is None else (array[new.row_B] for array in own)
-    k_BKEL, v_BKLE = k_BKEL[..., :own_tokens], v_BKLE[..., :own_tokens, :]
     # Q counts the query heads of a key/value head, and the new tokens.
     q = (q_BTHE * E**-0.5).reshape(B, T, K, H // K, E)
     q_BKQE = q.transpose(0, 2, 3, 1, 4).reshape(B, K, H // K * T, E)
-    attended = attend_to(q_BKQE, KeyValues(k_BKEL, v_BKLE), place_BT + 1)
+    attended = ways.own(q_BKQE, own, new.row_B, place_BT + 1)
     if prompts is not None and sharing is not None:
-        to_prompt = attend_to(_by_prompt(q_BKQE, sharing), prompts, sharing.tokens_N[:, None])
+        by_prompt, count_N1 = _by_prompt(q_BKQE, sharing), sharing.tokens_N[:, None]
+        to_prompt = ways.prompts(by_prompt, prompts, sharing.prompt_N, count_N1)
         attended = join([attended, Partial(*(_by_row(one, sharing) for one in to_prompt))])
     out = attended.out.reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
     return out.reshape(B, T, H, E).astype(q_BTHE.dtype), own
 
 
-def _to_seen(q_XKQE: Array, keys: KeyValues, count_XT: Array) -> Partial:
-    """Attend to as many keys as each of the T new tokens of a row sees."""
-    seen_XTL = jnp.arange(keys.k.shape[-1])[None, None] < count_XT[..., None]
-    seen_XQL = jnp.tile(seen_XTL, (1, q_XKQE.shape[2] // count_XT.shape[1], 1))
-    scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, keys.k, preferred_element_type=jnp.float32)
-    return partial_attention(jnp.where(seen_XQL[:, None], scores, MASKED), keys.v)
+def _to_seen(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Partial:
+    """Attend to all that there is room for, and mask what a new token does not see."""
+    keys = _rows(keys, row_X)
+    return _masked(q_XKQE, keys, jnp.arange(keys.k.shape[-1])[None, None] < count_XT[..., None])
 
 
-def _to_first(q_XKQE: Array, keys: KeyValues, count_X1: Array) -> Partial:
-    """Do the same for one new token, on a GPU."""
+def _to_first(q_XKQE: Array, keys: KeyValues, row_X: Any, count_X1: Array) -> Partial:
+    """Attend by a kernel, from one new token."""
     X, K, Q, _ = q_XKQE.shape
-    q, k, v = (array.reshape(X * K, *array.shape[2:]) for array in (q_XKQE, *keys))
+    q, k, v = (array.reshape(X * K, *array.shape[2:]) for array in (q_XKQE, *_rows(keys, row_X)))
     attended = gpu_attention.attend_to_first(q, k, v, jnp.repeat(count_X1[:, 0], K))
     return Partial(*(one.reshape(X, K, Q, -1) for one in attended))
+
+
+def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Partial:
+    """Attend to a block of every row at a time, up to the last key that any of them sees."""
+    length = keys.k.shape[-1]
+    size = min(_BLOCK, length)
+
+    def add(n: Array, known: Partial) -> Partial:
+        # The last block begins earlier, so that it ends with the row.
+        start = jnp.minimum(n * size, length - size)
+        place_L = start + jnp.arange(size)
+        is_seen_XTL = (place_L >= n * size)[None, None] & (
+            place_L[None, None] < count_XT[..., None]
+        )
+        return join([known, _masked(q_XKQE, _block(keys, row_X, start, size), is_seen_XTL)])
+
+    blocks = pl.cdiv(jnp.minimum(count_XT.max(), length), size)
+    return jax.lax.fori_loop(0, blocks, add, _nothing(q_XKQE))
+
+
+def _to_blocks_in_turn(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Partial:
+    """Attend to the blocks of one row after the other: their lengths may differ much."""
+
+    def add(x: Array, known: Partial) -> Partial:
+        row = x if row_X is None else row_X[x]
+        found = _to_blocks(q_XKQE[x][None], keys, row[None], count_XT[x][None])
+        return jax.tree.map(lambda all_, one: all_.at[x].set(one[0]), known, found)
+
+    numbers_X = jnp.arange(1, len(count_XT) + 1)
+    last = jnp.max(jnp.where(count_XT.max(axis=1) > 0, numbers_X, 0))
+    return jax.lax.fori_loop(0, last, add, _nothing(q_XKQE))
+
+
+def _block(keys: KeyValues, row_X: Any, start: Array, size: int) -> KeyValues:
+    """Copy positions of rows; of all of them in order for None."""
+    if row_X is None:
+        return KeyValues(
+            jax.lax.dynamic_slice_in_dim(keys.k, start, size, axis=3),
+            jax.lax.dynamic_slice_in_dim(keys.v, start, size, axis=2),
+        )
+    _, K, E, _ = keys.k.shape
+
+    def of_row(row: Array) -> KeyValues:
+        return KeyValues(
+            jax.lax.dynamic_slice(keys.k, (row, 0, 0, start), (1, K, E, size))[0],
+            jax.lax.dynamic_slice(keys.v, (row, 0, start, 0), (1, K, size, E))[0],
+        )
+
+    return jax.vmap(of_row)(row_X)
+
+
+def _nothing(q_XKQE: Array) -> Partial:
+    """Return attention to no key."""
+    values, numbers = jnp.zeros(q_XKQE.shape, jnp.float32), jnp.zeros((*q_XKQE.shape[:-1], 1))
+    return Partial(values, numbers + MASKED, numbers)
+
+
+def _masked(q_XKQE: Array, keys: KeyValues, is_seen_XTL: Array) -> Partial:
+    """Attend to what each of the T new tokens of a row sees; Q goes over heads, and then T."""
+    is_seen_XQL = jnp.tile(is_seen_XTL, (1, q_XKQE.shape[2] // is_seen_XTL.shape[1], 1))
+    scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, keys.k, preferred_element_type=jnp.float32)
+    return partial_attention(jnp.where(is_seen_XQL[:, None], scores, MASKED), keys.v)
+
+
+def _rows(keys: KeyValues, row_X: Any) -> KeyValues:
+    """Copy rows; None for all of them as they are."""
+    return keys if row_X is None else jax.tree.map(lambda array: array[row_X], keys)
 
 
 def _written(

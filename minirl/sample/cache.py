@@ -22,8 +22,7 @@ from jax.sharding import Mesh
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
 from minirl.model.config import ModelConfig
-from minirl.model.sharding import axes_sharding, row_parts
-from minirl.sample import gpu_attention
+from minirl.model.sharding import axes_sharding, platform_of, row_parts
 
 # Without `sampler.cache_gb`, the cache takes at most this share of a device's memory: of all of it,
 # not of what is free, so that a resumed run has the same slots.
@@ -31,6 +30,11 @@ MEMORY_SHARE = 0.25
 _GB = 1e9
 # Positions are rounded up to a multiple of this.
 _TILE = 32
+# A CPU takes as long as there are rows and tokens, and compiles a program in seconds. Others read
+# all weights in the time that hundreds of rows take, and compile for minutes.
+ROWS = {"cpu": (4, 8, 16, 32, 64, 128, 256), "gpu": (), "tpu": ()}
+# The largest bounds the scores' memory.
+_PIECES = {"cpu": (64, 128, 256, 512), "gpu": (128, 512), "tpu": (128, 512)}
 
 _log = logging.getLogger(__name__)
 
@@ -63,20 +67,8 @@ class CacheShape:
     prompts: int
     prompt_tokens: int  # room for each prompt
     own_tokens: int  # room in each slot for the tokens after the prompt
-    halves: bool = True  # whether there are decode programs that read half of it
-
-    @property
-    def prompt_counts(self) -> tuple[int, ...]:
-        """Return how many prompts a decode program may look at."""
-        return self._sizes(-(-self.prompts // 2), self.prompts)
-
-    @property
-    def own_lengths(self) -> tuple[int, ...]:
-        """Return how many positions of each slot a decode program may look at."""
-        return self._sizes(_rounded(self.own_tokens // 2), self.own_tokens)
-
-    def _sizes(self, half: int, whole: int) -> tuple[int, ...]:
-        return (half, whole) if self.halves and half < whole else (whole,)
+    rows: tuple[int, ...]  # how many slots a decode program may go over; the last is all
+    pieces: tuple[int, ...]  # how many tokens of a prompt are computed at once
 
     @property
     def tokens(self) -> int:
@@ -104,14 +96,15 @@ def plan_cache(
     # The last token of a prompt is fed by the decode loop, and the last of a response by nobody.
     limits = (config.max_prompt_tokens, config.max_response_tokens)
     lengths = [_rounded(max(tokens - 1, 1)) for tokens in limits]
-    # A kernel that reads what is there needs no smaller programs.
-    halves = not gpu_attention.serves(model.head_dim, mesh)
+    platform = platform_of(mesh)
+    pieces = tuple(sorted({min(size, lengths[0]) for size in _PIECES[platform]}))
     token_bytes = _token_bytes(model, itemsize=itemsize, mesh=mesh)
 
     def shape(slots: int) -> CacheShape:
         group = min(group_size, slots)
         prompts = min(slots, 2 * -(-slots // group))
-        return CacheShape(parts, slots, group, prompts, *lengths, halves=halves)
+        rows = (*(size for size in ROWS[platform] if size < slots), slots)
+        return CacheShape(parts, slots, group, prompts, *lengths, rows, pieces)
 
     least = shape(1).tokens * token_bytes
     if config.cache_gb is None:

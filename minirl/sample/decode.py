@@ -20,9 +20,9 @@ from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import merged
 from minirl.model.sampling import sample
 from minirl.model.sharding import row_parts
-from minirl.sample.attention import NewTokens, Sharing, attend_to_cache, kept_rows
+from minirl.sample.attention import NewTokens, Sharing, attend_to_cache
 from minirl.sample.cache import CacheShape, KeyValues, cache_shapes
-from minirl.sample.slots import FillRows, SlotState, fill_sizes
+from minirl.sample.slots import FillRows, SlotState
 
 # Longest run of the decode loop.
 MAX_STEPS = 32
@@ -49,19 +49,17 @@ def fill(
     B, T = rows.tokens_BT.shape
     sharing = None
     if prompts is not None:
-        # Each row has a copy of its prompt's keys.
         place_B = jnp.tile(jnp.arange(B // row_parts(model.mesh)), row_parts(model.mesh))
-        sharing = Sharing(place_B[:, None], place_B, rows.prompt_tokens_B)
-        prompts = kept_rows(prompts, rows.prompt_B, model.mesh)
+        sharing = Sharing(place_B[:, None], place_B, rows.prompt_tokens_B, rows.prompt_B)
     position_BT = (rows.prompt_tokens_B + rows.new.start_B)[:, None] + jnp.arange(T)[None]
-    attend = attend_to_cache(rows.new, sharing, own_tokens=own[0].k.shape[-1], mesh=model.mesh)
+    attend = attend_to_cache(rows.new, sharing, mesh=model.mesh)
     caches = list(zip(own, prompts or [None] * len(own), strict=True))
     return model(rows.tokens_BT, position_BT, attend, caches)[1]
 
 
 @partial(
     jax.jit,
-    static_argnames=("own_tokens", "any_top_p", "over_nucleus"),
+    static_argnames=("any_top_p", "over_nucleus"),
     donate_argnames="own",
     compiler_options=_GPU_OPTIONS,
 )
@@ -73,11 +71,10 @@ def decode(
     key: Array,
     steps: Array,
     *,
-    own_tokens: int,
     any_top_p: bool,
     over_nucleus: bool,
 ) -> tuple[list[KeyValues], Array, Array, Array]:
-    """Draw `steps` tokens, at most `MAX_STEPS`, for every slot.
+    """Draw `steps` tokens, at most `MAX_STEPS`, for every slot of `slots`.
 
     What a slot draws after its reply has ended is dropped by the host: no device asks another
     whether it has ended.
@@ -89,7 +86,6 @@ def decode(
         slots: What is asked for.
         key: Of the sampler's seed.
         steps: How many tokens.
-        own_tokens: How many positions of each slot are looked at.
         any_top_p: Whether any token is drawn from a nucleus.
         over_nucleus: Whether log-probabilities are those of the nucleus.
 
@@ -97,22 +93,17 @@ def decode(
         `own`; by step, WS, the tokens, their log-probabilities and the shares that were cut off
         (`sampling.sample`).
     """
-    mesh, parts, count = model.mesh, row_parts(model.mesh), len(slots.token_S)
-    looked_at = len(slots.sharing.tokens_N) // parts
-    if looked_at * parts < len(prompts[0].k):
-        prompts = kept_rows(prompts, jnp.tile(jnp.arange(looked_at), parts), mesh)
+    mesh, count = model.mesh, len(slots.token_S)
     episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
-    # Once, and not at every token.
-    kept = _first_tokens(own, own_tokens)
 
     def body(step: Array, carry: Any) -> Any:
-        kept, tokens_S, *drawn = carry
+        own, tokens_S, *drawn = carry
         own_tokens_S = slots.own_tokens_S + step
         positions_S = slots.prompt_tokens_S + own_tokens_S
-        new = NewTokens(None, own_tokens_S, slots.is_active_S)
-        attend = attend_to_cache(new, slots.sharing, own_tokens=own_tokens, mesh=mesh)
-        hidden_BTD, kept = model(
-            tokens_S[:, None], positions_S[:, None], attend, list(zip(kept, prompts, strict=True))
+        new = NewTokens(slots.row_S, own_tokens_S, slots.is_active_S)
+        attend = attend_to_cache(new, slots.sharing, mesh=mesh)
+        hidden_BTD, own = model(
+            tokens_S[:, None], positions_S[:, None], attend, list(zip(own, prompts, strict=True))
         )
         tokens_S, *numbers = sample(
             model.logits(hidden_BTD[:, 0]),
@@ -123,23 +114,11 @@ def decode(
             over_nucleus=over_nucleus,
         )
         rows = zip(drawn, (tokens_S, *numbers), strict=True)
-        return kept, tokens_S, *(all_WS.at[step].set(row_S) for all_WS, row_S in rows)
+        return own, tokens_S, *(all_WS.at[step].set(row_S) for all_WS, row_S in rows)
 
     drawn = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
-    kept, _, *drawn = jax.lax.fori_loop(0, steps, body, (kept, slots.token_S, *drawn))
-    own = [
-        KeyValues(
-            jax.lax.dynamic_update_slice_in_dim(old.k, new.k, 0, axis=3),
-            jax.lax.dynamic_update_slice_in_dim(old.v, new.v, 0, axis=2),
-        )
-        for old, new in zip(own, kept, strict=True)
-    ]
+    own, _, *drawn = jax.lax.fori_loop(0, steps, body, (own, slots.token_S, *drawn))
     return own, *drawn
-
-
-def _first_tokens(layers: list[KeyValues], tokens: int) -> list[KeyValues]:
-    """Return the first positions of every row."""
-    return [KeyValues(layer.k[..., :tokens], layer.v[..., :tokens, :]) for layer in layers]
 
 
 def compilations() -> int:
@@ -163,7 +142,7 @@ def lowered_programs(model: Decoder, shape: CacheShape) -> dict[str, Lowered]:
         prepared.compile().output_shardings,
     )
     prompts, own = cache_shapes(shape, model.config, dtype=model.dtype, mesh=model.mesh)
-    rows = FillRows.empty(shape, size=fill_sizes(shape, of_slots=False)[-1])
+    rows = FillRows.empty(shape, size=shape.pieces[-1])
     return {
         "prepare": prepared,
         "fill": fill.lower(weights, prompts, None, rows),
@@ -171,10 +150,9 @@ def lowered_programs(model: Decoder, shape: CacheShape) -> dict[str, Lowered]:
             weights,
             own,
             prompts,
-            SlotState.idle(shape, prompts=shape.prompts),
+            SlotState.idle(shape, rows=shape.slots),
             jax.eval_shape(lambda: jax.random.key(0)),
             np.int32(MAX_STEPS),
-            own_tokens=shape.own_tokens,
             any_top_p=False,
             over_nucleus=False,
         ),

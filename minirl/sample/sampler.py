@@ -65,7 +65,6 @@ class NativeSampler:
             itemsize=np.dtype(model.dtype).itemsize,
             mesh=self._mesh,
         )
-        self._own_lengths = shape.own_lengths
         self._arrays = cache_shapes(shape, model.config, dtype=model.dtype, mesh=self._mesh)
         self._slots = Slots(shape)
         self._episodes: dict[int, SlotEpisode] = {}
@@ -166,8 +165,7 @@ class NativeSampler:
         # A slot that ends is soon taken where episodes wait for one; else it can as well idle.
         last = min if self._queue else max
         steps = min(max_steps, decode.MAX_STEPS, last(episode.left for episode in active))
-        state = self._slots.state()
-        most, lengths = int(state.own_tokens_S.max()) + steps, self._own_lengths
+        state, places = self._slots.state()
         own, *drawn = decode.decode(
             model,
             cache.own,
@@ -175,20 +173,20 @@ class NativeSampler:
             state,
             self._key,
             np.int32(steps),
-            own_tokens=next((length for length in lengths if length >= most), lengths[-1]),
             any_top_p=self._any_top_p,
             over_nucleus=self._config.logprobs == "nucleus",
         )
         self._cache = cache._replace(own=own)
         ids_SW, logprobs_SW, cut_SW = (np.asarray(one)[:steps].T for one in drawn)
         self.work.steps += steps
+        self.work.decoded += steps * len(state.token_S)
         replies = []
-        for episode in active:
-            ids = self._until_end(episode, ids_SW[episode.slot].tolist())
+        for s, episode in zip(places, active, strict=True):
+            ids = self._until_end(episode, ids_SW[s].tolist())
             if episode.decoding.top_p < 1:
-                self._cut += float(cut_SW[episode.slot, : len(ids)].sum())
+                self._cut += float(cut_SW[s, : len(ids)].sum())
                 self._cut_tokens += len(ids)
-            reply = self._extend(episode, ids, logprobs_SW[episode.slot, : len(ids)].tolist())
+            reply = self._extend(episode, ids, logprobs_SW[s, : len(ids)].tolist())
             if reply is not None:
                 replies.append((episode.number, reply))
         return replies

@@ -12,15 +12,8 @@ from minirl.sample.attention import NewTokens, Sharing
 from minirl.sample.cache import CacheShape
 from minirl.types import Decoding, Request
 
-# Tokens that are computed at once, of a prompt and of a later turn; they bound the scores' memory.
-_PROMPT_PIECES, _TURN_PIECE = (128, 512), 128
-
-
-def fill_sizes(shape: CacheShape, *, of_slots: bool) -> list[int]:
-    """Return how many tokens of a prompt, or of a slot, are computed at once."""
-    if of_slots:
-        return [min(_TURN_PIECE, shape.own_tokens)]
-    return sorted({min(size, shape.prompt_tokens) for size in _PROMPT_PIECES})
+# Tokens of a later turn that are computed at once.
+_TURN_PIECE = 128
 
 
 class FillRows(NamedTuple):
@@ -40,8 +33,9 @@ class FillRows(NamedTuple):
 
 
 class SlotState(NamedTuple):
-    """What the decode loop needs to know of every slot; NumPy on the host."""
+    """What the decode loop needs to know of the slots that it goes over; NumPy on the host."""
 
+    row_S: Any  # the slot, inside of its part; None for all in order
     sharing: Sharing
     prompt_tokens_S: Any  # length of the prompt in the cache
     own_tokens_S: Any  # tokens after it in the cache
@@ -52,15 +46,23 @@ class SlotState(NamedTuple):
     top_p_S: Any
 
     @classmethod
-    def idle(cls, shape: CacheShape, *, prompts: int) -> SlotState:
-        """Describe slots without episodes, beside the first so many prompts of each part."""
-        slots, prompts = shape.parts * shape.slots, shape.parts * prompts
+    def idle(cls, shape: CacheShape, *, rows: int) -> SlotState:
+        """Describe so many slots of each part, without episodes."""
+        is_all = rows == shape.slots
+        slots = shape.parts * rows
+        prompts = shape.parts * (shape.prompts if is_all else min(shape.prompts, rows))
 
         def zeros(*sizes: int) -> np.ndarray:
             return np.zeros(sizes, np.int32)
 
         return cls(
-            Sharing(zeros(prompts, shape.group_size), zeros(slots), zeros(prompts)),
+            None if is_all else zeros(slots),
+            Sharing(
+                zeros(prompts, shape.group_size),
+                zeros(slots),
+                zeros(prompts),
+                None if is_all else zeros(prompts),
+            ),
             *(zeros(slots) for _ in range(3)),
             np.zeros(slots, bool),
             zeros(slots),
@@ -185,14 +187,16 @@ class Slots:
     def next_fill(self, *, of_slots: bool) -> FillRows | None:
         """Return the next tokens that the cache misses, of prompts or of slots; None for no more.
 
-        They count as filled. There are few sizes, so that few programs are compiled.
+        They count as filled. There are few sizes, so that few programs are compiled: a piece is
+        the largest that is full, or one that is but for less than the smallest.
         """
-        shape, sizes = self._shape, fill_sizes(self._shape, of_slots=of_slots)
+        shape = self._shape
+        sizes = (min(_TURN_PIECE, shape.own_tokens),) if of_slots else shape.pieces
         waiting = [self._first_unfilled(part, of_slots=of_slots) for part in range(shape.parts)]
         if not any(waiting):
             return None
         longest = max(len(one.known_ids) - one.filled for one in waiting if one)
-        size = next((size for size in sizes if size >= longest), sizes[-1])
+        size = max((size for size in sizes if size < longest + sizes[0]), default=sizes[0])
         rows = FillRows.empty(shape, size=size)
         for part, one in enumerate(waiting):
             if one is None:
@@ -220,36 +224,47 @@ class Slots:
             candidates = [episode for episode in slots if episode and episode.left]
         return next((one for one in candidates if one.filled < len(one.known_ids)), None)
 
-    def state(self) -> SlotState:
-        """Describe every slot, and the prompts that are looked at, to the decode loop."""
+    def state(self) -> tuple[SlotState, list[int]]:
+        """Describe the slots that a reply is sampled in to the decode loop, and perhaps others;
+        return the place there of each of `active()`.
+        """
         shape, active = self._shape, self.active()
-        last = max(episode.prompt.row for episode in active if episode.prompt)
-        prompts = next(count for count in shape.prompt_counts if count > last)
-        state = SlotState.idle(shape, prompts=prompts)
+        by_part: list[list[SlotEpisode]] = [[] for _ in range(shape.parts)]
         for episode in active:
-            s, prompt = episode.slot, episode.prompt
-            assert s is not None
-            assert prompt is not None
-            part, slot = divmod(s, shape.slots)
-            place = prompt.places.index(s)
-            state.sharing.row_NG[part * prompts + prompt.row, place] = slot
-            state.sharing.tokens_N[part * prompts + prompt.row] = len(episode.prompt_ids)
-            state.sharing.place_B[s] = prompt.row * shape.group_size + place
-            state.prompt_tokens_S[s] = len(episode.prompt_ids)
-            state.own_tokens_S[s], state.token_S[s] = episode.filled, episode.ids[-1]
-            state.is_active_S[s], state.episode_S[s] = True, episode.number
-            state.temperature_S[s] = episode.decoding.temperature
-            state.top_p_S[s] = episode.decoding.top_p
-        return state
+            assert episode.slot is not None
+            by_part[episode.slot // shape.slots].append(episode)
+        rows = next(size for size in shape.rows if size >= max(map(len, by_part)))
+        state, places = SlotState.idle(shape, rows=rows), []
+        prompts = len(state.sharing.tokens_N) // shape.parts
+        for part, episodes in enumerate(by_part):
+            known: dict[int, int] = {}
+            for number, episode in enumerate(episodes):
+                assert episode.slot is not None
+                assert episode.prompt is not None
+                slot, prompt = episode.slot % shape.slots, episode.prompt
+                if state.row_S is None:
+                    row, n = slot, prompt.row
+                else:
+                    row, n = number, known.setdefault(prompt.row, len(known))
+                s, at = part * rows + row, part * prompts + n
+                place = prompt.places.index(episode.slot)
+                state.sharing.row_NG[at, place] = row
+                state.sharing.place_B[s] = n * shape.group_size + place
+                state.sharing.tokens_N[at] = len(episode.prompt_ids)
+                if state.row_S is not None:
+                    state.row_S[s], state.sharing.prompt_N[at] = slot, prompt.row
+                state.prompt_tokens_S[s] = len(episode.prompt_ids)
+                state.own_tokens_S[s], state.token_S[s] = episode.filled, episode.ids[-1]
+                state.is_active_S[s], state.episode_S[s] = True, episode.number
+                state.temperature_S[s] = episode.decoding.temperature
+                state.top_p_S[s] = episode.decoding.top_p
+                places.append(s)
+        return state, places
 
     def _row_for(self, prompts: list[KeptPrompt], ids: tuple[int, ...]) -> KeptPrompt | None:
-        """Return a kept prompt with a free place, or else the row to keep it in.
-
-        Low rows are taken first, so that those in use lie together.
-        """
+        """Return a kept prompt with a free place, or else the row to keep it in."""
         same = [prompt for prompt in prompts if prompt.ids == ids and None in prompt.places]
         if same:
             return same[0]
         unused = [prompt for prompt in prompts if not prompt.is_in_use]
-        usual = self._shape.prompt_counts[0]
-        return min(unused, key=lambda prompt: (prompt.row >= usual, prompt.used), default=None)
+        return min(unused, key=lambda prompt: prompt.used, default=None)

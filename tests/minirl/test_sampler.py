@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from minirl.errors import UserError
+from minirl.sample import cache
 from minirl.sample.decode import compilations
 from minirl.types import Decoding, Request
 
@@ -195,6 +196,33 @@ def test_episodes_that_had_to_wait_say_the_same(toy):
     assert tight.work.filled == roomy.work.filled
 
 
+def test_a_reply_that_has_ended_is_not_computed_beside_others(toy, monkeypatch):
+    # Three episodes a prompt; those that go on are of all prompts, and not the first ones.
+    requests = [
+        Request(e, prompt(9 + e // 3, seed=e // 3), 3 + 4 * (e % 3), Decoding(float(e % 2)))
+        for e in range(12)
+    ]
+    sizes = {"slots": 12, "group_size": 3, "stop_ids": toy.NEVER}
+
+    def replies(rows):
+        monkeypatch.setitem(cache.ROWS, "cpu", rows)
+        sampler, found = toy.sampler(toy.model(), **sizes), {}
+        for request in requests:
+            sampler.submit(request)
+        while len(found) < len(requests):
+            found |= dict(sampler.advance(max_steps=4))
+        return found, sampler.work.decoded
+
+    expected, decoded = replies(())
+    found, fewer = replies((2, 4, 8))
+    assert {e: reply.ids for e, reply in found.items()} == {e: r.ids for e, r in expected.items()}
+    for e, reply in found.items():
+        np.testing.assert_allclose(reply.logprobs, expected[e].logprobs, atol=1e-5)
+    # Twelve rows for 11 tokens; then four steps of 12, of 8 and three of 4.
+    assert decoded == 12 * 11
+    assert fewer == 4 * 12 + 4 * 8 + 3 * 4
+
+
 def test_a_cache_too_small_for_an_episode_is_refused(toy):
     with pytest.raises(UserError, match=r"sampler.cache_gb: 2e-05 GB hold no episode of 48 \+ 48"):
         toy.sampler(toy.model(), cache_gb=2e-5)
@@ -230,6 +258,5 @@ def test_few_programs_serve_many_lengths(toy):
             for e in range(12)
         ]
         later_turns(toy, sampler, requests, turns=2)
-    # Pieces of prompts in two lengths, of later turns in one; the loop for half of the positions
-    # or all, and half of the prompts or all.
-    assert compilations() - before <= 3 + 4
+    # Pieces of prompts in four lengths, of later turns in one; the loop over four slots or eight.
+    assert compilations() - before <= 5 + 2
