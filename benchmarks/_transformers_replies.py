@@ -19,7 +19,7 @@ BATCH = 8
 @torch.inference_mode()
 def replies(job: dict[str, Any]) -> dict[str, Any]:
     """Return the ids of each prompt and reply, and the log-probability of each id of the reply."""
-    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    tokenizer: Any = AutoTokenizer.from_pretrained(job["model"])
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()
     # Not the folder's, which may ask for a penalty of repetitions.
     model.generation_config = GenerationConfig(

@@ -66,4 +66,5 @@ class ControlTokens:
         tokenizer.add_tokens(
             [AddedToken(names[one["id"]], **{kind: one[kind] for kind in kinds}) for one in added]
         )
-        return tokenizer, {tokenizer.token_to_id(name): i for i, name in names.items()}
+        own = ((tokenizer.token_to_id(name), i) for i, name in names.items())
+        return tokenizer, {new: i for new, i in own if new is not None}
