@@ -8,7 +8,8 @@ are left out, and then the SQL is
 - with `sql_tag` in the last complete `<sql>…</sql>`,
 - with `fence` in the last complete fence marked as SQL, or else in the last unmarked one that holds
   a query,
-- with `any` in the tag, else in the fence, else it is all that is said, if that is one query.
+- with `any` in the tag, else in the fence, else it is all that is said, if that is one query; a
+  mark that closes what the prompt opened ends it.
 
 Of several blocks those that begin as a query come first, for prose may name the tags. A block in a
 block is taken apart. Marks inside comments and strings of SQL are none.
@@ -50,6 +51,7 @@ _SQL = r"(?:sql|sqlite3?|mysql|postgres(?:ql)?)"
 _IS_SQL = re.compile(_SQL, _FLAGS)
 _IS_UNMARKED = re.compile("(?:select|with|values)?", _FLAGS)
 """What follows the marks of a fence without a language: nothing on the line, or the query."""
+_CLOSES = re.compile(rf"{_QUOTED}|(?P<close></sql>|`{{3,}})", _FLAGS)
 _FEW = 100  # tokens that are looked at; SQLite takes fewer brackets in one another
 _BEGINNING = re.compile(
     r"select \S|values \(|with (recursive )?\S+ (as (not )?(materialized )?)?\("
@@ -156,13 +158,13 @@ def begins_query(text: str) -> bool:
 
 
 def is_one_query(text: str) -> bool:
-    """Tell whether a text begins as a query, with nothing after its semicolon, if it has one."""
+    """Tell whether a text begins as a query, with nothing but semicolons after the first one."""
     if not begins_query(text):
         return False
     if ";" not in text:
         return True
     after = dropwhile(lambda token: not token.is_sign(";"), scan(text))
-    return next(islice(after, 1, None), None) is None
+    return all(token.is_sign(";") for token in after)
 
 
 def _said(reply: str) -> tuple[int, int]:
@@ -228,7 +230,8 @@ def _best(text: str, blocks: Sequence[_Block]) -> _Block | None:
 
 def _blocks(text: str, form: Form) -> list[_Block]:
     if form == "bare":
-        start, end = _trimmed(text, 0, len(text))
+        closed = (one.start() for one in _CLOSES.finditer(text) if one["close"])
+        start, end = _trimmed(text, 0, next(closed, len(text)))
         is_query = is_one_query(text[start:end])
         return [_Block("bare", start, start, end, end)] if is_query else []
     pairs = _pairs(text, _MARKS[form])
@@ -269,13 +272,18 @@ def _pairs(text: str, marks: _Marks) -> Iterator[_Pair]:
 
 
 def _inner(text: str, block: _Block) -> tuple[int, int]:
-    """Find the query of a block: its text, or that of a block of the other form in it."""
-    start, end = block.start, block.end
-    if block.form != "bare" and not begins_query(text[start:end]):
-        inner = _best(text[start:end], _blocks(text[start:end], _OTHER[block.form]))
-        if inner is not None:
-            start, end = start + inner.start, start + inner.end
-    return _trimmed(text, start, end)
+    """Find the query of a block: its text, or that of a block of the other form in it, which ends
+    with the block around it if nothing else ends it.
+    """
+    start, end = _trimmed(text, block.start, block.end)
+    if block.form == "bare" or begins_query(text[start:end]):
+        return start, end
+    other = _OTHER[block.form]
+    inner = _best(text[start:end], _blocks(text[start:end], other))
+    if inner is not None:
+        return _trimmed(text, start + inner.start, start + inner.end)
+    opening = _MARKS[other].opening.match(text, start, end)
+    return _trimmed(text, opening.end(), end) if opening else (start, end)
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
