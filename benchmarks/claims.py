@@ -71,7 +71,7 @@ _COMMON = {
     "train.checkpoint_every": "20",
 }
 _SINGLE = {"env": "{kind: single_turn, wrapping: sql_tag}", "sampler.max_response_tokens": "64"}
-_EXECUTION = {"reward": "{kind: astra, step_score: binary, aggregate: last}"}
+_EXECUTION = {"reward": "{kind: execution}"}
 # With one update a batch every ratio is 1, and GRPO and GSPO are one and the same.
 _FOUR = {"train.mini_batches": "4"}
 # EXPO-SQL's own update: no group, credit as it is, KL in the credit.

@@ -179,7 +179,7 @@ _SAME: Mapping[str, Query] = {
 _BAG = {"env": {"match": "bag"}}
 _BINARY = {"reward": {"payoff": "binary"}}
 _LAST = {"reward": {"step_score": "binary", "aggregate": "last"}}
-_EXECUTION = {"reward": {"kind": "astra", **_LAST["reward"]}}
+_EXECUTION = {"reward": {"kind": "execution"}}
 _UNIFORM = {"reward": {"gap_scale": 0}}
 _CLOSED: Mapping[str, Mapping[str, Settings]] = {
     "Progress-SQL": {"rows doubled": _BAG},

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from launch.config import JobConfig
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from launch.data.reply_format import ReplyFormat
-from launch.evaluation.testsets import Split
+from launch.evaluation.testsets import Split, sample_numbers
 from launch.reporting.record import episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from rewards.astra import AstraReward
@@ -103,12 +102,12 @@ class SqlSide:
         for line in loaded.lines():
             _log.info(line)
         self.prompts.add(loaded)
-        chosen = loaded.examples
-        if limit is not None and len(chosen) > limit:
-            numbers = Random(f"{self._config.seed} limit").sample(range(len(chosen)), limit)
-            _log.info("%s: a sample of %d of %d questions", split, limit, len(chosen))
-            chosen = tuple(chosen[number] for number in sorted(numbers))
-        return chosen
+        numbers = sample_numbers(len(loaded.examples), limit, seed=self._config.seed)
+        if len(numbers) < len(loaded.examples):
+            _log.info(
+                "%s: a sample of %d of %d questions", split, len(numbers), len(loaded.examples)
+            )
+        return tuple(loaded.examples[number] for number in numbers)
 
     def environment(self, tokenizer: ChatTokenizer | None = None) -> Environment:
         """Build the training environment; with a tokenizer, prompts are shortened to fit."""

@@ -79,6 +79,7 @@ def make_parser(
     line = f"example:\n  python -m {module} --cfg progress-demo.yaml {example}"
     parser = Parser(module, description, line)
     config = "a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)"
+    config += "" if needs_config else "; default: a run's own, else plain.yaml"
     parser.add_argument("--cfg", required=needs_config, metavar="FILE", help=config)
     add_accelerator(parser)
     add_overrides(parser)
@@ -102,6 +103,27 @@ def read_seed(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text}: should be a whole number from 0 on")
     return int(text)
+
+
+def read_count(text: str) -> int:
+    """Read a whole number from 1 on from the command line."""
+    if (number := read_seed(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: should be a whole number from 1 on")
+    return number
+
+
+def add_questions(add: Callable[..., Any]) -> None:
+    """Add what bounds the questions of a command, and shows one."""
+    add(
+        "--limit",
+        type=read_count,
+        metavar="N",
+        help="at most N questions of a split, a sample by seed",
+    )
+    add(
+        "--show-prompt", action="store_true",
+        help="print one question as the model is asked it, with its number of tokens, and stop",
+    )  # fmt: skip
 
 
 def command(module: str, *arguments: object) -> str:

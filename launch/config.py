@@ -140,6 +140,10 @@ class EvalConfig(Settings):
     """Replies of vote@n, pass@n and sampled validations are drawn from the likeliest tokens that
     together reach this probability."""
 
+    def of(self, split: Split) -> int | None:
+        """Return how many questions of a split are asked; None for all."""
+        return self.validation_questions if split == "validation" else self.questions
+
 
 class VerbalConfig(JudgeConfig):
     """Verbal RL: how many candidates and judgements, and how a model is asked for them."""

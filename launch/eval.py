@@ -1,12 +1,15 @@
 """Measure execution accuracy: of a model, or of a file of predictions.
 
-    python -m launch.eval --cfg progress.yaml --checkpoint runs/progress-seed0 --decode vote@8
-    python -m launch.eval --cfg progress.yaml --checkpoint Qwen2.5-Coder-7B-Instruct \\
-        --data spider-dev --data-root data
-    python -m launch.eval --cfg verbal.yaml --endpoint http://127.0.0.1:30000/v1 --model qwen \\
-        --data bird-dev --data-root data --decode judge@10
+    python -m launch.eval
+    python -m launch.eval --checkpoint runs/progress-seed0 --decode vote@8
+    python -m launch.eval --checkpoint Qwen2.5-Coder-7B-Instruct --data spider-dev --data-root data
+    python -m launch.eval --endpoint http://127.0.0.1:30000/v1 --model qwen --data bird-dev \\
+        --data-root data --limit 200
     python -m launch.eval --predictions model.sql --data spider-dev --data-root data --json out.json
 
+Without a model it is the newest finished run below runs/. A run is asked as it was trained: prompt,
+environment and sampler are its own; other models are asked with the short prompt of plain.yaml, and
+may answer in any form. A config (--cfg) and settings (key=value) take the place of these.
 A checkpoint (sampled in this process, or by SGLang servers with rollout.backend=sglang), an
 endpoint that speaks OpenAI's chat completions (its key in OPENAI_API_KEY) and a file are judged
 alike, a test set by its official rule: verdicts.json in the folder of results, or the file that
@@ -22,12 +25,13 @@ import os
 from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from launch import cli
 from launch.evaluation.decoding import Decode
-from launch.evaluation.testsets import SPLITS, TEST_SETS, Split, read_limits
+from launch.evaluation.testsets import SPLITS, TEST_SETS, Split, read_limits, sample_numbers
 from minirl.errors import UserError
 from sqlenv.config import DataConfig
 from sqlenv.evaluators.votes import VoteBy
@@ -85,9 +89,12 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         if root is None:
             raise UserError("--predictions: give the folder of the data too, --data-root DIR")
         source, examples = find(name, root, file)
+        found = read_samples(path, examples, decode)
+        numbers = sample_numbers(len(examples), options.limit, seed=options.seed or 0)
+        examples = tuple(examples[number] for number in numbers)
         samples = [
             Sampled(each, outcomes=Outcomes.total(map(Outcomes.of, each)))
-            for each in read_samples(path, examples, decode)
+            for each in (found[number] for number in numbers)
         ]
         model = ModelFacts((options.model or path.stem).replace("/", "-"))  # names the folder too
         folder = options.out
@@ -102,11 +109,11 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
 
 
 def _evaluate_model(options: Namespace) -> None:
-    from launch.config import load_config
     from launch.data.preflight import check_data
+    from launch.evaluation.subject import find_subject, limited
 
-    assert options.cfg is not None
-    config = load_config(options.cfg, options.overrides)
+    given = {name: getattr(options, name) for name in ("checkpoint", "endpoint", "data")}
+    config, checkpoint = find_subject(options.cfg, options.overrides, **given)
     limits = config.evaluation
     decode = Decode.parse(
         options.decode,
@@ -118,21 +125,43 @@ def _evaluate_model(options: Namespace) -> None:
     if decode.kind == "judge":
         verbal = config.verbal.model_copy(update={"candidates": decode.samples})
         config = config.model_copy(update={"verbal": verbal})
-    config, split = _on_test_set(config, options)
+    config, split = _on_test_set(limited(config, options.limit), options)
     check_data(config, split)
     source: Source
     if options.endpoint is None:
         cli.use_accelerator(options.accel)
         from launch.evaluation.policy_source import CheckpointSource
 
-        source = CheckpointSource.find(config, decode, options.checkpoint, options.accel)
+        source = CheckpointSource.find(config, decode, checkpoint, options.accel)
     else:
         from launch.evaluation.sources import EndpointSource
 
         name = options.model.replace("/", "-")
         config = config.for_untrained()
         source = EndpointSource(config, decode, name, options.model, options.endpoint)
-    _answer_and_judge(options, source, split, options.out or _default_folder(source, options.data))
+    if options.show_prompt:
+        _show_prompt(source, split)
+    else:
+        out = options.out or _default_folder(source, options)
+        _answer_and_judge(options, source, split, out)
+
+
+def _show_prompt(source: Source, split: Split) -> None:
+    from launch.build import SqlSide
+    from launch.data.shown_prompt import show_prompt
+
+    config = source.config
+    with TemporaryDirectory() as spare, SqlSide(config, _demo_folder(config, Path(spare))) as sql:
+        example = sql.examples(split, limit=config.evaluation.of(split))[0]
+        limit = config.evaluation_sampler.max_prompt_tokens
+        show_prompt(example, source.prompt(example, sql), source.tokenizer(), limit=limit)
+
+
+def _demo_folder(config: JobConfig, other: Path) -> Path:
+    """Return where demo data lies: that of the run, if there is one; the same settings make the
+    same.
+    """
+    return config.folder if (config.folder / "data").is_dir() else other
 
 
 def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Path) -> None:
@@ -145,15 +174,13 @@ def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Pat
     from launch.evaluation.sources import Answers
     from launch.run_folder import claim_data, claimed
 
-    config, limits = source.config, source.config.evaluation
+    config = source.config
     settings = yaml.safe_dump(source.settings(split, options.data), sort_keys=False, width=100)
-    limit = limits.validation_questions if split == "validation" else limits.questions
-    # Demo data is that of the run where there is one; the same settings make the same.
-    made = config.folder if (config.folder / "data").is_dir() else out
+    made = _demo_folder(config, out)
     start = perf_counter()
     # Answers that were paid for serve another reading of them.
     with claimed(out, settings, key="--out", keyed={ANSWERS}), SqlSide(config, made) as sql:
-        examples = sql.examples(split, limit=limit)
+        examples = sql.examples(split, limit=config.evaluation.of(split))
         questions = _questions(options, config, examples)
         check_databases(questions.databases | questions.suite_files)  # before hours of sampling
         # Weights that cannot be read leave no folder behind.
@@ -161,7 +188,6 @@ def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Pat
             found = source.answers(examples, sql, out, show)
         claim_data(out, {split: examples})
         seconds = {"seconds": round(perf_counter() - start, 1)}
-        prompt = sql.prompts.single_turn if source.is_judge else sql.evaluation_prompt
         # A config's own questions have its limits, as in training.
         has_own = _is_own(options) and options.timeout_s is None
         with Executor(config.executor if has_own else read_limits(options.timeout_s)) as executor:
@@ -172,7 +198,7 @@ def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Pat
                 executor,
                 model=source.facts(),
                 seed=config.seed,
-                prompts=[prompt(example) for example in examples],
+                prompts=[source.prompt(example, sql) for example in examples],
                 folder=out,
                 path=options.json,
             )
@@ -219,12 +245,14 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
     return config.model_copy(update={"data": data}), "test"
 
 
-def _default_folder(source: Source, data: str) -> Path:
-    config, layouts = source.config, []
+def _default_folder(source: Source, options: Namespace) -> Path:
+    config, layouts, data = source.config, [], options.data
     if data in SPLITS:
         layouts = [*dict.fromkeys(one.layout for one in config.data.of(data).sources)]
     sampler = filter(None, [source.facts().sampler])
-    parts = (source.name, *sampler, *layouts, data, source.decode.name, f"seed{config.seed}")
+    size = [f"limit{options.limit}"] if options.limit else []
+    ends = (source.decode.name, *size, f"seed{config.seed}")
+    parts = (source.name, *sampler, *layouts, data, *ends)
     return Path("evals") / "-".join(parts)
 
 
@@ -236,7 +264,8 @@ def _check(options: Namespace) -> None:
     mistakes = {
         "--predictions: needs no --cfg, no settings and no model": is_file
         and (options.cfg or options.overrides or url or checkpoint),
-        "say --cfg FILE, or --predictions FILE": not is_file and not options.cfg,
+        "--predictions: a file has no prompt; leave --show-prompt out": is_file
+        and options.show_prompt,
         "--seed: set seed=N, as in the config": not is_file and options.seed is not None,
         f"--data-root and --file: {split}; set data.root=FOLDER, or give a test set": is_split
         and not is_file
@@ -266,8 +295,9 @@ def _read(arguments: Sequence[str]) -> Namespace:
     add(
         "--checkpoint", **folder,
         help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
-        "model folder (default: what reinforcement learning starts from: the model that the warm "
-        "start left in the config's run folder, else model.path)",
+        "model folder (default: the newest finished run below runs/; with --cfg what reinforcement "
+        "learning starts from: the model that the warm start left in the config's run folder, "
+        "else model.path)",
     )  # fmt: skip
     add("--endpoint", metavar="URL", help="an OpenAI-compatible endpoint, up to and including /v1")
     add("--model", metavar="NAME", help="the endpoint's name of the model")
@@ -300,6 +330,7 @@ def _read(arguments: Sequence[str]) -> Namespace:
     )  # fmt: skip
     other = "question file in place of the data set's own: in its folder, or a path"
     add("--file", default="", metavar="NAME", help=other)
+    cli.add_questions(add)
     add = parser.add_argument_group("judging and results").add_argument
     own = "what answers are judged by (default: the test set's own)"
     add("--comparators", metavar="NAME,NAME", help=own)

@@ -19,8 +19,7 @@ from launch import cli
 from launch.build import load_model
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
-from launch.run_folder import CONFIG
-from launch.warm_start import FOLDER as WARM
+from launch.run_folder import CONFIG, WARM_MODEL, run_of
 from minirl.config import LoraConfig
 from minirl.errors import UserError
 from minirl.model import gguf, huggingface
@@ -53,15 +52,14 @@ def policy_in(where: Path) -> PolicySource:
     """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model folder."""
     if (where / "config.json").is_file():
         return PolicySource(where.resolve().name, where)
-    if (where / CONFIG).is_file():
+    if run := run_of(where):
+        if run != where:
+            return _of_run(run, where)
         checkpoints = where / "checkpoints"
         step = best_step(checkpoints) if checkpoints.is_dir() else None
         if step is None:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
         return _of_run(where, checkpoints / str(step))
-    run = where.resolve().parent.parent
-    if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file():
-        return _of_run(run, where)
     raise UserError(
         f"--checkpoint {where}: give a run folder, one of its checkpoints/N, "
         "or a Hugging Face model folder (launch.export --gguf makes one of a GGUF file)"
@@ -73,8 +71,8 @@ def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
     if where is not None:
         return policy_in(where)
     name = f"{config.run.name}-start"
-    if (config.folder / WARM).is_dir():
-        return PolicySource(name, config.folder / WARM)
+    if (config.folder / WARM_MODEL).is_dir():
+        return PolicySource(name, config.folder / WARM_MODEL)
     if config.model.path is not None:
         check_model(config)
         return PolicySource(config.model.path.resolve().name, config.model.path)
@@ -90,8 +88,8 @@ def _of_run(run: Path, checkpoint: Path) -> PolicySource:
     """Take structure and tokenizer from the run's own model, whatever the job at hand says."""
     config = load_config(str(run / CONFIG), ())
     path = config.model.path or run / "model"
-    if (run / WARM).is_dir():
-        path = run / WARM
+    if (run / WARM_MODEL).is_dir():
+        path = run / WARM_MODEL
     elif config.model.path is not None:
         check_model(config)
     name = f"{run.resolve().name}-step{checkpoint.name}"

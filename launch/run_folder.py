@@ -24,12 +24,26 @@ from sqlenv.types import Example
 _log = logging.getLogger(__name__)
 
 CONFIG, VERSIONS, DATA, RESULT = "config.yaml", "versions.json", "data.json", "result.json"
+WARM_MODEL = Path("warm", "model")
+"""Where a run folder keeps the model that its warm start made."""
 PLACES = "places"
 """Settings that say where weights and data lay, for people: what they are is said by contents."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
 # A folder with no more than these holds no work yet, and other settings may have it.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
 _ADVICE = "delete it to go on"
+
+
+def run_of(where: Path) -> Path | None:
+    """Return the run folder of a checkpoint: itself, or that of its `checkpoints/N`; None for what
+    is neither.
+    """
+    if (where / "config.json").is_file():
+        return None  # a model's folder
+    run = where.resolve().parent.parent
+    if (where / CONFIG).is_file():
+        return where
+    return run if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file() else None
 
 
 def check(

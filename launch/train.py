@@ -6,9 +6,14 @@ resume.
 
 from __future__ import annotations
 
+from argparse import Namespace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from launch import cli
 from launch.config import JobConfig, dump, load_config
-from launch.data.preflight import check_inputs
+from launch.data.preflight import check_data, check_inputs, check_model
+from launch.evaluation.testsets import SPLITS
 from launch.result import Result, show
 from launch.run_folder import RESULT, check, check_place
 from minirl.errors import UserError
@@ -19,7 +24,10 @@ from minirl.run.files import read_json
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = make_parser().parse_intermixed_args(arguments)
-    config = load_config(options.cfg, options.overrides)
+    config = _limited(load_config(options.cfg, options.overrides), options)
+    if options.show_prompt:
+        _show_prompt(config)
+        return
     settings = dump(config)
     if options.yaml and not options.dry_run:
         raise UserError("--yaml: shows the settings of --dry-run; give that too")
@@ -54,6 +62,40 @@ def main(arguments: list[str]) -> None:
             train(config, accelerator=options.accel)
 
 
+def _limited(config: JobConfig, options: Namespace) -> JobConfig:
+    """Let a job have at most so many questions of each split, as settings of its own."""
+    if options.limit is None:
+        return config
+    found = {
+        "data.train.total": config.data.train.total,
+        "evaluation.questions": config.evaluation.questions,
+        "evaluation.validation_questions": config.evaluation.validation_questions,
+    }
+    limits = [f"{key}={min(options.limit, n or options.limit)}" for key, n in found.items()]
+    return load_config(options.cfg, [*options.overrides, *limits])
+
+
+def _show_prompt(config: JobConfig) -> None:
+    """Print a training prompt; a tiny model that is not made yet has no tokenizer."""
+    from launch.build import SqlSide
+    from launch.data.shown_prompt import show_prompt
+    from minirl.model.tokenizer import ChatTokenizer
+
+    for split in SPLITS:
+        check_data(config, split)
+    check_model(config)
+    one = config.data.train.model_copy(update={"total": 1})
+    config = config.model_copy(update={"data": config.data.model_copy(update={"train": one})})
+    model = config.model.path or config.folder / "model"
+    tokenizer = ChatTokenizer(model) if model.is_dir() else None
+    with TemporaryDirectory() as spare:
+        made = config.folder if (config.folder / "data").is_dir() else Path(spare)
+        with SqlSide(config, made) as sql:
+            example = sql.examples("train")[0]
+            prompt = sql.training_prompt(example, tokenizer)
+        show_prompt(example, prompt, tokenizer, limit=config.sampler.max_prompt_tokens)
+
+
 def _describe(config: JobConfig, settings: str | None) -> None:
     """Print what the run would be, with its settings as comments of those."""
     from launch.dry_run import describe_run
@@ -70,6 +112,7 @@ def make_parser() -> cli.Parser:
     """Make the command's parser."""
     parser = cli.make_parser("launch.train", __doc__)
     cli.add_processes(parser)
+    cli.add_questions(parser.add_argument)
     parser.add_argument(
         "--only",
         choices=("warm-start",),

@@ -15,22 +15,19 @@ from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.data.demonstrations import demonstrations
 from launch.data.reply_format import ReplyFormat
-from launch.run_folder import claimed
+from launch.run_folder import WARM_MODEL, claimed
 from minirl.model import huggingface
 from minirl.model.lora import merged
 from minirl.run import distributed
 from minirl.train.supervised import supervise
 from sqlenv.types import Example
 
-FOLDER = Path("warm", "model")
-"""Where a run folder keeps the model that the warm start made."""
-
 
 def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:
     """Return the model folder that reinforcement learning starts from, after the warm start."""
     source = distributed.from_first(lambda: model_folder(config, folder, sql, train))
     warm = config.warm_start
-    target = folder / FOLDER
+    target = folder / WARM_MODEL
     if warm is None or distributed.from_first(target.exists):
         return source if warm is None else target
     model, tokenizer = load_model(config, source, lora=warm.lora)

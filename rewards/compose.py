@@ -6,8 +6,15 @@ from collections.abc import Callable
 
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward
-from rewards.config import ExpoConfig, OneShotConfig, PaverlConfig, ProgressiveConfig, RewardConfig
-from rewards.execution import ColumnsOf, StepRunner
+from rewards.config import (
+    ExecutionConfig,
+    ExpoConfig,
+    OneShotConfig,
+    PaverlConfig,
+    ProgressiveConfig,
+    RewardConfig,
+)
+from rewards.execution import ColumnsOf, StepRunner, execution_reward
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Score
@@ -31,6 +38,8 @@ def build_reward(
         return ProgressiveReward(config, columns_of)
     if isinstance(config, OneShotConfig):
         return OneShotReward()
+    if isinstance(config, ExecutionConfig):
+        return execution_reward
     if executor is None:
         raise ValueError(f"the reward {config.kind} runs queries: give it an executor")
     if isinstance(config, ExpoConfig):

@@ -66,6 +66,13 @@ class ProgressiveConfig(Settings):
     """The diagnostic tree."""
 
 
+class ExecutionConfig(Settings):
+    """Execution accuracy as the reward: 1 if the answer is right, else 0."""
+
+    kind: Literal["execution"] = "execution"
+    """Tag of the union."""
+
+
 class OneShotConfig(Settings):
     """Progress-SQL's one-shot baseline: match, executable, format of the last reply."""
 
@@ -194,7 +201,7 @@ class AstraConfig(Settings):
 
 
 RewardConfig = Annotated[
-    ProgressiveConfig | OneShotConfig | ExpoConfig | PaverlConfig | AstraConfig,
+    ProgressiveConfig | OneShotConfig | ExpoConfig | PaverlConfig | AstraConfig | ExecutionConfig,
     Field(discriminator="kind"),
 ]
 

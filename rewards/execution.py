@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from rewards.types import Score
 from sqlenv.dialects import run
 from sqlenv.envs.single_turn import Runner
 from sqlenv.schema.reading import read_schema
@@ -57,6 +58,12 @@ def payable(result: Result) -> Result:
 def is_correct(episode: Episode) -> bool:
     """Tell whether the answer, the last attempt, matches the gold result."""
     return episode.answer is not None and episode.answer.correct
+
+
+def execution_reward(episode: Episode) -> Score:
+    """Reward a right answer with 1, anything else with 0; one part, `execution`."""
+    correct = is_correct(episode)
+    return Score(float(correct), correct, {"execution": float(correct)})
 
 
 def first_match(episode: Episode) -> int | None:

@@ -58,6 +58,10 @@ class CheckpointSource(Source):
         config = config if policy.run else config.for_untrained()
         return cls(config, decode, policy.name, _identity(policy), policy, accelerator)
 
+    def tokenizer(self) -> ChatTokenizer:
+        """Read the tokenizer from the policy's folder."""
+        return ChatTokenizer(self.policy.model)
+
     def facts(self) -> ModelFacts:
         """Describe the model, and what it was trained from."""
         policy, run = self.policy, self.policy.run

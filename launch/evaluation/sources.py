@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from launch.evaluation.decoding import Decode
     from launch.evaluation.results import ModelFacts
     from launch.evaluation.testsets import Split
+    from minirl.model.tokenizer import ChatTokenizer
     from sqlenv.config import SourceConfig
     from sqlenv.types import Answer as ReadReply
-    from sqlenv.types import Wrapping
+    from sqlenv.types import Observation, Wrapping
 
 RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
@@ -102,6 +103,14 @@ class Source(ABC):
         """Tell whether the model judges queries of its own."""
         return self.decode.kind == "judge"
 
+    def prompt(self, example: Example, sql: SqlSide) -> Observation:
+        """Put a question as the model is shown it."""
+        return (sql.prompts.single_turn if self.is_judge else sql.evaluation_prompt)(example)
+
+    @abstractmethod
+    def tokenizer(self) -> ChatTokenizer | None:
+        """Return the model's tokenizer, if it is here."""
+
     @abstractmethod
     def facts(self) -> ModelFacts:
         """Describe the model, as a table of runs has to know it."""
@@ -146,6 +155,9 @@ class EndpointSource(Source):
     """
 
     url: str
+
+    def tokenizer(self) -> None:
+        """Return none: an endpoint counts tokens itself."""
 
     def facts(self) -> ModelFacts:
         """Describe the model."""

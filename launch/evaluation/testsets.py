@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Literal
 
 from sqlenv.config import OFFICIAL, ExecutorConfig
@@ -16,6 +17,13 @@ TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if 
 """Published test sets."""
 
 _LONGEST_S = 1_000_000
+
+
+def sample_numbers(count: int, limit: int | None, *, seed: int) -> Sequence[int]:
+    """Choose at most so many of some questions by seed; give their numbers in order."""
+    if limit is None or count <= limit:
+        return range(count)
+    return sorted(Random(f"{seed} limit").sample(range(count), limit))
 
 
 def read_limits(timeout_s: float | None) -> ExecutorConfig:

@@ -47,6 +47,7 @@ FAMILIES = {
     "astra": Family({"kind": "astra"}, "set", -2, 1),
     "astra, fig2": Family({"kind": "astra", "atr": {"kind": "fig2"}}, "set", -2, 1),
     "astra, steps": Family({"kind": "astra", "aggregate": "steps"}, "set", 0, 1),
+    "execution": Family({"kind": "execution"}, "set", 0, 1),
     "astra, last": Family({"kind": "astra", "aggregate": "last"}, "set", 0, 1),
 }
 
