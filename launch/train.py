@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> None:
     options = make_parser().parse_intermixed_args(arguments)
     config = _limited(load_config(options.cfg, options.overrides), options)
     if options.show_prompt:
+        cli.use_accelerator(options.accel)
         _show_prompt(config)
         return
     settings = dump(config)

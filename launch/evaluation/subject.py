@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launch import cli
 from launch.config import JobConfig, flat, load_config
+from launch.evaluation.testsets import SPLITS
 from launch.run_folder import CONFIG, RESULT, WARM_MODEL, run_of
 from minirl.config import RolloutConfig
 from sqlenv.errors import UserError
@@ -110,9 +111,9 @@ def _differences(config: JobConfig, trained: JobConfig) -> Iterator[str]:
     here, there = (
         dict(flat(one.model_dump(mode="json", include=sections))) for one in (config, trained)
     )
-    for key in dict.fromkeys([*there, *here]):
-        if key not in _MACHINE and here.get(key) != there.get(key):
-            yield f"{key} is {here.get(key)} (there {there.get(key)})"
+    for key in (key for key in there if key in here and key not in _MACHINE):
+        if here[key] != there[key]:
+            yield f"{key} is {here[key]} (there {there[key]})"
 
 
 def limited(config: JobConfig, questions: int | None) -> JobConfig:
