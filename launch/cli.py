@@ -114,16 +114,10 @@ def read_count(text: str) -> int:
 
 def add_questions(add: Callable[..., Any]) -> None:
     """Add what bounds the questions of a command, and shows one."""
-    add(
-        "--limit",
-        type=read_count,
-        metavar="N",
-        help="at most N questions of a split, a sample by seed",
-    )
-    add(
-        "--show-prompt", action="store_true",
-        help="print one question as the model is asked it, with its number of tokens, and stop",
-    )  # fmt: skip
+    most = "at most N questions of each split, a sample by seed"
+    add("--limit", type=read_count, metavar="N", help=most)
+    one = "print a question as the model is asked it, with its number of tokens, and stop"
+    add("--show-prompt", action="store_true", help=one)
 
 
 def command(module: str, *arguments: object) -> str:

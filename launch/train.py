@@ -72,6 +72,8 @@ def _limited(config: JobConfig, options: Namespace) -> JobConfig:
         "evaluation.questions": config.evaluation.questions,
         "evaluation.validation_questions": config.evaluation.validation_questions,
     }
+    if config.data.held_out is not None:
+        found["data.held_out"] = config.data.held_out
     limits = [f"{key}={min(options.limit, n or options.limit)}" for key, n in found.items()]
     return load_config(options.cfg, [*options.overrides, *limits])
 
@@ -85,8 +87,10 @@ def _show_prompt(config: JobConfig) -> None:
     for split in SPLITS:
         check_data(config, split)
     check_model(config)
+    # Of all questions one is enough.
     one = config.data.train.model_copy(update={"total": 1})
-    config = config.model_copy(update={"data": config.data.model_copy(update={"train": one})})
+    data = config.data.model_copy(update={"train": one, "held_out": config.data.held_out and 1})
+    config = config.model_copy(update={"data": data})
     model = config.model.path or config.folder / "model"
     tokenizer = ChatTokenizer(model) if model.is_dir() else None
     with TemporaryDirectory() as spare:

@@ -73,7 +73,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         ([*evaluate, "--data", "dev"], "dev"),
         ([*evaluate, "--data-root", "data"], "--data-root"),
         (["launch.eval", "--cfg", "progress-demo.yaml", "--data", "spider-dev"], "--data"),
-        (["launch.eval", "--data", "spider-dev"], "--cfg"),
+        (["launch.eval", "--data", "spider-dev"], "--checkpoint RUN"),
         ([*asked, "--endpoint", "http://x/v1"], "--model"),
         ([*asked, "--model", "m"], "--endpoint"),
         ([*asked, "--endpoint", "localhost:1", "--model", "m"], "--endpoint"),

@@ -1,0 +1,209 @@
+"""Evaluating needs no config: a run is asked as it was trained, any other model in a stated way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import eval as evaluation
+from launch import train
+from launch.config import load_config
+from launch.evaluation.subject import find_subject
+from launch.run_folder import run_of
+from sqlenv.errors import UserError
+
+from .chat_server import Chat, serve
+from .conftest import json_lines
+from .small_sets import ASKED, GOLDS, make_spider
+
+
+@pytest.fixture(scope="module")
+def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_spider(tmp_path_factory.mktemp("subject") / "spider")
+
+
+def gold(body: Any, _earlier: int) -> str:
+    """Answer with the bare query, as real models do whatever they are asked for."""
+    text = body["messages"][-1]["content"]
+    return next(sql for _, question, sql in ASKED if question in text)
+
+
+def ask(chat: Chat, spider: Path, out: Path, *more: str) -> dict[str, Any]:
+    named = ["--endpoint", chat.url, "--model", "m", "--data", "spider-dev"]
+    evaluation.main([*named, "--data-root", str(spider), "--out", str(out), *more])
+    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
+
+
+# A run.
+
+
+def test_a_run_is_asked_as_it_was_trained(command, place, tmp_path):
+    """Without a config, and from another folder: the same replies as at the end of its training."""
+    finished = place / "finished"
+    done = command(
+        "launch.eval", "--checkpoint", finished, "--out", tmp_path / "after", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    name = "predictions.jsonl"
+    assert (tmp_path / "after" / name).read_bytes() == (finished / "after" / name).read_bytes()
+
+
+def test_without_a_model_it_is_the_newest_finished_run(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as told:
+        find("--data", "test")
+    assert [word in str(told.value) for word in ("--checkpoint", "--endpoint", "--predictions")]
+    for number, name in enumerate(("old", "group/new", "begun")):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "config.yaml").symlink_to(place / "finished" / "config.yaml")
+        if name != "begun":
+            (run / "result.json").write_text("{}")
+            os.utime(run / "result.json", (number, number))
+    config, checkpoint = find("--data", "test")
+    new = Path("runs/group/new")
+    assert (checkpoint, config.folder, config.env.kind) == (new, new, "diagnosed")
+    assert config.answer_wrapping == "sql_tag"
+    said = "No model is named: this is runs/group/new, the newest finished run, on its test split."
+    assert said in capsys.readouterr().out
+
+
+def find(*line: str) -> tuple[Any, Path | None]:
+    """Find what a command line evaluates."""
+    options = evaluation._read(line)
+    given = {name: getattr(options, name) for name in ("checkpoint", "endpoint", "data")}
+    return find_subject(options.cfg, options.overrides, **given)
+
+
+def test_settings_of_the_command_change_those_of_the_run(place):
+    run = str(place / "finished")
+    config, _ = find("--checkpoint", run, "seed=7", "evaluation.top_p=0.5", "mesh.data=1")
+    assert (config.seed, config.evaluation.top_p, config.mesh.data) == (7, 0.5, 1)
+    assert find("--checkpoint", run)[0].mesh == "auto"
+
+
+def test_another_config_that_asks_differently_is_told_in_a_line(place, tiny, caplog):
+    run = str(place / "finished")
+    find("--cfg", str(tiny), "--checkpoint", run, "sampler.slots=3", "train.steps=9")
+    assert not caplog.messages
+    config, _ = find("--cfg", str(tiny), "--checkpoint", run, "prompt.style=omnisql", "env.turns=3")
+    [line] = caplog.messages
+    assert "prompt.style is omnisql (there demo), env.turns is 3 (there 2); without --cfg" in line
+    assert (config.prompt.style, config.answer_wrapping) == ("omnisql", "sql_tag")
+
+
+def test_runs_are_told_from_models(place):
+    run = place / "finished"
+    assert run_of(run) == run
+    assert run_of(run / "checkpoints" / "3") == run.resolve()
+    assert [run_of(run / name) for name in ("model", "warm/model", "before", "checkpoints")] == [
+        None
+    ] * 4
+
+
+# Any other model.
+
+
+def test_an_endpoint_needs_no_config(spider, tmp_path, capsys):
+    with serve(Chat(gold)) as chat:
+        sheet = ask(chat, spider, tmp_path / "out")
+    assert chat.requests == len(GOLDS)
+    assert "prompt.style=short" in capsys.readouterr().out
+    for body in chat.bodies:
+        [message] = body["messages"]
+        assert message["content"].endswith(
+            "one SQLite query in a ```sql code block and nothing else."
+        )
+    # Bare queries are read, though a fence was asked for.
+    assert sheet["measures"]["spider_ex"]["mean"] == 1
+    assert sheet["outcomes"]["no_query"] == 0
+
+
+def test_the_form_of_answers_is_any_unless_it_is_said(place):
+    model = ["--checkpoint", str(place / "finished" / "model")]
+    url = ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m"]
+    for named in (model, url):
+        assert find(*named)[0].answer_wrapping == "any"
+        assert find("--cfg", "paverl.yaml", *named)[0].answer_wrapping == "any"
+        assert find(*named, "evaluation.wrapping=fence")[0].answer_wrapping == "fence"
+
+
+# How many questions.
+
+
+def test_the_number_of_questions_is_never_dropped(spider, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    with serve(Chat(gold)) as chat:
+        sheet = ask(chat, spider, tmp_path / "own", "evaluation.questions=2")
+        assert (chat.requests, sheet["settings"]["questions"]) == (2, 2)
+        assert "test: a sample of 2 of 5 questions" in caplog.messages
+        sheet = ask(chat, spider, tmp_path / "more", "evaluation.questions=2", "--limit", "3")
+        assert (chat.requests, sheet["settings"]["questions"]) == (2 + 3, 3)
+        ask(chat, spider, tmp_path / "all", "--limit", "9")
+        assert chat.requests == 2 + 3 + 5
+
+
+def test_the_sample_of_a_file_is_that_of_a_model(spider, tmp_path):
+    (tmp_path / "p.sql").write_text("".join(f"{sql}\n" for sql in GOLDS))
+    data = ["--data", "spider-dev", "--data-root", str(spider), "--limit", "3"]
+    file = tmp_path / "file.json"
+    evaluation.main(["--predictions", str(tmp_path / "p.sql"), *data, "--json", str(file)])
+    with serve(Chat(gold)) as chat:
+        sheet = ask(chat, spider, tmp_path / "out", "--limit", "3")
+    found = [
+        [one["id"] for one in each["questions"]] for each in (json.loads(file.read_text()), sheet)
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 3
+    assert json.loads(file.read_text())["measures"]["spider_ex"]["mean"] == 1
+
+
+def test_a_job_of_few_questions_says_so_in_its_settings(tiny):
+    line = ["--cfg", str(tiny), "--limit", "5", "evaluation.questions=null", "data.held_out=9"]
+    options = train.make_parser().parse_intermixed_args(line)
+    config = train._limited(load_config(options.cfg, options.overrides), options)
+    asked = config.evaluation
+    assert (config.data.train.total, asked.questions, asked.validation_questions) == (5, 5, 4)
+    assert config.data.held_out == 5
+
+
+# One prompt.
+
+
+def test_a_prompt_is_shown_as_the_model_is_asked_it(command, place, spider, tiny, capsys):
+    lines = [
+        ["launch.train", "--cfg", str(tiny), "run.dir=finished", "--show-prompt"],
+        ["launch.eval", "--checkpoint", "finished", "--show-prompt"],
+    ]
+    for line in lines:
+        done = command(*line, cwd=place)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("<|im_start|>")
+        assert "tokens of 700" in done.stdout.splitlines()[-1]
+        assert "CREATE TABLE" in done.stdout or "(id" in done.stdout
+    shown = json_lines(place / "finished" / "after" / "trajectories.jsonl")[1]
+    assert shown["question"] in done.stdout  # of the last command
+    named = ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--data", "spider-dev"]
+    evaluation.main([*named, "--data-root", str(spider), "--show-prompt"])
+    told = capsys.readouterr().out
+    assert "[user]\nCREATE TABLE pet" in told
+    assert "about " in told.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["--limit", "0"], "--limit"),
+        (["--limit", "x"], "--limit"),
+        (["--predictions", "p.sql", "--show-prompt"], "--show-prompt"),
+    ],
+)
+def test_mistakes_are_told(line, words):
+    with pytest.raises(Exception, match=words) as told:
+        evaluation.main(line)
+    assert "\n" not in str(told.value)
