@@ -9,7 +9,7 @@ from pathlib import Path
 from launch import cli
 from launch.config import JobConfig, flat, load_config
 from launch.evaluation.testsets import SPLITS
-from launch.run_folder import CONFIG, RESULT, WARM_MODEL, run_of
+from launch.run_folder import CONFIG, RESULT, run_of
 from minirl.config import RolloutConfig
 from sqlenv.errors import UserError
 
@@ -36,17 +36,15 @@ def find_subject(
     """Return the job that an evaluation goes by, and the folder of the policy if one is named.
 
     Without a config a run has its own, and all else that of plain.yaml; without a model too, it is
-    the newest finished run. What was trained by no job of ours may answer in any form, unless
-    `evaluation.wrapping` says another.
+    the newest finished run.
 
     Raises:
         UserError: There is nothing to evaluate, or a config is wrong.
     """
     if not (cfg or checkpoint or endpoint):
         checkpoint = _newest_run()
-        said = (
-            f"No model is named: this is {checkpoint}, the newest finished run, on --data {data}."
-        )
+        where = f"its {data} split" if data in SPLITS else data
+        said = f"No model is named: this is {checkpoint}, the newest finished run, on {where}."
         cli.output.print(said, soft_wrap=True)
     run = run_of(checkpoint) if checkpoint else None
     if cfg:
@@ -58,10 +56,6 @@ def find_subject(
     else:
         config = load_config(PLAIN, overrides)
         cli.output.print(_stated(config), soft_wrap=True)
-    is_trained = run or (not (checkpoint or endpoint) and (config.folder / WARM_MODEL).is_dir())
-    if not is_trained and config.evaluation.wrapping is None:
-        evaluation = config.evaluation.model_copy(update={"wrapping": "any"})
-        config = config.model_copy(update={"evaluation": evaluation})
     return config, checkpoint
 
 

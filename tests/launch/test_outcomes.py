@@ -80,14 +80,14 @@ def fenced(body: Any) -> str:
 
 def test_bare_queries_where_a_fence_is_asked_for_stop_the_evaluation(asked, tmp_path):
     """One of them is shown, and what would read them; nothing is paid for twice then."""
-    with serve(Chat(lambda body, _: f"<sql>SELECT {number(body)}</sql>")) as chat:
-        with pytest.raises(UserError, match=r"no query in the first 20 replies, such as '<sql>SEL"):
+    with serve(Chat(lambda body, _: f"SELECT {number(body)}")) as chat:
+        with pytest.raises(UserError, match=r"no query in the first 20 replies, such as 'SELECT "):
             evaluate(asked, tmp_path / "out", chat)
         assert chat.requests == FIRST
-        with pytest.raises(UserError, match=r"; evaluation\.wrapping=\w+ would find .* 20 of 20$"):
+        with pytest.raises(UserError, match=r"; evaluation\.wrapping=any would find .* 20 of 20$"):
             evaluate(asked, tmp_path / "out", chat)
         assert chat.requests == FIRST
-        sheet = evaluate(asked, tmp_path / "out", chat, "evaluation.wrapping=sql_tag")
+        sheet = evaluate(asked, tmp_path / "out", chat, "evaluation.wrapping=any")
         assert chat.requests == QUESTIONS
     assert sheet["measures"]["set"]["mean"] == 1
 

@@ -13,6 +13,8 @@ import pytest
 from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
+from launch.evaluation.decoding import GREEDY
+from launch.evaluation.policy_source import CheckpointSource
 from launch.evaluation.subject import find_subject
 from launch.run_folder import run_of
 from sqlenv.errors import UserError
@@ -80,9 +82,9 @@ def find(*line: str) -> tuple[Any, Path | None]:
     return find_subject(options.cfg, options.overrides, **given)
 
 
-def test_settings_of_the_command_change_those_of_the_run(place):
+def test_settings_of_the_command_line_change_those_of_the_run(place):
     run = str(place / "finished")
-    config, _ = find("--checkpoint", run, "seed=7", "evaluation.top_p=0.5", "mesh.data=1")
+    config, _ = find("--checkpoint", run, "seed=7", "evaluation.top_p=0.5", "mesh={data: 1}")
     assert (config.seed, config.evaluation.top_p, config.mesh.data) == (7, 0.5, 1)
     assert find("--checkpoint", run)[0].mesh == "auto"
 
@@ -124,13 +126,12 @@ def test_an_endpoint_needs_no_config(spider, tmp_path, capsys):
     assert sheet["outcomes"]["no_query"] == 0
 
 
-def test_the_form_of_answers_is_any_unless_it_is_said(place):
-    model = ["--checkpoint", str(place / "finished" / "model")]
-    url = ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m"]
-    for named in (model, url):
-        assert find(*named)[0].answer_wrapping == "any"
-        assert find("--cfg", "paverl.yaml", *named)[0].answer_wrapping == "any"
-        assert find(*named, "evaluation.wrapping=fence")[0].answer_wrapping == "fence"
+def test_a_folder_that_is_no_run_may_answer_in_any_form(place):
+    run, model = (place / "finished" / name for name in ("", "model"))
+    for checkpoint, wrapping in ((run, "sql_tag"), (model, "any")):
+        config, folder = find("--checkpoint", str(checkpoint))
+        source = CheckpointSource.find(config, GREEDY, folder, "cpu")
+        assert source.config.answer_wrapping == wrapping
 
 
 # How many questions.

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from rewards.compose import build_reward
 from rewards.config import ExecutionConfig
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import Attempt, AttemptKind, Episode, Example, SqlError
 
 ASKED = Example("1", "?", "d", Path("d.sqlite"), "SELECT 1")
 
 
 def attempt(*, correct: bool, kind: AttemptKind = "answer") -> Attempt:
-    return Attempt("…", "SELECT 1", SqlError(""), correct=correct, kind=kind)
+    return Attempt(answer_of("SELECT 1", "any"), SqlError(""), correct, kind=kind)
 
 
 def test_only_the_answer_is_paid():
