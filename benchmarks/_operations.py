@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from minirl.model.config import ModelConfig
-from minirl.plan.memory import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Prompts and answers of one length each."""
+
+    prompts: int
+    prompt: int
+    answers: int
+    answer: int
+
+    @property
+    def computed(self) -> int:
+        """Count the tokens that pass through the layers."""
+        return self.prompts * self.prompt + self.answers * self.answer
 
 
 def matmul_parameters(config: ModelConfig) -> tuple[int, int]:

@@ -34,7 +34,6 @@ from minirl.sample.sampler import NativeSampler
 from minirl.train.advantages import estimate
 from minirl.train.batching import Groups, micro_batches, padded_share
 from minirl.train.optimizer import make_optimizer
-from minirl.train.packing import Extent
 from minirl.train.update import Learner, policy_objective
 from minirl.types import Tokenizer, TokenRow, Trajectory
 from sqlenv.types import Message
@@ -224,8 +223,6 @@ def measure_update(
     )
     state = learner.init(params)
     del params
-    answers = train.batching.answers_per_batch or train.group_size
-    longest = Extent(sampler.max_prompt_tokens - 1, (sampler.max_response_tokens,) * answers)
     stats: dict[str, float] = {}
     for _ in range(1 + runs):
         started = time.perf_counter()
@@ -235,7 +232,6 @@ def measure_update(
             sizes=train.batching,
             pad_id=tokenizer.pad_id,
             divisor=sampler.max_response_tokens,
-            longest=longest,
         )
         state, stats = learner.update(state, batches)
         jax.block_until_ready(state.params)
@@ -247,7 +243,7 @@ def measure_update(
     useful = 6.0 * (layers * (prompt + answer) + logits * answer)
     return watch.phase(useful).figures() | {
         "tokens": prompt + answer,
-        "padding": round(padded_share(groups, train.batching, longest=longest), 3),
+        "padding": round(padded_share(groups, train.batching), 3),
         "programs": learner.programs,
         "loss": stats["loss"],
         "grad_norm": stats["grad_norm"],

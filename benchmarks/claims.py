@@ -86,7 +86,7 @@ _EXPO_SINGLE = {
     "env": "{kind: single_turn, wrapping: sql_tag, match: bag_ordered}",
     "train.prompts_per_step": "128",
     "train.group_size": "1",
-    "train.batching.groups_per_batch": "8",
+    "train.batching.micro_batch_tokens": "4096",
 }
 _HALVES = {"train.steps": str(STEPS // 2), "train.optimizer.schedule": "cosine"}
 _FRACTION, _BINARY = ({"reward": f"{{kind: paverl, payoff: {p}}}"} for p in ("fraction", "binary"))
@@ -137,7 +137,7 @@ _TEACHING = (
     "warm_start={steps: 400, group_size: 4, groups_per_step: 4, checkpoint_every: 200, "
     "optimizer: {kind: muon, learning_rate: 0.003, warmup_steps: 20, schedule: cosine, "
     "beta2: 0.98}, "
-    "batching: {groups_per_batch: 1, prompt_multiple: 256, answer_multiple: 256}}"
+    "batching: {micro_batch_tokens: 2048, prompt_multiple: 256, answer_multiple: 256}}"
 )
 
 CLAIMS = (

@@ -139,11 +139,10 @@ def update(model: str) -> dict[str, Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    from benchmarks._operations import model_flops
+    from benchmarks._operations import Tokens, model_flops
     from benchmarks.grpo_step import time_update
     from minirl.config import BatchingConfig, OptimizerConfig
     from minirl.model import huggingface
-    from minirl.plan.memory import Tokens
     from minirl.types import TokenRow
 
     shape, lengths = shape_of(model), lengths_of(model)

@@ -152,7 +152,7 @@ def measure_tiny(runs: int) -> dict[str, float]:
     """Measure a model of fresh weights on random prompts."""
     model = Decoder(MODEL, key=jax.random.key(0))
     gen_s, groups = time_generation(model, runs=runs)
-    sizes = BatchingConfig(groups_per_batch=1)
+    sizes = BatchingConfig(micro_batch_tokens=2048)
     update_s = time_update(model, rewarded(groups), sizes, OptimizerConfig(), runs=runs)
     sampled = PROMPTS * SAMPLES * ANSWER_TOKENS
     return {

@@ -29,7 +29,7 @@ TOPOLOGIES = ("v5e:4x4", "v5p:4x4x4", "v6e:8x8", "h100x8")
 SCALE = ("v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16")
 SCALE += ("v5p:2x2x4", "v5p:2x4x4", "v5p:4x4x4", "v5p:4x4x8", "v5p:4x8x8")
 _JOB = ("--cfg", "progress.yaml", "sampler.slots=512")
-_HEAD = ("model", "chips", "mesh", "samplers", "fits", "micro-batch, groups x answers")
+_HEAD = ("model", "chips", "mesh", "samplers", "fits", "tokens of a micro-batch")
 _HEAD += ("GiB update / generation", "of", "plan s")
 
 
@@ -85,7 +85,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         mesh,
         f"{one['processes']}: {sampler or 'one device'}",
         "yes",
-        f"{one['groups_per_batch']} x {one['answers_per_batch']}",
+        f"{one['micro_batch_tokens']:,}",
         f"{one['update_bytes'] / 2**30:.1f} / {one['generation_bytes'] / 2**30:.1f}",
         f"{one['room_bytes'] / 2**30:.1f}",
         f"{one['plan_s']:.0f}",

@@ -231,7 +231,7 @@ def _line_for(error: Exception) -> str | None:
     if "RESOURCE_EXHAUSTED" in words:  # JAX's
         return (
             "the device has too little memory: lower sampler.cache_gb, sampler.slots or "
-            f"train.batching.groups_per_batch, or set model.remat=full ({words[:120]})"
+            f"train.batching.micro_batch_tokens, or set model.remat=full ({words[:120]})"
         )
     others = _others()
     if others and others.is_lost(error):

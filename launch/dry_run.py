@@ -37,7 +37,7 @@ def describe_run(config: JobConfig) -> dict[str, str]:
         loaded = check_questions(config, root)
         return {
             **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
-            "memory": describe_memory(config, model_shape(config, None))[0],
+            "memory": describe_memory(config, model_shape(config, None)),
             "prompt": _prompt(config, _first_prompt(config, loaded["train"])),
         }
 

@@ -20,11 +20,12 @@ from launch.evaluation.sampling import Evaluator
 from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.evaluation.testsets import Split
 from launch.evaluation.verdicts import Verdict, accuracy, write_official
-from launch.plan import check_memory
+from launch.plan import plan_memory
 from launch.result import Result, show
 from launch.run_folder import RESULT, check_alike, claim_data, claimed
 from launch.texts import write_json
 from launch.warm_start import start_model
+from minirl.model.config import read_config
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.run.metrics import read_metrics
@@ -53,7 +54,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         facts = distributed.from_first(lambda: claim_data(folder, splits))
         distributed.gather(lambda: check_alike(splits, facts))
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
-        check_memory(config, source)
+        config = plan_memory(config, read_config(source), folder)
         tokenizer = ChatTokenizer(source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)

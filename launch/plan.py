@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, PositiveInt
 from rich.table import Table as RichTable
 
 from launch import cli
@@ -22,11 +23,15 @@ from minirl.errors import UserError
 if TYPE_CHECKING:
     from minirl.model.config import ModelConfig
     from minirl.plan.compile import Topology
+    from minirl.plan.fit import Devices, Fit
     from minirl.plan.memory import Workload
 
 _log = logging.getLogger(__name__)
 
 _GIB = 2**30
+PLAN = "plan.json"
+# A model whose weights and optimizer take less of a device's memory fits, whatever else it needs.
+_SMALL_SHARE = 1 / 256
 
 
 def main(arguments: list[str]) -> None:
@@ -64,14 +69,19 @@ def make_plan(
     from launch.build import mesh_sizes
     from minirl.model.sharding import make_mesh
     from minirl.plan.compile import described_devices, parse_topology
-    from minirl.plan.fit import fit
+    from minirl.plan.fit import FILLED, Devices, fit
 
     topology = parse_topology(topology_name)
     shape = model_shape(config, model)
     work = workload_of(config, shape)
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
-    found = fit(work, topology, mesh, progress)
+    # Described apart: compilers know no part of a slice.
+    own, room = described_devices(topology.host), FILLED * topology.chip.memory_bytes
+    devices = Devices(mesh, own, room)
+    found = fit(work, devices, progress)
+    _check_room(found, work, devices, progress)
     progress(1, 1, "done")
+    assert found.sampling is not None
     return {
         "topology": topology.name,
         "devices": topology.size,
@@ -80,12 +90,10 @@ def make_plan(
         "generation_memory_bytes": found.generation,
         "update_bytes": sum(found.update.values()),
         "generation_bytes": sum(found.generation.values()),
-        "room_bytes": found.room if math.isfinite(found.room) else None,
+        "room_bytes": room if math.isfinite(room) else None,
         "processes": found.sampling.processes,
         "sampler_mesh": dict(found.sampling.mesh.shape),
-        "groups_per_batch": found.batch.groups,
-        "answers_per_batch": found.batch.answers,
-        "micro_batches": found.batch.count,
+        "micro_batch_tokens": found.tokens,
         "compile_s": {name: round(one.seconds, 1) for name, one in found.programs.items()},
         "model": model or str(config.model.path or "tiny"),
         "mesh": dict(mesh.shape),
@@ -101,57 +109,99 @@ def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
     return Workload(shape, config.model, config.sampler, config.train)
 
 
-def check_memory(config: JobConfig, folder: Path) -> None:
-    """Log what the job holds on each device; see `describe_memory`."""
-    from minirl.model.config import read_config
+def plan_memory(config: JobConfig, shape: ModelConfig, folder: Path) -> JobConfig:
+    """Compile the largest programs of a job for the devices that are here, and refuse what does not
+    fit; return the job with micro-batches of a size where they had none.
 
-    line, is_tight = describe_memory(config, read_config(folder))
-    _log.log(logging.WARNING if is_tight else logging.INFO, "%s", line)
-
-
-def describe_memory(config: JobConfig, shape: ModelConfig) -> tuple[str, bool]:
-    """Say what the job holds on each device, and whether that will hardly fit.
-
-    Activations are an estimate: where they alone are too much, it will hardly fit.
+    The plan is kept in the run folder, so that a resumed run has the same micro-batches. A model
+    that is small beside the memory is not compiled for it.
 
     Raises:
-        UserError: It is more than a device has, activations apart.
+        UserError: The job needs more than there is, with settings that need less.
     """
+    from minirl.run import distributed
+    from minirl.run.files import read_json
+
+    path = folder / PLAN
+    if path.exists():
+        found = read_json(path, Plan, advice="delete it to plan again")
+    else:
+        tokens = distributed.gather(lambda: _planned(config, shape))
+        found = min(tokens, key=lambda plan: plan.micro_batch_tokens)
+        distributed.from_first(lambda: write_json(path, found.model_dump()))
+    _log.info("memory: %s", found)
+    return _with_tokens(config, found.micro_batch_tokens)
+
+
+class Plan(BaseModel):
+    """What a run was planned with on a device: tokens of a micro-batch, and bytes by kind; none for
+    a model too small to be planned.
+    """
+
+    micro_batch_tokens: PositiveInt
+    memory_bytes: dict[str, float] = {}
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        named = self.memory_bytes.items()
+        parts = ", ".join(f"{name} {_gib(size)}" for name, size in named if size >= _GIB / 20)
+        total = (
+            f"{_gib(sum(self.memory_bytes.values()))} of a device ({parts})" if parts else "little"
+        )
+        return f"{total}; micro-batches of up to {self.micro_batch_tokens:,} tokens"
+
+
+def describe_memory(config: JobConfig, shape: ModelConfig) -> str:
+    """Plan a job, and say in a line what it needs; see `plan_memory`."""
+    return str(_planned(config, shape))
+
+
+def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
+    """Plan a job for this process's devices."""
     import jax
 
     from launch.build import arrange
-    from minirl.plan.memory import estimate_memory
+    from minirl.plan.fit import FILLED, Devices, fit
+    from minirl.plan.memory import training_of
+    from minirl.run.memory import free_bytes
 
-    limit = _device_limit()
-    turns = estimate_memory(
-        workload_of(config, shape),
-        arrange(config, shape),
-        jax.local_devices(),
-        memory_bytes=limit or math.inf,
-        has_sampler=config.rollout.backend == "native",
-    )
-    found = max(turns, key=lambda kinds: sum(kinds.values()))
-    total = sum(found.values())
-    least = max(sum(kinds.values()) - kinds.get("activations", 0) for kinds in turns)
-    parts = ", ".join(f"{name} {_gib(size)}" for name, size in found.items() if size >= _GIB / 20)
-    line = f"memory of a device, activations estimated: {_gib(total)} ({parts or 'little'})"
-    if not limit or total <= limit:
-        return line, False
-    line += (
-        f" of {_gib(limit)}: use more devices, a smaller model, fewer sampler.slots, a smaller "
-        "train.batching.answers_per_batch or groups_per_batch, model.remat=full or "
-        "train.optimizer.moments=bfloat16 (launch.plan tells what fits where)"
-    )
-    if least > limit:
-        raise UserError(f"does not fit: {line}")
-    return f"will hardly fit: {line}", True
+    work, mesh, own = workload_of(config, shape), arrange(config, shape), jax.local_devices()
+    shared = len(own) if own[0].platform == "cpu" else 1
+    room = FILLED * free_bytes(own[0]) / shared
+    if sum(training_of(work, mesh).memory.values()) < _SMALL_SHARE * room:
+        return Plan(micro_batch_tokens=work.train.batching.budget)
+    devices, has_sampler = Devices(mesh, own, room), config.rollout.backend == "native"
+    with cli.progress_bar("memory") as progress:
+        found = fit(work, devices, progress, has_sampler=has_sampler)
+        _check_room(found, work, devices, progress, has_sampler=has_sampler)
+    return Plan(micro_batch_tokens=found.tokens, memory_bytes=found.largest)
 
 
-def _device_limit() -> float | None:
-    """Return the bytes that a device lets be filled, where it says so."""
-    import jax
+def _check_room(
+    found: Fit, work: Workload, devices: Devices, progress: Any, *, has_sampler: bool = True
+) -> None:
+    """Raise a `UserError` if a job needs more than there is, with settings that need less."""
+    from minirl.plan.fit import settings_that_fit
 
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if found.bytes <= devices.room:
+        return
+    sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in found.largest.items())
+    reason = found.problem or f"{sizes} = {_gib(found.bytes)} a device"
+    changes = settings_that_fit(work, devices, progress, has_sampler=has_sampler)
+    advice = "take a smaller model, more devices or shorter lengths"
+    if changes:
+        advice = f"it fits with {' '.join(changes)}"
+    raise UserError(f"does not fit: {reason}, of {_gib(devices.room)} free; {advice}")
+
+
+def _with_tokens(config: JobConfig, tokens: int) -> JobConfig:
+    """Return a job whose micro-batches have so many tokens where they were left to the program."""
+    changes = {}
+    for name, phase in (("train", config.train), ("warm_start", config.warm_start)):
+        if phase is not None and phase.batching.micro_batch_tokens == "auto":
+            batching = phase.batching.model_copy(update={"micro_batch_tokens": tokens})
+            changes[name] = phase.model_copy(update={"batching": batching})
+    return config.model_copy(update=changes)
 
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
@@ -212,10 +262,7 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
     axes = [f"{axis} {size}" for axis, size in plan["sampler_mesh"].items() if size > 1]
     step = RichTable("of a step", "", title="A step")
     step.add_row(
-        "largest micro-batch",
-        f"train.batching.groups_per_batch={plan['groups_per_batch']} "
-        f"train.batching.answers_per_batch={plan['answers_per_batch']} "
-        f"({plan['micro_batches']} a step)",
+        "micro-batch of a device", f"train.batching.micro_batch_tokens={plan['micro_batch_tokens']}"
     )
     step.add_row("samplers", f"{plan['processes']}, each on {' x '.join(axes) or 'one device'}")
     step.add_row("this plan took", f"{plan['plan_s']:.0f} s")

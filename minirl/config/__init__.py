@@ -23,6 +23,7 @@ from minirl.config.rollout import (
 from minirl.config.train import (
     CONTROL_TOKENS,
     MARKS,
+    MOST_TOKENS,
     BatchingConfig,
     GuardConfig,
     LoraConfig,

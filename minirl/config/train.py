@@ -17,6 +17,8 @@ Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Of a tiny model's tokenizer."""
+MOST_TOKENS = 16_384
+"""Of a micro-batch whose size is left to the program."""
 MARKS = ("<think>", "</think>", "<sql>", "</sql>")
 """Written by the policy and read by SQL environments: single tokens, but text like any other."""
 
@@ -125,19 +127,20 @@ class MeshConfig(Settings):
 class BatchingConfig(Settings):
     """How a batch is cut for memory; the gradient does not depend on it but for rounding."""
 
-    groups_per_batch: PositiveInt = 1
-    """Units of one micro-batch for each of the mesh's data x fsdp parts: a group each, or several
-    where they are packed."""
-    answers_per_batch: PositiveInt | None = None
-    """Trajectories of a group in one micro-batch, those of like length together; None for all of
-    them. Fewer need less memory and compute the prompt once for each part of the group."""
-    pack: bool = False
-    """Put several groups into a unit, and several answers into a row: a token budget. A run
-    then has three shapes, of the longest prompt and response, whose programs are compiled ahead."""
+    micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
+    """Tokens of one micro-batch for each of the mesh's data x fsdp parts, a group's prompt counted
+    once; at least one trajectory with its prompt. `auto` is what there is memory for, at most
+    16,384: more is not faster."""
     prompt_multiple: PositiveInt = 256
-    """Granularity of the padded lengths of prompts: larger compiles fewer shapes and pads more."""
+    """Granularity of the padded lengths of prompts in attention: larger compiles fewer shapes."""
     answer_multiple: PositiveInt = 128
     """The same of what comes after the prompt."""
+
+    @property
+    def budget(self) -> int:
+        """Return the tokens of a micro-batch; for `auto` the most."""
+        tokens = self.micro_batch_tokens
+        return MOST_TOKENS if tokens == "auto" else tokens
 
 
 class GuardConfig(Settings):
@@ -183,7 +186,6 @@ class SftConfig(_Phase):
     """Also compute the loss on the part of the prompt that the group does not share: a model that
     is new to language learns to copy names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
-    batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
     checkpoint_every: PositiveInt = 100
     """Steps between checkpoints."""
 
@@ -259,11 +261,6 @@ class TrainConfig(_Phase):
             raise contradiction(
                 "mini_batches",
                 f"{self.mini_batches} are more than prompts_per_step = {self.prompts_per_step}",
-            )
-        answers = self.batching.answers_per_batch
-        if size % (answers or 1):
-            raise contradiction(
-                "batching.answers_per_batch", f"{answers} does not divide group_size = {size}"
             )
         return self
 

@@ -7,9 +7,7 @@ JAX; the tests call both, and check the arguments.
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,31 +22,22 @@ from minirl.model.kernels import MASKED, Kernel, KeySet
 _FORWARD = cudnn_kernels.dot_product_attention
 _BACKWARD = cudnn_kernels._dot_product_attention_bwd_p_wrapper
 _BACKWARD_ARGUMENTS = cudnn_kernels._dot_product_attention_bwd_impl
-# The floats that cuDNN takes, and a bias that masks a key (larger ones meet a fault of cuDNN).
-_MASKED = {jnp.dtype(jnp.bfloat16): -(2.0**41), jnp.dtype(jnp.float16): -(2.0**15)}
+_FLOATS = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _LARGEST_HEAD = 128
 
 
-def cudnn(*, packed: bool) -> Kernel:
+def cudnn() -> Kernel:
     """Return cuDNN's flash attention, for 16-bit floats on NVIDIA GPUs from Ampere on.
 
-    Args:
-        packed: Whether a row holds keys of several numbers: they are told apart by a bias, one for
-            all heads and layers (cuDNN's own offsets are silently wrong in JAX before 0.11.1 where
-            query heads share key/value heads). Otherwise a row's keys are one piece, padded on the
-            right, and cuDNN is passed its length.
+    cuDNN is passed the number of keys of each row. Its own offsets, which could tell several pieces
+    of a row apart, are silently wrong in JAX before 0.11.1 where query heads share key/value heads.
     """
-    masked = _bias if packed else _lengths
-    return Kernel(
-        functools.partial(_forward, masked),
-        functools.partial(_backward, masked),
-        _serves,
-    )
+    return Kernel(_forward, _backward, _serves)
 
 
 def _serves(q_BTHE: Array) -> bool:
     E = q_BTHE.shape[-1]
-    return q_BTHE.dtype in _MASKED and E <= _LARGEST_HEAD and E % 8 == 0
+    return q_BTHE.dtype in _FLOATS and E <= _LARGEST_HEAD and E % 8 == 0
 
 
 class _Mask(NamedTuple):
@@ -56,45 +45,32 @@ class _Mask(NamedTuple):
 
     Attributes:
         kind: Kind of mask.
-        bias_X1TL: Added to the scores.
         queries_X, keys_X: Lengths, at least 1.
         has_keys_X: Rows with any key: a length of zero is undefined, so that such a row attends to
             one key, and its log-sum-exp is masked.
     """
 
     kind: Any
-    bias_X1TL: Array | None = None
     queries_X: Array | None = None
     keys_X: Array | None = None
     has_keys_X: Array | None = None
 
 
-def _bias(q_XTHE: Array, keys: KeySet, *, causal: bool) -> _Mask:
-    is_seen_XTL = keys.query_number_BT[:, :, None] == keys.number_XL[:, None]
-    masked = _MASKED[q_XTHE.dtype]
-    bias_XTL = jnp.where(is_seen_XTL, 0.0, masked).astype(q_XTHE.dtype)
-    kind = cudnn_kernels.MaskType.CAUSAL if causal else cudnn_kernels.MaskType.NO_MASK
-    return _Mask(kind, bias_XTL[:, None])
-
-
-def _lengths(q_XTHE: Array, keys: KeySet, *, causal: bool) -> _Mask:
-    if causal:  # queries never see padding on the right
+def _mask(q_XTHE: Array, keys: KeySet) -> _Mask:
+    length_X = keys.length_X
+    if length_X is None:  # queries never see padding on the right
         return _Mask(cudnn_kernels.MaskType.CAUSAL)
-    length_X = jnp.sum(keys.number_XL != 0, axis=1, dtype=jnp.int32)
     queries_X = jnp.full(*q_XTHE.shape[:2], jnp.int32)
     kind = cudnn_kernels.MaskType.PADDING
-    return _Mask(kind, None, queries_X, jnp.maximum(length_X, 1), length_X > 0)
+    return _Mask(kind, queries_X, jnp.maximum(length_X, 1), length_X > 0)
 
 
-def _forward(
-    masked: Callable[..., _Mask], q_XTHE: Array, keys: KeySet, *, causal: bool
-) -> tuple[Array, Array]:
-    mask = masked(q_XTHE, keys, causal=causal)
+def _forward(q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
+    mask = _mask(q_XTHE, keys)
     out_XTHE, lse_XHT = _FORWARD(
         q_XTHE,
         keys.k_XLKE,
         keys.v_XLKE,
-        bias=mask.bias_X1TL,
         q_seqlen=mask.queries_X,
         kv_seqlen=mask.keys_X,
         scale=q_XTHE.shape[-1] ** -0.5,
@@ -107,16 +83,13 @@ def _forward(
 
 
 def _backward(
-    masked: Callable[..., _Mask],
     q_XTHE: Array,
     keys: KeySet,
     out_XTHE: Array,
     lse_XTH: Array,
     dout_XTHE: Array,
-    *,
-    causal: bool,
 ) -> tuple[Array, Array, Array]:
-    mask = masked(q_XTHE, keys, causal=causal)
+    mask = _mask(q_XTHE, keys)
     if mask.has_keys_X is not None:
         lse_XTH = jnp.where(mask.has_keys_X[:, None, None], lse_XTH, -MASKED)
         dout_XTHE = jnp.where(mask.has_keys_X[:, None, None, None], dout_XTHE, 0)
@@ -125,7 +98,7 @@ def _backward(
         "query": q_XTHE,
         "key": keys.k_XLKE,
         "value": keys.v_XLKE,
-        "bias": none if mask.bias_X1TL is None else mask.bias_X1TL,
+        "bias": none,
         "q_seqlen": none if mask.queries_X is None else mask.queries_X,
         "kv_seqlen": none if mask.keys_X is None else mask.keys_X,
         "q_offsets": none,
@@ -140,7 +113,7 @@ def _backward(
         "scale": q_XTHE.shape[-1] ** -0.5,
         "seed": 42,
         "dropout_rate": 0.0,
-        "variadic_args": (mask.bias_X1TL is not None, False),  # a bias, and no gradient of it
+        "variadic_args": (False, False),  # no bias, and no gradient of one
         "mask_type": mask.kind,
         "layout": cudnn_kernels.AttentionLayout.BTNH.value,
         "sliding_window_length": None,

@@ -268,33 +268,6 @@ class Decoder(nnx.Module):
         x_BTD, new_caches = self._run_layers(body, self._embed(tokens_BT), caches)
         return self._final_norm(x_BTD), new_caches
 
-    def continued(
-        self,
-        tokens: tuple[Int[Array, "N P"], Int[Array, "B C"]],
-        positions: tuple[Int[Array, "N P"], Int[Array, "B C"]],
-        attends: tuple[Attend, Attend],
-    ) -> Float[Array, "B C D"]:
-        """Return the final hidden states of continuations, BCD, computed with their prefixes.
-
-        Each layer computes both, so that the gradient of its weights is one sum, and the keys of
-        one layer's prefixes are held at a time.
-
-        Args:
-            tokens: Ids of the prefixes, and of their continuations.
-            positions: As `__call__`, of both.
-            attends: As `__call__`, of both; the cache of the second is what the first returns.
-        """
-        angles_NPE, angles_BCE = map(self._angles, positions)
-
-        def body(layer: Block, carry: tuple[Array, Array], cache: Any) -> tuple[Any, None]:
-            prefix_NPD, cache = layer(carry[0], angles_NPE, attends[0], cache)
-            x_BCD, _ = layer(carry[1], angles_BCE, attends[1], cache)
-            return (prefix_NPD, x_BCD), None
-
-        carry = (self._embed(tokens[0]), self._embed(tokens[1]))
-        (_, x_BCD), _ = self._run_layers(body, carry, None)
-        return self._final_norm(x_BCD)
-
     def _angles(self, positions_BT: Array) -> Array:
         frequency_E = rotary_frequencies(self.config)
         return positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]

@@ -20,12 +20,16 @@ MASKED = -1e30
 
 
 class KeySet(NamedTuple):
-    """A set of keys and values; of B rows of queries, those of a row of keys are side by side."""
+    """Rows of keys and values that rows of queries attend to; both are padded on the right.
+
+    Attributes:
+        length_X: Every query of a row attends to so many keys; None where queries and keys are of
+            the same tokens, and each attends to those up to itself (causal).
+    """
 
     k_XLKE: Array
     v_XLKE: Array
-    number_XL: Array  # what each key belongs to, from 1; 0 is padding
-    query_number_BT: Array  # a query looks at keys of its number
+    length_X: Array | None = None
 
 
 class Partial(NamedTuple):
@@ -51,10 +55,10 @@ class Kernel:
     """Flash attention to one set of keys.
 
     Attributes:
-        forward: (q_XTHE, keys, causal=) -> (values XTHE, log-sum-exp XTH in fp32); queries that
-            see no key have any finite values, and a log-sum-exp far below all others.
-        backward: (q_XTHE, keys, values, log-sum-exp, gradient of the values, causal=) -> gradients
-            of (q, k, v).
+        forward: (q_XTHE, keys) -> (values XTHE, log-sum-exp XTH in fp32); queries that see no key
+            have any finite values, and a log-sum-exp far below all others.
+        backward: (q_XTHE, keys, values, log-sum-exp, gradient of the values) -> gradients of
+            (q, k, v).
         serves: Whether it takes q_BTHE.
     """
 
@@ -117,15 +121,13 @@ class _Blocks:
         self._together = max(block_bytes // (query_bytes * self.t), 1)
 
     def over_heads(self, function: Any, keys: KeySet, *blocks: Array) -> Any:
-        """Map over heads: (k_LE, v_LE, number_L), (numbers Ct, C), blocks of the queries."""
+        """Map over heads: (k_LE, v_LE, number of keys or None), blocks of the queries."""
         k, v = (
             array.swapaxes(1, 2).reshape(self.X * self.K, *array.shape[1::2])
             for array in (keys.k_XLKE, keys.v_XLKE)
         )
-        number_YL = jnp.repeat(keys.number_XL, self.K, axis=0)
-        padded = jnp.pad(keys.query_number_BT, ((0, 0), (0, self.C * self.t - self.T)))
-        number_YCt = jnp.repeat(padded.reshape(self.X, self.C, self.t), self.K, axis=0)
-        arrays = ((k, v, number_YL), number_YCt, *blocks)
+        length_Y = None if keys.length_X is None else jnp.repeat(keys.length_X, self.K)
+        arrays = (KeySet(k, v, length_Y), *blocks)
         return jax.lax.map(lambda xs: function(*xs), arrays, batch_size=self._together)
 
     def split(self, array_XTHE: Array) -> Array:
@@ -146,34 +148,31 @@ class _Blocks:
         """Bring gradients of keys back as XLKE."""
         return array_YLE.reshape(self.X, self.K, *array_YLE.shape[1:]).swapaxes(1, 2)
 
-    def scores(
-        self, c: Array, q_ME: Array, number_t: Array, k_LE: Array, number_L: Array, *, causal: bool
-    ) -> Array:
-        """Return the masked scores of a block, ML."""
-        is_seen_TL = number_t[:, None] == number_L[None]
-        if causal:
-            place_t = c * self.t + jnp.arange(self.t)
-            is_seen_TL &= place_t[:, None] >= jnp.arange(len(number_L))[None]
-        return jnp.where(jnp.tile(is_seen_TL, (self.R, 1)), _product(q_ME, k_LE.T), MASKED)
+    def scores(self, c: Array, q_ME: Array, head: KeySet) -> Array:
+        """Return the masked scores of a block, ML, from the keys of one head."""
+        place_L = jnp.arange(len(head.k_XLKE))
+        if head.length_X is None:
+            is_seen_TL = (c * self.t + jnp.arange(self.t))[:, None] >= place_L[None]
+            is_seen_ML = jnp.tile(is_seen_TL, (self.R, 1))
+        else:
+            is_seen_ML = jnp.broadcast_to(
+                (place_L < head.length_X)[None], (len(q_ME), len(place_L))
+            )
+        return jnp.where(is_seen_ML, _product(q_ME, head.k_XLKE.T), MASKED)
 
 
-def _blockwise_forward(
-    block_bytes: int, q_XTHE: Array, keys: KeySet, *, causal: bool
-) -> tuple[Array, Array]:
+def _blockwise_forward(block_bytes: int, q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
     blocks = _Blocks(block_bytes, q_XTHE, keys)
 
-    def head(set_: tuple[Array, ...], number_Ct: Array, q_CME: Array) -> Partial:
-        k_LE, v_LE, number_L = set_
+    def attend(head: KeySet, q_CME: Array) -> Partial:
+        def block(xs: tuple[Array, Array]) -> Partial:
+            c, q_ME = xs
+            return partial_attention(blocks.scores(c, q_ME, head), head.v_XLKE)
 
-        def block(xs: tuple[Array, Array, Array]) -> Partial:
-            c, number_t, q_ME = xs
-            scores = blocks.scores(c, q_ME, number_t, k_LE, number_L, causal=causal)
-            return partial_attention(scores, v_LE)
-
-        return jax.lax.map(block, (jnp.arange(blocks.C), number_Ct, q_CME))
+        return jax.lax.map(block, (jnp.arange(blocks.C), q_CME))
 
     q = blocks.split(q_XTHE * q_XTHE.shape[-1] ** -0.5)
-    attended = Partial(*map(blocks.merge, blocks.over_heads(head, keys, q)))
+    attended = Partial(*map(blocks.merge, blocks.over_heads(attend, keys, q)))
     return attended.out.astype(q_XTHE.dtype), attended.lse
 
 
@@ -184,17 +183,15 @@ def _blockwise_backward(
     out_XTHE: Array,
     lse_XTH: Array,
     dout_XTHE: Array,
-    *,
-    causal: bool,
 ) -> tuple[Array, Array, Array]:
     blocks = _Blocks(block_bytes, q_XTHE, keys)
 
-    def head(set_: tuple[Array, ...], number_Ct: Array, *queries: Array) -> tuple[Array, ...]:
-        k_LE, v_LE, number_L = set_
+    def pull_back(head: KeySet, *queries: Array) -> tuple[Array, ...]:
+        k_LE, v_LE = head.k_XLKE, head.v_XLKE
 
         def block(total: tuple[Array, Array], xs: tuple[Array, ...]) -> tuple[Any, Array]:
-            c, number_t, q_ME, dout_ME, lse_M1, delta_M1 = xs
-            scores_ML = blocks.scores(c, q_ME, number_t, k_LE, number_L, causal=causal)
+            c, q_ME, dout_ME, lse_M1, delta_M1 = xs
+            scores_ML = blocks.scores(c, q_ME, head)
             # A query that sees no key has a log-sum-exp as low as its scores.
             p_ML = jnp.where(scores_ML > MASKED, jnp.exp(scores_ML - lse_M1), 0.0)
             ds_ML = p_ML * (_product(dout_ME, v_LE.T) - delta_M1)
@@ -204,14 +201,14 @@ def _blockwise_backward(
             return (dk_LE, dv_LE), _product(ds_ML, k_LE)
 
         zeros = jnp.zeros(k_LE.shape, jnp.float32)
-        xs = (jnp.arange(blocks.C), number_Ct, *queries)
+        xs = (jnp.arange(blocks.C), *queries)
         (dk_LE, dv_LE), dq_CME = jax.lax.scan(block, (zeros, zeros), xs)
         return dq_CME, dk_LE, dv_LE
 
     scale, dtype = q_XTHE.shape[-1] ** -0.5, q_XTHE.dtype
     delta_XTH1 = (dout_XTHE.astype(jnp.float32) * out_XTHE).sum(-1, keepdims=True)
     queries = (q_XTHE * scale, dout_XTHE, lse_XTH[..., None], delta_XTH1)
-    dq, dk, dv = blocks.over_heads(head, keys, *map(blocks.split, queries))
+    dq, dk, dv = blocks.over_heads(pull_back, keys, *map(blocks.split, queries))
     dk, dv = (blocks.merge_keys(array).astype(dtype) for array in (dk, dv))
     return (blocks.merge(dq) * scale).astype(dtype), dk, dv
 

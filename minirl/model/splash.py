@@ -40,8 +40,8 @@ def splash(*, interpret: bool = False) -> Kernel:
     )
 
 
-def _forward(q_XTHE: Array, keys: KeySet, *, causal: bool, interpret: bool) -> tuple[Array, Array]:
-    call, *arguments = _arguments(q_XTHE, keys, causal=causal, interpret=interpret)
+def _forward(q_XTHE: Array, keys: KeySet, *, interpret: bool) -> tuple[Array, Array]:
+    call, *arguments = _arguments(q_XTHE, keys, interpret=interpret)
     out_XHTE, (lse_XHT,) = jax.vmap(call)(*arguments)
     T = q_XTHE.shape[1]
     return out_XHTE.swapaxes(1, 2)[:, :T], lse_XHT.swapaxes(1, 2)[:, :T]
@@ -54,10 +54,9 @@ def _backward(
     lse_XTH: Array,
     dout_XTHE: Array,
     *,
-    causal: bool,
     interpret: bool,
 ) -> tuple[Array, Array, Array]:
-    call, *arguments = _arguments(q_XTHE, keys, causal=causal, interpret=interpret)
+    call, *arguments = _arguments(q_XTHE, keys, interpret=interpret)
     settings = dict(call.kwargs)
     order = ("save_residuals", "mask_value", "is_mqa", "block_sizes", "residual_checkpoint_name")
     order += ("mask_function", "attn_logits_soft_cap", "interpret")
@@ -73,14 +72,18 @@ def _backward(
     return dq[:, :T] * q_XTHE.shape[-1] ** -0.5, dk[:, :L], dv[:, :L]
 
 
-def _arguments(q_XTHE: Array, keys: KeySet, *, causal: bool, interpret: bool) -> tuple[Any, ...]:
+def _arguments(q_XTHE: Array, keys: KeySet, *, interpret: bool) -> tuple[Any, ...]:
     """Return the kernel, and its arguments heads first and padded to whole blocks."""
     H, E = q_XTHE.shape[2:]
     q, k, v = map(_heads_first, (q_XTHE * E**-0.5, keys.k_XLKE, keys.v_XLKE))
-    numbers = splash_attention_kernel.SegmentIds(
-        _to_lanes(keys.query_number_BT, axis=1), _to_lanes(keys.number_XL, axis=1)
-    )
-    call = _kernel(q.shape[2], k.shape[2], H, causal=causal, interpret=interpret)
+    is_causal = keys.length_X is None
+    # Queries attend to keys of their number; those of padding are on the right, or have another.
+    queries_XT = jnp.ones((len(q), q.shape[2]), jnp.int32)
+    keys_XL = jnp.ones((len(k), k.shape[2]), jnp.int32)
+    if keys.length_X is not None:
+        keys_XL = (jnp.arange(k.shape[2])[None] < keys.length_X[:, None]).astype(jnp.int32)
+    numbers = splash_attention_kernel.SegmentIds(queries_XT, keys_XL)
+    call = _kernel(q.shape[2], k.shape[2], H, causal=is_causal, interpret=interpret)
     return call, q, k, v, numbers
 
 

@@ -1,13 +1,14 @@
-"""What fits: the largest micro-batch of a job on described devices, and its memory.
+"""What fits: the largest micro-batch of a job, and its memory, on devices here or described.
 
-Temporaries come from the compiler of those devices, everything else is counted from shapes.
+What programs need besides their arguments comes from the compiler of those devices, everything else
+is counted from shapes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -15,24 +16,23 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from minirl.errors import UserError
+from minirl.config import MOST_TOKENS, LoraConfig
 from minirl.model.sharding import axes_sharding, device_bytes, row_parts
-from minirl.plan.compile import Program, Topology, compile_program, described_devices
+from minirl.plan.compile import Program, compile_program
 from minirl.plan.memory import (
     Sampling,
-    Tokens,
     Training,
     Workload,
     abstract_model,
     cudnn_workspace,
-    longest_batch,
+    longest_group,
     sampling_of,
     training_of,
 )
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes
 from minirl.train.batching import Batch, empty_batch
-from minirl.train.packing import Layout
+from minirl.train.layout import Shape, largest_shape
 from minirl.types import Progress
 
 FILLED = 0.95
@@ -44,38 +44,57 @@ _TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Groups of each part of the mesh that has rows of its own, their answers, and how many of
-    these micro-batches an update has.
+class Devices:
+    """The devices of a job, here or described: how the learner arranges them (None for a single
+    one), those of one process, and the bytes of each that may be filled.
     """
 
-    groups: int
-    answers: int
-    count: int
+    mesh: Mesh | None
+    own: Sequence[Any]
+    room: float
+
+    @property
+    def platform(self) -> str:
+        """Return what they are: `cpu`, `gpu` or `tpu`."""
+        return self.own[0].platform
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A job that fits: its largest micro-batch, and bytes of a device by kind, while the update
-    runs and while the sampler works, of which so many may be filled.
+    """What a job needs on a device: bytes by kind while the update runs and while the sampler
+    works, with micro-batches of so many tokens, the largest that fit where the settings say `auto`.
+    `problem` is the compiler's word where an empty device is too small.
     """
 
-    batch: MicroBatch
+    tokens: int
     training: Training
-    sampling: Sampling
+    sampling: Sampling | None
     update: dict[str, float]
     generation: dict[str, float]
-    room: float
     programs: dict[str, Program]
+
+    @property
+    def bytes(self) -> float:
+        """Return the most that is needed at a time."""
+        return sum(self.largest.values())
+
+    @property
+    def largest(self) -> dict[str, float]:
+        """Return what is needed then, by kind."""
+        return max(self.update, self.generation, key=lambda kinds: sum(kinds.values()))
+
+    @property
+    def problem(self) -> str:
+        """Return what a compiler said that found no room; "" where none did."""
+        return next((one.problem for one in self.programs.values() if one.problem), "")
 
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """A job on described devices, and the programs that were compiled for it."""
+    """A job on devices, and the programs that were compiled for it."""
 
     work: Workload
-    topology: Topology
-    mesh: Mesh
+    devices: Devices
     training: Training
     progress: Progress
     programs: dict[str, Program] = field(default_factory=dict)
@@ -83,77 +102,81 @@ class _Planner:
     def compiled(self, name: str, lowered: Lowered) -> Program:
         done = len(self.programs)
         self.progress(done, max(done + 1, 6), f"compiling {name}")
-        options = _TPU_OPTIONS if self.topology.chip.kind == "tpu" else {}
+        options = _TPU_OPTIONS if self.devices.platform == "tpu" else {}
         self.programs[name] = compile_program(lowered, options=options)
         return self.programs[name]
 
-    def largest(self, room: float) -> tuple[MicroBatch, dict[str, float]]:
-        """Return the largest micro-batch in powers of two, of one group's answers and then of more
-        groups, with what the update needs by kind; the smallest where nothing fits.
-        """
-        train = self.work.train
-        answers = train.batching.answers_per_batch or train.group_size
-        batch, memory = self.update(1, answers)
-        while sum(memory.values()) > room and batch.answers > 1:
-            batch, memory = self.update(1, batch.answers // 2 if batch.answers % 2 == 0 else 1)
-        while batch.answers == answers and batch.count > 1:
-            larger, found = self.update(2 * batch.groups, answers)
-            if sum(found.values()) > room:
-                break
-            batch, memory = larger, found
-        return batch, memory
-
-    def update(self, groups: int, answers: int) -> tuple[MicroBatch, dict[str, float]]:
+    def update(self, tokens: int) -> dict[str, float]:
         """Compile an update's programs, and return what it needs on a device by kind."""
-        train, training, parts = self.work.train, self.training, row_parts(self.mesh)
-        each = -(-train.prompts_per_step // (train.mini_batches * parts))
-        batch = MicroBatch(groups, answers, -(-each * (train.group_size // answers) // groups))
-        tokens = longest_batch(self.work, groups=groups * parts, answers=answers)
-        arrays = abstract_batch(tokens, self.mesh, packed=train.batching.pack)
-        lowered = dict(training.learner.lower(training.state, arrays))
+        training, mesh = self.training, self.devices.mesh
+        sizes = self.work.train.batching.model_copy(update={"micro_batch_tokens": tokens})
+        shape = largest_shape(longest_group(self.work), sizes)
+        lowered = dict(training.learner.lower(training.state, abstract_batch(shape, mesh)))
         program = self.compiled("gradient", lowered["gradient"])
         # It does not depend on the batch.
         apply = self.programs.get("apply") or self.compiled("apply", lowered["apply"])
         gradient = device_bytes(training.state.params)
-        # With several micro-batches, their sum lies beside the gradient of the current one.
-        gradients = gradient * min(batch.count, 2)
         memory = {
-            "gradients": gradients,
-            "batch": program.arguments - training.memory["weights"],
-            "temporaries": max(program.temporaries, apply.temporaries - gradients + gradient),
+            "gradient": gradient,
+            "batch": program.arguments - training.memory["weights"] - gradient,
+            # The gradient of the micro-batch among them.
+            "temporaries": max(program.temporaries, apply.temporaries),
         }
-        if self.topology.chip.kind == "gpu":
-            own = longest_batch(self.work, groups=groups, answers=answers)
-            tensor = self.mesh.shape["tensor"]
-            memory["cuDNN's workspace"] = cudnn_workspace(self.work.model, own, tensor=tensor)
-        return batch, memory
+        if self.devices.platform == "gpu":
+            tensor = 1 if mesh is None else mesh.shape["tensor"]
+            memory["cuDNN's workspace"] = cudnn_workspace(self.work.model, shape, tensor=tensor)
+        return memory
+
+    def largest(self, room: float) -> tuple[int, dict[str, float]]:
+        """Return the most tokens of a micro-batch that there is room for, and what they need; the
+        fewest where nothing fits. Memory grows evenly with the tokens.
+        """
+        train, longest = self.work.train, longest_group(self.work)
+        parts = row_parts(self.devices.mesh)
+        groups = -(-train.prompts_per_step // (train.mini_batches * parts))
+        fewest = longest.prompt + longest.answers[0]
+        most = min(MOST_TOKENS, groups * (longest.prompt + sum(longest.answers)))
+        tokens, found, above = max(most, fewest), self.update(max(most, fewest)), None
+        while sum(found.values()) > room and tokens > fewest:
+            above = sum(found.values())
+            tokens = max(tokens // 2, fewest)
+            found = self.update(tokens)
+        free = room - sum(found.values())
+        if above is not None and math.isfinite(above) and free > 0:
+            more = tokens + int(0.95 * free / (above - sum(found.values())) * tokens)
+            larger = self.update(more)
+            if sum(larger.values()) <= room:
+                return more, larger
+        return tokens, found
 
 
-def fit(work: Workload, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:
-    """Compile a job for a mesh, and find the largest micro-batch that there is memory for.
+def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bool = True) -> Fit:
+    """Compile the programs of a job for its devices, and say what they need.
 
-    Raises:
-        UserError: Nothing fits.
+    With `has_sampler=False` others sample.
     """
-    training = training_of(work, mesh)
-    planner = _Planner(work, topology, mesh, training, progress)
-    room = FILLED * topology.chip.memory_bytes
-    _check(training.memory | {"gradients": device_bytes(training.state.params)}, room)
-    # Described apart: compilers know no part of a slice.
-    devices = described_devices(topology.host)
-    sampling = sampling_of(work, mesh, devices, memory_bytes=topology.chip.memory_bytes)
-    sampler = {name: planner.compiled(name, one) for name, one in sampler_programs(work, sampling)}
-    held = training.memory | sampling.kept
-    own = {name: program.temporaries + program.outputs for name, program in sampler.items()}
-    # Before there is a cache, what came from the other devices lies beside the copy, and then what
-    # is made of it.
-    before = max(own.pop("prepare"), sampling.transfer) - sampling.memory["cache"]
-    temporaries = max(*own.values(), before)
-    generation = held | sampling.memory | {"sampler's temporaries": temporaries}
-    _check(generation, room, next((one.problem for one in sampler.values() if one.problem), ""))
-    batch, update = planner.largest(room - sum(held.values()))
-    _check(held | update, room, planner.programs["gradient"].problem)
-    return Fit(batch, training, sampling, held | update, generation, room, planner.programs)
+    training = training_of(work, devices.mesh)
+    planner = _Planner(work, devices, training, progress)
+    held, generation, sampling = dict(training.memory), {}, None
+    if has_sampler:
+        sampling = sampling_of(work, devices.mesh, devices.own, memory_bytes=devices.room)
+        held |= sampling.kept
+        compiled = {
+            name: planner.compiled(name, lowered)
+            for name, lowered in sampler_programs(work, sampling)
+        }
+        needs = {name: program.temporaries + program.outputs for name, program in compiled.items()}
+        # Before there is a cache, what came from the other devices lies beside the copy, and then
+        # what is made of it.
+        before = max(needs.pop("prepare"), sampling.transfer) - sampling.memory["cache"]
+        temporaries = {"sampler's temporaries": max(*needs.values(), before)}
+        generation = held | sampling.memory | temporaries
+    tokens = work.train.batching.micro_batch_tokens
+    if tokens == "auto":
+        tokens, update = planner.largest(devices.room - sum(held.values()))
+    else:
+        update = planner.update(tokens)
+    return Fit(tokens, training, sampling, held | update, generation, planner.programs)
 
 
 def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, Lowered]]:
@@ -164,29 +187,59 @@ def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, 
     yield from lowered_programs(model, sampling.cache).items()
 
 
-def _check(memory: dict[str, float], room: float, problem: str = "") -> None:
-    """Raise a `UserError` if this is more than there is room for, with the compiler's reason."""
-    total = sum(memory.values())
-    if total <= room:
-        return
-    if math.isinf(total):
-        raise UserError(f"nothing fits: {problem}")
-    parts = " + ".join(f"{name} {size / 2**30:.1f}" for name, size in memory.items())
-    raise UserError(
-        f"nothing fits: {parts} = {total / 2**30:.1f} GiB a device, and "
-        f"{room / 2**30:.1f} may be filled; take more chips, a mesh with more of them on tensor, "
-        "shorter lengths, a smaller sampler.cache_gb, or train.optimizer.moments=bfloat16"
-    )
+def settings_that_fit(
+    work: Workload, devices: Devices, progress: Progress, *, has_sampler: bool = True
+) -> list[str]:
+    """Return changes of settings with which a job fits, as few as there are; none if none do."""
+    told: list[str] = []
+    for text, changed in _CHANGES:
+        smaller = changed(work)
+        if smaller == work:
+            continue
+        told, work = [*told, text], smaller
+        found = fit(work, devices, progress, has_sampler=has_sampler)
+        if found.bytes <= devices.room:
+            return told
+    return []
 
 
-def abstract_batch(tokens: Tokens, mesh: Mesh | None, *, packed: bool = False) -> Batch:
-    """Return the shapes and shardings of a micro-batch of these tokens, on all devices."""
-    rows = tokens.answers // tokens.prompts
-    shape = Layout((), tokens.prompts, rows, tokens.prompt, tokens.answer)
+def _with_train(work: Workload, **changes: Any) -> Workload:
+    return replace(work, train=work.train.model_copy(update=changes))
+
+
+def _with_auto(work: Workload) -> Workload:
+    batching = work.train.batching.model_copy(update={"micro_batch_tokens": "auto"})
+    return _with_train(work, batching=batching)
+
+
+def _with_lora(work: Workload) -> Workload:
+    return work if work.train.lora else _with_train(work, lora=LoraConfig())
+
+
+def _with_remat(work: Workload) -> Workload:
+    return replace(work, source=work.source.model_copy(update={"remat": "full"}))
+
+
+def _with_slots(work: Workload) -> Workload:
+    slots = min(work.sampler.slots, 16)
+    return replace(work, sampler=work.sampler.model_copy(update={"slots": slots}))
+
+
+# What takes memory off a job, from what costs least to what changes what is trained.
+_CHANGES: tuple[tuple[str, Callable[[Workload], Workload]], ...] = (
+    ("train.batching.micro_batch_tokens=auto", _with_auto),
+    ("model.remat=full", _with_remat),
+    ("sampler.slots=16", _with_slots),
+    ("train.lora.rank=16", _with_lora),
+)
+
+
+def abstract_batch(shape: Shape, mesh: Mesh | None) -> Batch:
+    """Return the shapes and shardings of a micro-batch, on all devices."""
 
     def abstract(array: Any) -> Any:
         axes = ("batch", "position")[: array.ndim]
         place = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
 
-    return jax.tree.map(abstract, empty_batch(shape, is_packed=packed))
+    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh)))

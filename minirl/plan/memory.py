@@ -1,7 +1,8 @@
-"""What a job holds on each device, counted from shapes; nothing is compiled.
+"""What a job holds on each device between its programs, counted from shapes.
 
-An update and a rollout take turns, and so does what they need: gradients and activations for the
-one, the sampler's copy of the weights and its cache for the other.
+An update and a rollout take turns, and so does what they need: the gradient for the one, the
+sampler's copy of the weights and its cache for the other. What programs need besides their
+arguments their compiler says (`minirl.plan.fit`).
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from minirl.config import LoraConfig, ModelSource, SamplerConfig, TrainConfig
 from minirl.errors import UserError
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
-from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.lora import add_adapters, split
-from minirl.model.sharding import MESH_AXES, device_bytes, placed, row_parts
+from minirl.model.sharding import MESH_AXES, device_bytes, placed
 from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
 from minirl.sample.weights import copy_shapes, local_mesh
+from minirl.train.layout import Extent, Shape
 from minirl.train.optimizer import make_optimizer
-from minirl.train.packing import round_up
 from minirl.train.rollouts import own_slots
 from minirl.train.update import Learner, TrainState, policy_objective
 
@@ -46,21 +46,6 @@ class Workload:
     def dtype(self) -> Any:
         """Return the type of the computation."""
         return jnp.dtype(self.source.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The padded tokens of a micro-batch: prompts, and rows of answers, of one length each."""
-
-    prompts: int
-    prompt: int
-    answers: int
-    answer: int
-
-    @property
-    def computed(self) -> int:
-        """Count the tokens that pass through the layers."""
-        return self.prompts * self.prompt + self.answers * self.answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,70 +154,15 @@ def sampling_of(
     return Sampling(processes, local, shape, memory, kept, trained if is_spread else 0.0)
 
 
-def estimate_memory(
-    work: Workload,
-    mesh: Mesh | None,
-    own: Sequence[Any],
-    *,
-    memory_bytes: float,
-    has_sampler: bool = True,
-) -> list[dict[str, float]]:
-    """Count what a run holds on each device, by kind; only "activations" are an estimate.
-
-    Returns:
-        What is held while the update runs, and while the sampler does if this process has one.
-    """
-    training, train = training_of(work, mesh), work.train
-    answers = train.batching.answers_per_batch or train.group_size
-    groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
-    batches = -(-groups * (train.group_size // answers) // train.batching.groups_per_batch)
-    tokens = longest_batch(work, groups=train.batching.groups_per_batch, answers=answers)
-    update = training.memory | {
-        # With several micro-batches, their sum lies beside the gradient of the current one.
-        "gradients": device_bytes(training.state.params) * min(batches, 2),
-        "activations": activation_bytes(work, tokens, mesh),
-    }
-    if not has_sampler:
-        return [update]
-    sampling = sampling_of(work, mesh, own, memory_bytes=memory_bytes)
-    return [sampling.kept | update, sampling.kept | training.memory | sampling.memory]
+def longest_group(work: Workload) -> Extent:
+    """Return the lengths of a group of the longest prompt and answers."""
+    sampler = work.sampler
+    # The last token of a prompt is the first input of every answer.
+    answers = (sampler.max_response_tokens,) * work.train.group_size
+    return Extent(sampler.max_prompt_tokens - 1, answers)
 
 
-def longest_batch(work: Workload, *, groups: int, answers: int) -> Tokens:
-    """Return the tokens of a micro-batch of the longest prompts and answers."""
-    sampler, sizes = work.sampler, work.train.batching
-    return Tokens(
-        prompts=groups,
-        # The last token of a prompt is the first input of every answer.
-        prompt=round_up(sampler.max_prompt_tokens - 1, multiple=sizes.prompt_multiple),
-        answers=groups * answers,
-        answer=round_up(sampler.max_response_tokens, multiple=sizes.answer_multiple),
-    )
-
-
-def activation_bytes(work: Workload, tokens: Tokens, mesh: Mesh | None) -> float:
-    """Estimate what the gradient of a micro-batch takes on a device beside weights and gradient.
-
-    Counted are what the backward pass needs of every layer (with remat=full only its input), the
-    working set of one layer, the logits of a chunk with their gradients, and the vocabulary's
-    tables: one in the type of the computation, two gradients in fp32; attention is flash attention.
-    It is within a factor of 2 of what XLA plans for CPUs, TPUs and the H100.
-    """
-    config, itemsize = work.model, work.dtype.itemsize
-    tensor = 1 if mesh is None else mesh.shape["tensor"]
-    D, F = config.hidden_size, config.intermediate_size / tensor
-    H = config.num_attention_heads * config.head_dim / tensor
-    K = config.num_key_value_heads * config.head_dim / tensor
-    products = H + 2 * K + D + 2 * F
-    kept = {"full": D, "dots": D + products, "none": 4 * D + 2 * products + F}[work.source.remat]
-    working = (2 * D + 2 * products + F) * itemsize + 4 * 2 * D
-    layers = tokens.computed * (config.num_hidden_layers * kept * itemsize + working)
-    table = config.vocab_size * D / tensor * (itemsize + 2 * 4)
-    logits = 4.0 * tokens.answers * tokens.answer * config.vocab_size / tensor
-    return layers + table + 3 * min(LOGITS_BYTES, logits)
-
-
-def cudnn_workspace(config: ModelConfig, tokens: Tokens, *, tensor: int) -> float:
+def cudnn_workspace(config: ModelConfig, shape: Shape, *, tensor: int) -> float:
     """Return the largest workspace of cuDNN's flash attention in a device's micro-batch, in bytes.
 
     XLA does not know it without a GPU. The backward kernel takes the gradient of the queries in
@@ -241,7 +171,8 @@ def cudnn_workspace(config: ModelConfig, tokens: Tokens, *, tensor: int) -> floa
     987 and 1,799 MiB for a 7B model's prompt, its prefix and eight answers of 8,192 tokens).
     """
     heads, size = config.num_attention_heads / tensor, config.head_dim
-    prompts, answers = tokens.prompts * tokens.prompt, tokens.answers * tokens.answer
+    prompts = shape.prompts * shape.prompt_columns
+    answers = shape.prompts * shape.answers * shape.answer_columns
     # (queries, keys) of the prompt's own attention, of answers to prompts, of answers' own.
     pairs = ((prompts, prompts), (answers, prompts), (answers, answers))
     return max(4 * heads * (queries * (size + 1) + keys * size) for queries, keys in pairs)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from minirl.config import SamplerConfig
 from minirl.errors import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.sharding import axes_sharding, platform_of, row_parts
+from minirl.run.memory import device_bytes
 
 # Without `sampler.cache_gb`, the cache takes at most this share of a device's memory: of all of it,
 # not of what is free, so that a resumed run has the same slots.
@@ -144,11 +144,8 @@ def device_memory(mesh: Mesh | None) -> float:
     """Return the memory of one of this process's devices; the devices of a CPU share it."""
     # Devices of other processes do not tell.
     device = (jax.local_devices() if mesh is None else mesh.local_devices)[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats is not None:
-        return stats["bytes_limit"]
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return memory / (1 if mesh is None else mesh.size)
+    parts = 1 if mesh is None or device.platform != "cpu" else mesh.size
+    return device_bytes(device) / parts
 
 
 def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Mesh | None) -> Cache:

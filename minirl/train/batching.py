@@ -1,4 +1,4 @@
-"""From trajectories to the arrays of the update: prompts once a group, in few shapes."""
+"""From trajectories to the arrays of the update: prompts once a group, in one list of tokens."""
 
 from __future__ import annotations
 
@@ -7,55 +7,42 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jax.sharding import Mesh
 
 from minirl.config import BatchingConfig
 from minirl.config.algorithms import Aggregation
-from minirl.model.sharding import row_parts
-from minirl.train.packing import Extent, Layout, layouts, padding
+from minirl.model.attention import Rows
+from minirl.train.layout import Extent, Layout, Shape, layouts, padding
 from minirl.types import TokenRow
 
 Item = TypeVar("Item")
 Groups = Sequence[Sequence[TokenRow]]
 
 
-class Packed(NamedTuple):
-    """What tells the tokens of a packed micro-batch apart: numbers of groups in each unit and of
-    trajectories (own) in each row, from 1, 0 in padding; and positions in a trajectory.
-    """
-
-    group_NP: Any
-    position_NP: Any
-    group_BC: Any
-    own_BC: Any
-    position_BC: Any
-
-
 class Batch(NamedTuple):
     """Arrays of one micro-batch, made with NumPy; a pytree.
 
-    The shared prefix is the prompt without its last token; each answer starts with that token, so
-    that every trained token is predicted by its own answer.
+    Tokens are computed as flat lists, one for each of the X parts of the mesh's rows, and the loss
+    looks at answers by row. The shared prefix is the prompt without its last token; each answer
+    starts with that token, so that every trained token is predicted by its own answer.
 
     Attributes:
-        prefix_NP: Token ids of each unit's prompts, padded on the right.
-        prefix_length_N: How many they are.
-        input_BC: Ids of the answer rows, B = N x R, those of a unit side by side.
-        target_BC: The id after each input, which what follows is of (see `TokenRow`).
-        weight_BC: Its share in the mean over the whole batch (`token_weights`), 0 in padding.
-        packed: Where groups share rows; None where each unit is one group, and each answer a row.
+        ids_XT: Token ids of prefixes and answers, padded on the right.
+        position_XT: Their positions in their trajectories.
+        target_XT: The id after each token that is trained on; -1 elsewhere.
+        rows: Where the tokens stand in rows of prefixes, NP, and of answers, BC.
+        is_action_BC: Whether the id after each token is trained on, and so in what follows.
+        weight_BC: Its share in the mean over the whole batch (`token_weights`).
     """
 
-    prefix_NP: Any
-    prefix_length_N: Any
-    input_BC: Any
-    target_BC: Any
+    ids_XT: Any
+    position_XT: Any
+    target_XT: Any
+    rows: Rows
     is_action_BC: Any
     old_logp_BC: Any
     advantage_BC: Any
     weight_BC: Any
     start_logp_BC: Any = None
-    packed: Packed | None = None
 
 
 def mini_batches(groups: Sequence[Item], *, count: int) -> list[Sequence[Item]]:
@@ -97,11 +84,6 @@ def token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
     return total / max(sum(int(row.is_action.sum()) for row in rows), 1)
 
 
-def sizes_on(sizes: BatchingConfig, mesh: Mesh | None) -> BatchingConfig:
-    """Return the sizes of a micro-batch of all devices together."""
-    return sizes.model_copy(update={"groups_per_batch": sizes.groups_per_batch * row_parts(mesh)})
-
-
 def micro_batches(
     groups: Groups,
     *,
@@ -109,121 +91,119 @@ def micro_batches(
     sizes: BatchingConfig,
     pad_id: int,
     divisor: int = 1,
-    longest: Extent | None = None,
+    parts: int = 1,
 ) -> Iterator[Batch]:
-    """Cut groups of one size into micro-batches whose gradients add up to the batch's.
+    """Cut groups into micro-batches whose gradients add up to the batch's.
 
-    The last one is filled up with empty rows, so that only padded lengths, or numbers of rows where
-    groups are packed, tell shapes apart. `sizes` and `longest` are those of `packing.layouts`.
+    `parts` are those of the mesh's rows (`sharding.row_parts`).
     """
     lengths = [row_length(row, aggregation=aggregation) for group in groups for row in group]
     weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
     rows = (row for group in groups for row in group)
     weight_of = {id(row): weight for row, weight in zip(rows, weights, strict=True)}
-    parts = _parts(groups, sizes)
-    for layout in layouts(_extents(parts), sizes, longest=longest):
-        yield _fill(layout, parts, weight_of, pad_id=pad_id, is_packed=sizes.pack)
+    for layout in layouts(_extents(groups), sizes, parts=parts):
+        yield _fill(layout, groups, weight_of, pad_id=pad_id)
 
 
 def read_back(
-    groups: Groups,
-    values: Iterable[Any],
-    *,
-    sizes: BatchingConfig,
-    longest: Extent | None = None,
+    groups: Groups, values: Iterable[Any], *, sizes: BatchingConfig, parts: int = 1
 ) -> list[list[np.ndarray]]:
     """Bring numbers of the targets of `micro_batches`, BC each, back to the rows.
 
     Returns:
         For each row of each group an array over its ids; 0 on the prompt.
     """
-    found, parts = {}, _parts(groups, sizes)
-    arranged = layouts(_extents(parts), sizes, longest=longest)
-    for layout, array in zip(arranged, values, strict=True):
-        values_NRC = np.asarray(array).reshape(layout.units, layout.rows, -1)
-        for place in layout.places:
-            for row, at in zip(parts[place.group], place.answers, strict=True):
-                own = slice(at.start, at.start + len(row.ids) - row.prompt_length)
-                own_C = values_NRC[place.unit, at.row, own]
-                found[id(row)] = np.pad(own_C, (row.prompt_length, 0))
+    found = {}
+    arranged = layouts(_extents(groups), sizes, parts=parts)
+    for layout, array_BC in zip(arranged, values, strict=True):
+        for _, b, row in _answers(layout, groups):
+            own_C = np.asarray(array_BC)[b, : len(row.ids) - row.prompt_length]
+            found[id(row)] = np.pad(own_C, (row.prompt_length, 0))
     return [[found[id(row)] for row in group] for group in groups]
 
 
-def _parts(groups: Groups, sizes: BatchingConfig) -> list[Sequence[TokenRow]]:
-    """Cut groups into parts of so many answers, those of like length together."""
-    found: list[Sequence[TokenRow]] = []
-    for group in groups:
-        size = sizes.answers_per_batch or len(group)
-        if size < len(group):
-            group = sorted(group, key=lambda row: len(row.ids))
-        found += [group[start : start + size] for start in range(0, len(group), size)]
-    return found
+def padded_share(groups: Groups, sizes: BatchingConfig, *, parts: int = 1) -> float:
+    """Return the share of the update's lists that holds no token; 0 for no group."""
+    return padding(layouts(_extents(groups), sizes, parts=parts))
 
 
-def padded_share(groups: Groups, sizes: BatchingConfig, *, longest: Extent | None = None) -> float:
-    """Return the share of the update's arrays that holds no token; 0 for no group."""
-    return padding(_extents(_parts(groups, sizes)), sizes, longest=longest)
+def _extents(groups: Groups) -> tuple[Extent, ...]:
+    return tuple(
+        Extent(group[0].prompt_length - 1, tuple(len(r.ids) - r.prompt_length for r in group))
+        for group in groups
+    )
 
 
-def _extents(parts: Sequence[Sequence[TokenRow]]) -> list[Extent]:
-    return [
-        Extent(part[0].prompt_length - 1, tuple(len(r.ids) - r.prompt_length for r in part))
-        for part in parts
-    ]
-
-
-def empty_batch(shape: Layout, *, is_packed: bool) -> Batch:
+def empty_batch(shape: Shape, *, parts: int = 1) -> Batch:
     """Return a batch of a shape without tokens."""
-    return _fill(shape, [], {}, pad_id=0, is_packed=is_packed)
+    return _fill(Layout(shape, ((),) * parts), [], {}, pad_id=0)
 
 
-def _fill(
-    layout: Layout,
-    parts: Sequence[Sequence[TokenRow]],
-    weight_of: Mapping[int, float],
-    *,
-    pad_id: int,
-    is_packed: bool,
-) -> Batch:
-    """Write rows to the places of a layout, with weights by their identity."""
-    N, B = layout.units, layout.units * layout.rows
-    P, C = layout.prompt_columns, layout.answer_columns
-    prefix_NP = np.full((N, P), pad_id, np.int32)
-    input_BC, target_BC = np.full((2, B, C), pad_id, np.int32)
-    group_NP, position_NP = np.zeros((2, N, P), np.int32)
-    group_BC, own_BC, position_BC = np.zeros((3, B, C), np.int32)
-    is_action_BC = np.zeros((B, C), bool)
-    old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, B, C), np.float32)
-    for place in layout.places:
-        first = parts[place.group][0]
-        length = first.prompt_length - 1
-        prompt = place.unit, slice(place.start, place.start + length)
-        prefix_NP[prompt] = first.ids[:length]
-        group_NP[prompt], position_NP[prompt] = place.number, np.arange(length)
-        for row, at in zip(parts[place.group], place.answers, strict=True):
-            own = len(row.ids) - 1 - length
-            cells = place.unit * layout.rows + at.row, slice(at.start, at.start + own)
-            new = slice(length + 1, None)
-            input_BC[cells], target_BC[cells] = row.ids[length:-1], row.ids[new]
-            group_BC[cells], own_BC[cells] = place.number, at.number
-            position_BC[cells] = np.arange(length, length + own)
-            is_action_BC[cells] = row.is_action[new]
-            old_logp_BC[cells] = row.logprobs[new]
-            advantage_BC[cells] = np.broadcast_to(row.advantage, len(row.ids))[new]
-            weight_BC[cells] = weight_of[id(row)] * row.is_action[new]
-            if row.start_logprobs is not None:
-                start_logp_BC[cells] = row.start_logprobs[new]
-    has_start = any(row.start_logprobs is not None for part in parts for row in part)
-    segments = Packed(group_NP, position_NP, group_BC, own_BC, position_BC)
+def _answers(layout: Layout, groups: Groups) -> Iterator[tuple[int, int, TokenRow]]:
+    """Yield the number of the prompt's row, that of the answer's row, and the trajectory."""
+    for part, pieces in enumerate(layout.parts):
+        for n, piece in enumerate(pieces, part * layout.shape.prompts):
+            for b, g in enumerate(piece.answers, n * layout.shape.answers):
+                yield n, b, groups[piece.group][g]
+
+
+def _fill(layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad_id: int) -> Batch:
+    """Write trajectories to the places of a layout, with weights by their identity."""
+    shape, X = layout.shape, len(layout.parts)
+    N, B = X * shape.prompts, X * shape.prompts * shape.answers
+    ids_NP, position_NP = np.zeros((2, N, shape.prompt_columns), np.int32)
+    ids_BC, position_BC, target_BC = np.zeros((3, B, shape.answer_columns), np.int32)
+    length_N, length_B = np.zeros(N, np.int32), np.zeros(B, np.int32)
+    is_action_BC = np.zeros(ids_BC.shape, bool)
+    old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, *ids_BC.shape), np.float32)
+    has_start = False
+    for n, b, row in _answers(layout, groups):
+        length, own = row.prompt_length - 1, len(row.ids) - row.prompt_length
+        length_N[n], length_B[b] = length, own
+        ids_NP[n, :length], position_NP[n, :length] = row.ids[:length], np.arange(length)
+        ids_BC[b, :own], target_BC[b, :own] = row.ids[length:-1], row.ids[length + 1 :]
+        position_BC[b, :own] = np.arange(length, length + own)
+        new = slice(length + 1, None)
+        is_action_BC[b, :own] = row.is_action[new]
+        old_logp_BC[b, :own] = row.logprobs[new]
+        advantage_BC[b, :own] = np.broadcast_to(row.advantage, len(row.ids))[new]
+        weight_BC[b, :own] = weight_of[id(row)] * row.is_action[new]
+        if row.start_logprobs is not None:
+            has_start, start_logp_BC[b, :own] = True, row.start_logprobs[new]
+    rows = _rows(length_N, length_B, shape, parts=X)
+    target_BC = np.where(is_action_BC, target_BC, -1)
+    no_target_NP = np.full_like(ids_NP, -1)
     return Batch(
-        prefix_NP=prefix_NP,
-        prefix_length_N=(group_NP > 0).sum(axis=1, dtype=np.int32),
-        input_BC=input_BC,
-        target_BC=target_BC,
+        ids_XT=_listed(rows, ids_NP, ids_BC, padding=pad_id),
+        position_XT=_listed(rows, position_NP, position_BC, padding=0),
+        target_XT=_listed(rows, no_target_NP, target_BC, padding=-1),
+        rows=rows,
         is_action_BC=is_action_BC,
         old_logp_BC=old_logp_BC,
         advantage_BC=advantage_BC,
         weight_BC=weight_BC,
         start_logp_BC=start_logp_BC if has_start else None,
-        packed=segments if is_packed else None,
     )
+
+
+def _rows(length_N: np.ndarray, length_B: np.ndarray, shape: Shape, *, parts: int) -> Rows:
+    """Number the tokens of every part's rows in order."""
+    columns = np.arange(shape.prompt_columns), np.arange(shape.answer_columns)
+    is_token = columns[0] < length_N[:, None], columns[1] < length_B[:, None]
+    cells = [one.reshape(parts, -1) for one in is_token]
+    is_token_XR = np.concatenate(cells, axis=1)
+    token_XR = np.where(is_token_XR, is_token_XR.cumsum(axis=1) - 1, shape.tokens)
+    cell_XT = np.full((parts, shape.tokens), is_token_XR.shape[1], np.int32)
+    for x, is_token_R in enumerate(is_token_XR):
+        found = np.flatnonzero(is_token_R)
+        cell_XT[x, : len(found)] = found
+    token_NP, token_BC = np.split(token_XR.astype(np.int32), [cells[0].shape[1]], axis=1)
+    return Rows(token_NP.reshape(is_token[0].shape), token_BC.reshape(is_token[1].shape), cell_XT)
+
+
+def _listed(rows: Rows, cells_NP: np.ndarray, cells_BC: np.ndarray, *, padding: int) -> np.ndarray:
+    """Bring what cells hold to flat lists, XT."""
+    X = len(rows.cell_XT)
+    last = np.full((X, 1), padding, np.int32)
+    cells = [cells_NP.reshape(X, -1), cells_BC.reshape(X, -1), last]
+    return np.take_along_axis(np.concatenate(cells, axis=1), rows.cell_XT, axis=1)

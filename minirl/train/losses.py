@@ -7,18 +7,16 @@ computes over the whole batch, so that micro-batches add up. Arguments with thes
     old_logp_BT    the same under the policy that the ratio compares it with
     is_action_BT   True where the policy sampled the token
     weight_BT      share of each token in the batch's mean; 0 where nothing was sampled
-    own_BT         number of each token's sequence in its row; None where a row is one sequence
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from minirl.config.algorithms import AlgorithmConfig, Correction, KlEstimator, RatioLevel
 from minirl.train.batching import Batch
@@ -30,32 +28,22 @@ def probability_ratio(
     is_action_BT: Bool[Array, "B T"],
     *,
     level: RatioLevel,
-    own_BT: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:
     """Return the importance ratio of each token; 1 where nothing was sampled.
 
     `token` is GRPO's w (Progress-SQL, appendix E.6); `sequence` is GSPO's s, the geometric mean of
-    w over a sequence (arXiv:2507.18071, Eq. 7); `sequence_token` is GSPO-token's (Eq. 14): the
-    value of s with the gradient of the token's own log-probability.
+    w over a sequence, which is a row (arXiv:2507.18071, Eq. 7); `sequence_token` is GSPO-token's
+    (Eq. 14): the value of s with the gradient of the token's own log-probability.
     """
     log_ratio_BT = jnp.where(is_action_BT, logp_BT - old_logp_BT, 0.0)
     if level != "token":
-        count_BT = jnp.maximum(_sequence_sum(is_action_BT.astype(jnp.int32), own_BT), 1)
-        mean_BT = _sequence_sum(log_ratio_BT, own_BT) / count_BT
-        row_BT = jnp.where(is_action_BT, mean_BT, 0.0)
+        count_B1 = jnp.maximum(is_action_BT.sum(axis=1, keepdims=True), 1)
+        mean_B1 = log_ratio_BT.sum(axis=1, keepdims=True) / count_B1
+        row_BT = jnp.where(is_action_BT, mean_B1, 0.0)
         if level == "sequence_token":
             row_BT = jax.lax.stop_gradient(row_BT - log_ratio_BT) + log_ratio_BT
         log_ratio_BT = row_BT
     return jnp.exp(log_ratio_BT)
-
-
-def _sequence_sum(values_BT: Array, own_BT: Array | None) -> Array:
-    """Sum over each token's sequence: the numbered tokens of its row, or (B1) the whole row."""
-    if own_BT is None:
-        return values_BT.sum(axis=1, keepdims=True)
-    # No row holds more sequences than tokens.
-    total = partial(jax.ops.segment_sum, num_segments=own_BT.shape[1] + 1)
-    return jnp.take_along_axis(jax.vmap(total)(values_BT, own_BT), own_BT, axis=1)
 
 
 def importance_correction(
@@ -130,15 +118,12 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-    own_BT: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the policy-gradient loss to minimise, and the weighted share of clipped tokens.
 
     Both are 0 where nothing is an action.
     """
-    ratio_BT = probability_ratio(
-        logp_BT, old_logp_BT, is_action_BT, level=ratio_level, own_BT=own_BT
-    )
+    ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=ratio_level)
     objective_BT, is_clipped_BT = clipped_surrogate(
         ratio_BT, advantage_BT, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
     )
@@ -192,7 +177,6 @@ def objective(
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
         dual_clip=algorithm.dual_clip,
-        own_BT=None if batch.packed is None else batch.packed.own_BC,
     )
     gap_BT = jnp.abs(logp_BT - batch.old_logp_BC)
     stats["logp_gap_max"] = jnp.max(gap_BT, where=is_action_BT, initial=0.0)

@@ -23,13 +23,14 @@ from flax import nnx
 from minirl.config import BatchingConfig, RolloutConfig, SamplerConfig, TrainConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
+from minirl.model.sharding import row_parts
 from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang.pool import EVENTS, IN_USE, PROBE_GAP
 from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
-from minirl.train.batching import micro_batches, read_back, sizes_on
+from minirl.train.batching import micro_batches, read_back
 from minirl.train.update import LIKELIHOOD, Learner
 from minirl.types import Environment, Sampler, Score, Tokenizer, TokenRow, Trajectory
 
@@ -334,15 +335,18 @@ def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
     """Return what computes log-probabilities of ids as the learner does."""
     graph, _, frozen = split(model)
     learner = Learner(graph, LIKELIHOOD, optax.identity(), frozen=frozen, mesh=model.mesh)
-    sizes = sizes_on(BatchingConfig(), model.mesh)
+    sizes, parts = BatchingConfig(), row_parts(model.mesh)
 
     def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:
         is_action = np.arange(len(ids)) >= prompt_length
         none = np.zeros(len(ids), np.float32)
         rows = [[TokenRow(np.array(ids, np.int32), is_action, none, 0.0, prompt_length)]]
         pad_id = tokenizer.pad_id
-        batches = micro_batches(rows, aggregation="token_mean", sizes=sizes, pad_id=pad_id)
-        return read_back(rows, learner.logprobs(params, batches), sizes=sizes)[0][0][prompt_length:]
+        batches = micro_batches(
+            rows, aggregation="token_mean", sizes=sizes, pad_id=pad_id, parts=parts
+        )
+        found = read_back(rows, learner.logprobs(params, batches), sizes=sizes, parts=parts)
+        return found[0][0][prompt_length:]
 
     return logprobs
 

@@ -15,12 +15,13 @@ from flax import nnx
 from minirl.config import SftConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
+from minirl.model.sharding import row_parts
 from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
-from minirl.train.batching import Groups, micro_batches, sizes_on
+from minirl.train.batching import Groups, micro_batches
 from minirl.train.optimizer import make_optimizer, stop_after_skips
 from minirl.train.update import LIKELIHOOD, Learner, TrainState
 from minirl.types import Message, Progress, Reply, Tokenizer, TokenRow, Trajectory, Turn
@@ -141,13 +142,16 @@ def supervise(
     optimizer = make_optimizer(config.optimizer, steps=config.steps, guard=config.guard)
     learner = Learner(graph, LIKELIHOOD, optimizer, frozen=frozen, mesh=model.mesh)
     state = learner.init(params)
-    sizes = sizes_on(config.batching, model.mesh)
     rows = [encode(one, tokenizer, learn_prompt=config.learn_prompt) for one in demonstrations]
     kinds = tuple((one.key, len(row.ids)) for one, row in zip(demonstrations, rows, strict=True))
 
     def step(state: TrainState, groups: Groups) -> tuple[TrainState, dict[str, float]]:
         batches = micro_batches(
-            groups, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id
+            groups,
+            aggregation="token_mean",
+            sizes=config.batching,
+            pad_id=tokenizer.pad_id,
+            parts=row_parts(model.mesh),
         )
         state, stats = learner.update(state, batches, check=distributed.check)
         where = {"step": done + 1, "folder": folder, "key": "warm_start.guard"}

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
@@ -21,8 +22,10 @@ from minirl.config import RolloutConfig, SamplerConfig, TrainConfig
 from minirl.errors import ServersLostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
+from minirl.model.sharding import row_parts
 from minirl.run import activity, distributed
 from minirl.run.checkpoint import Checkpoints, given_up, read_params
+from minirl.run.memory import peak_bytes
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
@@ -31,7 +34,6 @@ from minirl.sglang.sampler import Servers
 from minirl.train import advantages, batching, recording, rollouts, summary
 from minirl.train.losses import kl_divergence
 from minirl.train.optimizer import make_optimizer, stop_after_skips
-from minirl.train.packing import Extent, packed_shapes
 from minirl.train.rollouts import Episodes, Rollouts, TrainingTask
 from minirl.train.second_stage import Restart, restart, second_optimizer
 from minirl.train.update import Learner, TrainState, policy_objective
@@ -81,17 +83,14 @@ class Trainer:
         self._rollout_config = rollout or RolloutConfig()
         algorithm, (graph, params, frozen) = config.algorithm, split(model)
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
-        self._sizes = batching.sizes_on(config.batching, model.mesh)
-        answers = config.batching.answers_per_batch or config.group_size
-        longest = (sampler.max_response_tokens,) * answers
-        self._longest = Extent(sampler.max_prompt_tokens - 1, longest)
+        self._parts = row_parts(model.mesh)
         self._micro_batches = partial(
             batching.micro_batches,
             aggregation=algorithm.aggregation,
-            sizes=self._sizes,
             pad_id=tokenizer.pad_id,
             divisor=algorithm.aggregation_divisor or sampler.max_response_tokens,
-            longest=self._longest,
+            sizes=config.batching,
+            parts=self._parts,
         )
         objective = policy_objective(
             algorithm, temperature=sampler.temperature, top_p=sampler.ratio_top_p
@@ -125,13 +124,6 @@ class Trainer:
         self._samples = recording.open_records(
             folder / recording.TRAJECTORIES, resume_step=self.steps_done
         )
-        if config.batching.pack and self.steps_done < config.all_steps:
-            # While the first episodes are played.
-            shapes = packed_shapes(self._longest, self._sizes)
-            batches = (batching.empty_batch(shape, is_packed=True) for shape in shapes)
-            if self._has_start:
-                batches = (batch._replace(start_logp_BC=batch.old_logp_BC) for batch in batches)
-            self._learner.compile_ahead(self._state.params, batches)
 
     @property
     def params(self) -> nnx.State:
@@ -194,6 +186,7 @@ class Trainer:
         numbers |= summary.summarise(sampled) | summary.speeds(sampled, rows, watch)
         numbers |= sampler_metrics
         numbers["time/update_programs"] = float(self._learner.programs)
+        numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
         if self._config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(rounds)
         if self._rollout_config.is_ahead:
@@ -290,7 +283,8 @@ class Trainer:
         assert params is not None
         groups = self._grouped(rows)
         values = self._learner.logprobs(params, self._micro_batches(groups))
-        found = batching.read_back(groups, values, sizes=self._sizes, longest=self._longest)
+        sizes = self._config.batching
+        found = batching.read_back(groups, values, sizes=sizes, parts=self._parts)
         return [logp for group in found for logp in group]
 
     @property
@@ -307,7 +301,7 @@ class Trainer:
         stop_after_skips(self._state.opt_state, self._config, stats, part, **where)
         whole = stats.pop("weight") or 1.0
         numbers = {name: v / whole if name in _MEANS else v for name, v in stats.items()}
-        share = batching.padded_share(part, self._sizes, longest=self._longest)
+        share = batching.padded_share(part, self._config.batching, parts=self._parts)
         return numbers | {"padding": share}
 
     def _is_recorded(self, step: int) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import islice
 from threading import Lock
 from typing import Any, NamedTuple
@@ -30,9 +30,9 @@ from minirl.train.batching import Batch
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
 # for three layers on a CPU), but compile time grows with depth.
 _UNROLLED_LAYERS = 8
-# Micro-batches computed at a time where the device is a CPU: the operations of a small model are
-# too small to keep more than one core busy.
-_CPU_MICRO_BATCHES = 2
+# Micro-batches computed at a time where the device is a CPU and the model has fewer parameters: its
+# operations are too small to keep more than one core busy.
+_CPU_MICRO_BATCHES, _SMALL_MODEL = 2, 50_000_000
 
 
 class TrainState(NamedTuple):
@@ -75,38 +75,19 @@ def token_logprobs(
     """
     if model.remat == "none" and model.config.num_hidden_layers <= _UNROLLED_LAYERS:
         model = unstacked(model)
-    packed, mesh = batch.packed is not None, model.mesh
-    position_NP, position_BC, segments = _positions(batch)
-    own_prompt = attention.causal(segments.prefix_NP if packed else None, mesh=mesh)
-    attend = attention.shared_prefix(segments, packed=packed, mesh=mesh)
-    hidden_BCD = model.continued(
-        (batch.prefix_NP, batch.input_BC), (position_NP, position_BC), (own_prompt, attend)
-    )
-    return logprobs.project(
-        hidden_BCD,
+    attend = attention.shared_prefix(batch.rows, mesh=model.mesh)
+    hidden_XTD, _ = model(batch.ids_XT, batch.position_XT, attend)
+    found = logprobs.project(
+        hidden_XTD,
         model.output_table,
-        batch.target_BC,
-        batch.is_action_BC,
+        jnp.maximum(batch.target_XT, 0),
+        batch.target_XT >= 0,
         temperature=temperature,
         top_p=top_p,
-        mesh=mesh,
+        mesh=model.mesh,
     )
-
-
-def _positions(batch: Batch) -> tuple[Array, Array, attention.Segments]:
-    """Return the positions of prompts and of answers, and what each token belongs to."""
-    packed = batch.packed
-    if packed is not None:
-        segments = attention.Segments(packed.group_NP, packed.group_BC, packed.own_BC)
-        return packed.position_NP, packed.position_BC, segments
-    N, P = batch.prefix_NP.shape
-    B, C = batch.input_BC.shape
-    position_NP = jnp.broadcast_to(jnp.arange(P)[None], (N, P))
-    start_B1 = jnp.repeat(batch.prefix_length_N, B // N)[:, None]
-    is_prefix_NP = position_NP < batch.prefix_length_N[:, None]
-    ones_BC = jnp.ones((B, C), jnp.int32)
-    segments = attention.Segments(is_prefix_NP.astype(jnp.int32), ones_BC, ones_BC)
-    return position_NP, start_B1 + jnp.arange(C)[None], segments
+    logp_BC, entropy_BC = (attention.answers(values_XT, batch.rows) for values_XT in found)
+    return logp_BC, entropy_BC
 
 
 def batch_loss(
@@ -190,10 +171,21 @@ class Learner:
             return token_logprobs(model, batch, temperature=temperature, top_p=top_p)[0]
 
         loss = partial(batch_loss, graph=graph, objective=objective, mesh=mesh)
-        self._gradient = CompiledByShape(jax.grad(loss, has_aux=True))
+
+        def accumulate(
+            total: nnx.State, params: nnx.State, frozen: nnx.State, batch: Batch, logp_BC: Array
+        ) -> tuple[nnx.State, dict[str, Array]]:
+            gradient, stats = jax.grad(loss, has_aux=True)(params, frozen, batch, logp_BC)
+            return jax.tree.map(jnp.add, total, gradient), stats
+
+        # One gradient lies beside the sum of those before.
+        self._accumulate = CompiledByShape(accumulate, donate_argnums=0)
+        self._zeros = CompiledByShape(
+            lambda params: _split_as_params(jax.tree.map(jnp.zeros_like, params), mesh)
+        )
+        self._add = CompiledByShape(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._logp = CompiledByShape(logp)
-        self._accumulate = CompiledByShape(_accumulate, donate_argnums=0)
-        self._functions = [self._gradient, self._logp, self._accumulate]
+        self._functions = [self._accumulate, self._zeros, self._add, self._logp]
         self.use(optimizer)
 
     def use(self, optimizer: optax.GradientTransformation) -> None:
@@ -243,34 +235,48 @@ class Learner:
             The new state and the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
             what the objective adds (see `losses.objective`; `kl` where there is a reference).
         """
-        batches = [*batches]
-        waiting, total, losses = iter(batches), None, list[Array]()
-        # Programs of one mesh run one after the other: their collectives would wait for each other.
-        is_cpu = self._mesh is None and jax.default_backend() == "cpu"
-        at_once = _CPU_MICRO_BATCHES if is_cpu else 1
-        with ThreadPoolExecutor(at_once) as pool, activity.doing(_told("update", losses, batches)):
-            while chunk := list(islice(waiting, at_once)):
-                found = []
-                for batch in map(self._place, chunk):
-                    check()
-                    # Without a reference another array of its shape: one program serves both.
-                    logp_BC = batch.old_logp_BC
-                    if reference is not None:
-                        logp_BC = self._logp(reference, self._frozen, batch)
-                    arguments = (state.params, self._frozen, batch, logp_BC)
-                    found.append(pool.submit(_run, self._gradient, arguments, wait=is_cpu))
-                for part in found:
-                    new = part.result()
-                    losses.append(new[1]["loss"])
-                    total = new if total is None else self._accumulate(total, new)
-        if total is None:
+        batches, losses = [*batches], list[Array]()
+        waiting, totals = map(self._place, batches), list[nnx.State]()
+        numbers: list[dict[str, Array]] = []
+        lanes, told = self._lanes(state.params), _told("update", losses, batches)
+        with ThreadPoolExecutor(lanes) as pool, activity.doing(told):
+            while chunk := list(islice(waiting, lanes)):
+                check()
+                totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
+                add = partial(self._add_gradient, state.params, reference)
+                found = list(pool.map(add, totals, chunk))
+                totals[: len(chunk)] = [total for total, _ in found]
+                numbers += [stats for _, stats in found]
+                losses += [stats["loss"] for _, stats in found]
+        if not numbers:
             raise ValueError("an update needs at least one micro-batch")
-        gradient, stats = total
-        params, opt_state, added = self._apply(*state, gradient, stats["loss"])
-        numbers = {name: float(value) for name, value in (stats | added).items()}
+        gradient = reduce(self._add, totals)
+        stats = _summed([jax.device_get(one) for one in numbers])
+        params, opt_state, added = self._apply(*state, gradient, np.float32(stats["loss"]))
+        stats |= {name: float(value) for name, value in added.items()}
         if reference is None:
-            numbers.pop("kl", None)
-        return TrainState(params, opt_state), numbers
+            stats.pop("kl", None)
+        return TrainState(params, opt_state), stats
+
+    def _lanes(self, params: nnx.State) -> int:
+        """Return how many micro-batches are computed at a time, each lane with a sum of its own.
+
+        Programs of one mesh run one after the other: their collectives would wait for each other.
+        """
+        is_cpu = self._mesh is None and jax.default_backend() == "cpu"
+        size = sum(leaf.size for leaf in jax.tree.leaves((params, self._frozen)))
+        return _CPU_MICRO_BATCHES if is_cpu and size < _SMALL_MODEL else 1
+
+    def _add_gradient(
+        self, params: nnx.State, reference: nnx.State | None, total: nnx.State, batch: Batch
+    ) -> tuple[nnx.State, dict[str, Array]]:
+        """Add the gradient of a micro-batch to a total, which is donated."""
+        # Without a reference another array of its shape: one program serves both.
+        logp_BC = batch.old_logp_BC
+        if reference is not None:
+            logp_BC = self._logp(reference, self._frozen, batch)
+        found = self._accumulate(total, params, self._frozen, batch, logp_BC)
+        return jax.block_until_ready(found) if jax.default_backend() == "cpu" else found
 
     def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
         """Yield the log-probabilities of the targets, BC, of each micro-batch."""
@@ -280,30 +286,18 @@ class Learner:
                 found.append(self._logp(params, self._frozen, batch))
                 yield distributed.whole(found[-1])
 
-    def compile_ahead(self, params: nnx.State, batches: Iterable[Batch]) -> None:
-        """Compile the gradient in the background, for micro-batches of the shapes of these."""
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-            params,
-        )
-        pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        for batch in map(self._place, batches):
-            pool.submit(self._gradient.compile, shapes, self._frozen, batch, batch.old_logp_BC)
-        pool.shutdown(wait=False)
-
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
         """Yield the programs of an update by name, from shapes and places alone."""
-        gradient = self._gradient.lower(state.params, self._frozen, batch, batch.old_logp_BC)
-        yield "gradient", gradient
-        total = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), gradient.out_info
+        total = placed(
+            jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state.params),
+            self._mesh,
         )
-        total = (placed(total[0], self._mesh), total[1])
-        yield "accumulate", self._accumulate.lower(total, total)
-        yield "apply", self._apply.lower(*state, total[0], total[1]["loss"])
+        arguments = (total, state.params, self._frozen, batch, batch.old_logp_BC)
+        yield "gradient", self._accumulate.lower(*arguments)
+        yield "apply", self._apply.lower(*state, total, jax.ShapeDtypeStruct((), jnp.float32))
 
     def _place(self, batch: Batch) -> Batch:
-        if self._mesh is None or len(batch.prefix_NP) % row_parts(self._mesh):
+        if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):
             return batch
         return split_rows(batch, self._mesh)
 
@@ -314,11 +308,6 @@ def _told(what: str, found: Sequence[Any], batches: Sequence[Batch]) -> Callable
     return lambda: f"{what}: micro-batch {sum(a.is_ready() for a in found)}/{len(batches)}"
 
 
-def _run(program: CompiledByShape, arguments: tuple[Any, ...], *, wait: bool) -> Any:
-    found = program(*arguments)
-    return jax.block_until_ready(found) if wait else found
-
-
 def _split_as_params(tree: Any, mesh: Mesh | None) -> Any:
     """Split what is shaped like the weights as they are split, whatever the compiler thinks."""
     if mesh is None:
@@ -326,11 +315,9 @@ def _split_as_params(tree: Any, mesh: Mesh | None) -> Any:
     return jax.lax.with_sharding_constraint(tree, param_shardings(tree, mesh))
 
 
-def _accumulate(total: Any, part: Any) -> Any:
-    """Add gradients and statistics of two micro-batches; of a `_max` the larger one."""
-    gradient = jax.tree.map(jnp.add, total[0], part[0])
-    stats = {
-        name: jnp.maximum(value, part[1][name]) if name.endswith("_max") else value + part[1][name]
-        for name, value in total[1].items()
+def _summed(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Add the statistics of micro-batches; of a `_max` return the largest."""
+    return {
+        name: float((max if name.endswith("_max") else sum)(one[name] for one in stats))
+        for name in stats[0]
     }
-    return gradient, stats

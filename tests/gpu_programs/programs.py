@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 from launch.config import load_config
 from launch.plan import workload_of
-from minirl.model.sharding import make_mesh, row_parts
+from minirl.model.sharding import make_mesh
 from minirl.plan.compile import described_devices, parse_topology
 from minirl.plan.fit import abstract_batch, sampler_programs
-from minirl.plan.memory import longest_batch, published_shape, sampling_of, training_of
+from minirl.plan.memory import published_shape, sampling_of, training_of
+from minirl.train.layout import Shape
 
 # (model, topology) that the facts are checked of.
 CASES = (("qwen2.5-coder-0.5b", "h100x1"), ("qwen2.5-coder-7b", "h100x8"))
-# A micro-batch of one unit a device: rows of answers as the config has them, and one group of 8.
-LAYOUTS = {"packed": 4, "apart": 8}
+# A micro-batch of a device: a prompt and eight answers in the longest rows, and a flat list of
+# fewer tokens than they have cells.
+SHAPE = Shape(tokens=40_960, prompts=1, prompt_columns=6144, answers=8, answer_columns=8192)
 
 
 class Operation(NamedTuple):
@@ -46,21 +48,18 @@ class Compiled(NamedTuple):
 
 
 @functools.cache
-def _workload(model: str, topology: str, layout: str = "packed") -> Any:
-    apart = ["train.batching.pack=false", "train.batching.answers_per_batch=null"]
-    config = load_config("progress.yaml", apart if layout == "apart" else [])
+def _workload(model: str, topology: str) -> Any:
+    config = load_config("progress.yaml", [])
     devices = described_devices(parse_topology(topology))
     work = workload_of(config, published_shape(model))
     return work, make_mesh({"fsdp": len(devices)}, devices), devices
 
 
 @functools.cache
-def _update_programs(model: str, topology: str, layout: str) -> dict[str, Any]:
-    work, mesh, _ = _workload(model, topology, layout)
+def _update_programs(model: str, topology: str) -> dict[str, Any]:
+    work, mesh, _ = _workload(model, topology)
     training = training_of(work, mesh)
-    tokens = longest_batch(work, groups=row_parts(mesh), answers=LAYOUTS[layout])
-    batch = abstract_batch(tokens, mesh, packed=work.train.batching.pack)
-    return dict(training.learner.lower(training.state, batch))
+    return dict(training.learner.lower(training.state, abstract_batch(SHAPE, mesh)))
 
 
 @functools.cache
@@ -71,9 +70,9 @@ def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
 
 
 @functools.cache
-def update(model: str, topology: str, layout: str, name: str) -> Compiled:
+def update(model: str, topology: str, name: str) -> Compiled:
     """Compile a program of the update."""
-    return _compiled(_update_programs(model, topology, layout)[name])
+    return _compiled(_update_programs(model, topology)[name])
 
 
 @functools.cache

@@ -19,7 +19,7 @@ def topology(request):
 
 
 def test_attention_is_splash_attention_in_all_of_forward_and_backward(topology):
-    text = programs.update(MODEL, topology, "packed", "gradient").text
+    text = programs.update(MODEL, topology, "gradient").text
     # Prompts to themselves, answers to prompts, answers to themselves; forward twice by remat,
     # backward once for queries and once for keys.
     assert text.count('custom_call_target="tpu_custom_call"') == 3 * (2 + 2)
@@ -28,7 +28,7 @@ def test_attention_is_splash_attention_in_all_of_forward_and_backward(topology):
 def test_logits_are_summed_in_fp32(topology):
     """They have a place for every word, and are no part of the table, which has the hidden size."""
     config = published_shape(MODEL)
-    text = programs.update(MODEL, topology, "packed", "gradient").text
+    text = programs.update(MODEL, topology, "gradient").text
     results = re.findall(r"= (\S+) (?:convolution|dot)\(", text)
     kinds = {
         kind
@@ -39,9 +39,9 @@ def test_logits_are_summed_in_fp32(topology):
     assert kinds <= {"f32"}
 
 
-@pytest.mark.parametrize("name", ["accumulate", "apply"])
+@pytest.mark.parametrize("name", ["gradient", "apply"])
 def test_arguments_are_donated(topology, name):
-    memory = programs.update(MODEL, topology, "packed", name).memory
+    memory = programs.update(MODEL, topology, name).memory
     statistics = 2**16
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < statistics
 

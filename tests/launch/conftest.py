@@ -42,7 +42,7 @@ warm_start:
   steps: 3
   groups_per_step: 2
   repair_share: 0.25
-  batching: {groups_per_batch: 2}
+  batching: {micro_batch_tokens: 512}
   checkpoint_every: 1
 env: {kind: diagnosed, turns: 2}
 executor: {isolation: thread, timeout_s: 2, max_steps: 2000000}

@@ -12,7 +12,6 @@ import jax
 import pytest
 
 from launch import plan
-from launch.build import arrange
 from launch.config import load_config
 from minirl.config import GuardConfig
 from minirl.errors import UserError
@@ -20,7 +19,9 @@ from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh
 from minirl.model.tiny import tiny_shape
 from minirl.plan import compile as compilers
-from minirl.plan.memory import estimate_memory, sampling_of
+from minirl.plan import fit as planner
+from minirl.plan.fit import Devices
+from minirl.plan.memory import sampling_of
 
 SMALL = (
     "model.tiny.vocab_size=512",
@@ -66,10 +67,9 @@ def test_a_plan_says_what_there_is_to_know(made):
     # AdamW keeps two numbers beside each weight, and the guard the norms of the last updates.
     norms = 4 * GuardConfig().window
     assert memory["optimizer"] == pytest.approx(2 * memory["weights"] + norms, abs=64)
-    # Each of four devices has two of the eight groups, and all answers of both fit.
-    assert (found["groups_per_batch"], found["answers_per_batch"]) == (2, 4)
-    assert found["micro_batches"] == 1
-    assert memory["gradients"] == memory["weights"]
+    # The demo's own; `auto` would be two of the eight groups on each of four devices.
+    assert found["micro_batch_tokens"] == 2048
+    assert memory["gradient"] == memory["weights"]
     assert {"fill", "decode", "gradient", "apply"} <= set(found["compile_s"])
     assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
     assert any("gradient" in status for status in said)
@@ -81,14 +81,15 @@ def held(mesh, *overrides):
     """Return what is held while the update runs, and while the sampler does."""
     own = jax.devices()[:4]
     job = plan.workload_of(config(*overrides), tiny_shape(config().model.tiny))
-    return estimate_memory(job, make_mesh(mesh, own), own, memory_bytes=2.0**34)
+    found = planner.fit(job, Devices(make_mesh(mesh, own), own, 2.0**34), lambda *_: None)
+    return found.update, found.generation
 
 
 def test_adapters_take_less_and_frozen_weights_are_copied_once():
     whole, _ = held({"fsdp": 4})
     update, sampler = held({"fsdp": 4}, "train.lora.rank=2")
     assert update["optimizer"] < 0.5 * whole["optimizer"]
-    assert update["gradients"] < 0.5 * whole["gradients"]
+    assert update["gradient"] < 0.5 * whole["gradient"]
     # The frozen weights lie there split, and whole for a sampler of several devices.
     assert update["weights"] > whole["weights"]
     copy = sampler["sampler's weights"]
@@ -106,30 +107,43 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
     assert shared.memory["sampler's weights"] < copy
 
 
-def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch):
-    """Memory as if a group with all its answers took 5 GiB; there is room for one, not for two."""
+@pytest.fixture
+def by_tokens(monkeypatch):
+    """Let a gradient take a GiB for each hundred tokens of a micro-batch."""
     real = compilers.compile_program
 
     def compiled(lowered, **options):
         found = real(lowered, **options)
-        batch = next((one for one in lowered.in_avals[0] if hasattr(one, "input_BC")), None)
-        if batch is None:
-            return found
-        return replace(found, temporaries=2**30 * (1 + batch.input_BC.shape[0]))
+        batch = next((one for one in lowered.in_avals[0] if hasattr(one, "ids_XT")), None)
+        tokens = 0 if batch is None else batch.ids_XT.size
+        return replace(found, temporaries=2**30 / 100 * tokens)
 
     monkeypatch.setattr("minirl.plan.fit.compile_program", compiled)
+
+
+AUTO = "train.batching.micro_batch_tokens=auto"
+
+
+def test_the_largest_micro_batch_is_bounded_by_memory(by_tokens, monkeypatch):
     room = 6.0 * 2**30
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", room / 0.95))
-    found, _ = make("cpux1")
-    assert (found["groups_per_batch"], found["answers_per_batch"]) == (1, 4)
-    assert found["micro_batches"] == 8
+    found, _ = make("cpux1", AUTO)
+    # Eight groups of 63 + 4 x 48 tokens would be 2,040: a quarter of it fits, and some more.
+    assert 450 <= found["micro_batch_tokens"] <= 600
     assert found["update_bytes"] <= found["room_bytes"] == pytest.approx(room)
+    # With room for all, it is all that a step has.
+    monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 10 * room))
+    assert make("cpux1", AUTO)[0]["micro_batch_tokens"] == 8 * (63 + 4 * 48)
 
 
-def test_what_does_not_fit_is_refused(monkeypatch):
+def test_what_does_not_fit_is_refused_with_settings_that_do(by_tokens, monkeypatch):
+    room = 6.0 * 2**30
+    monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", room / 0.95))
+    with pytest.raises(UserError, match=rf"does not fit: .* 6\.0 GiB free; it fits with {AUTO}$"):
+        make("cpux1", "train.batching.micro_batch_tokens=1000")
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 2e5))
-    with pytest.raises(UserError, match="nothing fits"):
-        make("cpux1", "train.batching.answers_per_batch=1")
+    with pytest.raises(UserError, match=r"take a smaller model, more devices or shorter lengths$"):
+        make("cpux1")
 
 
 def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys, tmp_path):
@@ -176,37 +190,50 @@ def tiny_folder(tmp_path):
     return tmp_path
 
 
-def test_training_logs_what_it_holds_and_refuses_what_can_not_fit(tiny_folder, monkeypatch, caplog):
-    asked, shape = config("sampler.cache_gb=0.001"), read_config(tiny_folder)
+@pytest.fixture
+def free(monkeypatch):
+    """Let a device have so much free memory, beside which no model is small."""
+
+    def given(size):
+        monkeypatch.setattr("minirl.run.memory.free_bytes", lambda _device: size / planner.FILLED)
+        monkeypatch.setattr(plan, "_SMALL_SHARE", 0)
+
+    return given
+
+
+def test_training_plans_once_and_refuses_what_does_not_fit(tiny_folder, tmp_path, free, caplog):
+    asked, shape = config("sampler.cache_gb=0.001", AUTO), read_config(tiny_folder)
+    free(2.0**30)
     with caplog.at_level(logging.INFO):
-        plan.check_memory(asked, tiny_folder)
-    job, mesh = plan.workload_of(asked, shape), arrange(asked, shape)
-    turns = estimate_memory(job, mesh, jax.local_devices(), memory_bytes=1e12)
-    total = max(sum(kinds.values()) for kinds in turns)
-    monkeypatch.setattr(plan, "_device_limit", lambda: total - 1)
-    plan.check_memory(asked, tiny_folder)  # activations alone are too much
-    told = [one.levelname for one in caplog.records if "memory" in one.message]
-    assert told == ["INFO", "WARNING"]
-    monkeypatch.setattr(plan, "_device_limit", lambda: 10_000)
+        planned = plan.plan_memory(asked, shape, tmp_path)
+    tokens = planned.train.batching.micro_batch_tokens
+    # On each of eight devices one of the eight groups.
+    assert tokens == 63 + 4 * 48
+    assert f"micro-batches of up to {tokens} tokens" in caplog.text
+    kept = json.loads((tmp_path / plan.PLAN).read_text())
+    assert 0 < sum(kept["memory_bytes"].values()) < 2**30
+    # A resumed run has the same micro-batches, whatever memory is free.
+    free(10_000.0)
+    assert plan.plan_memory(asked, shape, tmp_path) == planned
+    (tmp_path / plan.PLAN).unlink()
     with pytest.raises(UserError, match="does not fit"):
-        plan.check_memory(config("sampler.cache_gb=1"), tiny_folder)
+        plan.plan_memory(asked, shape, tmp_path)
+    assert not (tmp_path / plan.PLAN).exists()
 
 
-def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, monkeypatch):
-    sizes = ("sampler.max_prompt_tokens=8000", "sampler.cache_gb=0.1")
-    asked = config(*sizes)
-    job, own = plan.workload_of(asked, read_config(tiny_folder)), jax.local_devices()
-    here, (there,) = (
-        estimate_memory(job, None, own, memory_bytes=1e12, has_sampler=has) for has in (True, False)
-    )
-    assert "cache" in here[1]
-    assert "cache" not in there
-    limit = sum(there.values()) - there["activations"] + 1
-    monkeypatch.setattr(plan, "_device_limit", lambda: limit)
-    with pytest.raises(UserError, match="does not fit"):
-        plan.check_memory(asked, tiny_folder)
+def test_a_small_model_is_not_compiled_to_be_planned(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("minirl.plan.fit.compile_program", None)
+    planned = plan.plan_memory(config(AUTO), read_config(tiny_folder), tmp_path)
+    assert planned.train.batching.micro_batch_tokens == 16_384
+
+
+def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, tmp_path, free):
+    sizes = ("sampler.max_prompt_tokens=8000", "sampler.cache_gb=0.5")
     servers = ["rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]"]
-    plan.check_memory(config(*sizes, *servers), tiny_folder)
+    free(400e6)
+    with pytest.raises(UserError, match="cache"):
+        plan.plan_memory(config(*sizes), read_config(tiny_folder), tmp_path)
+    plan.plan_memory(config(*sizes, *servers), read_config(tiny_folder), tmp_path)
 
 
 def test_more_chips_than_prompts_share_a_part_of_the_torus():

@@ -82,7 +82,7 @@ def teach(
     make_tiny(folder / "raw", texts, shape, 0)
     model, tokenizer = huggingface.load(folder / "raw"), ChatTokenizer(folder / "raw")
     demonstrations = [Demonstration((prompt,), (), answer) for prompt, answer in shown]
-    batching = BatchingConfig(groups_per_batch=together, prompt_multiple=64, answer_multiple=16)
+    batching = BatchingConfig(prompt_multiple=64, answer_multiple=16)
     optimizer = OptimizerConfig(kind="muon", learning_rate=learning_rate, warmup_steps=2)
     config = SftConfig(
         steps=steps,

@@ -10,7 +10,7 @@ from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig, OptimizerConfi
 from minirl.model import huggingface
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import make_mesh, param_path
-from minirl.train.batching import micro_batches
+from minirl.train.batching import micro_batches, read_back
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import TokenRow
@@ -71,11 +71,21 @@ def start(toy, shape, *, algorithm="grpo"):
     return learner, learner.init(params)
 
 
-def batches(*, groups_per_batch=GROUPS, pack=False):
-    sizes = BatchingConfig(
-        groups_per_batch=groups_per_batch, pack=pack, prompt_multiple=12, answer_multiple=16
+def sizes_of(**sizes):
+    return BatchingConfig(prompt_multiple=12, answer_multiple=16, **sizes)
+
+
+def batches(*, parts=1, **sizes):
+    return micro_batches(
+        make_groups(), aggregation="token_mean", sizes=sizes_of(**sizes), pad_id=0, parts=parts
     )
-    return micro_batches(make_groups(), aggregation="token_mean", sizes=sizes, pad_id=0)
+
+
+def logprobs_of(learner, params, *, parts=1):
+    """Return the log-probabilities of all tokens, trajectory by trajectory."""
+    values = learner.logprobs(params, batches(parts=parts))
+    found = read_back(make_groups(), values, sizes=sizes_of(), parts=parts)
+    return np.concatenate([row for group in found for row in group])
 
 
 def numbers_of(state):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl.config import AlgorithmConfig, BatchingConfig
+from minirl.config import AlgorithmConfig, BatchingConfig, Grpo
 from minirl.train import losses
 from minirl.train.advantages import SpanCredit, overlong_penalty, token_advantages
 from minirl.train.batching import micro_batches, read_back
@@ -66,7 +66,7 @@ class Scene:
 
 
 def batch_of(groups, algorithm):
-    sizes = BatchingConfig(groups_per_batch=N, prompt_multiple=4, answer_multiple=4)
+    sizes = BatchingConfig(prompt_multiple=4, answer_multiple=4)
     divisor = algorithm.aggregation_divisor or LONGEST
     (batch,) = micro_batches(
         groups, aggregation=algorithm.aggregation, sizes=sizes, pad_id=0, divisor=divisor
@@ -131,15 +131,15 @@ def test_loss_and_gradient_are_those_of_the_plain_formula(name):
 
 
 def in_batch_order(scene):
-    """Return the rows' numbers as micro-batches order them: groups by their longest answer."""
-    order = np.argsort(scene.lengths.max(axis=1), kind="stable")
-    return [n * G + g for n in order for g in range(G)]
+    """Return the rows' numbers in the order of a micro-batch."""
+    numbers = [np.full(len(row.ids), b, np.float32) for b, row in enumerate(scene.rows)]
+    return scene.laid_out(numbers, Grpo())[:, 0].astype(int).tolist()
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_numbers_of_targets_are_read_back_to_their_rows(pack):
+@pytest.mark.parametrize("tokens", ["auto", 60, 30])
+def test_numbers_of_targets_are_read_back_to_their_rows(tokens):
     scene = Scene(5)
-    sizes = BatchingConfig(groups_per_batch=2, pack=pack, prompt_multiple=4, answer_multiple=4)
+    sizes = BatchingConfig(micro_batch_tokens=tokens, prompt_multiple=4, answer_multiple=4)
     batches = micro_batches(scene.groups, aggregation="token_mean", sizes=sizes, pad_id=0)
     found = read_back(scene.groups, [batch.old_logp_BC for batch in batches], sizes=sizes)
     for row, values in zip(scene.rows, [v for group in found for v in group], strict=True):

@@ -22,102 +22,86 @@ from minirl.errors import UserError
 from minirl.model import attention
 from minirl.model import cudnn as gpu
 from minirl.model import splash as tpu
-from minirl.model.attention import Segments
+from minirl.model.attention import Rows
 from minirl.model.kernels import MASKED, blockwise, join, partial_attention
 from minirl.model.sharding import make_mesh
 
-N, G, P, C, E = 2, 3, 9, 13, 8
+E = 8
 HEADS = {"grouped": (4, 2), "all": (2, 2), "one": (3, 1)}
 
 
-def numbers(*lengths, size):
-    """Write 1, 2, ... as often as told, then padding."""
-    row = [n for n, length in enumerate(lengths, 1) for _ in range(length)]
-    return row + [0] * (size - len(row))
+def rows_of(prompts, answers, *, columns, padding=3):
+    """Lay tokens out as a flat list, and in rows: for each part the lengths of its prompts, and for
+    each prompt those of its answers. The list ends with padding.
+    """
+    P, C = columns
+    parts = [
+        (part_prompts, [length for group in part_answers for length in group])
+        for part_prompts, part_answers in zip(prompts, answers, strict=True)
+    ]
+    T = max(sum(own) + sum(others) for own, others in parts) + padding
+    token_NP, token_BC = [], []
+    cell_XT = np.full((len(parts), T), len(parts[0][0]) * P + len(parts[0][1]) * C)
+    for x, (own, others) in enumerate(parts):
+        at = cell = 0
+        for lengths, size, rows in ((own, P, token_NP), (others, C, token_BC)):
+            for length in lengths:
+                rows.append([*range(at, at + length), *[T] * (size - length)])
+                cell_XT[x, at : at + length] = np.arange(cell, cell + length)
+                at, cell = at + length, cell + size
+    arrays: Any = map(np.asarray, (token_NP, token_BC, cell_XT))
+    return Rows(*arrays)
 
 
-def segments_of(prefix, group, own):
-    arrays: Any = map(np.asarray, (prefix, group, own))
-    return Segments(*arrays)
-
-
-# One group a unit; the second prefix is a filler's, of no token at all.
-UNPACKED = segments_of(
-    [numbers(6, size=P), numbers(size=P)],
-    np.ones((N * G, C), int),
-    np.ones((N * G, C), int),
+# Two parts, of two prompts with three answers each; a prompt and some answers are of no token.
+ROWS = rows_of(
+    [[6, 0], [9, 3]],
+    [[[4, 13, 0], [7, 1, 12]], [[13, 2, 5], [0, 0, 3]]],
+    columns=(9, 13),
 )
-# Two groups in the first unit, and one in the second; rows of up to three trajectories.
-PACKED = segments_of(
-    [numbers(3, 5, size=P), numbers(7, size=P)],
-    np.array(
-        [
-            [1] * 4 + [1] * 3 + [2] * 5 + [0],
-            [2] * 6 + [1] * 4 + [0] * 3,
-            [2] * 13,
-            [1] * 13,
-            [1] * 10 + [0] * 3,
-            [0] * 13,
-        ]
-    ),
-    np.array(
-        [
-            numbers(4, 3, 5, size=C),
-            numbers(6, 4, size=C),
-            numbers(13, size=C),
-            numbers(1, 12, size=C),
-            numbers(10, size=C),
-            numbers(size=C),
-        ]
-    ),
-)
-LAYOUTS = {"unpacked": UNPACKED, "packed": PACKED}
 
 
-def arrays_of(heads, *, seed=0, dtype=jnp.float32):
-    """Draw q, k, v of answers, and k, v of prefixes."""
+def arrays_of(heads, *, rows=ROWS, seed=0, dtype=jnp.float32):
+    """Draw q, k, v of flat lists."""
     H, K = HEADS[heads]
     rng = np.random.default_rng(seed)
-    shapes = [(N * G, C, H, E), *[(N * G, C, K, E)] * 2, *[(N, P, K, E)] * 2]
+    shapes = [(*rows.cell_XT.shape, size, E) for size in (H, K, K)]
     return tuple(jnp.asarray(rng.normal(0, 1.5, shape), dtype) for shape in shapes)
 
 
-def visible(segments):
-    """Return which of the prefix's and own keys each query may see, BC(P + C)."""
-    prefix_BP = np.repeat(segments.prefix_NP, G, axis=0)
-    group, own = segments.group_BC[:, :, None], segments.own_BC[:, :, None]
-    to_prefix = (group == prefix_BP[:, None]) & (prefix_BP[:, None] != 0)
-    to_own = (own == segments.own_BC[:, None]) & np.tril(np.ones((C, C), bool))
-    return np.concatenate([to_prefix, to_own], axis=2)
+def visible(rows):
+    """Return which tokens of its list each token may see, XTT."""
+    X, T = rows.cell_XT.shape
+    seen = np.zeros((X, T + 1, T + 1), bool)
+    N, B = len(rows.token_NP), len(rows.token_BC)
+    for b, answer in enumerate(rows.token_BC):
+        n, x = b * N // B, b * X // B
+        for row, prompt in ((rows.token_NP[n], []), (answer, rows.token_NP[n])):
+            for place, token in enumerate(row):
+                seen[x, token, prompt] = seen[x, token, row[: place + 1]] = True
+    return seen[:, :T, :T]
 
 
-def written_out(segments, q, k, v, k_prefix, v_prefix):
-    """Attend with prefixes copied into every row, heads repeated, and one mask."""
+def written_out(rows, q, k, v):
+    """Attend with heads repeated and one mask over the list."""
     repeats = q.shape[2] // k.shape[2]
-    joined = [
-        jnp.repeat(jnp.concatenate([jnp.repeat(prefix, G, axis=0), own], axis=1), repeats, axis=2)
-        for prefix, own in ((k_prefix, k), (v_prefix, v))
-    ]
-    scores = jnp.einsum("bthe,bshe->bhts", q, joined[0]) / math.sqrt(E)
-    mask = jnp.asarray(visible(segments))[:, None]
-    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
-    return jnp.einsum("bhts,bshe->bthe", weights, joined[1])
+    k, v = (jnp.repeat(array, repeats, axis=2) for array in (k, v))
+    scores = jnp.einsum("xthe,xshe->xhts", q, k) / math.sqrt(E)
+    weights = jax.nn.softmax(jnp.where(visible(rows)[:, None], scores, -1e30))
+    return jnp.einsum("xhts,xshe->xthe", weights, v)
 
 
-def attended(segments, q, k, v, k_prefix, v_prefix, *, packed, mesh=None):
-    attend = attention.shared_prefix(
-        Segments(*map(jnp.asarray, segments)), packed=packed, mesh=mesh
-    )
-    return attend(q, k, v, (k_prefix, v_prefix))[0]
+def attended(rows, q, k, v, *, mesh=None):
+    return attention.shared_prefix(Rows(*map(jnp.asarray, rows)), mesh=mesh)(q, k, v, None)[0]
 
 
-def value_and_gradients(function, segments, arrays):
+def value_and_gradients(function, rows, arrays):
     """Return the values of tokens that are no padding, and gradients of a sum of those alone."""
-    is_true = jnp.asarray(segments.own_BC != 0)[:, :, None, None]
+    is_true = jnp.asarray(visible(rows).any(axis=2))[:, :, None, None]
     slope = jnp.asarray(np.random.default_rng(1).normal(0, 1, arrays[0].shape), jnp.float32)
 
     def total(*arrays):
-        out = function(segments, *arrays)
+        out = function(rows, *arrays)
         return jnp.sum(out * slope, where=is_true), jnp.where(is_true, out, 0)
 
     every = tuple(range(len(arrays)))
@@ -137,19 +121,37 @@ def assert_close(ours, theirs, *, tolerance=2e-5):
 
 
 # Several blocks, of heads that are taken together; and all at once.
-BLOCKS, WHOLE = 4 * 2 * 5 * C, 2**29
+BLOCKS, WHOLE = 4 * 2 * 5 * 13, 2**29
 
 
 @pytest.mark.parametrize(
-    ("layout", "heads", "block_bytes"),
-    [("unpacked", "grouped", BLOCKS), ("packed", "one", BLOCKS), ("packed", "all", WHOLE)],
+    ("heads", "block_bytes"), [("grouped", BLOCKS), ("one", BLOCKS), ("all", WHOLE)]
 )
-def test_attention_is_the_mask_written_out(monkeypatch, layout, heads, block_bytes):
+def test_attention_is_the_mask_written_out(monkeypatch, heads, block_bytes):
     monkeypatch.setitem(attention._KERNELS, "cpu", blockwise(block_bytes))
-    segments, arrays = LAYOUTS[layout], arrays_of(heads)
-    expected = value_and_gradients(written_out, segments, arrays)
-    ours = functools.partial(attended, packed=layout == "packed")
-    assert_close(value_and_gradients(ours, segments, arrays), expected)
+    arrays = arrays_of(heads)
+    expected = value_and_gradients(written_out, ROWS, arrays)
+    assert_close(value_and_gradients(attended, ROWS, arrays), expected)
+
+
+def test_causal_attention_is_that_of_answers_without_a_prompt():
+    rows = rows_of([[0]], [[[9, 9]]], columns=(1, 9), padding=0)
+    q, k, v = (array.reshape(2, 9, *array.shape[2:]) for array in arrays_of("grouped", rows=rows))
+
+    def total(attend):
+        return lambda *arrays: jnp.sum(jnp.sin(attend(*arrays)))
+
+    def ours(*arrays):
+        return attention.causal()(*arrays, None)[0]
+
+    def listed(*arrays):
+        one = (array.reshape(1, 18, *array.shape[2:]) for array in arrays)
+        return attended(rows, *one).reshape(2, 9, -1, E)
+
+    assert_close(
+        (ours(q, k, v), *jax.grad(total(ours), argnums=(0, 1, 2))(q, k, v)),
+        (listed(q, k, v), *jax.grad(total(listed), argnums=(0, 1, 2))(q, k, v)),
+    )
 
 
 def test_parts_are_joined_to_attention_over_all_keys():
@@ -269,8 +271,7 @@ for primitive, emulated in (
 def cudnn(monkeypatch):
     """Let the CPU stand for a GPU: cuDNN is there, and its two custom calls are computed by XLA."""
     monkeypatch.setattr(cudnn_kernels, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setitem(attention._KERNELS, "cpu", gpu.cudnn(packed=False))
-    monkeypatch.setitem(attention._PACKED_KERNELS, "cpu", gpu.cudnn(packed=True))
+    monkeypatch.setitem(attention._KERNELS, "cpu", gpu.cudnn())
     return attention._KERNELS["cpu"]
 
 
@@ -290,7 +291,7 @@ def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type(cudnn):
 
     def chosen(platform, q):
         described: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
-        return attention._kernel(q, described, packed=False)
+        return attention._kernel(q, described)
 
     for platform, kernel in attention._KERNELS.items():
         assert chosen(platform, q) is kernel
@@ -300,30 +301,20 @@ def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type(cudnn):
 
 
 def test_splash_attention_over_several_blocks(splash, monkeypatch):
-    rng = np.random.default_rng(3)
-    segments = segments_of(
-        [numbers(90, 60, size=160)],
-        [numbers(130, 100, size=250)],
-        [numbers(70, 60, 100, size=250)],
-    )
-    shapes = [(1, 250, 2, E), *[(1, 250, 1, E)] * 2, *[(1, 160, 1, E)] * 2]
-    arrays = [jnp.asarray(rng.normal(0, 1.5, shape), jnp.float32) for shape in shapes]
-    ours = value_and_gradients(functools.partial(attended, packed=True), segments, arrays)
+    rows = rows_of([[150]], [[[250, 70]]], columns=(160, 250))
+    arrays = arrays_of("all", rows=rows, seed=3)
+    ours = value_and_gradients(attended, rows, arrays)
     monkeypatch.delitem(attention._KERNELS, "cpu")
-    plain = value_and_gradients(functools.partial(attended, packed=True), segments, arrays)
+    plain = value_and_gradients(attended, rows, arrays)
     assert_close(ours, plain, tolerance=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("layout", "heads"), [("unpacked", "grouped"), ("packed", "one"), ("packed", "all")]
-)
-def test_cudnn_attention(cudnn, layout, heads):
+@pytest.mark.parametrize("heads", HEADS)
+def test_cudnn_attention(cudnn, heads):
     arrays = arrays_of(heads, dtype=jnp.float16)
     wide = [array.astype(jnp.float32) for array in arrays]
-    plain = value_and_gradients(written_out, LAYOUTS[layout], wide)
-    ours = functools.partial(attended, packed=layout == "packed")
-    found = value_and_gradients(ours, LAYOUTS[layout], arrays)
-    assert_close(found, plain, tolerance=2e-2)
+    plain = value_and_gradients(written_out, ROWS, wide)
+    assert_close(value_and_gradients(attended, ROWS, arrays), plain, tolerance=2e-2)
 
 
 @pytest.mark.parametrize("change", ["an array more", "another order"])
@@ -335,7 +326,7 @@ def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, chan
     monkeypatch.setattr(rule, "__signature__", inspect.Signature(kinds), raising=False)
     monkeypatch.setattr(gpu, "_BACKWARD_ARGUMENTS", rule)
     with pytest.raises(UserError, match=r"^jax \d.*install jax>=0\.10,<0\.13"):
-        lowered("cuda", packed=False)
+        lowered("cuda")
 
 
 @pytest.mark.parametrize(
@@ -345,49 +336,45 @@ def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, chan
 )
 def test_cudnn_attention_on_a_mesh(cudnn, heads, shape):
     arrays = arrays_of(heads, dtype=jnp.float16)
-    ours = functools.partial(attended, packed=False)
-    expected = value_and_gradients(ours, UNPACKED, arrays)
+    expected = value_and_gradients(attended, ROWS, arrays)
     devices = jax.devices()[: math.prod(shape.values())]
-    ours = functools.partial(ours, mesh=make_mesh(shape, devices))
-    assert_close(value_and_gradients(ours, UNPACKED, arrays), expected, tolerance=5e-3)
+    ours = functools.partial(attended, mesh=make_mesh(shape, devices))
+    assert_close(value_and_gradients(ours, ROWS, arrays), expected, tolerance=5e-3)
 
 
 def test_splash_attention_on_a_mesh_computed_again(splash):
     """What the kernel knows of its mask is constant in every trace, that of a checkpoint too."""
     arrays, mesh = arrays_of("one"), make_mesh({"fsdp": 2, "tensor": 3}, jax.devices()[:6])
 
-    def ours(segments, *arrays):
-        again = jax.checkpoint(functools.partial(attended, segments, packed=True, mesh=mesh))
-        return again(*arrays)
+    def ours(rows, *arrays):
+        return jax.checkpoint(functools.partial(attended, rows, mesh=mesh))(*arrays)
 
-    expected = value_and_gradients(written_out, PACKED, arrays)
-    assert_close(value_and_gradients(ours, PACKED, arrays), expected)
+    expected = value_and_gradients(written_out, ROWS, arrays)
+    assert_close(value_and_gradients(ours, ROWS, arrays), expected)
 
 
-def lowered(platform, *, packed):
+def lowered(platform):
     """Return the program of the gradient for a platform that is not here."""
 
     def gradients(*arrays):
-        total = lambda *xs: attended(UNPACKED, *xs, packed=packed).astype(jnp.float32).sum()  # noqa: E731
-        return jax.grad(total, argnums=(0, 1, 2, 3, 4))(*arrays)
+        total = lambda *xs: attended(ROWS, *xs).astype(jnp.float32).sum()  # noqa: E731
+        return jax.grad(total, argnums=(0, 1, 2))(*arrays)
 
     traced = jax.jit(gradients).trace(*arrays_of("grouped", dtype=jnp.bfloat16))
     return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_program_for_nvidia_calls_cudnn(cudnn, packed):
-    program = lowered("cuda", packed=packed)
-    name = "__cudnn$fmhaScaleBiasSoftmax" if packed else "__cudnn$fmhaSoftmax"
-    # The prefix and the own row, forward and backward.
-    assert program.count(f"{name}(") == 2
-    assert program.count(f"{name}Backward(") == 2
-    assert ("PADDING" in program) == (not packed)
+def test_the_program_for_nvidia_calls_cudnn(cudnn):
+    program = lowered("cuda")
+    # Prompts to themselves, answers to prompts, and to themselves; forward and backward.
+    assert program.count("__cudnn$fmhaSoftmax(") == 3
+    assert program.count("__cudnn$fmhaSoftmaxBackward(") == 3
+    assert "PADDING" in program
     assert "CAUSAL" in program
 
 
 def test_the_program_for_tpus_calls_splash(monkeypatch):
     monkeypatch.setitem(attention._KERNELS, "cpu", tpu.splash())
-    program = lowered("tpu", packed=True)
+    program = lowered("tpu")
     for phase in ("fwd_segmented_residuals", "dq_segmented", "dkv_segmented"):
         assert f"splash_mha_{phase}" in program

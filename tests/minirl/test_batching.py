@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
 from minirl.train.batching import micro_batches, mini_batches
-from minirl.train.packing import round_up
 from minirl.types import TokenRow
 
 PAD = 99
@@ -51,39 +50,22 @@ def test_one_group_by_hand():
         row([11, 12, 13, 24], [3], prompt_length=3, advantage=-0.5),
     ]
     (batch,) = batches_of([group])
-    assert batch.prefix_NP.tolist() == [[11, 12, PAD, PAD]]
-    assert batch.prefix_length_N.tolist() == [2]
-    assert batch.input_BC.tolist() == [[13, 21, 22, 31], [13, PAD, PAD, PAD]]
-    assert batch.target_BC.tolist() == [[21, 22, 31, 23], [24, PAD, PAD, PAD]]
-    assert batch.is_action_BC.tolist() == [[True, True, False, True], [True, False, False, False]]
-    assert batch.old_logp_BC.tolist() == [[-3, -4, 0, -6], [-3, 0, 0, 0]]
-    assert batch.advantage_BC[:, 0].tolist() == [1.5, -0.5]
+    assert batch.ids_XT.tolist() == [[11, 12, 13, 13, 21, 22, 31] + [PAD] * 9]
+    assert batch.position_XT.tolist() == [[0, 1, 2, 2, 3, 4, 5] + [0] * 9]
+    # The 31 is not learned, nor is what follows the prompt's other tokens.
+    assert batch.target_XT.tolist() == [[-1, -1, 24, 21, 22, -1, 23] + [-1] * 9]
+    # Rows of prompts of 4 cells, then two rows of answers, the shorter one first.
+    assert batch.rows.token_NP.tolist() == [[0, 1, 16, 16]]
+    assert batch.rows.token_BC.tolist() == [[2, 16, 16, 16], [3, 4, 5, 6]]
+    assert batch.rows.cell_XT.tolist() == [[0, 1, 4, 8, 9, 10, 11] + [12] * 9]
+    assert batch.is_action_BC.tolist() == [[True, False, False, False], [True, True, False, True]]
+    assert batch.old_logp_BC.tolist() == [[-3, 0, 0, 0], [-3, -4, 0, -6]]
+    assert batch.advantage_BC[:, 0].tolist() == [-0.5, 1.5]
     # 1 / (2 rows x 3 actions), and 1 / (2 rows x 1 action).
-    np.testing.assert_allclose(batch.weight_BC, [[1 / 6, 1 / 6, 0, 1 / 6], [0.5, 0, 0, 0]])
+    np.testing.assert_allclose(batch.weight_BC, [[0.5, 0, 0, 0], [1 / 6, 1 / 6, 0, 1 / 6]])
     # By the response the first row has a fourth token, the 31 that it was told.
     (batch,) = batches_of([group], aggregation="response_mean")
-    np.testing.assert_allclose(batch.weight_BC, [[1 / 8, 1 / 8, 0, 1 / 8], [0.5, 0, 0, 0]])
-
-
-def test_groups_of_like_length_go_together_and_the_last_batch_is_filled_up():
-    groups = random_groups([(3, 40), (3, 5), (3, 38), (3, 6), (3, 4)])
-    batches = batches_of(groups, groups_per_batch=2)
-    assert [batch.input_BC.shape for batch in batches] == [(4, 8), (4, 40), (4, 40)]
-    empty = batches[-1]
-    assert empty.prefix_length_N.tolist() == [2, 0]
-    assert not np.asarray(empty.is_action_BC[2:]).any()
-    assert (np.asarray(empty.weight_BC[2:]) == 0).all()
-
-
-def test_round_up():
-    sizes = [round_up(length, multiple=16) for length in range(1, 3000)]
-    # A quarter more at most, but for the first multiple.
-    for length, size in enumerate(sizes, start=1):
-        assert length <= size <= max(16, length * 1.25 + 16)
-    assert sizes == sorted(sizes)
-    assert len(set(sizes)) <= 32
-    assert round_up(0, multiple=16) == 16
-    assert [round_up(n, multiple=1) for n in (7, 8, 9, 15, 17)] == [7, 8, 10, 16, 20]
+    np.testing.assert_allclose(batch.weight_BC, [[0.5, 0, 0, 0], [1 / 8, 1 / 8, 0, 1 / 8]])
 
 
 @given(st.integers(0, 40), st.integers(1, 12))

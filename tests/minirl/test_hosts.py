@@ -14,7 +14,7 @@ from minirl.run import distributed, preemption
 from minirl.sglang.transfer import whole_tensors
 
 from . import toy_run
-from .mesh_update import batches, numbers_of
+from .mesh_update import batches, logprobs_of, numbers_of
 from .mesh_update import start as start_update
 from .processes import LIMIT_S, ends, start
 
@@ -89,10 +89,10 @@ write_version(folder / "w", "x", params, dtype="float32")
 toy = SimpleNamespace(CONFIG=conftest.CONFIG)
 learner, state = mesh_update.start(toy, {"fsdp": 2, "tensor": 2})
 reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-state, stats = learner.update(state, mesh_update.batches(), reference=reference)
+state, stats = learner.update(state, mesh_update.batches(parts=2), reference=reference)
 leaves = jax.tree.leaves_with_path(state.params)
 arrays = {param_path(path): distributed.whole(leaf) for path, leaf in leaves}
-(logprobs,) = learner.logprobs(reference, mesh_update.batches())
+logprobs = mesh_update.logprobs_of(learner, reference, parts=2)
 if distributed.is_first():
     np.savez(folder / "found.npz", loss=stats["loss"], logprobs=logprobs, **arrays)
 
@@ -156,7 +156,7 @@ def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
     assert "error: no such file" in second[2].splitlines()
     learner, state = start_update(toy, None)
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-    (logprobs,) = learner.logprobs(reference, batches())
+    logprobs = logprobs_of(learner, reference)
     state, stats = learner.update(state, batches(), reference=reference)
     with np.load(tmp_path / "found.npz") as found:
         assert found["loss"] == pytest.approx(stats["loss"], rel=1e-6, abs=1e-6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl.model.sharding import param_path
+from minirl.model.sharding import param_path, row_parts
 from minirl.run.checkpoint import Checkpoints, stored_params
 
 from .mesh_update import ALGORITHMS, batches, numbers_of, start
@@ -33,19 +33,20 @@ def plain(toy):
     return found
 
 
-# Rows of their own in one batch, packed ones, and two micro-batches.
+# One micro-batch, and several.
 @pytest.mark.parametrize(
     ("shape", "algorithm", "sizes"),
     [
         ({"fsdp": 4, "tensor": 2}, "adapters", {}),
-        ({"fsdp": 8}, "gspo", {"pack": True}),
-        ({"data": 2, "fsdp": 2, "tensor": 2}, "grpo", {"groups_per_batch": 4}),
+        ({"fsdp": 8}, "gspo", {}),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, "grpo", {"micro_batch_tokens": 64}),
     ],
 )
 def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm, sizes):
     learner, state = start(toy, shape, algorithm=algorithm)
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-    state, stats = learner.update(state, batches(**sizes), reference=reference)
+    parts = row_parts(learner._mesh)
+    state, stats = learner.update(state, batches(parts=parts, **sizes), reference=reference)
     expected_state, expected = plain[algorithm]
     assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-6)
     assert_same(state, expected_state)

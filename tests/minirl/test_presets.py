@@ -84,7 +84,6 @@ def algorithm(kind, **settings):
         (algorithm("grpo", aggregation_divisor=3), "train.algorithm.grpo.aggregation_divisor"),
         (algorithm("dapo", overlong_tokens=8192), "train.algorithm.overlong_tokens"),
         ({"mini_batches": 65}, "train.mini_batches"),
-        ({"batching": {"answers_per_batch": 3}}, "train.batching.answers_per_batch"),
         (
             {"optimizer": {"schedule": "ramp_cosine", "warmup_steps": 3}},
             "train.optimizer.warmup_steps",

@@ -24,7 +24,7 @@ from minirl.train.supervised import (
 
 from .toy_run import metrics_of
 
-BATCHING = BatchingConfig(groups_per_batch=2, prompt_multiple=16, answer_multiple=16)
+BATCHING = BatchingConfig(micro_batch_tokens=128, prompt_multiple=16, answer_multiple=16)
 CONFIG = SftConfig(
     steps=4,
     groups_per_step=2,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import signal
-import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -138,22 +137,17 @@ def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
 
-def test_a_packed_run_over_a_nucleus(toy, tmp_path, monkeypatch):
-    """Its gradient is compiled ahead in three shapes, and the ratio stays one."""
+def test_a_run_over_a_nucleus(toy, tmp_path, monkeypatch):
+    """The importance ratio stays one."""
     sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": "nucleus"})
     monkeypatch.setattr(toy_run, "SAMPLER", sampler)
-    batching = BatchingConfig(groups_per_batch=1, pack=True, prompt_multiple=8, answer_multiple=8)
     jax.clear_caches()  # programs of other tests
-    changes = {"steps": 1, "kl_every": None, "batching": batching, "validate": nothing}
+    changes = {"steps": 1, "kl_every": None, "validate": nothing}
     trainer = toy_run.make_trainer(toy, tmp_path, **changes)
     trainer.run(ignore)
-    for thread in threading.enumerate():
-        if thread.name.startswith("compile"):
-            thread.join()
-    assert len(trainer._learner._gradient) == 3
-    # Besides, the sum over micro-batches and the optimizer; and those of the sampler.
+    # The gradient in at most two shapes, zeros, a sum and the optimizer; and those of the sampler.
     (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert 0 < line["time/update_programs"] <= trainer._learner.programs <= 5
+    assert 0 < line["time/update_programs"] <= trainer._learner.programs <= 6
     assert 0 < line["time/sampler_compilations"] <= 12 - 5
     # Less than a fifth is cut, and less the more even the last token's share is.
     assert 0.02 < line["sampler/top_p_cut"] < 0.2
@@ -367,7 +361,7 @@ def test_credit_of_letters_and_penalties_of_long_responses_reach_single_trajecto
     trainer = toy_run.make_trainer(
         toy, tmp_path, steps=1, group_size=1, prompts_per_step=24, judge=credited,
         algorithm=Expo(overlong_tokens=10), sample_tokens=True, validate=nothing,
-        batching=BatchingConfig(groups_per_batch=24, prompt_multiple=8, answer_multiple=24),
+        batching=BatchingConfig(prompt_multiple=8, answer_multiple=24),
     )  # fmt: skip
     trainer.run(ignore)
     _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())

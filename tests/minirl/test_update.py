@@ -32,10 +32,7 @@ GROUPS = (
 )
 # Ids after the prompt that all rows of a group begin with.
 COMMON = (0, 1, 2)
-SIZES = BatchingConfig(groups_per_batch=3, prompt_multiple=12, answer_multiple=20)
-# One unit holds two of the three groups, rows hold up to three answers.
-PACKED = BatchingConfig(groups_per_batch=2, pack=True, prompt_multiple=12, answer_multiple=20)
-LAYOUTS = {"apart": SIZES, "packed": PACKED}
+SIZES = BatchingConfig(micro_batch_tokens=200, prompt_multiple=12, answer_multiple=20)
 
 
 def plain_attention(q_BTHE, k_BTKE, v_BTKE, cache):
@@ -173,8 +170,8 @@ def assert_close(tree, other, *, rtol=2e-5):
         )
 
 
-@pytest.mark.parametrize(("name", "layout"), [("grpo", "packed"), ("gspo", "apart")])
-def test_shared_prompts_equal_rows_of_their_own(scene, groups, name, layout):
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_shared_prompts_equal_rows_of_their_own(scene, groups, name):
     rows = [row for group in groups for row in group]
     algorithm = ALGORITHMS[name]
     ids_BT = stack(rows)
@@ -183,8 +180,7 @@ def test_shared_prompts_equal_rows_of_their_own(scene, groups, name, layout):
     expected, slope_BT = jax.value_and_grad(
         lambda logp_BT: plain_loss(algorithm, logp_BT, reference_logp_BT, rows)
     )(logp_BT)
-    (batch,) = batches_of(groups, sizes=LAYOUTS[layout])
-    assert (batch.packed is not None) == (layout == "packed")
+    (batch,) = batches_of(groups)
     loss, _, gradient = scene.loss_and_gradient(name, batch)
     assert loss == pytest.approx(float(expected), rel=1e-5)
     assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
@@ -212,25 +208,24 @@ def test_what_is_computed_again_does_not_change_the_gradient(scene, groups):
 def test_parts_of_a_group_add_up(scene, groups):
     (whole,) = batches_of(groups)
     _, _, expected = scene.loss_and_gradient("grpo", whole)
-    sizes = PACKED.model_copy(update={"answers_per_batch": 1, "groups_per_batch": 3})
+    # Less than any group has.
+    sizes = SIZES.model_copy(update={"micro_batch_tokens": 20})
     parts = batches_of(groups, sizes=sizes)
+    assert len(parts) > len(groups)
     found = [scene.loss_and_gradient("grpo", part)[2] for part in parts]
     assert_close(jax.tree.map(lambda *leaves: sum(leaves), *found), expected)
-    numbers = [part.input_BC for part in parts]
+    numbers = [part.old_logp_BC for part in parts]
     back = read_back(groups, numbers, sizes=sizes)
     for group, rows in zip(groups, back, strict=True):
         for row, values in zip(group, rows, strict=True):
-            np.testing.assert_array_equal(
-                values[row.prompt_length :], row.ids[row.prompt_length - 1 : -1]
-            )
+            np.testing.assert_array_equal(values, row.logprobs)
 
 
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     (batch,) = batches_of(groups, aggregation="token_mean")
     _, stats, whole = scene.loss_and_gradient("grpo", batch)
-    # Two a batch: the second micro-batch is half empty.
-    pairs = SIZES.model_copy(update={"groups_per_batch": 2})
-    batches = batches_of(groups, sizes=pairs, aggregation="token_mean")
+    smaller = SIZES.model_copy(update={"micro_batch_tokens": 80})
+    batches = batches_of(groups, sizes=smaller, aggregation="token_mean")
     assert len(batches) == 2
     # A learner whose step is the gradient itself, times a rate that drowns rounding.
     objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)

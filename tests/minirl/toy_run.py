@@ -37,8 +37,8 @@ CONFIG = TrainConfig(
     group_size=8,
     algorithm=Grpo(),
     optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=0.0),
-    # Two micro-batches a step, all of one shape.
-    batching=BatchingConfig(groups_per_batch=2, prompt_multiple=8, answer_multiple=24),
+    # Two micro-batches a step.
+    batching=BatchingConfig(micro_batch_tokens=416, prompt_multiple=8, answer_multiple=24),
     eval_every=2,
     checkpoint_every=2,
     # Needs one more compilation, in every life that comes so far.
@@ -72,7 +72,9 @@ COURSES = {
                 learning_rate=0.1, schedule="cosine", weight_decay=0.0, max_grad_norm=1e-3
             ),
             "guard": GuardConfig(max_spike=1.1, window=2),
-            "batching": BatchingConfig(groups_per_batch=1, prompt_multiple=8, answer_multiple=24),
+            "batching": BatchingConfig(
+                micro_batch_tokens=208, prompt_multiple=8, answer_multiple=24
+            ),
             "eval_every": 1,
             "checkpoint_every": 2,
         },

@@ -1,0 +1,52 @@
+"""Memory of devices: how much there is, and how much a run has taken; bytes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+# Where a container's limit and use are told: version 2 of control groups, and version 1.
+_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+def device_bytes(device: Any) -> float:
+    """Return the memory of a device: what its runtime may take, or, for a CPU, all there is."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats is not None:
+        return float(stats["bytes_limit"])
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def free_bytes(device: Any) -> float:
+    """Return what can still be taken of a device's memory; devices of a CPU share it."""
+    if device.platform != "cpu":
+        stats = device.memory_stats() or {}
+        return device_bytes(device) - stats.get("bytes_in_use", 0)
+    free = device_bytes(device)
+    told = Path("/proc/meminfo")
+    if told.exists():
+        lines = dict(line.split(":", 1) for line in told.read_text().splitlines())
+        free = 1024.0 * int(lines["MemAvailable"].split()[0])
+    for limit, used in _GROUPS:
+        try:
+            free = min(free, float(Path(limit).read_text()) - float(Path(used).read_text()))
+        except (OSError, ValueError):  # no such group, or no limit
+            continue
+    return free
+
+
+def peak_bytes(device: Any) -> float:
+    """Return the most memory that was taken at a time: of a device, or of a CPU's process."""
+    if device.platform != "cpu":
+        return float((device.memory_stats() or {}).get("peak_bytes_in_use", 0))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else 1024 * peak)
