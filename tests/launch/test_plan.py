@@ -227,13 +227,16 @@ def test_a_small_model_is_not_compiled_to_be_planned(tiny_folder, tmp_path, monk
     assert planned.train.batching.micro_batch_tokens == 16_384
 
 
-def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, tmp_path, free):
-    sizes = ("sampler.max_prompt_tokens=8000", "sampler.cache_gb=0.5")
+def test_nothing_of_a_sampler_is_planned_where_servers_sample(
+    tiny_folder, tmp_path, free, monkeypatch
+):
     servers = ["rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]"]
-    free(400e6)
-    with pytest.raises(UserError, match="cache"):
-        plan.plan_memory(config(*sizes), read_config(tiny_folder), tmp_path)
-    plan.plan_memory(config(*sizes, *servers), read_config(tiny_folder), tmp_path)
+    free(2.0**32)
+    monkeypatch.setattr("minirl.plan.fit.sampler_programs", None)
+    plan.plan_memory(config(*servers), read_config(tiny_folder), tmp_path)
+    kept = json.loads((tmp_path / plan.PLAN).read_text())["memory_bytes"]
+    assert {"weights", "gradient", "temporaries"} <= set(kept)
+    assert "cache" not in kept
 
 
 def test_more_chips_than_prompts_share_a_part_of_the_torus():
