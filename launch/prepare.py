@@ -176,6 +176,7 @@ def _settings(request: PrepareRequest, data_root: Path, cfg: str) -> str:
         "exclude_databases": list(job.data.train.exclude_databases),
         "tokenizer": str(tokenizer.resolve()) if tokenizer else None,
         "max_prompt_tokens": job.sampler.max_prompt_tokens,
+        "max_test_prompt_tokens": job.evaluation_sampler.max_prompt_tokens,
         "prompt": job.prompt.model_dump(mode="json"),
         "env": job.env.model_dump(mode="json"),
         "executor": job.executor.model_dump(mode="json", exclude={"workers", "cache_dir"}),

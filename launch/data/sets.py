@@ -232,6 +232,8 @@ def _write_set(
     with _writing(request, f"{name}.jsonl") as write:
         digest = fingerprint(written())
     reports = [pool.report for pool in pools]
+    job = request.job
+    limits = job.evaluation_sampler if name in request.measured else job.sampler
     found = sum((Counter(report.found) for report in reports), Counter())
     summary = SetReport(
         questions=sum(report.kept for report in reports),
@@ -241,7 +243,7 @@ def _write_set(
         found=dict(sorted(found.items())),
         issues=dict(sorted(issues.items())),
         value_matches=matched[True],
-        prompt_tokens=describe_lengths(lengths, request.job.sampler.max_prompt_tokens),
+        prompt_tokens=describe_lengths(lengths, limits.max_prompt_tokens),
         sources=tuple(
             SourceEntry(name=one.name, read=one.read, kept=one.kept, failures=tuple(one.failures))
             for one in reports

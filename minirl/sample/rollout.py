@@ -257,8 +257,8 @@ class _Rollout:
             self._ask(episode)
         if self.too_long and len(self.groups) == len(self.examples):
             _log.warning(
-                "%d of %d examples are left out: their prompts are over sampler.max_prompt_tokens "
-                "= %d (the first has %d tokens: %.200r)",
+                "%d of %d examples are not played: their prompts are over max_prompt_tokens = %d "
+                "(the first has %d tokens: %.200r)",
                 len(self.too_long), len(self.examples), self.config.max_prompt_tokens,
                 *self.too_long[0],
             )  # fmt: skip
