@@ -185,8 +185,8 @@ def _query(value: Any) -> str:
     except (TypeError, UnicodeEncodeError):
         return ""
     answer = answer_of(value, "any")
-    is_all = answer.sql in ("", value.strip()) and not answer.reasoning
-    return value if is_all else answer.sql
+    # Without any mark it is no reply, and the official programs run it as it stands, tail and all.
+    return answer.sql if answer.form not in (None, "bare") or answer.reasoning else value
 
 
 def _record(place: str, record: Any) -> _Prediction:
