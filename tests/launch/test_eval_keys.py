@@ -113,3 +113,23 @@ def test_a_checkpoint_is_told_by_its_files(place):
         ]
     assert found[0] == found[1] == found[4] != found[2]
     assert policy_in(run / "checkpoints" / "1").model == run / "model"
+
+
+@pytest.mark.parametrize(
+    ("setting", "of_the_run", "of_the_model"),
+    [("null", "sql_tag", "any"), ("fence", "fence", "fence")],
+)
+def test_a_checkpoint_has_learned_where_its_query_is_and_a_model_has_not(
+    place, setting, of_the_run, of_the_model
+):
+    run = place / "run"
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    shutil.copytree(place / "model", run / "model")
+    shutil.copy(place / "job.yaml", run / "config.yaml")
+    config = load_config(str(place / "job.yaml"), (f"evaluation.wrapping={setting}",))
+    for folder, wrapping in (
+        (run / "checkpoints" / "1", of_the_run),
+        (place / "model", of_the_model),
+    ):
+        found = CheckpointSource.find(config, GREEDY, folder, "cpu")
+        assert found.config.answer_wrapping == wrapping
