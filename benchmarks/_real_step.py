@@ -3,7 +3,8 @@
 Speed counts useful operations alone: two a weight and token forward, a prompt once for its group,
 logits where a token is sampled, three times as many for a gradient. Attention, padding and what is
 computed twice count as nothing (as in `_operations.model_flops`). What the machine can do is a
-product of the model's own shape, measured before and after each phase.
+product of the model's own shape, measured before and after each phase. Both also by processor time,
+which other work beside it hardly changes; that does not tell what one core does while others wait.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,28 +67,46 @@ def demo_prompts(count: int) -> Prompts:
         return [sql.prompts.single_turn(one) for one in sql.examples("train", limit=count)]
 
 
+class Lap(NamedTuple):
+    """Seconds by the clock, and of all processors."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Lap:
+        """Return what a lap begins with."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, start: Lap) -> Lap:
+        """Return the seconds from a start to this."""
+        return Lap(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What a phase took: the seconds of its first run, which compiles, and of each later one, with
-    the machine's speed beside it, in operations a second.
+    """What a phase took: its first run, which compiles, and each later one; `product` is what a
+    product of matrices took beside it, for each operation.
     """
 
-    first_s: float
-    seconds: tuple[float, ...]
-    product_speed: float
+    first: Lap
+    laps: tuple[Lap, ...]
+    product: Lap
     peak_bytes: float
     useful_operations: float
 
     def figures(self) -> dict[str, float]:
         """Return the numbers to print, of the fastest run."""
-        best = min(self.seconds, default=self.first_s)
-        speed = self.useful_operations / best
+        best = min(self.laps, default=self.first)
+        ideal = [self.useful_operations * each for each in self.product]
         return {
-            "s": round(best, 2),
-            "first_s": round(self.first_s, 2),
-            "useful_gflop_s": round(speed / 1e9, 1),
-            "product_gflop_s": round(self.product_speed / 1e9, 1),
-            "share": round(speed / self.product_speed, 3),
+            "s": round(best.wall_s, 2),
+            "cpu_s": round(best.cpu_s, 2),
+            "first_s": round(self.first.wall_s, 2),
+            "useful_gflop_s": round(self.useful_operations / best.wall_s / 1e9, 1),
+            "product_gflop_s": round(1e-9 / self.product.wall_s, 1),
+            "share": round(ideal[0] / best.wall_s, 3),
+            "cpu_share": round(ideal[1] / best.cpu_s, 3),
             "peak_gb": round(self.peak_bytes / _GB, 2),
         }
 
@@ -96,21 +115,21 @@ class Stopwatch:
     """Times the runs of a phase."""
 
     def __init__(self, shape: ModelConfig) -> None:
-        self._shape, self._speeds, self._seconds = shape, [product_speed(shape)], list[float]()
+        self._shape, self._products, self._laps = shape, [product(shape)], list[Lap]()
         # Linux then counts the peak from here on; elsewhere it is that of the whole process.
         if (counter := Path("/proc/self/clear_refs")).exists():
             counter.write_text("5")
 
-    def lap(self, started: float) -> None:
-        """Note a run that began at `time.perf_counter()`."""
-        self._seconds.append(time.perf_counter() - started)
-        self._speeds.append(product_speed(self._shape))
+    def lap(self, start: Lap) -> None:
+        """Note a run."""
+        self._laps.append(Lap.now().since(start))
+        self._products.append(product(self._shape))
 
     def phase(self, useful_operations: float) -> Phase:
         """Return what was noted."""
-        first, *rest = self._seconds
-        speed = float(np.median(self._speeds))
-        return Phase(first, tuple(rest), speed, peak_bytes(), useful_operations)
+        first, *rest = self._laps
+        usual = Lap(*(float(np.median(one)) for one in zip(*self._products, strict=True)))
+        return Phase(first, tuple(rest), usual, peak_bytes(), useful_operations)
 
 
 def peak_bytes() -> float:
@@ -122,8 +141,8 @@ def peak_bytes() -> float:
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def product_speed(shape: ModelConfig) -> float:
-    """Return the operations a second of a product into the feed-forward's width and back."""
+def product(shape: ModelConfig) -> Lap:
+    """Return what an operation takes, of a product into the feed-forward's width and back."""
     width, inner = shape.hidden_size, shape.intermediate_size
     rng = np.random.default_rng(0)
     x, into, back = (
@@ -136,9 +155,10 @@ def product_speed(shape: ModelConfig) -> float:
         return jax.lax.fori_loop(0, _PRODUCTS, lambda _, x: x @ into @ back, x)
 
     run(x).block_until_ready()
-    started = time.perf_counter()
+    start = Lap.now()
     run(x).block_until_ready()
-    return _PRODUCTS * 4 * _PRODUCT_ROWS * width * inner / (time.perf_counter() - started)
+    operations = _PRODUCTS * 4 * _PRODUCT_ROWS * width * inner
+    return Lap(*(seconds / operations for seconds in Lap.now().since(start)))
 
 
 def measure_sampling(
@@ -158,7 +178,7 @@ def measure_sampling(
     for _ in range(1 + runs):
         # Each of a new sampler: nothing is in a cache.
         sampler = NativeSampler(model, config, tokenizer, group_size=group_size, seed=0)
-        started = time.perf_counter()
+        start = Lap.now()
         sampler.set_weights(split(model)[1], version=0)
         groups = rollout(
             sampler,
@@ -170,7 +190,7 @@ def measure_sampling(
             first_episode=0,
             max_turns=1,
         )
-        watch.lap(started)
+        watch.lap(start)
         work = sampler.work
     replies = [len(one.turns[0].reply.ids) for group in groups for one in group]
     known = [len(group[0].turns[0].observation_ids) for group in groups]
@@ -225,7 +245,7 @@ def measure_update(
     del params
     stats: dict[str, float] = {}
     for _ in range(1 + runs):
-        started = time.perf_counter()
+        start = Lap.now()
         batches = micro_batches(
             groups,
             aggregation=train.algorithm.aggregation,
@@ -235,7 +255,7 @@ def measure_update(
         )
         state, stats = learner.update(state, batches)
         jax.block_until_ready(state.params)
-        watch.lap(started)
+        watch.lap(start)
     rows = [row for group in groups for row in group]
     prompt = sum(group[0].prompt_length for group in groups)
     answer = sum(len(row.ids) - row.prompt_length for row in rows)
