@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from minirl.config import MOST_TOKENS, LoraConfig
+from minirl.config import MOST_TOKENS, LoraConfig, Remat
 from minirl.model.sharding import axes_sharding, device_bytes, row_parts
 from minirl.plan.compile import Program, compile_program
 from minirl.plan.memory import (
@@ -191,15 +192,16 @@ def settings_that_fit(
     work: Workload, devices: Devices, progress: Progress, *, has_sampler: bool = True
 ) -> list[str]:
     """Return changes of settings with which a job fits, as few as there are; none if none do."""
-    told: list[str] = []
+    told: dict[str, str] = {}
     for text, changed in _CHANGES:
         smaller = changed(work)
         if smaller == work:
             continue
-        told, work = [*told, text], smaller
+        key, work = text.partition("=")[0], smaller
+        told[key] = text
         found = fit(work, devices, progress, has_sampler=has_sampler)
         if found.bytes <= devices.room:
-            return told
+            return [*told.values()]
     return []
 
 
@@ -216,8 +218,10 @@ def _with_lora(work: Workload) -> Workload:
     return work if work.train.lora else _with_train(work, lora=LoraConfig())
 
 
-def _with_remat(work: Workload) -> Workload:
-    return replace(work, source=work.source.model_copy(update={"remat": "full"}))
+def _with_remat(remat: Remat, work: Workload) -> Workload:
+    if work.source.remat != "none" and remat == "dots":
+        return work
+    return replace(work, source=work.source.model_copy(update={"remat": remat}))
 
 
 def _with_slots(work: Workload) -> Workload:
@@ -228,7 +232,8 @@ def _with_slots(work: Workload) -> Workload:
 # What takes memory off a job, from what costs least to what changes what is trained.
 _CHANGES: tuple[tuple[str, Callable[[Workload], Workload]], ...] = (
     ("train.batching.micro_batch_tokens=auto", _with_auto),
-    ("model.remat=full", _with_remat),
+    ("model.remat=dots", partial(_with_remat, "dots")),
+    ("model.remat=full", partial(_with_remat, "full")),
     ("sampler.slots=16", _with_slots),
     ("train.lora.rank=16", _with_lora),
 )
