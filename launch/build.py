@@ -313,7 +313,7 @@ def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
 
 
 def serving(
-    config: JobConfig, model: Path, folder: Path, *limits: SamplerConfig
+    config: JobConfig, model: Path, folder: Path, limits: SamplerConfig, *others: SamplerConfig
 ) -> AbstractContextManager[Servers | None]:
     """Return the servers that sample from a model's folder, within any of the token limits; None
     for the native sampler.
@@ -322,7 +322,8 @@ def serving(
         return nullcontext()
     from minirl.sglang.sampler import Servers
 
-    longest = max(limits, key=lambda one: one.max_prompt_tokens + one.max_response_tokens)
+    every = (limits, *others)
+    longest = max(every, key=lambda one: one.max_prompt_tokens + one.max_response_tokens)
     return Servers(
         config.rollout.sglang, model, longest,
         dtype=config.model.dtype, seed=config.seed, folder=folder,

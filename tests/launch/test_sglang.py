@@ -135,7 +135,8 @@ def agentic_config(place: Path) -> Path:
 def tokens(config: JobConfig, folder: Path, policy: Path) -> list[TokenRow]:
     """Play tool-calling episodes greedily with the sampler of a job."""
     model, tokenizer = huggingface.load(policy), ChatTokenizer(policy)
-    with serving(config, policy, folder) as servers, SqlSide(config, folder) as sql:
+    limits = config.sampler
+    with serving(config, policy, folder, limits) as servers, SqlSide(config, folder) as sql:
         sampler = make_sampler(
             model, config.sampler, tokenizer, group_size=1, seed=0, servers=servers
         )
