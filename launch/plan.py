@@ -30,6 +30,9 @@ _log = logging.getLogger(__name__)
 
 _GIB = 2**30
 PLAN = "plan.json"
+# Share of the memory free beside a CPU that a plan fills: other programs want more at times, and
+# the run itself has data and processes of queries there.
+_CPU_FILLED = 0.8
 # A model whose weights and optimizer take less of a device's memory fits, whatever else it needs.
 _SMALL_SHARE = 1 / 256
 
@@ -166,8 +169,8 @@ def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
     from minirl.run.memory import free_bytes
 
     work, mesh, own = workload_of(config, shape), arrange(config, shape), jax.local_devices()
-    shared = len(own) if own[0].platform == "cpu" else 1
-    room = FILLED * free_bytes(own[0]) / shared
+    is_cpu = own[0].platform == "cpu"
+    room = free_bytes(own[0]) * (_CPU_FILLED / len(own) if is_cpu else FILLED)
     if sum(training_of(work, mesh).memory.values()) < _SMALL_SHARE * room:
         return Plan(micro_batch_tokens=work.train.batching.budget)
     devices, has_sampler = Devices(mesh, own, room), config.rollout.backend == "native"

@@ -192,10 +192,10 @@ def tiny_folder(tmp_path):
 
 @pytest.fixture
 def free(monkeypatch):
-    """Let a device have so much free memory, beside which no model is small."""
+    """Let a device have room for so many bytes, beside which no model is small."""
 
     def given(size):
-        monkeypatch.setattr("minirl.run.memory.free_bytes", lambda _device: size / planner.FILLED)
+        monkeypatch.setattr("minirl.run.memory.free_bytes", lambda _device: size / plan._CPU_FILLED)
         monkeypatch.setattr(plan, "_SMALL_SHARE", 0)
 
     return given
