@@ -10,7 +10,6 @@ which other work beside it hardly changes; that does not tell what one core does
 from __future__ import annotations
 
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from minirl.config import SamplerConfig, TrainConfig
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
+from minirl.run.memory import peak_bytes
 from minirl.sample import decode
 from minirl.sample.rollout import flatten, rollout
 from minirl.sample.sampler import NativeSampler
@@ -129,16 +129,9 @@ class Stopwatch:
         """Return what was noted."""
         first, *rest = self._laps
         usual = Lap(*(float(np.median(one)) for one in zip(*self._products, strict=True)))
-        return Phase(first, tuple(rest), usual, peak_bytes(), useful_operations)
-
-
-def peak_bytes() -> float:
-    """Return the most memory that the process held, since a stopwatch was made on Linux."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        (line,) = (one for one in status.read_text().splitlines() if one.startswith("VmHWM"))
-        return 1024.0 * int(line.split()[1])
-    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return Phase(
+            first, tuple(rest), usual, peak_bytes(jax.local_devices()[0]), useful_operations
+        )
 
 
 def product(shape: ModelConfig) -> Lap:
