@@ -280,7 +280,6 @@ def _check(options: Namespace) -> None:
         in url.partition("://")[2].partition("/")[0],
         "--endpoint needs the openai package: pip install '.[openai]'": url
         and find_spec("openai") is None,
-        f"--checkpoint {checkpoint}: no such folder": checkpoint and not checkpoint.is_dir(),
     }
     for message, is_wrong in mistakes.items():
         if is_wrong:
