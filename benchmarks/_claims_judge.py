@@ -20,7 +20,8 @@ from launch import cli
 from launch.build import SqlSide
 from launch.config import JobConfig, load_config
 from launch.data.reply_format import ReplyFormat
-from launch.policy import load_policy, policy_in
+from launch.policy import policy_in
+from launch.weights import load_policy
 from minirl.model import huggingface
 from minirl.train.supervised import Demonstration, supervise
 from sqlenv.types import Example

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from launch import cli
+from launch.config import load_config
+from launch.policy import WHERE, policy_in
 from launch.reporting.tables import clean, result_view
 from minirl.errors import UserError
 from sqlenv.executor import Executor
@@ -26,8 +28,7 @@ from sqlenv.types import Example, Result, SqlError, Table
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = cli.Parser("launch.ask", __doc__)
-    where = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help=where)
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help=WHERE)
     parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="a SQLite database")
     cli.add_accelerator(parser)
     parser.add_argument("question", nargs="?", help="default: the lines of standard input")
@@ -51,10 +52,9 @@ def _questions(given: str | None) -> Iterator[str]:
 
 def _answers(model: Path, database: Path, questions: Iterator[str]) -> Iterator[tuple[str, Result]]:
     """Yield the query for each question, or a reply without one, and what came of it."""
-    from launch.config import load_config
     from launch.data.prompts import Prompts
     from launch.evaluation.sampling import GREEDY, Evaluator, TakenAsTheyAre
-    from launch.policy import load_policy, policy_in
+    from launch.weights import load_policy
 
     policy = policy_in(model)
     config = policy.run or load_config("plain.yaml", ())

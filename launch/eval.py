@@ -111,6 +111,7 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
 def _evaluate_model(options: Namespace) -> None:
     from launch.data.preflight import check_data
     from launch.evaluation.subject import find_subject, limited
+    from launch.policy import find_policy
 
     given = {name: getattr(options, name) for name in ("checkpoint", "endpoint", "data")}
     config, checkpoint = find_subject(options.cfg, options.overrides, **given)
@@ -129,10 +130,12 @@ def _evaluate_model(options: Namespace) -> None:
     check_data(config, split)
     source: Source
     if options.endpoint is None:
+        policy = find_policy(config, checkpoint)
         cli.use_accelerator(options.accel)
+        # JAX takes seconds to import, and nothing above needs it.
         from launch.evaluation.policy_source import CheckpointSource
 
-        source = CheckpointSource.find(config, decode, checkpoint, options.accel)
+        source = CheckpointSource.of(config, decode, policy, options.accel)
     else:
         from launch.evaluation.sources import EndpointSource
 

@@ -15,6 +15,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from launch import cli
+from launch.policy import WHERE, policy_in
 from minirl.errors import UserError
 
 
@@ -26,22 +27,23 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--out {out}: is there already, and is not written over; name another")
     if options.gguf and options.adapter:
         raise UserError("--adapter: a GGUF file holds a whole model; leave --adapter out")
+    policy = policy_in(options.checkpoint) if options.checkpoint else None
     cli.use_accelerator("cpu")
     # JAX takes seconds to import, and nothing above needs it.
-    from launch.policy import export, export_adapter, export_gguf, policy_in
+    from launch.weights import export, export_adapter, export_gguf
 
-    if options.gguf:
+    if policy is None:
         export_gguf(options.gguf, out, dtype=options.dtype)
-        return
-    write = export_adapter if options.adapter else export
-    write(policy_in(options.checkpoint), out, dtype=options.dtype)
+    elif options.adapter:
+        export_adapter(policy, out, dtype=options.dtype)
+    else:
+        export(policy, out, dtype=options.dtype)
 
 
 def _arguments(arguments: list[str]) -> Namespace:
     parser = cli.Parser("launch.export", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    where = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
-    source.add_argument("--checkpoint", type=Path, metavar="DIR", help=where)
+    source.add_argument("--checkpoint", type=Path, metavar="DIR", help=WHERE)
     what = "a GGUF file of a Qwen2, Qwen2.5, Qwen3, Llama or Mistral model"
     source.add_argument("--gguf", type=Path, metavar="FILE", help=what)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")

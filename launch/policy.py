@@ -1,34 +1,17 @@
-"""Policies: a run's best checkpoint, one checkpoint, a Hugging Face folder, or a job's start.
-
-They are found, loaded to be measured, and exported tensor by tensor; so are GGUF files.
-"""
+"""Policies: a run's best checkpoint, one checkpoint, a Hugging Face folder, or a job's start."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-import numpy as np
-from flax import nnx
-
-from launch import cli
-from launch.build import load_model
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
 from launch.run_folder import CONFIG, WARM_MODEL, run_of
 from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.model import gguf, huggingface
-from minirl.model.config import read_config
-from minirl.model.decoder import Decoder
-from minirl.model.lora import adapter_shapes, merged_tensors, split
-from minirl.model.tokenizer import ChatTokenizer
-from minirl.run.checkpoint import best_step, read_params, stored_params
-from minirl.run.files import read_json
+
+WHERE = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +38,16 @@ def policy_in(where: Path) -> PolicySource:
     if run := run_of(where):
         if run != where:
             return _of_run(run, where)
+        # Orbax takes seconds to import, and a mistake above needs it not.
+        from minirl.run.checkpoint import best_step
+
         checkpoints = where / "checkpoints"
         step = best_step(checkpoints) if checkpoints.is_dir() else None
         if step is None:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
         return _of_run(where, checkpoints / str(step))
     raise UserError(
-        f"--checkpoint {where}: give a run folder, one of its checkpoints/N, "
-        "or a Hugging Face model folder (launch.export --gguf makes one of a GGUF file)"
+        f"--checkpoint {where}: give {WHERE} (launch.export --gguf makes one of a GGUF file)"
     )
 
 
@@ -94,95 +79,3 @@ def _of_run(run: Path, checkpoint: Path) -> PolicySource:
         check_model(config)
     name = f"{run.resolve().name}-step{checkpoint.name}"
     return PolicySource(name, path, checkpoint, config, config.train.lora)
-
-
-def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatTokenizer]:
-    """Read a policy and its tokenizer, for the devices and the dtype of a job."""
-    model, tokenizer = load_model(config, source.model, lora=source.lora)
-    if source.checkpoint is not None:
-        nnx.update(model, read_params(source.checkpoint, split(model)[1]))
-    return model, tokenizer
-
-
-def export(source: PolicySource, out: Path, *, dtype: str | None) -> None:
-    """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged."""
-    shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
-    kind, generation = dtype or _own_dtype(source), _generation(source)
-    with _tensors(source) as tensors:
-        _write(out, shapes, tensors, source=source.model, dtype=kind, generation=generation)
-
-
-def export_gguf(path: Path, out: Path, *, dtype: str | None) -> None:
-    """Write a GGUF file as a Hugging Face folder, by default in float32."""
-    source, kind = gguf.open_gguf(path), dtype or "float32"
-    with TemporaryDirectory() as folder:
-        gguf.describe(source, Path(folder))
-        ChatTokenizer(Path(folder))  # what it lacks is told before the weights are written
-        shapes = huggingface.tensor_shapes(huggingface.shapes_of(Path(folder)))
-        tensors = gguf.read_tensors(source, shapes)
-        _write(out, shapes, tensors, source=Path(folder), dtype=kind)
-
-
-def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> None:
-    """Write a policy's adapters alone, in PEFT's form; see `export`."""
-    if source.lora is None or source.checkpoint is None:
-        raise UserError(
-            f"--adapter: {source.name} has no adapters, since train.lora was not set; "
-            "leave --adapter out"
-        )
-    like = adapter_shapes(read_config(source.model), source.lora)
-    shapes = huggingface.tensor_shapes(like)
-    with stored_params(source.checkpoint, like) as read:
-        tensors, base = huggingface.tensors(like, read), str(source.model.resolve())
-        kind = dtype or "float32"
-        huggingface.write_adapter(out, shapes, tensors, source.lora, base=base, dtype=kind)
-    cli.output.print(f"Adapters of {source.model}: {out}", soft_wrap=True)
-
-
-def _write(
-    out: Path, shapes: huggingface.Shapes, tensors: huggingface.Tensors, *, dtype: str, **more: Any
-) -> None:
-    """Write a Hugging Face folder (`huggingface.write`) with a bar, and name it."""
-    with cli.progress_bar("export") as progress:
-
-        def counted() -> Iterator[tuple[str, np.ndarray]]:
-            for number, (name, array) in enumerate(tensors, 1):
-                yield name, array
-                progress(number, len(shapes), name)
-
-        huggingface.write(out, shapes, counted(), dtype=dtype, **more)
-    cli.output.print(f"Model: {out} ({dtype})", soft_wrap=True)
-
-
-@contextmanager
-def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]]:
-    if source.checkpoint is None:
-        yield huggingface.read_tensors(source.model)
-        return
-    lora = source.lora
-    shape = read_config(source.model)
-    like = adapter_shapes(shape, lora) if lora else huggingface.shapes_of(source.model)
-    with stored_params(source.checkpoint, like) as read:
-        stored = huggingface.tensors(like, read)
-        if lora is not None:
-            stored = merged_tensors(huggingface.read_tensors(source.model), dict(stored), lora)
-        yield stored
-
-
-def _own_dtype(source: PolicySource) -> str:
-    """Return what a run computed in, and so sampled with; or the type of a folder's weights."""
-    if source.run is not None:
-        return source.run.model.dtype
-    config = read_json(source.model / "config.json", dict[str, Any], advice="copy it again")
-    found = config.get("dtype") or config.get("torch_dtype")
-    return found if found in ("bfloat16", "float16") else "float32"
-
-
-def _generation(source: PolicySource) -> dict[str, Any]:
-    tokenizer = ChatTokenizer(source.model)
-    content = {"eos_token_id": list(tokenizer.stop_ids), "pad_token_id": tokenizer.pad_id}
-    if source.run is None:
-        return content
-    sampler = source.run.sampler
-    own = {"do_sample": True, "temperature": sampler.temperature, "top_p": sampler.top_p}
-    return content | own

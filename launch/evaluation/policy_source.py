@@ -21,7 +21,8 @@ from launch.evaluation.outcomes import Outcomes, hint, parts_of
 from launch.evaluation.results import ModelFacts
 from launch.evaluation.sampling import CHUNK, Evaluator, TakenAsTheyAre, reply_limit
 from launch.evaluation.sources import Answers, Sampled, Show, Source, look_at, unread_of
-from launch.policy import PolicySource, find_policy, load_policy
+from launch.policy import PolicySource
+from launch.weights import load_policy
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import activity
@@ -50,11 +51,10 @@ class CheckpointSource(Source):
     accelerator: str
 
     @classmethod
-    def find(
-        cls, config: JobConfig, decode: Decode, checkpoint: Path | None, accelerator: str
+    def of(
+        cls, config: JobConfig, decode: Decode, policy: PolicySource, accelerator: str
     ) -> CheckpointSource:
-        """Find the policy of a folder, or a job's start; a `UserError` if there is none."""
-        policy = find_policy(config, checkpoint)
+        """Take a policy as it was trained, or one that a job's settings did not train."""
         config = config if policy.run else config.for_untrained()
         return cls(config, decode, policy.name, _identity(policy), policy, accelerator)
 

@@ -134,7 +134,7 @@ def test_the_command_answers_with_a_real_policy(command, place, database, model)
     [
         (["--db", "none.sqlite"], "none.sqlite: no such database file; check the path"),
         (["--db", "stdout.txt"], "stdout.txt: not a SQLite database"),
-        (["--checkpoint", "finished/before"], "give a run folder, one of its checkpoints/N"),
+        (["--checkpoint", "finished/before"], "give a run folder (its best checkpoint), one of"),
         (["--accel", "abacus"], "argument --accel: invalid choice: 'abacus'"),
     ],
 )

@@ -121,7 +121,7 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocker())
 from launch import cli
-from launch.eval import main
+from launch.train import main
 cli.run(main)
 """
 

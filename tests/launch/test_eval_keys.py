@@ -108,7 +108,9 @@ def test_a_checkpoint_is_told_by_its_files(place):
             (run / "checkpoints" / number / "tree").mkdir(parents=True, exist_ok=True)
             (run / "checkpoints" / number / "tree" / "manifest").write_bytes(content)
         found += [
-            CheckpointSource.find(config, GREEDY, run / "checkpoints" / number, "cpu").identity
+            CheckpointSource.of(
+                config, GREEDY, policy_in(run / "checkpoints" / number), "cpu"
+            ).identity
             for number in "12"
         ]
     assert found[0] == found[1] == found[4] != found[2]
@@ -131,5 +133,5 @@ def test_a_checkpoint_has_learned_where_its_query_is_and_a_model_has_not(
         (run / "checkpoints" / "1", of_the_run),
         (place / "model", of_the_model),
     ):
-        found = CheckpointSource.find(config, GREEDY, folder, "cpu")
+        found = CheckpointSource.of(config, GREEDY, policy_in(folder), "cpu")
         assert found.config.answer_wrapping == wrapping

@@ -19,7 +19,7 @@ from flax import nnx
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from launch import export, policy
+from launch import export, weights
 from launch.cli import USER_ERRORS
 from launch.config import dump, load_config
 from minirl.config import LoraConfig, OptimizerConfig, TinyConfig
@@ -252,7 +252,7 @@ def test_a_checkpoint_of_another_model_is_refused(place, tmp_path):
 def test_weights_are_read_and_written_one_by_one(place, tmp_path, monkeypatch):
     """So that a model is exported on a machine that does not hold it."""
     events: list[str] = []
-    stored_params, ascontiguousarray = policy.stored_params, np.ascontiguousarray
+    stored_params, ascontiguousarray = weights.stored_params, np.ascontiguousarray
 
     @contextmanager
     def stored(*arguments: Any):
@@ -263,7 +263,7 @@ def test_weights_are_read_and_written_one_by_one(place, tmp_path, monkeypatch):
         events.append("write")
         return ascontiguousarray(*arguments, **named)
 
-    monkeypatch.setattr(policy, "stored_params", stored)
+    monkeypatch.setattr(weights, "stored_params", stored)
     monkeypatch.setattr("minirl.model.huggingface.np.ascontiguousarray", written)
     write(place.folder / "full", tmp_path / "out")
     assert events[:2] == ["read", "write"]

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 import launch.eval
+import launch.policy
 from launch.cli import USER_ERRORS
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, load_split
@@ -149,10 +150,11 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
         check_databases(questions.databases)
         judged.append(questions.measures)
 
-    def find(config, decode, *_):
+    def of(config, decode, *_):
         return SimpleNamespace(config=config, decode=decode)
 
-    sampler = SimpleNamespace(CheckpointSource=SimpleNamespace(find=find))  # without JAX
+    monkeypatch.setattr(launch.policy, "find_policy", lambda *_: None)
+    sampler = SimpleNamespace(CheckpointSource=SimpleNamespace(of=of))  # without JAX
     monkeypatch.setitem(sys.modules, "launch.evaluation.policy_source", sampler)
     monkeypatch.setattr(detection, "detect", DETECT)
     monkeypatch.setattr(launch.eval.cli, "use_accelerator", lambda *_: None)

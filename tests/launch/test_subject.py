@@ -16,6 +16,7 @@ from launch.config import load_config
 from launch.evaluation.decoding import GREEDY
 from launch.evaluation.policy_source import CheckpointSource
 from launch.evaluation.subject import find_subject
+from launch.policy import policy_in
 from launch.run_folder import run_of
 from sqlenv.errors import UserError
 
@@ -129,8 +130,8 @@ def test_an_endpoint_needs_no_config(spider, tmp_path, capsys):
 def test_a_folder_that_is_no_run_may_answer_in_any_form(place):
     run, model = (place / "finished" / name for name in ("", "model"))
     for checkpoint, wrapping in ((run, "sql_tag"), (model, "any")):
-        config, folder = find("--checkpoint", str(checkpoint))
-        source = CheckpointSource.find(config, GREEDY, folder, "cpu")
+        config, _ = find("--checkpoint", str(checkpoint))
+        source = CheckpointSource.of(config, GREEDY, policy_in(checkpoint), "cpu")
         assert source.config.answer_wrapping == wrapping
 
 

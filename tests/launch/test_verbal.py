@@ -140,7 +140,9 @@ def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Pop
     """Start the command as a user does, with an interruption that it hears."""
     # Whoever started the tests may have them ignore this signal, and children inherit that.
     code = (
-        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "import faulthandler, runpy, signal; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "faulthandler.dump_traceback_later(120, exit=True); "  # where it hangs, if it does
         "runpy.run_module('launch.eval', run_name='__main__', alter_sys=True)"
     )
     line = [sys.executable, "-c", code, *words(place, out, chat, *overrides)]
@@ -189,7 +191,12 @@ def test_a_server_that_hangs_is_given_up_by_a_second_interruption(place, tmp_pat
         assert asked.wait(60)
         process.send_signal(signal.SIGINT)
         # Two signals before the first is heard would be one.
-        assert any("interrupt again" in line for line in process.stderr or ())
+        heard: list[str] = []
+        for line in process.stderr or ():
+            heard.append(line)
+            if "interrupt again" in line:
+                break
+        assert "interrupt again" in heard[-1], heard
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)  # what is under way is paid for
         process.send_signal(signal.SIGINT)
