@@ -234,8 +234,8 @@ def _by_key_row(array_BT: Array, keys: KeySet) -> Array:
     return array_BT.reshape(X, -1, *array_BT.shape[2:])
 
 
-# By the platform of the devices; a block of 256 kB lies in the cache of a CPU's core twice.
-_KERNELS = {"tpu": splash(), "gpu": cudnn(), "cpu": blockwise(2**18)}
+# By the platform of the devices. Smaller blocks than 4 MB keep a CPU busy with small products.
+_KERNELS = {"tpu": splash(), "gpu": cudnn(), "cpu": blockwise(2**22)}
 # For other devices, and for calls that the libraries' kernels do not serve.
 _FALLBACK = blockwise(2**29)
 

@@ -97,8 +97,7 @@ def blockwise(block_bytes: int) -> Kernel:
     """Return flash attention in JAX itself, for any device and call.
 
     Args:
-        block_bytes: Scores computed at a time. The gradient passes over such a block several
-            times, so that on a CPU it should lie in a core's cache.
+        block_bytes: Scores computed at a time.
     """
     return Kernel(
         functools.partial(_blockwise_forward, block_bytes),
@@ -148,17 +147,13 @@ class _Blocks:
         """Bring gradients of keys back as XLKE."""
         return array_YLE.reshape(self.X, self.K, *array_YLE.shape[1:]).swapaxes(1, 2)
 
-    def scores(self, c: Array, q_ME: Array, head: KeySet) -> Array:
-        """Return the masked scores of a block, ML, from the keys of one head."""
-        place_L = jnp.arange(len(head.k_XLKE))
-        if head.length_X is None:
-            is_seen_TL = (c * self.t + jnp.arange(self.t))[:, None] >= place_L[None]
-            is_seen_ML = jnp.tile(is_seen_TL, (self.R, 1))
-        else:
-            is_seen_ML = jnp.broadcast_to(
-                (place_L < head.length_X)[None], (len(q_ME), len(place_L))
-            )
-        return jnp.where(is_seen_ML, _product(q_ME, head.k_XLKE.T), MASKED)
+    def is_seen(self, c: Array, head: KeySet) -> Array:
+        """Return which keys of one head each query of a block attends to, ML or 1L."""
+        place_1L = jnp.arange(len(head.k_XLKE))[None]
+        if head.length_X is not None:
+            return place_1L < head.length_X
+        is_seen_TL = (c * self.t + jnp.arange(self.t))[:, None] >= place_1L
+        return jnp.tile(is_seen_TL, (self.R, 1))
 
 
 def _blockwise_forward(block_bytes: int, q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
@@ -167,7 +162,9 @@ def _blockwise_forward(block_bytes: int, q_XTHE: Array, keys: KeySet) -> tuple[A
     def attend(head: KeySet, q_CME: Array) -> Partial:
         def block(xs: tuple[Array, Array]) -> Partial:
             c, q_ME = xs
-            return partial_attention(blocks.scores(c, q_ME, head), head.v_XLKE)
+            scores_ML = _product(q_ME, head.k_XLKE.T)
+            scores_ML = jnp.where(blocks.is_seen(c, head), scores_ML, MASKED)
+            return partial_attention(scores_ML, head.v_XLKE)
 
         return jax.lax.map(block, (jnp.arange(blocks.C), q_CME))
 
@@ -188,17 +185,19 @@ def _blockwise_backward(
 
     def pull_back(head: KeySet, *queries: Array) -> tuple[Array, ...]:
         k_LE, v_LE = head.k_XLKE, head.v_XLKE
+        k_EL = k_LE.T
 
         def block(total: tuple[Array, Array], xs: tuple[Array, ...]) -> tuple[Any, Array]:
             c, q_ME, dout_ME, lse_M1, delta_M1 = xs
-            scores_ML = blocks.scores(c, q_ME, head)
-            # A query that sees no key has a log-sum-exp as low as its scores.
-            p_ML = jnp.where(scores_ML > MASKED, jnp.exp(scores_ML - lse_M1), 0.0)
-            ds_ML = p_ML * (_product(dout_ME, v_LE.T) - delta_M1)
-            p_ML, ds_ML = p_ML.astype(v_LE.dtype), ds_ML.astype(k_LE.dtype)
-            dk_LE = total[0] + _product(ds_ML.T, q_ME)
-            dv_LE = total[1] + _product(p_ML.T, dout_ME)
-            return (dk_LE, dv_LE), _product(ds_ML, k_LE)
+            # Keys before queries: no product of the large arrays needs a transposed copy.
+            p_LM = jnp.exp(_product(k_LE, q_ME.T) - lse_M1.T)
+            # Of keys that are not seen it may be infinite.
+            p_LM = jnp.where(blocks.is_seen(c, head).T, p_LM, 0.0)
+            ds_LM = p_LM * (_product(v_LE, dout_ME.T) - delta_M1.T)
+            p_LM, ds_LM = p_LM.astype(v_LE.dtype), ds_LM.astype(k_LE.dtype)
+            dk_LE = total[0] + _product(ds_LM, q_ME)
+            dv_LE = total[1] + _product(p_LM, dout_ME)
+            return (dk_LE, dv_LE), _product(k_EL, ds_LM).T
 
         zeros = jnp.zeros(k_LE.shape, jnp.float32)
         xs = (jnp.arange(blocks.C), *queries)

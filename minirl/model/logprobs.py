@@ -20,6 +20,8 @@ from minirl.model.sharding import axis_parts, constrain
 
 # Largest array of logits that a device holds at once, in bytes.
 LOGITS_BYTES = 2**29
+# Least chunks of a part of the rows: the last one is padded, and few tokens are trained on.
+_CHUNKS = 8
 # The logit of a token outside of the nucleus.
 _NEVER = -1e30
 
@@ -66,7 +68,7 @@ def project(
         )
         found = (jnp.where(is_trained_BC, one, 0.0) for one in _judge(logits_BCV, target_BC))
     else:
-        length = max(1, LOGITS_BYTES // token_bytes)
+        length = max(1, min(LOGITS_BYTES // token_bytes, -(-by_part[1] // _CHUNKS)))
         cut = _Cut(length, temperature, top_p, mesh, table_VD.dtype)
         tokens = (target_BC.reshape(by_part), is_trained_BC.reshape(by_part))
         found = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
@@ -180,19 +182,18 @@ class _Chunks:
 def _in_chunks(
     cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
 ) -> tuple[Array, Array]:
-    return _in_chunks_forward(cut, hidden_XTD, table_VD, target_XT, is_trained_XT)[0]
+    table_VD = _ready(cut, hidden_XTD, table_VD)
+    return _judge_chunks(_Chunks(cut, hidden_XTD, table_VD, target_XT, is_trained_XT))
 
 
-def _in_chunks_forward(
-    cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
-) -> tuple[tuple[Array, Array], Any]:
-    # All chunks use one copy of the table with all its columns, in the type of the computation. The
-    # barrier keeps XLA from gathering it in the type of the weights, which is twice the bytes.
+def _ready(cut: _Cut, hidden_XTD: Array, table_VD: Array) -> Array:
+    """Return the one copy of the table that all chunks use: whole, in the computation's type."""
+    # The barrier keeps XLA from gathering it in the type of the weights, which is twice the bytes.
     table_VD = jax.lax.optimization_barrier(table_VD.astype(hidden_XTD.dtype))
-    table_VD = constrain(table_VD, ("vocab", "model"), cut.mesh)
-    arrays = (hidden_XTD, table_VD, target_XT, is_trained_XT)
-    chunks = _Chunks(cut, *arrays)
+    return constrain(table_VD, ("vocab", "model"), cut.mesh)
 
+
+def _judge_chunks(chunks: _Chunks) -> tuple[Array, Array]:
     def add(n: Array, found: tuple[Array, Array]) -> tuple[Array, ...]:
         _, is_trained_XQ, _, target_XQ, logits_XQV = chunks[n]
         values = _judge(logits_XQV, target_XQ)
@@ -203,16 +204,25 @@ def _in_chunks_forward(
 
     empty = chunks.zeros()
     logp, entropy = jax.lax.fori_loop(0, chunks.number, add, (empty, empty))
-    return (chunks.back(logp), chunks.back(entropy)), arrays
+    return chunks.back(logp), chunks.back(entropy)
 
 
-def _in_chunks_backward(cut: _Cut, arrays: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
+def _in_chunks_forward(cut: _Cut, *primals: Any) -> tuple[tuple[Array, Array], Any]:
+    """Keep the arrays, and a number where the table has a gradient: with adapters it has none."""
+    hidden_XTD, table_VD, *tokens = (primal.value for primal in primals)
+    arrays = (hidden_XTD, _ready(cut, hidden_XTD, table_VD), *tokens)
+    table_is_trained = jnp.zeros(()) if primals[1].perturbed else None
+    return _judge_chunks(_Chunks(cut, *arrays)), (arrays, table_is_trained)
+
+
+def _in_chunks_backward(cut: _Cut, known: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
     """Compute the logits of each chunk anew: their gradient is (is target - probability) dlogp."""
+    arrays, table_is_trained = known
     hidden_XTD, table_VD, *_ = arrays
     X, (V, D), dtype = len(hidden_XTD), table_VD.shape, hidden_XTD.dtype
     chunks = _Chunks(cut, *arrays)
 
-    def add(n: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(n: Array, total: tuple[Array, Array | None]) -> tuple[Array, Array | None]:
         dhidden, dtable_XVD = total
         place_XQ, is_trained_XQ, hidden_XQD, target_XQ, logits_XQV = chunks[n]
         dlogp_XQ = jnp.take_along_axis(gradients[0], place_XQ, axis=1)
@@ -221,20 +231,26 @@ def _in_chunks_backward(cut: _Cut, arrays: Any, gradients: tuple[Array, Array]) 
         dlogits_XQV = is_target_XQV - jax.nn.softmax(logits_XQV)
         dlogits_XQV = (dlogits_XQV * scale_XQ[..., None]).astype(dtype)
         dhidden_XQD = jnp.einsum("xqv,vd->xqd", dlogits_XQV, table_VD)
+        dhidden = _write(dhidden, n, dhidden_XQD)
+        if dtable_XVD is None:
+            return dhidden, None
         dtable_XVD += jnp.einsum(
             "xqv,xqd->xvd", dlogits_XQV, hidden_XQD, preferred_element_type=jnp.float32
         )
-        dtable_XVD = constrain(dtable_XVD, ("batch", "vocab", "model"), cut.mesh)
-        return _write(dhidden, n, dhidden_XQD), dtable_XVD
+        return dhidden, constrain(dtable_XVD, ("batch", "vocab", "model"), cut.mesh)
 
-    dtable_XVD = constrain(jnp.zeros((X, V, D)), ("batch", "vocab", "model"), cut.mesh)
+    dtable_XVD = None
+    if table_is_trained is not None:
+        dtable_XVD = constrain(jnp.zeros((X, V, D)), ("batch", "vocab", "model"), cut.mesh)
     start = (chunks.zeros(D, dtype=dtype), dtable_XVD)
     dhidden, dtable_XVD = jax.lax.fori_loop(0, chunks.number, add, start)
+    if dtable_XVD is None:
+        return chunks.back(dhidden), None, None, None
     dtable_VD = constrain(dtable_XVD.sum(axis=0), ("vocab", "width"), cut.mesh)
     return chunks.back(dhidden), dtable_VD.astype(cut.table_dtype), None, None
 
 
-_in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
+_in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward, symbolic_zeros=True)
 
 
 def _write(array: Array, n: Array, chunk: Array) -> Array:
