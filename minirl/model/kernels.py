@@ -149,10 +149,10 @@ class _Blocks:
 
     def is_seen(self, c: Array, head: KeySet) -> Array:
         """Return which keys of one head each query of a block attends to, ML or 1L."""
-        place_1L = jnp.arange(len(head.k_XLKE))[None]
+        place_L = jnp.arange(len(head.k_XLKE))
         if head.length_X is not None:
-            return place_1L < head.length_X
-        is_seen_TL = (c * self.t + jnp.arange(self.t))[:, None] >= place_1L
+            return (place_L < head.length_X)[None]
+        is_seen_TL = (c * self.t + jnp.arange(self.t))[:, None] >= place_L[None]
         return jnp.tile(is_seen_TL, (self.R, 1))
 
 
