@@ -26,7 +26,7 @@ def test_what_is_imported_exists(script):
 
 
 def test_replies_are_compared_up_to_where_they_part():
-    from benchmarks.transformers_equality import compare
+    from benchmarks.reply_equality import compare
 
     def reply(ids, logprobs, prompt=(1, 2)):
         return {"prompt_ids": list(prompt), "ids": ids, "logprobs": logprobs}

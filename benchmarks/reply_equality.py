@@ -1,14 +1,15 @@
-"""Compare greedy replies of the native sampler with those of transformers, in float32.
+"""Compare greedy replies of the native sampler with those of transformers or of an SGLang server.
 
-    python benchmarks/transformers_equality.py --model FOLDER --python OTHER/bin/python
-    python benchmarks/transformers_equality.py --model FOLDER --python OTHER/bin/python \
+    python benchmarks/reply_equality.py --model FOLDER --python OTHER/bin/python
+    python benchmarks/reply_equality.py --model FOLDER --server http://127.0.0.1:30000 \
         --prompts-file prompts.json --prompts 32 --tokens 48
 
-`--python` is that of an environment with torch and transformers. Prompts are questions about the
-demo's databases, or a JSON list of texts. Prints one line of JSON: how many prompts and replies are
-the same token for token, and the largest difference of the log-probabilities of their tokens; where
-a reply differs, the place and both log-probabilities there. Exit status 1 unless all are the same
-and no difference is above 1e-4.
+`--python` is that of an environment with torch and transformers, `--server` the address of a server
+of the same model; both are to compute in float32. Prompts are questions about the demo's databases,
+or a JSON list of texts. Prints one line of JSON: how many prompts and replies are the same token
+for token, and the largest difference of the log-probabilities of their tokens; where a reply
+differs, the place and both log-probabilities there. Exit status 1 unless all are the same, with a
+difference of at most 1e-4 (a server: 1e-3).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,12 +35,12 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
 from minirl.sample.sampler import NativeSampler
 
-BOUND = 1e-4
+BOUNDS = {"transformers": 1e-4, "sglang": 1e-3}
 SLOTS = 8
 THEIRS = Path(__file__).with_name("_transformers_replies.py")
 
 
-def their_replies(
+def transformers_replies(
     python: Path, model: Path, tokenizer: ChatTokenizer, prompts: Prompts, tokens: int
 ) -> dict[str, Any]:
     """Let transformers reply, in a process that ends before ours takes its memory."""
@@ -54,6 +56,30 @@ def their_replies(
         command = [str(python), str(THEIRS), str(out)]
         subprocess.run(command, input=json.dumps(job), text=True, check=True)
         return json.loads(out.read_text())
+
+
+def server_replies(
+    url: str, tokenizer: ChatTokenizer, prompts: Prompts, tokens: int
+) -> dict[str, Any]:
+    """Let an SGLang server reply, to one prompt at a time."""
+    limits = {"max_new_tokens": tokens, "temperature": 0, "stop_token_ids": tokenizer.stop_ids}
+
+    def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"{url}/{path}", data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=600) as response:
+            return json.load(response)
+
+    replies = []
+    for prompt in prompts:
+        ids = list(tokenizer.encode_chat(prompt))
+        body = {"input_ids": ids, "sampling_params": limits, "return_logprob": True}
+        said = ask("generate", body)["meta_info"]["output_token_logprobs"]
+        found = {"ids": [token for _, token, _ in said], "logprobs": [logp for logp, *_ in said]}
+        replies.append({"prompt_ids": ids, **found})
+    return {"replies": replies, "versions": {"sglang": ask("get_server_info")["version"]}}
 
 
 def our_replies(
@@ -118,7 +144,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
-    parser.add_argument("--python", type=Path, required=True, help="of the other environment")
+    other = parser.add_mutually_exclusive_group(required=True)
+    other.add_argument("--python", type=Path, help="of the environment of transformers")
+    other.add_argument("--server", metavar="URL", help="address of an SGLang server")
     parser.add_argument("--prompts", type=int, default=32, help="how many (default: 32)")
     parser.add_argument("--prompts-file", type=Path, help="a JSON list of texts")
     parser.add_argument("--tokens", type=int, default=48, help="longest reply (default: 48)")
@@ -127,12 +155,16 @@ def main() -> None:
     count, tokens, file = options.prompts, options.tokens, options.prompts_file
     prompts = (read_prompts(file) if file else demo_prompts(count))[:count]
     tokenizer = ChatTokenizer(options.model)
-    theirs = their_replies(options.python, options.model, tokenizer, prompts, tokens)
+    if options.server:
+        theirs = server_replies(options.server.rstrip("/"), tokenizer, prompts, tokens)
+    else:
+        theirs = transformers_replies(options.python, options.model, tokenizer, prompts, tokens)
     ours = our_replies(options.model, tokenizer, prompts, tokens)
     found = compare(ours, theirs["replies"])
     print(json.dumps({"model": options.model.name, **found, **theirs["versions"]}))
     is_same = found["same_prompts"] == found["same_replies"] == found["prompts"]
-    sys.exit(0 if is_same and found["largest_gap"] <= BOUND else 1)
+    bound = min(BOUNDS[name] for name in theirs["versions"] if name in BOUNDS)
+    sys.exit(0 if is_same and found["largest_gap"] <= bound else 1)
 
 
 if __name__ == "__main__":
