@@ -21,6 +21,10 @@ from jaxtyping import Array, Bool, Float
 from minirl.config.algorithms import AlgorithmConfig, Correction, KlEstimator, RatioLevel
 from minirl.train.batching import Batch
 
+# Of log-ratios, either way, as in verl: beyond it a token has a finite value and no gradient, and
+# the update of all others goes on.
+_LARGEST_LOG_RATIO = 20.0
+
 
 def probability_ratio(
     logp_BT: Float[Array, "B T"],
@@ -43,7 +47,11 @@ def probability_ratio(
         if level == "sequence_token":
             row_BT = jax.lax.stop_gradient(row_BT - log_ratio_BT) + log_ratio_BT
         log_ratio_BT = row_BT
-    return jnp.exp(log_ratio_BT)
+    return _ratio(log_ratio_BT)
+
+
+def _ratio(log_ratio: Any, xp: Any = jnp) -> Any:
+    return xp.exp(xp.clip(log_ratio, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO))
 
 
 def importance_correction(
@@ -64,7 +72,7 @@ def importance_correction(
     if kind == "none":
         return jnp.ones_like(logp_BT)
     gap_BT = jnp.where(is_action_BT, logp_BT - sampler_logp_BT, 0.0)
-    rho_BT = jnp.exp(jax.lax.stop_gradient(gap_BT))
+    rho_BT = _ratio(jax.lax.stop_gradient(gap_BT))
     if kind == "truncated":
         return jnp.minimum(rho_BT, high)
     return jnp.where((rho_BT >= low) & (rho_BT <= high), rho_BT, 0.0)
@@ -104,7 +112,7 @@ def kl_divergence(logp: Any, reference_logp: Any, *, estimator: KlEstimator) -> 
     """
     xp = np if isinstance(logp, np.ndarray) else jnp
     k1 = logp - reference_logp
-    return {"k1": k1, "k2": xp.square(k1) / 2, "k3": xp.exp(-k1) + k1 - 1}[estimator]
+    return {"k1": k1, "k2": xp.square(k1) / 2, "k3": _ratio(-k1, xp) + k1 - 1}[estimator]
 
 
 def policy_loss(

@@ -196,3 +196,23 @@ def test_nothing_is_left_of_equal_credit(count):
     mask = np.arange(4) < count
     (found,) = whiten([np.full(4, 2.5)], [mask], ddof=1)
     assert found.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
+def test_a_token_of_an_absurd_ratio_leaves_the_gradient_of_the_others(level):
+    """exp(100) is infinite in fp32, and the update would be skipped."""
+    logp = jnp.array([[-1.0, -1.0], [-0.1, -0.1]])
+    old = jnp.array([[-1.0, -1.0], [-100.1, -100.1]])
+    ones, bounds = jnp.ones((2, 2)), {"clip_low": 0.2, "clip_high": 0.2}
+
+    def loss(logp):
+        arguments = (logp, old, jnp.array([[1.0, 1.0], [-1.0, -1.0]]), ones > 0, ones / 4)
+        return losses.policy_loss(*arguments, ratio_level=level, **bounds)[0]
+
+    value, gradient = jax.value_and_grad(loss)(logp)
+    assert np.isfinite(value)
+    # Of the first row the ratio is 1, and so its gradient is minus weight times advantage.
+    np.testing.assert_allclose(gradient, [[-0.25, -0.25], [0.0, 0.0]], atol=1e-6)
+    ratios = losses.importance_correction(logp, old, ones > 0, kind="masked", low=0.5, high=2.0)
+    np.testing.assert_allclose(ratios, [[1.0, 1.0], [0.0, 0.0]])
+    assert np.isfinite(losses.kl_divergence(old, logp, estimator="k3")).all()
