@@ -76,6 +76,16 @@ def attend_to_cache(new: NewTokens, sharing: Sharing | None, *, mesh: Mesh | Non
     return attend
 
 
+def copied(keys: KeyValues, source_B: Array, row_B: Array, *, mesh: Mesh | None) -> KeyValues:
+    """Copy one row over another in every part."""
+    heads = _head_spec(keys.k.shape[1], mesh)(1)
+
+    def copy(keys: KeyValues, source_B: Array, row_B: Array) -> KeyValues:
+        return jax.tree.map(lambda array: array.at[row_B].set(array[source_B]), keys)
+
+    return on_parts(copy, mesh, inputs=(heads, _ROWS, _ROWS), outputs=heads)(keys, source_B, row_B)
+
+
 def _ways(q_BTHE: Array, mesh: Mesh | None) -> _Ways:
     """Choose by the device: the host of a GPU would have to wait for the length of every loop."""
     if q_BTHE.shape[1] == 1 and gpu_attention.serves(q_BTHE.shape[-1], mesh):

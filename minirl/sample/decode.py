@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.stages import Lowered
 from jaxtyping import Array
 
@@ -20,9 +21,9 @@ from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import merged
 from minirl.model.sampling import sample
 from minirl.model.sharding import row_parts
-from minirl.sample.attention import NewTokens, Sharing, attend_to_cache
+from minirl.sample.attention import NewTokens, Sharing, attend_to_cache, copied
 from minirl.sample.cache import CacheShape, KeyValues, cache_shapes
-from minirl.sample.slots import FillRows, SlotState
+from minirl.sample.slots import CopyRows, FillRows, SlotState
 
 # Longest run of the decode loop.
 MAX_STEPS = 32
@@ -55,6 +56,12 @@ def fill(
     attend = attend_to_cache(rows.new, sharing, mesh=model.mesh)
     caches = list(zip(own, prompts or [None] * len(own), strict=True))
     return model(rows.tokens_BT, position_BT, attend, caches)[1]
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="prompts")
+def copy(prompts: list[KeyValues], rows: CopyRows, *, mesh: Mesh | None) -> list[KeyValues]:
+    """Copy rows of prompts over others."""
+    return [copied(layer, *rows, mesh=mesh) for layer in prompts]
 
 
 @partial(
@@ -123,7 +130,7 @@ def decode(
 
 def compilations() -> int:
     """Count the programs that this process has compiled for samplers."""
-    jitted: list[Any] = [fill, decode]
+    jitted: list[Any] = [copy, fill, decode]
     return sum(program._cache_size() for program in jitted)
 
 

@@ -1,7 +1,8 @@
 """The native sampler: a fixed number of slots that decode side by side.
 
 A slot is taken as soon as it is free. A prompt is computed once for all the episodes that share it,
-a later turn computes only its new tokens, and tokens are drawn in a loop on the device. Each
+from where it differs from another one in the cache; a later turn computes only its new tokens, and
+tokens are drawn in a loop on the device. Each
 episode draws from its own random stream, so what it says does not depend on its slot or its
 neighbours (but for rounding).
 """
@@ -121,6 +122,9 @@ class NativeSampler:
             raise ValueError(
                 f"episode {request.episode}: {response} response tokens over max_response_tokens"
             )
+        if not self._episodes:
+            # What is sampled now does not depend on what was sampled before.
+            self._slots.forget()
         episode.start(request)
         self._any_top_p |= request.decoding.top_p < 1
         if known is None:
@@ -134,7 +138,11 @@ class NativeSampler:
         while self._queue and self._slots.place(self._queue[0]):
             self._queue.popleft()
         prompts, own = self._cache or empty_cache(self._arrays)
-        while (rows := self._slots.next_fill(of_slots=False)) is not None:
+        while True:
+            if (copy := self._slots.next_copy()) is not None:
+                prompts = decode.copy(prompts, copy, mesh=self._mesh)
+            if (rows := self._slots.next_fill(of_slots=False)) is None:
+                break
             # Not before it is there: it is told.
             prompts = jax.block_until_ready(decode.fill(self._model, prompts, None, rows))
             self.work.filled += int(rows.new.count_B.sum())

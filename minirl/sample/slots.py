@@ -14,6 +14,15 @@ from minirl.types import Decoding, Request
 
 # Tokens of a later turn that are computed at once.
 _TURN_PIECE = 128
+# Fewer tokens are as soon computed as copied.
+_LEAST_COPY = 32
+
+
+class CopyRows(NamedTuple):
+    """A prompt to copy over another one in every part; to itself where there is none to copy."""
+
+    source_B: Any
+    row_B: Any
 
 
 class FillRows(NamedTuple):
@@ -184,6 +193,22 @@ class Slots:
         self._episodes[episode.slot] = None
         episode.slot, episode.prompt = None, None
 
+    def next_copy(self) -> CopyRows | None:
+        """Return which prompts begin as the next ones to fill do, such as with the same schema;
+        None for none. What they share counts as filled.
+        """
+        waiting = [self._first_unfilled(part, of_slots=False) for part in range(self._shape.parts)]
+        source_B, row_B = (np.zeros(self._shape.parts, np.int32) for _ in range(2))
+        is_copied = False
+        for part, prompt in enumerate(waiting):
+            if not isinstance(prompt, KeptPrompt) or prompt.filled:
+                continue
+            found = max(self._prompts[part], key=lambda other: _shared(prompt, other))
+            if (shared := _shared(prompt, found)) >= _LEAST_COPY:
+                source_B[part], row_B[part] = found.row, prompt.row
+                prompt.filled, is_copied = shared, True
+        return CopyRows(source_B, row_B) if is_copied else None
+
     def next_fill(self, *, of_slots: bool) -> FillRows | None:
         """Return the next tokens that the cache misses, of prompts or of slots; None for no more.
 
@@ -268,3 +293,11 @@ class Slots:
             return same[0]
         unused = [prompt for prompt in prompts if not prompt.is_in_use]
         return min(unused, key=lambda prompt: prompt.used, default=None)
+
+
+def _shared(prompt: KeptPrompt, other: KeptPrompt) -> int:
+    """Count the tokens at the beginning of a prompt that the cache has in another's row; the last
+    one of a prompt is always computed.
+    """
+    pairs = zip(prompt.known_ids[:-1], other.known_ids[: other.filled], strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

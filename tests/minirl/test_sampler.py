@@ -107,6 +107,25 @@ def test_a_group_computes_its_prompt_once(toy):
     assert sampler.work.filled == 9 + 9
 
 
+def test_what_prompts_share_is_computed_once(toy):
+    """As questions about one database do: they begin with its schema."""
+    model, schema = toy.model(), prompt(40)
+    # The first is all of the schema, and the third begins otherwise.
+    prompts = [schema, (*schema, *prompt(6, seed=1)), prompt(30, seed=2), (*schema, 5, 6)]
+    requests = [Request(e, ids, 12, PLAIN) for e, ids in enumerate(prompts)]
+    sampler = toy.sampler(model)
+    replies = toy.run(sampler, requests)
+    # Of each the last token is fed by the loop that draws, and 39 or 40 are there already.
+    assert sampler.work.filled == 39 + (45 - 39) + 29 + (41 - 40)
+    for request in requests:
+        ids = request.ids + replies[request.episode].ids
+        expected = expected_logprobs(toy, model, ids, start=len(request.ids))
+        np.testing.assert_allclose(replies[request.episode].logprobs, expected, atol=1e-4)
+    # Later requests are answered as they would be alone.
+    toy.run(sampler, requests[1:2])
+    assert sampler.work.filled == 39 + 6 + 29 + 1 + 45
+
+
 def test_an_episode_goes_on_with_weights_that_change(toy):
     old, new = toy.model(), toy.model(seed=5)
     sampler = toy.sampler(old, stop_ids=toy.NEVER)
