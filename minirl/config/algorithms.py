@@ -23,8 +23,6 @@ class AlgorithmConfig(Settings):
     estimator: Estimator = "group_normalised"
     """How rewards become advantages: against the trajectory's group; or `direct`: every token gets
     the value of its credit span, and the total where the reward has no spans."""
-    adv_std_ddof: Literal[0, 1] = 1
-    """1: divide a variance by its count less 1; 0: by the count."""
     token_credit: TokenCredit = "own"
     """A token's advantage: its own credit, or the sum from it to the end of its trajectory."""
     whiten: bool = False

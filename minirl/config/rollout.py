@@ -39,15 +39,8 @@ class SamplerConfig(Settings):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: draw from the likeliest tokens that together reach this probability."""
-    logprobs: Literal["full", "nucleus"] = "full"
-    """What the importance ratio compares where `top_p` is below 1: log-probabilities of the whole
-    distribution, as ASTRA and others train; or of the nucleus, which is what sampled."""
-
-    @property
-    def ratio_top_p(self) -> float:
-        """Return the `top_p` of the learner's log-probabilities."""
-        return self.top_p if self.logprobs == "nucleus" else 1.0
+    """Nucleus sampling: draw from the likeliest tokens that together reach this probability. Below
+    1 the gradient is biased: log-probabilities are those of the whole distribution."""
 
     @model_validator(mode="after")
     def _check(self) -> SamplerConfig:

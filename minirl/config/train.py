@@ -285,15 +285,6 @@ def check_together(train: TrainConfig, sampler: SamplerConfig, rollout: RolloutC
             "are sampled ahead; set it to none (the clipped ratio then spans both), or "
             "rollout.lag=0 and rollout.slow_share=0",
         )
-    reason = None
-    if train.has_reference:
-        reason = "the start weights have another one; set train.algorithm.kl_coef=0, kl_every=null"
-    elif train.mini_batches > 1:
-        reason = "only the first update of a step has that which sampled; set train.mini_batches=1"
-    elif rollout.backend == "sglang":
-        reason = "SGLang reports log-probabilities of the whole distribution alone"
-    if sampler.ratio_top_p < 1 and reason is not None:
-        raise contradiction("sampler.logprobs", f"use full and not nucleus: {reason}")
 
 
 def least_vocabulary(marks: Sequence[str]) -> int:

@@ -15,15 +15,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from minirl.model.sampling import in_nucleus
 from minirl.model.sharding import axis_parts, constrain
 
 # Largest array of logits that a device holds at once, in bytes.
 LOGITS_BYTES = 2**29
 # Least chunks of a part of the rows: the last one is padded, and few tokens are trained on.
 _CHUNKS = 8
-# The logit of a token outside of the nucleus.
-_NEVER = -1e30
 
 
 def project(
@@ -33,7 +30,6 @@ def project(
     is_trained_BC: Bool[Array, "B C"],
     *,
     temperature: float,
-    top_p: float = 1.0,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     """Return the log-probability of every target, and the entropy of its distribution.
@@ -48,8 +44,6 @@ def project(
         target_BC: The next token of each position.
         is_trained_BC: Positions to compute.
         temperature: Divides the logits.
-        top_p: Below 1, renormalise over the nucleus, which always has the target; which tokens it
-            has is not differentiated.
         mesh: What rows and vocabulary are split over. Every part of the rows is sorted by itself;
             the gradient of the table is summed over the parts once, at the end.
 
@@ -63,13 +57,11 @@ def project(
     by_part = (parts, B * C // parts)
     token_bytes = 4 * V // axis_parts("vocab", V, mesh)
     if by_part[1] * token_bytes <= LOGITS_BYTES:
-        logits_BCV = _within_nucleus(
-            logits(hidden_BCD, table_VD) / temperature, target_BC, top_p=top_p
-        )
+        logits_BCV = logits(hidden_BCD, table_VD) / temperature
         found = (jnp.where(is_trained_BC, one, 0.0) for one in _judge(logits_BCV, target_BC))
     else:
         length = max(1, min(LOGITS_BYTES // token_bytes, -(-by_part[1] // _CHUNKS)))
-        cut = _Cut(length, temperature, top_p, mesh, table_VD.dtype)
+        cut = _Cut(length, temperature, mesh, table_VD.dtype)
         tokens = (target_BC.reshape(by_part), is_trained_BC.reshape(by_part))
         found = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
     logp, entropy = (one.reshape(B, C) for one in found)
@@ -103,19 +95,6 @@ def _logits_backward(known: tuple[Array, Array], dlogits: Array) -> tuple[Array,
 logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _within_nucleus(logits_TV: Array, target_T: Array, *, top_p: float) -> Array:
-    """Mask the tokens outside of the nucleus; any dimensions before V."""
-    if top_p >= 1:
-        return logits_TV
-    frozen_TV = jax.lax.stop_gradient(logits_TV)
-    weights_TV = jnp.exp(frozen_TV - frozen_TV.max(axis=-1, keepdims=True))
-    is_in_TV = in_nucleus(weights_TV, jnp.full(target_T.shape, top_p))
-    places = jnp.expand_dims(jnp.arange(logits_TV.shape[-1]), range(target_T.ndim))
-    is_in_TV |= target_T[..., None] == places
-    # Finite: the entropy multiplies it by a probability of 0.
-    return jnp.where(is_in_TV, logits_TV, _NEVER)
-
-
 def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
     """Return log-probabilities of the targets and entropies; any dimensions before V."""
     total_T = jax.nn.logsumexp(logits_TV, axis=-1)
@@ -130,7 +109,6 @@ class _Cut(NamedTuple):
 
     length: int
     temperature: float
-    top_p: float
     mesh: Mesh | None
     table_dtype: Any
 
@@ -160,7 +138,6 @@ class _Chunks:
         hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
         target_XQ = jnp.take_along_axis(self._target_XT, place_XQ, axis=1)
         logits_XQV = logits(hidden_XQD, self._table_VD) / cut.temperature
-        logits_XQV = _within_nucleus(logits_XQV, target_XQ, top_p=cut.top_p)
         logits_XQV = constrain(logits_XQV, ("batch", "position", "vocab"), cut.mesh)
         is_trained_XQ = slot_Q[None] < self._count_X[:, None]
         return place_XQ, is_trained_XQ, hidden_XQD, target_XQ, logits_XQV

@@ -16,7 +16,6 @@ def sample(
     top_p_S: Float[Array, "S"],
     *,
     any_top_p: bool,
-    over_nucleus: bool = False,
 ) -> tuple[Int[Array, "S"], Float[Array, "S"], Float[Array, "S"]]:
     """Draw one token a row by inverting the cumulative distribution.
 
@@ -26,12 +25,10 @@ def sample(
         temperature_S: Divides the logits; 0 takes the most likely token, or one of several.
         top_p_S: Draw only from the most likely tokens that together reach this probability.
         any_top_p: False promises that every top_p is 1.
-        over_nucleus: Whether log-probabilities are those of the nucleus, as the learner's then are;
-            else they are those of the whole distribution.
 
     Returns:
-        The tokens; the natural-log probability of each under softmax(logits / temperature), at
-        temperature 1 where it is 0; and the share of probability that `top_p` cut off.
+        The tokens; the natural-log probability of each under the whole softmax(logits /
+        temperature), at temperature 1 where it is 0; and the probability that `top_p` cut off.
     """
     safe_S = jnp.where(temperature_S > 0, temperature_S, 1.0)
     scaled_SV = logits_SV / safe_S[:, None]
@@ -40,16 +37,15 @@ def sample(
     total_S = weights_SV.sum(axis=-1)
     drawable_SV, drawable_S = weights_SV, total_S
     if any_top_p:
-        drawable_SV = jnp.where(in_nucleus(weights_SV, top_p_S), weights_SV, 0.0)
+        drawable_SV = jnp.where(_in_nucleus(weights_SV, top_p_S), weights_SV, 0.0)
         drawable_S = drawable_SV.sum(axis=-1)
-    normaliser_S = peak_S + jnp.log(drawable_S if over_nucleus else total_S)
     is_peak_SV = (scaled_SV == peak_S[:, None]).astype(weights_SV.dtype)
     ids_S = _draw(jnp.where(temperature_S[:, None] > 0, drawable_SV, is_peak_SV), keys_S)
     chosen_S = jnp.take_along_axis(scaled_SV, ids_S[:, None], axis=-1)[:, 0]
-    return ids_S, chosen_S - normaliser_S, 1.0 - drawable_S / total_S
+    return ids_S, chosen_S - peak_S - jnp.log(total_S), 1.0 - drawable_S / total_S
 
 
-def in_nucleus(weights: Float[Array, "... V"], top_p: Float[Array, "..."]) -> Array:
+def _in_nucleus(weights: Float[Array, "... V"], top_p: Float[Array, "..."]) -> Array:
     """Tell the smallest set of likeliest tokens that reaches top_p (arXiv:1904.09751); ties too.
 
     Weights are in proportion to probabilities.

@@ -112,9 +112,7 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     train = work.train
     graph, params, frozen = abstract_model(work.model, work.source, mesh, lora=train.lora)
     optimizer = make_optimizer(train.optimizer, steps=train.steps)
-    objective = policy_objective(
-        train.algorithm, temperature=work.sampler.temperature, top_p=work.sampler.ratio_top_p
-    )
+    objective = policy_objective(train.algorithm, temperature=work.sampler.temperature)
     state = TrainState(params, placed(jax.eval_shape(optimizer.init, params), mesh))
     memory = {
         "weights": device_bytes(params) + device_bytes(frozen),

@@ -66,7 +66,7 @@ def copy(prompts: list[KeyValues], rows: CopyRows, *, mesh: Mesh | None) -> list
 
 @partial(
     jax.jit,
-    static_argnames=("any_top_p", "over_nucleus"),
+    static_argnames="any_top_p",
     donate_argnames="own",
     compiler_options=_GPU_OPTIONS,
 )
@@ -79,7 +79,6 @@ def decode(
     steps: Array,
     *,
     any_top_p: bool,
-    over_nucleus: bool,
 ) -> tuple[list[KeyValues], Array, Array, Array]:
     """Draw `steps` tokens, at most `MAX_STEPS`, for every slot of `slots`.
 
@@ -94,7 +93,6 @@ def decode(
         key: Of the sampler's seed.
         steps: How many tokens.
         any_top_p: Whether any token is drawn from a nucleus.
-        over_nucleus: Whether log-probabilities are those of the nucleus.
 
     Returns:
         `own`; by step, WS, the tokens, their log-probabilities and the shares that were cut off
@@ -118,7 +116,6 @@ def decode(
             slots.temperature_S,
             slots.top_p_S,
             any_top_p=any_top_p,
-            over_nucleus=over_nucleus,
         )
         rows = zip(drawn, (tokens_S, *numbers), strict=True)
         return own, tokens_S, *(all_WS.at[step].set(row_S) for all_WS, row_S in rows)
@@ -161,6 +158,5 @@ def lowered_programs(model: Decoder, shape: CacheShape) -> dict[str, Lowered]:
             jax.eval_shape(lambda: jax.random.key(0)),
             np.int32(MAX_STEPS),
             any_top_p=False,
-            over_nucleus=False,
         ),
     }

@@ -182,7 +182,6 @@ class NativeSampler:
             self._key,
             np.int32(steps),
             any_top_p=self._any_top_p,
-            over_nucleus=self._config.logprobs == "nucleus",
         )
         self._cache = cache._replace(own=own)
         ids_SW, logprobs_SW, cut_SW = (np.asarray(one)[:steps].T for one in drawn)

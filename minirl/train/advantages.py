@@ -23,15 +23,15 @@ _BROKEN = "\ufffd"
 _CONTEXT = 4
 
 
-def group_normalised(rewards_NG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
+def group_normalised(rewards_NG: np.ndarray) -> np.ndarray:
     """Standardise rewards within their group: (R - mean) / (std + 1e-6).
 
-    GRPO (arXiv:2402.03300, section 4.1.2; Progress-SQL, appendix E.6). `ddof` 1 divides the
-    variance by G - 1, 0 by G. A group of equal rewards has 0, a group of one its reward itself.
+    GRPO (arXiv:2402.03300, section 4.1.2; Progress-SQL, appendix E.6), the variance divided by
+    G - 1. A group of equal rewards has 0, a group of one its reward itself.
     """
     if rewards_NG.shape[1] == 1:  # verl's convention: mean 0, std 1
         return rewards_NG / (1.0 + _EPSILON)
-    return group_centred(rewards_NG) / (rewards_NG.std(axis=1, ddof=ddof, keepdims=True) + _EPSILON)
+    return group_centred(rewards_NG) / (rewards_NG.std(axis=1, ddof=1, keepdims=True) + _EPSILON)
 
 
 def group_centred(rewards_NG: np.ndarray) -> np.ndarray:
@@ -45,11 +45,11 @@ def leave_one_out(rewards_NG: np.ndarray) -> np.ndarray:
     return group_centred(rewards_NG) * (others + 1) / others
 
 
-def estimate(rewards_NG: np.ndarray, *, estimator: Estimator, ddof: int = 1) -> np.ndarray:
+def estimate(rewards_NG: np.ndarray, *, estimator: Estimator) -> np.ndarray:
     """Turn the rewards of a batch of groups, NG, into advantages, NG; `direct` leaves them."""
     rewards_NG = np.asarray(rewards_NG, np.float64)
     table: dict[Estimator, Callable[[np.ndarray], np.ndarray]] = {
-        "group_normalised": lambda rewards: group_normalised(rewards, ddof=ddof),
+        "group_normalised": group_normalised,
         "group_centred": group_centred,
         "leave_one_out": leave_one_out,
         "direct": lambda rewards: rewards,
@@ -123,9 +123,7 @@ def token_advantages(
     if kl is not None and algorithm.kl_in == "reward":
         sums = [k[row.is_action].sum() for row, k in zip(rows, kl, strict=True)]
         shift_NG = shift_NG - algorithm.kl_coef * np.reshape(sums, shift_NG.shape)
-    totals_NG = estimate(
-        rewards_NG + shift_NG, estimator=algorithm.estimator, ddof=algorithm.adv_std_ddof
-    )
+    totals_NG = estimate(rewards_NG + shift_NG, estimator=algorithm.estimator)
     if algorithm.estimator != "direct" or spans is None:
         spans = [None] * len(rows)
     if algorithm.kl_in != "credit":
@@ -134,7 +132,7 @@ def token_advantages(
     parts = zip(rows, totals_NG.flat, shift_NG.flat, spans, penalties, strict=True)
     found = [_row_credit(*part, form=algorithm.token_credit) for part in parts]
     if algorithm.whiten:
-        found = whiten(found, [row.is_action for row in rows], ddof=algorithm.adv_std_ddof)
+        found = whiten(found, [row.is_action for row in rows])
     return found
 
 
@@ -166,9 +164,7 @@ def _row_credit(
     return credit
 
 
-def whiten(
-    credit: Sequence[np.ndarray], is_action: Sequence[np.ndarray], *, ddof: int
-) -> list[np.ndarray]:
+def whiten(credit: Sequence[np.ndarray], is_action: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Standardise credit over all sampled tokens of a batch (REINFORCE++, arXiv:2501.03262).
 
     It is (A - mean) / (std + 1e-6) on the actions, all 0 where all are equal, and 0 elsewhere.
@@ -176,7 +172,7 @@ def whiten(
     chosen = np.concatenate([row[mask] for row, mask in zip(credit, is_action, strict=True)])
     mean, std = 0.0, 0.0
     if len(chosen):
-        mean, std = float(chosen.mean()), float(chosen.std(ddof=min(ddof, len(chosen) - 1)))
+        mean, std = float(chosen.mean()), float(chosen.std(ddof=min(1, len(chosen) - 1)))
     return [
         np.where(mask, (row - mean) / (std + _EPSILON), 0.0)
         for row, mask in zip(credit, is_action, strict=True)

@@ -92,9 +92,7 @@ class Trainer:
             sizes=config.batching,
             parts=self._parts,
         )
-        objective = policy_objective(
-            algorithm, temperature=sampler.temperature, top_p=sampler.ratio_top_p
-        )
+        objective = policy_objective(algorithm, temperature=sampler.temperature)
         self._make_optimizer = partial(
             make_optimizer, updates_per_step=config.mini_batches, guard=config.guard
         )

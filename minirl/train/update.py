@@ -44,7 +44,7 @@ class TrainState(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, at log-probabilities of logits / temperature within a nucleus of top_p.
+    """What is minimised, at log-probabilities of logits / temperature.
 
     `loss` takes log-probabilities BC, those of the reference, the batch and the entropy BC, and
     returns a scalar and statistics.
@@ -52,22 +52,19 @@ class Objective:
 
     loss: Callable[[Array, Array, Batch, Array], tuple[Array, dict[str, Array]]]
     temperature: float = 1.0
-    top_p: float = 1.0
 
 
 LIKELIHOOD = Objective(losses.likelihood)
 """The objective of supervised training."""
 
 
-def policy_objective(
-    algorithm: AlgorithmConfig, *, temperature: float, top_p: float = 1.0
-) -> Objective:
-    """Return the objective of reinforcement learning, at the sampler's temperature and top_p."""
-    return Objective(partial(losses.objective, algorithm), temperature, top_p)
+def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objective:
+    """Return the objective of reinforcement learning, at the sampler's temperature."""
+    return Objective(partial(losses.objective, algorithm), temperature)
 
 
 def token_logprobs(
-    model: Decoder, batch: Batch, *, temperature: float, top_p: float = 1.0
+    model: Decoder, batch: Batch, *, temperature: float
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     """Return log-probability and entropy at every sampled target, 0 elsewhere.
 
@@ -83,7 +80,6 @@ def token_logprobs(
         jnp.maximum(batch.target_XT, 0),
         batch.target_XT >= 0,
         temperature=temperature,
-        top_p=top_p,
         mesh=model.mesh,
     )
     logp_BC, entropy_BC = (attention.answers(values_XT, batch.rows) for values_XT in found)
@@ -102,9 +98,7 @@ def batch_loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss of a micro-batch and its statistics; the gradient is that of `params`."""
     model = nnx.merge(graph, _split_as_params(params, mesh), frozen)
-    logp_BC, entropy_BC = token_logprobs(
-        model, batch, temperature=objective.temperature, top_p=objective.top_p
-    )
+    logp_BC, entropy_BC = token_logprobs(model, batch, temperature=objective.temperature)
     loss, stats = objective.loss(logp_BC, reference_logp_BC, batch, entropy_BC)
     return loss, stats | {"loss": loss}
 
@@ -167,8 +161,7 @@ class Learner:
 
         def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
             model = nnx.merge(graph, params, frozen)
-            temperature, top_p = objective.temperature, objective.top_p
-            return token_logprobs(model, batch, temperature=temperature, top_p=top_p)[0]
+            return token_logprobs(model, batch, temperature=objective.temperature)[0]
 
         loss = partial(batch_loss, graph=graph, objective=objective, mesh=mesh)
 

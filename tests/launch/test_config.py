@@ -99,7 +99,6 @@ ADDRESSES = (
     *("http://gpu1:99999", f"http://{'g' * 64}:30000"),
 )
 AHEAD = rollout(slow_share=0.1, max_age=1)
-NUCLEUS = ("sampler.top_p=0.9", "sampler.logprobs=nucleus", "train.kl_every=null")
 CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model: ", ("model={path: null, tiny: null}",)),
     ("data.demo: ", ("data.root=x",)),
@@ -115,7 +114,6 @@ CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model.tiny.hidden_size", ("model.tiny.hidden_size=129",)),
     ("train.optimizer.kind", ("train.lora={}", "train.optimizer.kind=muon")),
     ("train.algorithm.correction", (AHEAD, "train.algorithm.correction=truncated")),
-    ("sampler.logprobs", (*NUCLEUS, rollout())),
     ("rollout.sglang", (rollout(sglang={}),)),
     ("rollout.sglang", (rollout(sglang={"launch": 1, "urls": ["http://a:1"]}),)),
     ("rollout.lag", (rollout(backend="native", lag=1),)),
@@ -145,7 +143,7 @@ def test_contradictions_of_episodes_with_a_tool_are_refused(key, override):
 
 
 def test_each_of_two_that_contradict_each_other_is_taken_alone():
-    for overrides in ([AHEAD], [rollout(), "train.algorithm.correction=truncated"], NUCLEUS):
+    for overrides in ([AHEAD], [rollout(), "train.algorithm.correction=truncated"]):
         load_config(DEMO, overrides)
     urls = ["http://gpu1:30000", "https://gpu1", "http://10.0.0.1:1/", "http://[fe80::1]:1"]
     config = load_config(DEMO, [rollout(sglang={"urls": [*urls, "http://a.b.:1"]})])

@@ -30,9 +30,7 @@ EXPO = CREDIT["expo"]
 
 @pytest.mark.parametrize("case", OBJECTIVE["advantages"], ids=lambda case: case["id"])
 def test_group_normalised(case):
-    advantages = estimate(
-        np.array([case["rewards"]]), estimator="group_normalised", ddof=case["ddof"]
-    )
+    advantages = estimate(np.array([case["rewards"]]), estimator="group_normalised")
     # The epsilon beside the standard deviation takes a millionth away.
     np.testing.assert_allclose(advantages, [case["advantages"]], rtol=2e-6, atol=1e-6)
 
@@ -194,7 +192,7 @@ def test_a_penalty_reaches_direct_credit_with_and_without_spans():
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_nothing_is_left_of_equal_credit(count):
     mask = np.arange(4) < count
-    (found,) = whiten([np.full(4, 2.5)], [mask], ddof=1)
+    (found,) = whiten([np.full(4, 2.5)], [mask])
     assert found.tolist() == [0, 0, 0, 0]
 
 

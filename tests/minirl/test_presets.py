@@ -102,11 +102,3 @@ def test_presets_do_not_contradict_themselves(kind):
     assert refused({"group_size": 1, **algorithm(kind)}) == (
         None if is_alone else "train.group_size"
     )
-
-
-@pytest.mark.parametrize(
-    "settings", [{"kl_every": 5}, algorithm("grpo", kl_coef=0.1), {"mini_batches": 2}, {}]
-)
-def test_what_a_nucleus_does_not_go_with(settings):
-    found = refused(settings, top_p=0.95, logprobs="nucleus")
-    assert found == ("sampler.logprobs" if settings else None)

@@ -137,9 +137,9 @@ def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
 
-def test_a_run_over_a_nucleus(toy, tmp_path, monkeypatch):
-    """The importance ratio stays one."""
-    sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": "nucleus"})
+def test_what_a_nucleus_cuts_off_is_told(toy, tmp_path, monkeypatch):
+    """Log-probabilities of sampler and learner are those of the whole distribution."""
+    sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8})
     monkeypatch.setattr(toy_run, "SAMPLER", sampler)
     jax.clear_caches()  # programs of other tests
     changes = {"steps": 1, "kl_every": None, "validate": nothing}

@@ -154,28 +154,3 @@ def test_memory_does_not_grow_with_tokens_times_words(monkeypatch):
     # Each alone may cost its own size: some copies of hidden states, of the table's gradient.
     assert temporary_bytes(4 * tokens, words) - base < 8 * 4 * 3 * tokens * D
     assert temporary_bytes(tokens, 4 * words) - base < 8 * 4 * 3 * words * D
-
-
-# Two words make the nucleus of .7: 1/2 + 1/4. A target outside of it is taken in.
-SHARES = np.array([8, 4, 2, 1, 1]) / 16
-
-
-@pytest.mark.parametrize("at_once", [1000, 2])
-def test_a_nucleus_is_a_distribution_of_its_own(monkeypatch, at_once):
-    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * 5 * at_once)
-    target_BC, is_trained_BC = jnp.array([[0, 1, 3]]), jnp.ones((1, 3), bool)
-
-    def judge(table_VD):
-        return logprobs.project(
-            jnp.ones((1, 3, 1)), table_VD, target_BC, is_trained_BC, temperature=1.0, top_p=0.7
-        )
-
-    table_VD = jnp.asarray(np.log(SHARES)[:, None], jnp.float32)
-    logp, entropy = jax.jit(judge)(table_VD)
-    np.testing.assert_allclose(jnp.exp(logp[0]), [2 / 3, 1 / 3, 1 / 13], rtol=1e-5)
-    pair = -(2 / 3 * np.log(2 / 3) + 1 / 3 * np.log(1 / 3))
-    np.testing.assert_allclose(entropy[0, :2], pair, rtol=1e-5)
-    # What is drawn 2 times of 3 and once of 3 pulls nowhere where all advantages are equal.
-    slope = jax.jacobian(lambda table_VD: judge(table_VD)[0][0])(table_VD)[..., 0]
-    np.testing.assert_allclose(slope[0], [1 / 3, -1 / 3, 0, 0, 0], atol=1e-6)
-    np.testing.assert_allclose(2 / 3 * slope[0] + 1 / 3 * slope[1], 0, atol=1e-6)
