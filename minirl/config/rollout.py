@@ -36,6 +36,10 @@ class SamplerConfig(Settings):
     cache_gb: float | None = Field(default=None, gt=0)
     """Memory of each device for keys and values, in 10^9 bytes; None for what all slots take at
     their longest, but at most a quarter of the device's."""
+    repeatable: bool | None = None
+    """Whether a run can be repeated bit by bit: environments' results are then taken in the order
+    of the replies, and a slow query lets all slots idle. Else each is taken when it is there. None
+    for true on CPUs alone."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)

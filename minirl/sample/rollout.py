@@ -33,8 +33,8 @@ from minirl.types import (
     Turn,
 )
 
-# Tokens decoded while environments work on the replies that just ended: few, because the slots of
-# those replies idle meanwhile. A count and no clock, so that a run can be repeated.
+# Tokens decoded while environments work on replies that ended: few, because the slots of those
+# replies idle meanwhile. A count and no clock, so that a run can be repeated.
 _STEPS_BESIDE_ENVIRONMENTS = 4
 # Else a slot that ends idles for at most this share of the longest reply.
 _IDLE_SHARE = 1 / 8
@@ -179,6 +179,7 @@ class _Rollout:
     episodes: dict[int, _Play] = field(default_factory=dict)
     too_long: list[tuple[int, Any]] = field(default_factory=list)
     awaited: list[_Call] = field(default_factory=list)
+    under_way: int = 0  # calls that are awaited, or have not returned
     # Calls that have returned and are not awaited.
     ready: SimpleQueue[_Call] = field(default_factory=SimpleQueue)
     ended: int = 0
@@ -200,7 +201,7 @@ class _Rollout:
         steps = max(few, min(_MOST_STEPS, int(longest * _IDLE_SHARE)))
         while len(self.groups) < len(self.examples) or self.ended < len(self.episodes):
             check()
-            replies = self.sampler.advance(max_steps=few if self.awaited else steps)
+            replies = self.sampler.advance(max_steps=few if self.under_way else steps)
             self.pace.note()
             self._take_results()
             for number, reply in replies:
@@ -214,6 +215,7 @@ class _Rollout:
                 self.ready.put((then, done))
                 self.sampler.wake()
 
+        self.under_way += 1
         future = self.pool.submit(function, *given)
         if self.sampler.is_repeatable:
             self.awaited.append((then, future))
@@ -226,6 +228,7 @@ class _Rollout:
         with suppress(Empty):
             while True:
                 found.append(self.ready.get_nowait())
+        self.under_way -= len(found)
         for then, future in found:
             then(future.result())
         return bool(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from threading import Event
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from flax import nnx
 
 from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
+from minirl.model.sharding import platform_of
 from minirl.sample import decode
 from minirl.sample.cache import Cache, cache_shapes, empty_cache, plan_cache
 from minirl.sample.slots import SlotEpisode, Slots
@@ -27,11 +29,12 @@ from minirl.types import Reply, Request, Tokenizer, Work
 TOP_P_CUT = "sampler/top_p_cut"
 """Metric: the mean probability of the tokens that `top_p` keeps from being drawn."""
 
+# A stop signal is heard between two waits.
+_LONGEST_WAIT_S = 0.5
+
 
 class NativeSampler:
     """Sample replies with a `Decoder` on this process's devices."""
-
-    is_repeatable = True
 
     def __init__(
         self,
@@ -59,6 +62,9 @@ class NativeSampler:
         self._stop_ids = frozenset(tokenizer.stop_ids)
         self._key = jax.random.key(seed)
         self._graph, self._frozen, self._mesh = local_model(model)
+        known = config.repeatable
+        self.is_repeatable = platform_of(self._mesh) == "cpu" if known is None else known
+        self._woken = Event()
         shape = plan_cache(
             model.config,
             config,
@@ -132,7 +138,10 @@ class NativeSampler:
             self._queue.append(episode)
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
-        """Fill free slots, then decode up to `max_steps` tokens each; return ended replies."""
+        """Fill free slots, then decode up to `max_steps` tokens each; return ended replies.
+
+        With nothing to decode it waits for `wake`, if the sampler is not repeatable.
+        """
         if self._model is None:
             raise RuntimeError("no weights to sample with: call set_weights first")
         while self._queue and self._slots.place(self._queue[0]):
@@ -151,11 +160,16 @@ class NativeSampler:
             own = decode.fill(self._model, own, prompts, rows)
             self.work.filled += int(rows.new.count_B.sum())
         self._cache = Cache(prompts, own)
-        active = self._slots.active()
-        return self._decode(self._model, self._cache, active, max_steps) if active else []
+        if active := self._slots.active():
+            return self._decode(self._model, self._cache, active, max_steps)
+        if not self.is_repeatable:
+            self._woken.wait(_LONGEST_WAIT_S)
+        self._woken.clear()
+        return []
 
     def wake(self) -> None:
-        """Do nothing: `advance` waits for nobody."""
+        """Let an `advance` that has nothing to decode return."""
+        self._woken.set()
 
     def release(self, episode: int) -> None:
         """Forget an episode wherever it is; its slot is free."""

@@ -225,6 +225,85 @@ def test_two_runs_agree_bit_by_bit_whatever_the_environments_take(toy):
     assert once(0.02) == once(0.0)
 
 
+class Timed(Script):
+    """A device with eight slots: a step of all takes half a millisecond, a reply eight steps."""
+
+    def __init__(self, *, is_repeatable):
+        super().__init__([[7] * 8] * 2, stop_ids=[7])
+        self.is_repeatable, self.woken = is_repeatable, threading.Event()
+        self.slots, self.left, self.idle_s, self.busy_s = set(), {}, 0.0, 0.0
+
+    def advance(self, *, max_steps):
+        for request in [*self.waiting]:
+            if request.episode in self.slots or len(self.slots) < 8:
+                self.slots.add(request.episode)
+                self.waiting.remove(request)
+                self.left[request.episode] = (8, request)
+        start = time.monotonic()
+        if not self.left:
+            if not self.is_repeatable:
+                assert self.woken.wait(30)
+            self.woken.clear()
+            self.idle_s += time.monotonic() - start
+            return []
+        steps = min(max_steps, min(left for left, _ in self.left.values()))
+        time.sleep(0.0005 * steps)
+        self.busy_s += time.monotonic() - start
+        self.left = {n: (left - steps, request) for n, (left, request) in self.left.items()}
+        ended = [request for left, request in self.left.values() if not left]
+        for request in ended:
+            del self.left[request.episode]
+        return [(request.episode, self._reply(request)) for request in ended]
+
+    def wake(self):
+        self.woken.set()
+
+    def release(self, episode):
+        super().release(episode)
+        self.slots.discard(episode)
+
+
+def test_a_slow_query_does_not_stop_the_others(toy):
+    """Unless the run is to be repeated: one query in twenty takes as long as 60 steps."""
+
+    class Slow(Turns):
+        def step(self, episode, reply):
+            with self.lock:
+                is_slow = self.random.random() < 0.05
+            time.sleep(0.03 * is_slow)
+            return super().step(episode, reply)
+
+    def took(*, is_repeatable):
+        sampler, start = Timed(is_repeatable=is_repeatable), time.monotonic()
+        play(toy, sampler, Slow(toy.Said, turns=2), ["A"] * 300, config=config(slots=8))
+        return time.monotonic() - start, sampler.idle_s
+
+    in_order_s, _ = took(is_repeatable=True)
+    all_s, idle_s = took(is_repeatable=False)
+    assert all_s < 0.7 * in_order_s
+    assert idle_s < 0.1 * all_s
+
+
+def test_a_native_sampler_takes_results_in_order_on_a_cpu_or_as_it_is_told(toy):
+    model = toy.model()
+    sampler = toy.sampler(model)
+    assert sampler.is_repeatable
+    hasty = toy.sampler(model, repeatable=False)
+    assert not hasty.is_repeatable
+
+    def once(sampler, delay_s):
+        environment = Turns(toy.Said, turns=2, delay_s=delay_s)
+        limits = config(max_reply_tokens=9)
+        return play(toy, sampler, environment, ["AB", "CDE"], group_size=4, config=limits)
+
+    # Each episode has a random stream of its own: what it says is the same in any order.
+    said = [
+        [[turn.reply.ids for turn in one.turns] for group in groups for one in group]
+        for groups in (once(sampler, 0.0), once(hasty, 0.02))
+    ]
+    assert said[0] == said[1]
+
+
 class Unordered(Script):
     """A sampler that waits for others, as one behind servers does."""
 
