@@ -68,7 +68,7 @@ class Kernel:
 
 
 def partial_attention(scores: Float[Array, "... Q L"], v: Float[Array, "... L E"]) -> Partial:
-    """Attend to one set of keys, from scores in fp32 of scaled queries."""
+    """Attend to one set of keys, from scaled scores in fp32."""
     peak = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - peak)
     total = weights.sum(axis=-1, keepdims=True)
@@ -110,7 +110,9 @@ class _Blocks:
     """Queries XTHE by key/value head (Y = X x K), in C blocks of M = R x t: t places of R heads."""
 
     def __init__(self, block_bytes: int, q_XTHE: Array, keys: KeySet) -> None:
-        self.X, self.T, H, _ = q_XTHE.shape
+        self.X, self.T, H, E = q_XTHE.shape
+        # Scores are scaled, and not queries: in bf16 they would be rounded once more.
+        self.scale = E**-0.5
         L, self.K = keys.k_XLKE.shape[1:3]
         self.R = H // self.K
         query_bytes = 4 * L * self.R
@@ -162,14 +164,14 @@ def _blockwise_forward(block_bytes: int, q_XTHE: Array, keys: KeySet) -> tuple[A
     def attend(head: KeySet, q_CME: Array) -> Partial:
         def block(xs: tuple[Array, Array]) -> Partial:
             c, q_ME = xs
-            scores_ML = _product(q_ME, head.k_XLKE.T)
+            scores_ML = blocks.scale * _product(q_ME, head.k_XLKE.T)
             scores_ML = jnp.where(blocks.is_seen(c, head), scores_ML, MASKED)
             return partial_attention(scores_ML, head.v_XLKE)
 
         return jax.lax.map(block, (jnp.arange(blocks.C), q_CME))
 
-    q = blocks.split(q_XTHE * q_XTHE.shape[-1] ** -0.5)
-    attended = Partial(*map(blocks.merge, blocks.over_heads(attend, keys, q)))
+    attended = blocks.over_heads(attend, keys, blocks.split(q_XTHE))
+    attended = Partial(*map(blocks.merge, attended))
     return attended.out.astype(q_XTHE.dtype), attended.lse
 
 
@@ -190,7 +192,7 @@ def _blockwise_backward(
         def block(total: tuple[Array, Array], xs: tuple[Array, ...]) -> tuple[Any, Array]:
             c, q_ME, dout_ME, lse_M1, delta_M1 = xs
             # Keys before queries: no product of the large arrays needs a transposed copy.
-            p_LM = jnp.exp(_product(k_LE, q_ME.T) - lse_M1.T)
+            p_LM = jnp.exp(blocks.scale * _product(k_LE, q_ME.T) - lse_M1.T)
             # Of keys that are not seen it may be infinite.
             p_LM = jnp.where(blocks.is_seen(c, head).T, p_LM, 0.0)
             ds_LM = p_LM * (_product(v_LE, dout_ME.T) - delta_M1.T)
@@ -204,12 +206,14 @@ def _blockwise_backward(
         (dk_LE, dv_LE), dq_CME = jax.lax.scan(block, (zeros, zeros), xs)
         return dq_CME, dk_LE, dv_LE
 
-    scale, dtype = q_XTHE.shape[-1] ** -0.5, q_XTHE.dtype
+    dtype = q_XTHE.dtype
     delta_XTH1 = (dout_XTHE.astype(jnp.float32) * out_XTHE).sum(-1, keepdims=True)
-    queries = (q_XTHE * scale, dout_XTHE, lse_XTH[..., None], delta_XTH1)
+    queries = (q_XTHE, dout_XTHE, lse_XTH[..., None], delta_XTH1)
     dq, dk, dv = blocks.over_heads(pull_back, keys, *map(blocks.split, queries))
-    dk, dv = (blocks.merge_keys(array).astype(dtype) for array in (dk, dv))
-    return (blocks.merge(dq) * scale).astype(dtype), dk, dv
+    found = (blocks.merge(dq), *map(blocks.merge_keys, (dk, dv)))
+    factors = (blocks.scale, blocks.scale, 1.0)
+    dq, dk, dv = ((x * f).astype(dtype) for x, f in zip(found, factors, strict=True))
+    return dq, dk, dv
 
 
 def _product(a: Array, b: Array) -> Array:

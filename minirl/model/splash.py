@@ -68,14 +68,17 @@ def _backward(
     values = (_heads_first(array) for array in (out_XTHE, lse_XTH, dout_XTHE))
     gradients = jax.vmap(backward)(*arguments, *values)
     dq, dk, dv = (array.swapaxes(1, 2) for array in gradients)
-    T, L = q_XTHE.shape[1], keys.k_XLKE.shape[1]
-    return dq[:, :T] * q_XTHE.shape[-1] ** -0.5, dk[:, :L], dv[:, :L]
+    (T, _, E), L = q_XTHE.shape[1:], keys.k_XLKE.shape[1]
+    dk = dk.reshape(*dk.shape[:3], -1, E).sum(axis=3)
+    return dq[:, :T, :, :E] * E**-0.5, dk[:, :L], dv[:, :L]
 
 
 def _arguments(q_XTHE: Array, keys: KeySet, *, interpret: bool) -> tuple[Any, ...]:
     """Return the kernel, and its arguments heads first and padded to whole blocks."""
-    H, E = q_XTHE.shape[2:]
-    q, k, v = map(_heads_first, (q_XTHE * E**-0.5, keys.k_XLKE, keys.v_XLKE))
+    H = q_XTHE.shape[2]
+    q_XTHF = _scaled(q_XTHE)
+    k_XLKF = jnp.tile(keys.k_XLKE, q_XTHF.shape[-1] // q_XTHE.shape[-1])
+    q, k, v = map(_heads_first, (q_XTHF, k_XLKF, keys.v_XLKE))
     is_causal = keys.length_X is None
     # Queries attend to keys of their number; those of padding are on the right, or have another.
     queries_XT = jnp.ones((len(q), q.shape[2]), jnp.int32)
@@ -85,6 +88,21 @@ def _arguments(q_XTHE: Array, keys: KeySet, *, interpret: bool) -> tuple[Any, ..
     numbers = splash_attention_kernel.SegmentIds(queries_XT, keys_XL)
     call = _kernel(q.shape[2], k.shape[2], H, causal=is_causal, interpret=interpret)
     return call, q, k, v, numbers
+
+
+def _scaled(q_XTHE: Array) -> Array:
+    """Scale queries in fp32, which the kernel does not; F is E or 2 E.
+
+    Where rounding to their type takes something off, that stands beside them, and keys stand twice:
+    so scores are scaled as exactly as by other kernels. Heads of 64 have a scale of 1/8.
+    """
+    kind, scale = jnp.finfo(q_XTHE.dtype), 1 / math.sqrt(q_XTHE.shape[-1])
+    exact = q_XTHE.astype(jnp.float32) * scale
+    if kind.bits == 32 or math.frexp(scale)[0] == 0.5:
+        return exact.astype(q_XTHE.dtype)
+    # Of two conversions the compiler would make none.
+    rounded = jax.lax.reduce_precision(exact, kind.nexp, kind.nmant)
+    return jnp.concatenate([rounded, exact - rounded], axis=-1).astype(q_XTHE.dtype)
 
 
 @functools.lru_cache

@@ -125,8 +125,7 @@ def _attend(
     place_BT = new.start_B[:, None] + jnp.arange(T)[None]
     own = _written(own, k_BTKE, v_BTKE, new, place_BT)
     # Q counts the query heads of a key/value head, and the new tokens.
-    q = (q_BTHE * E**-0.5).reshape(B, T, K, H // K, E)
-    q_BKQE = q.transpose(0, 2, 3, 1, 4).reshape(B, K, H // K * T, E)
+    q_BKQE = q_BTHE.reshape(B, T, K, H // K, E).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, E)
     attended = ways.own(q_BKQE, own, new.row_B, place_BT + 1)
     if prompts is not None and sharing is not None:
         by_prompt, count_N1 = _by_prompt(q_BKQE, sharing), sharing.tokens_N[:, None]
@@ -209,6 +208,7 @@ def _masked(q_XKQE: Array, keys: KeyValues, is_seen_XTL: Array) -> Partial:
     """Attend to what each of the T new tokens of a row sees; Q goes over heads, and then T."""
     is_seen_XQL = jnp.tile(is_seen_XTL, (1, q_XKQE.shape[2] // is_seen_XTL.shape[1], 1))
     scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, keys.k, preferred_element_type=jnp.float32)
+    scores *= q_XKQE.shape[-1] ** -0.5
     return partial_attention(jnp.where(is_seen_XQL[:, None], scores, MASKED), keys.v)
 
 

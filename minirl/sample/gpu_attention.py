@@ -37,7 +37,7 @@ def attend_to_first(
     *,
     interpret: bool = False,
 ) -> Partial:
-    """Attend to the first keys of each row, from scaled queries; `interpret` runs on any device.
+    """Attend to the first keys of each row; `interpret` runs on any device.
 
     A count beyond the last key is one of all keys: the decode loop goes on beside a reply that has
     ended, whose slot may be full.
@@ -80,11 +80,12 @@ def _kernel(
 ) -> None:
     """Online softmax (arXiv:1805.02867) of 16 queries over blocks of keys."""
     q, count = q_ref[...], count_ref[()]
+    head_scale = q.shape[-1] ** -0.5
 
     def add(number: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         values, peak, total = sums
         here = pl.ds(number * block, block)
-        scores = triton.dot(q, k_ref[:, here])
+        scores = head_scale * triton.dot(q, k_ref[:, here])
         is_seen = number * block + jnp.arange(block) < count
         scores = jnp.where(is_seen[None], scores, MASKED)
         higher = jnp.maximum(peak, scores.max(axis=1))

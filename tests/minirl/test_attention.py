@@ -23,8 +23,11 @@ from minirl.model import attention
 from minirl.model import cudnn as gpu
 from minirl.model import splash as tpu
 from minirl.model.attention import Rows
-from minirl.model.kernels import MASKED, blockwise, join, partial_attention
+from minirl.model.kernels import MASKED, KeySet, Partial, blockwise, join, partial_attention
 from minirl.model.sharding import make_mesh
+from minirl.sample import attention as sampler_attention
+from minirl.sample import gpu_attention
+from minirl.sample.cache import KeyValues
 
 E = 8
 HEADS = {"grouped": (4, 2), "all": (2, 2), "one": (3, 1)}
@@ -168,6 +171,63 @@ def test_parts_are_joined_to_attention_over_all_keys():
     parts = [partial_attention(*piece) for piece in pieces]
     joined = join(parts)
     assert_close((joined.out, joined.lse), (expected, lse), tolerance=1e-5)
+
+
+def scaled_as_a_set(kernel):
+    return lambda q, k, v: kernel.forward(q, KeySet(k, v, jnp.array([k.shape[1]])))[1]
+
+
+def scaled_in_the_cache(way):
+    """Attend as the sampler does: the queries of a head side by side, keys as columns."""
+
+    def lse(q, k, v):
+        cache = KeyValues(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2))
+        counts = jnp.full((1, 1), k.shape[1])
+        return way(q.swapaxes(1, 2), cache, None, counts).lse.swapaxes(1, 2)
+
+    return lse
+
+
+def to_first(q_XKQE, keys, _rows, count_XT):
+    found = gpu_attention.attend_to_first(
+        q_XKQE[0], keys.k[0], keys.v[0], jnp.repeat(count_XT[0], q_XKQE.shape[1]), interpret=True
+    )
+    return Partial(*(array[None] for array in found))
+
+
+SCALED = {
+    "blockwise": scaled_as_a_set(blockwise(2**20)),
+    "splash": scaled_as_a_set(tpu.splash(interpret=True)),
+    "sampler, room": scaled_in_the_cache(sampler_attention._to_seen),
+    "sampler, blocks": scaled_in_the_cache(sampler_attention._to_blocks),
+    "sampler, kernel": scaled_in_the_cache(to_first),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scores_are_scaled_in_fp32(name):
+    """As cuDNN does. The scale of heads of 128 is no power of two: a query that is scaled in bf16
+    is rounded once more, by up to 1/256 of itself.
+    """
+    rng = np.random.default_rng(0)
+    shapes = ((1, 4, 2, 128), (1, 128, 2, 128), (1, 128, 2, 128))
+    q, k, v = (jnp.asarray(rng.normal(0, 2, shape), jnp.bfloat16) for shape in shapes)
+    wide = [np.asarray(array, np.float64) for array in (q, k)]
+    scores = np.einsum("xthe,xlhe->xthl", *wide) / 128**0.5
+    exact = np.log(np.exp(scores - scores.max()).sum(axis=-1)) + scores.max()
+    np.testing.assert_allclose(SCALED[name](q, k, v), exact, atol=2e-4)
+
+
+def test_splash_attention_of_heads_that_are_scaled_in_two_parts(splash):
+    rng = np.random.default_rng(0)
+    shapes = ((1, 130, 2, 128), (1, 130, 1, 128), (1, 130, 1, 128), (1, 130, 2, 128))
+    *arrays, slope = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes)
+
+    def found(kernel):
+        out, pull_back = jax.vjp(lambda *xs: attention._causal(kernel, *xs, None), *arrays)
+        return out, *pull_back(slope)
+
+    assert_close(found(splash), found(blockwise(2**20)), tolerance=3e-2)
 
 
 def temporary_bytes(T):

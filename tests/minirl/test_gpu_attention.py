@@ -28,6 +28,7 @@ def test_it_attends_to_as_many_keys_as_it_is_told(queries, dtype, tolerance):
     unread = v.at[jnp.arange(5)[:, None], jnp.where(is_there, 96, jnp.arange(96)[None])]
     found = gpu_attention.attend_to_first(q, k, unread.set(7e3, mode="drop"), count, interpret=True)
     scores = jnp.einsum("yme,yel->yml", q, k, preferred_element_type=jnp.float32)
+    scores /= 32**0.5
     expected = partial_attention(jnp.where(is_there[:, None], scores, MASKED), v)
     for one, other in ((found.out, expected.out), (found.lse, expected.lse)):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
