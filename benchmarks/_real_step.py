@@ -246,7 +246,7 @@ def measure_update(
             pad_id=tokenizer.pad_id,
             divisor=sampler.max_response_tokens,
         )
-        state, stats = learner.update(state, batches)
+        state, stats, _ = learner.update(state, batches)
         jax.block_until_ready(state.params)
         watch.lap(start)
     rows = [row for group in groups for row in group]

@@ -203,7 +203,7 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> JobConfig:
-        check_together(self.train, self.sampler, self.rollout)
+        check_together(self.train, self.sampler)
         for is_wrong, message in _contradictions(self):
             if is_wrong:
                 raise PydanticCustomError("contradiction", "{message}", {"message": message})

@@ -128,6 +128,11 @@ class Trajectory:
     episode: Any
     ended: Literal["done", "budget"]
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Return whether a token limit ended the last reply."""
+        return self.turns[-1].reply.finish == "length"
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
@@ -139,8 +144,8 @@ class TokenRow:
         logprobs: Log-probability under the sampler where `is_action`, else 0.
         advantage: One number for the whole row, or one for each id.
         prompt_length: Number of ids that the group shares.
-        start_logprobs: Log-probability under the learner at the weights that sampled; None where
-            these are the current weights.
+        old_logprobs: Log-probability under the learner before the step's first update; None before
+            it is known.
     """
 
     ids: np.ndarray
@@ -148,7 +153,7 @@ class TokenRow:
     logprobs: np.ndarray
     advantage: float | np.ndarray
     prompt_length: int
-    start_logprobs: np.ndarray | None = None
+    old_logprobs: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

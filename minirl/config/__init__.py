@@ -3,6 +3,7 @@
 from minirl.config.algorithms import (
     Algorithm,
     AlgorithmConfig,
+    Cispo,
     Dapo,
     DrGrpo,
     Expo,

@@ -11,10 +11,12 @@ from minirl.config.base import Settings, contradiction
 Estimator = Literal["group_normalised", "group_centred", "leave_one_out", "direct"]
 TokenCredit = Literal["own", "return_to_go"]
 RatioLevel = Literal["token", "sequence", "sequence_token"]
+Surrogate = Literal["clipped", "cispo"]
 Aggregation = Literal["sequence_mean", "response_mean", "token_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward", "credit"]
-Correction = Literal["none", "truncated", "masked"]
+Correction = Literal["none", "truncated", "masked", "masked_negatives"]
+CorrectionLevel = Literal["token", "sequence", "product"]
 
 
 class AlgorithmConfig(Settings):
@@ -27,15 +29,18 @@ class AlgorithmConfig(Settings):
     """A token's advantage: its own credit, or the sum from it to the end of its trajectory."""
     whiten: bool = False
     """Standardise advantages over all sampled tokens of the batch."""
+    surrogate: Surrogate = "clipped"
+    """PPO's clipped objective; or CISPO's, whose weights are clipped and not its gradients."""
     ratio_level: RatioLevel = "token"
     """Importance ratio of each token, of the whole row (GSPO), or of the row with each token's
-    gradient (GSPO-token), which advantages that differ within a row need."""
+    gradient (GSPO-token), which advantages that differ within a row need. It compares the learner
+    with itself before the step's first update, and is 1 where that is the only one."""
     clip_low: float = Field(default=0.2, ge=0)
     """Largest fall of the ratio below 1 that still gets a gradient."""
     clip_high: float = Field(default=0.2, ge=0)
     """Largest rise of the ratio above 1 that still gets a gradient."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Ratio beyond which a negative advantage counts no more; None for no such bound."""
+    """Of `clipped`: ratio beyond which a negative advantage counts no more; None for none."""
     aggregation: Aggregation = "sequence_mean"
     """Mean over rows of the mean over their sampled tokens, or over their whole responses; mean
     over all sampled tokens; or mean over rows of sums, divided by a constant."""
@@ -48,14 +53,19 @@ class AlgorithmConfig(Settings):
     kl_in: KlPlace = "loss"
     """A term of the loss, which alone has a gradient; or taken from a trajectory's reward, or from
     each token's credit."""
-    correction: Correction = "none"
-    """Importance correction of the gap between sampler and learner at the weights that sampled:
-    none (the clipped ratio spans it), each token's ratio cut at `correction_high`, or 0 outside of
-    the two bounds. Not for episodes that are sampled ahead."""
+    correction: Correction = "truncated"
+    """Weight that corrects for the gap between the sampler (its kernels, its older weights) and the
+    learner: none; their ratio cut at `correction_high`; the ratio, and 0 outside of the two bounds;
+    or 0 where the ratio is below `correction_low` and the advantage negative, else 1."""
+    correction_level: CorrectionLevel = "token"
+    """That ratio: each token's, a row's geometric mean (as GSPO's), or a row's product."""
     correction_low: float = Field(default=0.5, gt=0, le=1)
-    """Lower bound, of `masked` alone."""
+    """Lower bound."""
     correction_high: float = Field(default=2.0, ge=1)
     """Upper bound."""
+    mask_cut_off: bool = False
+    """Leave replies that the token limit cut off out of the loss (DAPO's overlong filtering); they
+    count in their group's mean and in metrics."""
     equal_groups: Literal["keep", "drop"] = "keep"
     """Groups of equal rewards: count them in the means (no pull), or leave them out."""
     correctness_filter: Literal["none", "mixed"] = "none"
@@ -74,7 +84,7 @@ class AlgorithmConfig(Settings):
     def _check(self) -> AlgorithmConfig:
         has_kl = self.kl_coef > 0
         by_token = self.estimator == "direct" or self.token_credit == "return_to_go"
-        by_token |= self.correction != "none" or (has_kl and self.kl_in == "credit")
+        by_token |= has_kl and self.kl_in == "credit"
         if has_kl and self.kl_in == "loss" and self.kl_estimator == "k1":
             raise contradiction(
                 "kl_estimator", "k1 in the loss has no gradient on average; use k2, k3 or kl_in"
@@ -82,6 +92,11 @@ class AlgorithmConfig(Settings):
         if by_token and self.ratio_level == "sequence":
             raise contradiction(
                 "ratio_level", "sequence needs one advantage a row; use sequence_token"
+            )
+        corrects_tokens = self.correction != "none" and self.correction_level == "token"
+        if corrects_tokens and self.ratio_level == "sequence":
+            raise contradiction(
+                "correction_level", "ratio_level=sequence needs one weight a row; use sequence"
             )
         if self.aggregation_divisor is not None and self.aggregation != "constant":
             raise contradiction("aggregation_divisor", "set it to null: aggregation is no constant")
@@ -124,6 +139,7 @@ class Gspo(AlgorithmConfig):
 
     kind: Literal["gspo"] = "gspo"
     ratio_level: RatioLevel = "sequence"
+    correction_level: CorrectionLevel = "sequence"
 
 
 class GspoToken(AlgorithmConfig):
@@ -131,6 +147,18 @@ class GspoToken(AlgorithmConfig):
 
     kind: Literal["gspo_token"] = "gspo_token"
     ratio_level: RatioLevel = "sequence_token"
+    correction_level: CorrectionLevel = "sequence"
+
+
+class Cispo(AlgorithmConfig):
+    """CISPO (MiniMax-M1, arXiv:2506.13585): clipped weights, token mean. The paper has no number
+    for its bound; 1 + 4 is ScaleRL's (arXiv:2510.13786).
+    """
+
+    kind: Literal["cispo"] = "cispo"
+    surrogate: Surrogate = "cispo"
+    clip_high: float = Field(default=4.0, ge=0)
+    aggregation: Aggregation = "token_mean"
 
 
 class Rloo(AlgorithmConfig):
@@ -175,6 +203,6 @@ class Expo(AlgorithmConfig):
 
 
 Algorithm = Annotated[
-    Grpo | DrGrpo | Dapo | Gspo | GspoToken | Rloo | ReinforcePlusPlus | Expo,
+    Grpo | DrGrpo | Dapo | Gspo | GspoToken | Cispo | Rloo | ReinforcePlusPlus | Expo,
     Field(discriminator="kind"),
 ]

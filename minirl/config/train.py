@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from minirl.config.algorithms import Algorithm, Grpo
 from minirl.config.base import Settings, contradiction
-from minirl.config.rollout import RolloutConfig, SamplerConfig
+from minirl.config.rollout import SamplerConfig
 
 Remat = Literal["none", "dots", "full"]
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
@@ -227,7 +227,7 @@ class TrainConfig(_Phase):
     sample_every: PositiveInt = 10
     """Steps between those whose groups are written to trajectories.jsonl (docs/reports.md)."""
     sample_tokens: bool = False
-    """Whether each of their tokens has advantage and log-probabilities there: one forward pass."""
+    """Whether each of their tokens has advantage and log-probabilities there."""
     env_workers: PositiveInt = 32
     """Threads that wait for environments."""
 
@@ -265,7 +265,7 @@ class TrainConfig(_Phase):
         return self
 
 
-def check_together(train: TrainConfig, sampler: SamplerConfig, rollout: RolloutConfig) -> None:
+def check_together(train: TrainConfig, sampler: SamplerConfig) -> None:
     """Check the settings of different parts of a run against each other, for its validator.
 
     Raises:
@@ -277,13 +277,6 @@ def check_together(train: TrainConfig, sampler: SamplerConfig, rollout: RolloutC
             "train.algorithm.overlong_tokens",
             f"{algorithm.overlong_tokens} is not below sampler.max_response_tokens; the paper's "
             f"share of it is a fifth: use {longest // 5}",
-        )
-    if rollout.is_ahead and algorithm.correction != "none":
-        raise contradiction(
-            "train.algorithm.correction",
-            f"{algorithm.correction} needs the weights that sampled, which are gone when episodes "
-            "are sampled ahead; set it to none (the clipped ratio then spans both), or "
-            "rollout.lag=0 and rollout.slow_share=0",
         )
 
 

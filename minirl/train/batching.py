@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +13,7 @@ from minirl.config import BatchingConfig
 from minirl.config.algorithms import Aggregation
 from minirl.model.attention import Rows
 from minirl.train.layout import Extent, Layout, Shape, layouts, padding
-from minirl.types import TokenRow
+from minirl.types import TokenRow, Trajectory
 
 Item = TypeVar("Item")
 Groups = Sequence[Sequence[TokenRow]]
@@ -32,6 +33,7 @@ class Batch(NamedTuple):
         rows: Where the tokens stand in rows of prefixes, NP, and of answers, BC.
         is_action_BC: Whether the id after each token is trained on, and so in what follows.
         weight_BC: Its share in the mean over the whole batch (`token_weights`).
+        old_logp_BC: Of the learner before the step's first update; None where it is the only one.
     """
 
     ids_XT: Any
@@ -39,10 +41,10 @@ class Batch(NamedTuple):
     target_XT: Any
     rows: Rows
     is_action_BC: Any
-    old_logp_BC: Any
+    sampler_logp_BC: Any
     advantage_BC: Any
     weight_BC: Any
-    start_logp_BC: Any = None
+    old_logp_BC: Any = None
 
 
 def mini_batches(groups: Sequence[Item], *, count: int) -> list[Sequence[Item]]:
@@ -76,6 +78,17 @@ def token_weights(
     if aggregation == "constant":
         return [1.0 / (len(lengths) * divisor) for _ in lengths]
     return [1.0 / (len(lengths) * max(length, 1)) for length in lengths]
+
+
+def without_cut_off(rows: Sequence[TokenRow], trajectories: Sequence[Trajectory]) -> list[TokenRow]:
+    """Train on no token of trajectories that a token limit cut off (DAPO, arXiv:2503.14476, 3.4).
+
+    `token_mean` then leaves them out of its count; a mean over rows still counts them.
+    """
+    return [
+        replace(row, is_action=np.zeros_like(row.is_action)) if one.is_cut_off else row
+        for row, one in zip(rows, trajectories, strict=True)
+    ]
 
 
 def token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
@@ -155,8 +168,8 @@ def _fill(layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad
     ids_BC, position_BC, target_BC = np.zeros((3, B, shape.answer_columns), np.int32)
     length_N, length_B = np.zeros(N, np.int32), np.zeros(B, np.int32)
     is_action_BC = np.zeros(ids_BC.shape, bool)
-    old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, *ids_BC.shape), np.float32)
-    has_start = False
+    sampler_logp_BC, advantage_BC, weight_BC, old_logp_BC = np.zeros((4, *ids_BC.shape), np.float32)
+    has_old = False
     for n, b, row in _answers(layout, groups):
         length, own = row.prompt_length - 1, len(row.ids) - row.prompt_length
         length_N[n], length_B[b] = length, own
@@ -165,11 +178,11 @@ def _fill(layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad
         position_BC[b, :own] = np.arange(length, length + own)
         new = slice(length + 1, None)
         is_action_BC[b, :own] = row.is_action[new]
-        old_logp_BC[b, :own] = row.logprobs[new]
+        sampler_logp_BC[b, :own] = row.logprobs[new]
         advantage_BC[b, :own] = np.broadcast_to(row.advantage, len(row.ids))[new]
         weight_BC[b, :own] = weight_of[id(row)] * row.is_action[new]
-        if row.start_logprobs is not None:
-            has_start, start_logp_BC[b, :own] = True, row.start_logprobs[new]
+        if row.old_logprobs is not None:
+            has_old, old_logp_BC[b, :own] = True, row.old_logprobs[new]
     rows = _rows(length_N, length_B, shape, parts=X)
     target_BC = np.where(is_action_BC, target_BC, -1)
     no_target_NP = np.full_like(ids_NP, -1)
@@ -179,10 +192,10 @@ def _fill(layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad
         target_XT=_listed(rows, no_target_NP, target_BC, padding=-1),
         rows=rows,
         is_action_BC=is_action_BC,
-        old_logp_BC=old_logp_BC,
+        sampler_logp_BC=sampler_logp_BC,
         advantage_BC=advantage_BC,
         weight_BC=weight_BC,
-        start_logp_BC=start_logp_BC if has_start else None,
+        old_logp_BC=old_logp_BC if has_old else None,
     )
 
 

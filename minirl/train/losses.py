@@ -4,7 +4,8 @@ Every function is per token. How tokens are averaged is a weight that `batching.
 computes over the whole batch, so that micro-batches add up. Arguments with these names are:
 
     logp_BT        natural-log probability of each token under the policy being trained
-    old_logp_BT    the same under the policy that the ratio compares it with
+    old_logp_BT    the same under the policy that the ratio compares it with: the learner's own
+                   before the step's first update
     is_action_BT   True where the policy sampled the token
     weight_BT      share of each token in the batch's mean; 0 where nothing was sampled
 """
@@ -18,7 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from minirl.config.algorithms import AlgorithmConfig, Correction, KlEstimator, RatioLevel
+from minirl.config.algorithms import (
+    AlgorithmConfig,
+    Correction,
+    CorrectionLevel,
+    KlEstimator,
+    RatioLevel,
+)
 from minirl.train.batching import Batch
 
 # Of log-ratios, either way, as in verl: beyond it a token has a finite value and no gradient, and
@@ -31,51 +38,52 @@ def probability_ratio(
     old_logp_BT: Float[Array, "B T"],
     is_action_BT: Bool[Array, "B T"],
     *,
-    level: RatioLevel,
+    level: RatioLevel | CorrectionLevel,
 ) -> Float[Array, "B T"]:
     """Return the importance ratio of each token; 1 where nothing was sampled.
 
     `token` is GRPO's w (Progress-SQL, appendix E.6); `sequence` is GSPO's s, the geometric mean of
     w over a sequence, which is a row (arXiv:2507.18071, Eq. 7); `sequence_token` is GSPO-token's
-    (Eq. 14): the value of s with the gradient of the token's own log-probability.
+    (Eq. 14): the value of s with the gradient of the token's own log-probability; `product` is
+    that of the whole sequence.
     """
     log_ratio_BT = jnp.where(is_action_BT, logp_BT - old_logp_BT, 0.0)
-    if level != "token":
-        count_B1 = jnp.maximum(is_action_BT.sum(axis=1, keepdims=True), 1)
-        mean_B1 = log_ratio_BT.sum(axis=1, keepdims=True) / count_B1
-        row_BT = jnp.where(is_action_BT, mean_B1, 0.0)
-        if level == "sequence_token":
-            row_BT = jax.lax.stop_gradient(row_BT - log_ratio_BT) + log_ratio_BT
-        log_ratio_BT = row_BT
-    return _ratio(log_ratio_BT)
+    total_B1 = log_ratio_BT.sum(axis=1, keepdims=True)
+    mean_B1 = total_B1 / jnp.maximum(is_action_BT.sum(axis=1, keepdims=True), 1)
+    of_level = {
+        "token": log_ratio_BT,
+        "sequence": mean_B1,
+        "sequence_token": jax.lax.stop_gradient(mean_B1 - log_ratio_BT) + log_ratio_BT,
+        "product": total_B1,
+    }[level]
+    return _ratio(jnp.where(is_action_BT, of_level, 0.0))
 
 
 def _ratio(log_ratio: Any, xp: Any = jnp) -> Any:
     return xp.exp(xp.clip(log_ratio, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO))
 
 
-def importance_correction(
-    logp_BT: Float[Array, "B T"],
-    sampler_logp_BT: Float[Array, "B T"],
-    is_action_BT: Bool[Array, "B T"],
+def correction_weight(
+    rho_BT: Float[Array, "..."],
+    advantage_BT: Float[Array, "..."],
     *,
     kind: Correction,
     low: float,
     high: float,
-) -> Float[Array, "B T"]:
-    """Return a weight of each token that corrects for the gap between sampler and learner.
+) -> Float[Array, "..."]:
+    """Return a weight that corrects for sampling with another policy than the learner's.
 
-    With rho = p(learner) / p(sampler), both of the weights that sampled, `truncated` is
-    min(rho, high) (Yao et al. 2025, TIS), and `masked` is rho between the bounds and 0 outside of
-    them (Ling team 2025, IcePop). Weights have no gradient; 1 where nothing was sampled.
+    rho is p(learner) / p(sampler), of tokens or of sequences. `truncated` is min(rho, high) (Yao et
+    al. 2025, TIS); `masked` is rho between the bounds and 0 outside of them (Ling team 2025,
+    IcePop); `masked_negatives` is 0 where rho < low and A < 0, else 1 (DeepSeek-V3.2,
+    arXiv:2512.02556, section 3.1, of which low is exp(-delta)).
     """
-    if kind == "none":
-        return jnp.ones_like(logp_BT)
-    gap_BT = jnp.where(is_action_BT, logp_BT - sampler_logp_BT, 0.0)
-    rho_BT = _ratio(jax.lax.stop_gradient(gap_BT))
-    if kind == "truncated":
-        return jnp.minimum(rho_BT, high)
-    return jnp.where((rho_BT >= low) & (rho_BT <= high), rho_BT, 0.0)
+    return {
+        "none": jnp.ones_like(rho_BT),
+        "truncated": jnp.minimum(rho_BT, high),
+        "masked": jnp.where((rho_BT >= low) & (rho_BT <= high), rho_BT, 0.0),
+        "masked_negatives": jnp.where((rho_BT < low) & (advantage_BT < 0), 0.0, 1.0),
+    }[kind]
 
 
 def clipped_surrogate(
@@ -104,6 +112,22 @@ def clipped_surrogate(
     return objective_BT, is_clipped_BT
 
 
+def cispo(
+    ratio_BT: Float[Array, "B T"],
+    logp_BT: Float[Array, "B T"],
+    advantage_BT: Float[Array, "B T"],
+    *,
+    clip_high: float,
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Return CISPO's objective of each token, to be maximised, and where its weight is clipped.
+
+    A sg(min(r, 1 + clip_high)) log p (MiniMax-M1, arXiv:2506.13585, Eqs. 4 and 5, without the lower
+    bound): all tokens keep their gradient.
+    """
+    weight_BT = jax.lax.stop_gradient(jnp.minimum(ratio_BT, 1 + clip_high))
+    return weight_BT * advantage_BT * logp_BT, ratio_BT > 1 + clip_high
+
+
 def kl_divergence(logp: Any, reference_logp: Any, *, estimator: KlEstimator) -> Any:
     """Estimate KL(policy || reference) of each sampled token (Schulman, 2020), in JAX or NumPy.
 
@@ -121,20 +145,24 @@ def policy_loss(
     advantage_BT: Float[Array, "B T"],
     is_action_BT: Bool[Array, "B T"],
     weight_BT: Float[Array, "B T"],
-    *,
-    ratio_level: RatioLevel,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
+    algorithm: AlgorithmConfig,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the policy-gradient loss to minimise, and the weighted share of clipped tokens.
 
     Both are 0 where nothing is an action.
     """
-    ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=ratio_level)
-    objective_BT, is_clipped_BT = clipped_surrogate(
-        ratio_BT, advantage_BT, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
-    )
+    ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=algorithm.ratio_level)
+    if algorithm.surrogate == "cispo":
+        found = cispo(ratio_BT, logp_BT, advantage_BT, clip_high=algorithm.clip_high)
+    else:
+        found = clipped_surrogate(
+            ratio_BT,
+            advantage_BT,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+        )
+    objective_BT, is_clipped_BT = found
     loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
     return loss, jnp.sum(weight_BT, where=is_action_BT & is_clipped_BT)
 
@@ -148,52 +176,46 @@ def objective(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the whole loss of a micro-batch, and its statistics.
 
-    With a correction, the ratio is that of the learner to itself at the weights that sampled: 1,
-    and never clipped, in the only update of a step; with several mini-batches the learner's
-    log-probabilities at those weights come in the batch. For episodes that older weights sampled
-    neither is known: the settings refuse them.
+    In the only update of a step the old policy is the policy itself: the ratio is 1, whatever
+    kernels say. What the sampler did otherwise, rounding or older weights, is the correction's.
 
     Returns:
-        The scalar to minimise, and scalars by name: `logp_gap_max`; and sums over tokens of
-        `weight` (each token's share in the mean) and of that times what `clip_fraction`, `kl` (of
-        any numbers where no reference is), `entropy` and `correction_mean` are means of.
+        The scalar to minimise; and sums over tokens of `weight` (each token's share in the mean)
+        and of that times what `clip_fraction`, `kl` (of any numbers where no reference is),
+        `entropy`, `correction_mean` and `correction_beyond` are means of.
     """
-    old_logp_BT, advantage_BT = batch.old_logp_BC, batch.advantage_BC
-    is_action_BT = batch.is_action_BC
-    stats = {"weight": jnp.sum(batch.weight_BC, where=is_action_BT)}
-    if algorithm.correction != "none":
-        start_logp_BT = batch.start_logp_BC
-        old_logp_BT = jax.lax.stop_gradient(logp_BT) if start_logp_BT is None else start_logp_BT
-        correction_BT = importance_correction(
-            old_logp_BT,
-            batch.old_logp_BC,
-            is_action_BT,
-            kind=algorithm.correction,
-            low=algorithm.correction_low,
-            high=algorithm.correction_high,
-        )
-        # The clipped term is homogeneous in the advantage, so that is where the weight goes.
-        advantage_BT = advantage_BT * correction_BT
-        stats["correction_mean"] = jnp.sum(correction_BT * batch.weight_BC)
-    loss, stats["clip_fraction"] = policy_loss(
+    is_action_BT, weight_BT, old_logp_BT = batch.is_action_BC, batch.weight_BC, batch.old_logp_BC
+    if old_logp_BT is None:
+        old_logp_BT = jax.lax.stop_gradient(logp_BT)
+    low, high = algorithm.correction_low, algorithm.correction_high
+    rho_BT = probability_ratio(
+        old_logp_BT, batch.sampler_logp_BC, is_action_BT, level=algorithm.correction_level
+    )
+    correction_BT = correction_weight(
+        rho_BT, batch.advantage_BC, kind=algorithm.correction, low=low, high=high
+    )
+    # All surrogates are homogeneous in the advantage, so that is where the weight goes.
+    loss, clip_fraction = policy_loss(
         logp_BT,
         old_logp_BT,
-        advantage_BT,
+        batch.advantage_BC * correction_BT,
         is_action_BT,
-        batch.weight_BC,
-        ratio_level=algorithm.ratio_level,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
+        weight_BT,
+        algorithm,
     )
-    gap_BT = jnp.abs(logp_BT - batch.old_logp_BC)
-    stats["logp_gap_max"] = jnp.max(gap_BT, where=is_action_BT, initial=0.0)
-    kl_BT = kl_divergence(logp_BT, reference_logp_BT, estimator=algorithm.kl_estimator)
-    stats["kl"] = jnp.sum(kl_BT * batch.weight_BC, where=is_action_BT)
-    stats["entropy"] = jnp.sum(entropy_BT * batch.weight_BC)
+    means = {
+        "kl": kl_divergence(logp_BT, reference_logp_BT, estimator=algorithm.kl_estimator),
+        "entropy": entropy_BT,
+        "correction_mean": correction_BT,
+        "correction_beyond": ((rho_BT < low) | (rho_BT > high)).astype(jnp.float32),
+        "weight": jnp.ones_like(weight_BT),
+    }
+    stats = {
+        name: jnp.sum(value_BT * weight_BT, where=is_action_BT) for name, value_BT in means.items()
+    }
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         loss += algorithm.kl_coef * stats["kl"]
-    return loss, stats
+    return loss, stats | {"clip_fraction": clip_fraction}
 
 
 def likelihood(

@@ -106,7 +106,7 @@ def _tokens(turn: Turn, row: TokenRow, place: slice, decode: Decode) -> dict[str
     numbers in base64, as float16 of the least byte first; the learner's before the update.
     """
     advantage = np.broadcast_to(row.advantage, row.ids.shape)
-    learner = row.logprobs if row.start_logprobs is None else row.start_logprobs
+    learner = row.logprobs if row.old_logprobs is None else row.old_logprobs
     # The token that ends a reply has no text in it.
     longest = len(turn.reply.text)
     ends = [min(end, longest) for _, end in character_ranges(turn.reply.ids, decode)]

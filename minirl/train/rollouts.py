@@ -2,8 +2,8 @@
 
 An asynchronous rollout begins with the weights of an earlier step and goes on while the learner
 updates; new weights reach it in the middle of replies, and each token keeps the version that
-sampled it. So a step trains on weights up to `lag` steps older than its own, which the importance
-ratio spans.
+sampled it. So a step trains on what weights up to `lag` steps older than its own have sampled, for
+which the loss corrects (`losses.correction_weight`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,10 @@ from minirl.run.metrics import Stopwatch
 from minirl.train.batching import Groups
 from minirl.train.rollouts import Episodes
 
+_PERCENTILES = (50, 90, 99)
+# Of a sequence's mean log-ratio; and of one token's, which would else be the whole KL.
+_FAR, _LARGEST_GAP = 0.01, 20.0
+
 
 def summarise(episodes: Episodes) -> dict[str, float]:
     """Average rewards, their parts and the task's numbers over the episodes that have them."""
@@ -23,7 +27,7 @@ def summarise(episodes: Episodes) -> dict[str, float]:
             "rollout/turns": len(lengths),
             "rollout/response_tokens": sum(lengths),
             "rollout/reply_tokens": sum(lengths) / len(lengths),
-            "rollout/cut_share": float(trajectory.turns[-1].reply.finish == "length"),
+            "rollout/cut_share": float(trajectory.is_cut_off),
         }
         numbers |= {f"reward/{name}": value for name, value in score.parts.items()}
         for name, value in (numbers | dict(trajectory.episode.numbers)).items():
@@ -46,12 +50,55 @@ def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, flo
     return numbers
 
 
+def mismatch(trained: Episodes, rows: Groups, *, version: int) -> dict[str, float]:
+    """Return how far the log-probabilities of sampler and learner are apart (`gaps`).
+
+    That is of all tokens of a step's rows; and, where weights older than the step's (`version`)
+    sampled some of them, by how many updates older they are.
+    """
+    gaps, ages = [], []
+    trajectories = (trajectory for group in trained.groups for trajectory in group)
+    for trajectory, row in zip(trajectories, (row for group in rows for row in group), strict=True):
+        if row.is_action.any() and row.old_logprobs is not None:
+            gaps.append((row.old_logprobs - row.logprobs)[row.is_action])
+            versions = [number for turn in trajectory.turns for number in turn.reply.versions]
+            ages.append(version - np.array(versions))
+    if not gaps:
+        return {}
+    numbers = {f"mismatch/{name}": value for name, value in gap_numbers(gaps).items()}
+    found = np.unique(np.concatenate(ages)).tolist()
+    for age in found if found != [0] else ():
+        of_age = [gap[of == age] for gap, of in zip(gaps, ages, strict=True) if (of == age).any()]
+        for name, value in gap_numbers(of_age).items():
+            numbers[f"mismatch/{name}/age_{age}"] = value
+    return numbers
+
+
+def gap_numbers(gaps: Sequence[np.ndarray]) -> dict[str, float]:
+    """Describe d = log p(learner) - log p(sampler) of the sampled tokens of each sequence.
+
+    Returns:
+        The mean, percentiles and largest of |d|; the estimate of KL(sampler || learner), the mean
+        of e^d - 1 - d, in nats a token; and the share of sequences of which the mean of d is more
+        than 0.01 from 0: their probabilities are off by a hundredth a token.
+    """
+    gap = np.concatenate(gaps).astype(np.float64)
+    size = np.abs(gap)
+    return {
+        "gap_mean": float(size.mean()),
+        **{f"gap_p{q}": float(np.percentile(size, q)) for q in _PERCENTILES},
+        "gap_max": float(size.max()),
+        "kl": float(np.mean(np.expm1(np.minimum(gap, _LARGEST_GAP)) - gap)),
+        "far_share": float(np.mean([abs(one.mean()) > _FAR for one in gaps])),
+    }
+
+
 def over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average each statistic over the updates of a step; skips add up, of a `_max` the largest."""
+    """Average each statistic over the updates of a step; skips add up."""
     numbers = {}
     for name in updates[0] if updates else ():
         values = [update[name] for update in updates]
-        join = max if name.endswith("_max") else sum if name == "skipped" else np.mean
+        join = sum if name == "skipped" else np.mean
         numbers[f"update/{name}"] = float(join(values))
     return numbers
 

@@ -153,7 +153,7 @@ def supervise(
             pad_id=tokenizer.pad_id,
             parts=row_parts(model.mesh),
         )
-        state, stats = learner.update(state, batches, check=distributed.check)
+        state, stats, _ = learner.update(state, batches, check=distributed.check)
         where = {"step": done + 1, "folder": folder, "key": "warm_start.guard"}
         stop_after_skips(state.opt_state, config, stats, groups, **where)
         return state, {f"sft/{name}": value for name, value in stats.items()}

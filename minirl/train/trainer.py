@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ from minirl.types import Progress, Tokenizer, TokenRow
 
 _log = logging.getLogger(__name__)
 # Statistics of an update that are means over tokens, whatever the weights of the loss add up to.
-_MEANS = ("entropy", "clip_fraction", "kl", "correction_mean")
+_MEANS = ("entropy", "clip_fraction", "kl", "correction_mean", "correction_beyond")
 
 
 class _Facts(BaseModel):
@@ -157,7 +157,7 @@ class Trainer:
 
     def step(self) -> dict[str, float]:
         """Make the next step, and return its metrics; one that is abandoned leaves no trace."""
-        watch, version, updates = Stopwatch(), self.steps_done, []
+        watch, version = Stopwatch(), self.steps_done
         # Push the weights of the step before.
         with watch.phase("weights"):
             self._sampler.set_weights(self._state.params, version=version)
@@ -169,19 +169,13 @@ class Trainer:
         with watch.phase("update"):
             # Rewards, spans and penalties become an advantage for each token.
             rows, numbers = self._token_rows(trained)
-            if self._is_recorded(version + 1):
-                self._record(sampled, trained, rows)
-            for part in batching.mini_batches(rows, count=self._config.mini_batches):
-                # From the second update on there is no way back to the start of the step.
-                check = {} if updates else {"check": distributed.check}
-                reference, batches = self._reference_to_measure, self._micro_batches(part)
-                self._state, stats = self._learner.update(
-                    self._state, batches, reference=reference, **check
-                )
-                updates.append(self._update_metrics(stats, part))
+            rows, updates = self._update(rows)
+        if self._is_recorded(version + 1):
+            self._record(sampled, trained, rows)
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds
         numbers |= {"groups/trained": float(len(rows))} | summary.over_updates(updates)
         numbers |= summary.summarise(sampled) | summary.speeds(sampled, rows, watch)
+        numbers |= summary.mismatch(trained, rows, version=version)
         numbers |= sampler_metrics
         numbers["time/update_programs"] = float(self._learner.programs)
         numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
@@ -258,19 +252,44 @@ class Trainer:
             rows, episodes.rewards_NG, algorithm, penalty_NG=penalties, spans=spans, kl=kl
         )
         rows = [replace(row, advantage=own) for row, own in zip(rows, credit, strict=True)]
-        if self._has_start:
-            rows = self._with_logprobs(rows)
+        if algorithm.mask_cut_off:
+            rows = batching.without_cut_off(
+                rows, [one for group in episodes.groups for one in group]
+            )
         return self._grouped(rows), numbers
 
-    def _with_logprobs(self, rows: Sequence[TokenRow]) -> list[TokenRow]:
-        """Add the learner's log-probabilities at the weights of now."""
-        known = self._logprobs(self._state.params, rows)
-        return [replace(row, start_logprobs=logp) for row, logp in zip(rows, known, strict=True)]
+    def _update(self, rows: batching.Groups) -> tuple[batching.Groups, list[dict[str, float]]]:
+        """Make the updates of a step; return the rows with the log-probabilities that the learner
+        gave them before the first one, and the metrics of each update.
+        """
+        parts, updates = batching.mini_batches(rows, count=self._config.mini_batches), []
+        if len(parts) > 1:
+            # From the second update on the weights that the ratio compares with are gone.
+            known = self._learner.logprobs(self._state.params, self._micro_batches(rows))
+            rows = self._with_logprobs(rows, known)
+            parts = batching.mini_batches(rows, count=len(parts))
+        for part in parts:
+            # From the second update on there is no way back to the start of the step.
+            check = {} if updates else {"check": distributed.check}
+            reference, batches = self._reference_to_measure, self._micro_batches(part)
+            self._state, stats, known = self._learner.update(
+                self._state, batches, reference=reference, **check
+            )
+            updates.append(self._update_metrics(stats, part))
+            if len(parts) == 1:
+                rows = self._with_logprobs(rows, known)
+        return rows, updates
 
-    @property
-    def _has_start(self) -> bool:
-        """Return whether updates need log-probabilities of weights that are gone by then."""
-        return self._config.mini_batches > 1 and self._config.algorithm.correction != "none"
+    def _with_logprobs(
+        self, groups: batching.Groups, values: Iterable[np.ndarray]
+    ) -> batching.Groups:
+        """Add the learner's log-probabilities of the groups' micro-batches to their rows."""
+        known = batching.read_back(groups, values, sizes=self._config.batching, parts=self._parts)
+        pairs = zip(groups, known, strict=True)
+        return [
+            [replace(row, old_logprobs=one) for row, one in zip(*pair, strict=True)]
+            for pair in pairs
+        ]
 
     def _grouped(self, rows: Sequence[TokenRow]) -> batching.Groups:
         size = self._config.group_size
@@ -307,10 +326,6 @@ class Trainer:
 
     def _record(self, sampled: Episodes, trained: Episodes, groups: batching.Groups) -> None:
         """Write the groups of this step, and the rows of those that are trained on."""
-        has_tokens = self._config.sample_tokens
-        if has_tokens:
-            rows = [row for group in groups for row in group]
-            groups = self._grouped(self._with_logprobs(rows))
         rows_of = {id(group[0]): rows for group, rows in zip(trained.groups, groups, strict=True)}
         lines = (
             recording.group_line(
@@ -319,7 +334,7 @@ class Trainer:
                 self._tokenizer.decode,
                 scores=[trajectory.episode.score for trajectory in group],
                 rows=rows_of.get(id(group[0])),
-                has_tokens=has_tokens,
+                has_tokens=self._config.sample_tokens,
             )
             for group in sampled.groups
         )

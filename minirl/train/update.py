@@ -33,6 +33,8 @@ _UNROLLED_LAYERS = 8
 # Micro-batches computed at a time where the device is a CPU and the model has fewer parameters: its
 # operations are too small to keep more than one core busy.
 _CPU_MICRO_BATCHES, _SMALL_MODEL = 2, 50_000_000
+# Among the statistics of a micro-batch, the log-probabilities that its loss is of.
+_LOGPROBS = "logprobs"
 
 
 class TrainState(NamedTuple):
@@ -100,7 +102,7 @@ def batch_loss(
     model = nnx.merge(graph, _split_as_params(params, mesh), frozen)
     logp_BC, entropy_BC = token_logprobs(model, batch, temperature=objective.temperature)
     loss, stats = objective.loss(logp_BC, reference_logp_BC, batch, entropy_BC)
-    return loss, stats | {"loss": loss}
+    return loss, stats | {"loss": loss, _LOGPROBS: logp_BC}
 
 
 class CompiledByShape:
@@ -219,14 +221,15 @@ class Learner:
         *,
         reference: nnx.State | None = None,
         check: Callable[[], None] = lambda: None,
-    ) -> tuple[TrainState, dict[str, float]]:
+    ) -> tuple[TrainState, dict[str, float], Iterator[np.ndarray]]:
         """Apply the gradient of a whole batch, given as micro-batches; the state is donated.
 
         `check` is called before each of them; what it raises ends the update, and leaves no trace.
 
         Returns:
-            The new state and the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
-            what the objective adds (see `losses.objective`; `kl` where there is a reference).
+            The new state; the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
+            what the objective adds (see `losses.objective`; `kl` where there is a reference); and
+            what `logprobs` yields, of the weights before.
         """
         batches, losses = [*batches], list[Array]()
         waiting, totals = map(self._place, batches), list[nnx.State]()
@@ -243,13 +246,13 @@ class Learner:
                 losses += [stats["loss"] for _, stats in found]
         if not numbers:
             raise ValueError("an update needs at least one micro-batch")
-        gradient = reduce(self._add, totals)
+        gradient, logp = reduce(self._add, totals), [one.pop(_LOGPROBS) for one in numbers]
         stats = _summed([jax.device_get(one) for one in numbers])
         params, opt_state, added = self._apply(*state, gradient, np.float32(stats["loss"]))
         stats |= {name: float(value) for name, value in added.items()}
         if reference is None:
             stats.pop("kl", None)
-        return TrainState(params, opt_state), stats
+        return TrainState(params, opt_state), stats, map(distributed.whole, logp)
 
     def _lanes(self, params: nnx.State) -> int:
         """Return how many micro-batches are computed at a time, each lane with a sum of its own.
@@ -265,7 +268,7 @@ class Learner:
     ) -> tuple[nnx.State, dict[str, Array]]:
         """Add the gradient of a micro-batch to a total, which is donated."""
         # Without a reference another array of its shape: one program serves both.
-        logp_BC = batch.old_logp_BC
+        logp_BC = batch.sampler_logp_BC
         if reference is not None:
             logp_BC = self._logp(reference, self._frozen, batch)
         found = self._accumulate(total, params, self._frozen, batch, logp_BC)
@@ -285,7 +288,7 @@ class Learner:
             jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state.params),
             self._mesh,
         )
-        arguments = (total, state.params, self._frozen, batch, batch.old_logp_BC)
+        arguments = (total, state.params, self._frozen, batch, batch.sampler_logp_BC)
         yield "gradient", self._accumulate.lower(*arguments)
         yield "apply", self._apply.lower(*state, total, jax.ShapeDtypeStruct((), jnp.float32))
 
@@ -309,8 +312,5 @@ def _split_as_params(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def _summed(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Add the statistics of micro-batches; of a `_max` return the largest."""
-    return {
-        name: float((max if name.endswith("_max") else sum)(one[name] for one in stats))
-        for name in stats[0]
-    }
+    """Add the statistics of micro-batches."""
+    return {name: float(sum(one[name] for one in stats)) for name in stats[0]}

@@ -98,7 +98,6 @@ ADDRESSES = (
     *("http://gpu1:30000?v=1", "http://gpu1..local:30000", "http://gpu 1:30000"),
     *("http://gpu1:99999", f"http://{'g' * 64}:30000"),
 )
-AHEAD = rollout(slow_share=0.1, max_age=1)
 CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model: ", ("model={path: null, tiny: null}",)),
     ("data.demo: ", ("data.root=x",)),
@@ -113,7 +112,6 @@ CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model.tiny.kv_heads", ("model.tiny.heads=5",)),
     ("model.tiny.hidden_size", ("model.tiny.hidden_size=129",)),
     ("train.optimizer.kind", ("train.lora={}", "train.optimizer.kind=muon")),
-    ("train.algorithm.correction", (AHEAD, "train.algorithm.correction=truncated")),
     ("rollout.sglang", (rollout(sglang={}),)),
     ("rollout.sglang", (rollout(sglang={"launch": 1, "urls": ["http://a:1"]}),)),
     ("rollout.lag", (rollout(backend="native", lag=1),)),
@@ -142,9 +140,8 @@ def test_contradictions_of_episodes_with_a_tool_are_refused(key, override):
     assert message("astra.yaml", override, direct).startswith(f"command line: {key}: ")
 
 
-def test_each_of_two_that_contradict_each_other_is_taken_alone():
-    for overrides in ([AHEAD], [rollout(), "train.algorithm.correction=truncated"]):
-        load_config(DEMO, overrides)
+def test_servers_and_rollouts_ahead_are_taken():
+    load_config(DEMO, [rollout(slow_share=0.1, max_age=1), "train.algorithm.correction=masked"])
     urls = ["http://gpu1:30000", "https://gpu1", "http://10.0.0.1:1/", "http://[fe80::1]:1"]
     config = load_config(DEMO, [rollout(sglang={"urls": [*urls, "http://a.b.:1"]})])
     assert list(config.rollout.sglang.urls) == [*urls, "http://a.b.:1"]

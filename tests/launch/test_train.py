@@ -41,13 +41,13 @@ def test_every_step_has_its_metrics(place):
         *("reward/alignment", "rollout/accuracy_first", "rollout/accuracy", "rollout/turns"),
         *("rollout/reply_tokens", "rollout/response_tokens", "rollout/invalid_share"),
         *("tag/JOIN_MISSING", "tag/WHERE_ERROR", "tag/EXTRA_SUBQUERY_OR_CTE"),
-        *("update/entropy", "update/kl", "update/clip_fraction", "update/logp_gap_max"),
+        *("update/entropy", "update/kl", "update/clip_fraction", "mismatch/gap_max"),
         *("time/rollout_tokens_per_s", "time/update_tokens_per_s", "time/rollout_s"),
     }
     for line in metrics:
         assert promised <= line.keys()
         # fp32 without dropout: sampler and learner see the same probabilities.
-        assert 0 <= line["update/logp_gap_max"] < 1e-4
+        assert 0 <= line["mismatch/gap_max"] < 1e-4
         assert line["update/entropy"] > 0
     # At the first step the policy is the start; weight decay and the KL term then move it.
     assert metrics[0]["update/kl"] == 0

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from minirl.config import (
+    Cispo,
     Dapo,
     DrGrpo,
     Expo,
@@ -29,10 +30,13 @@ N, G = 3, 4
 
 @dataclass(frozen=True)
 class Row:
-    """Numbers of the sampled tokens of one row, in order."""
+    """Numbers of the sampled tokens of one row, in order: log-probabilities of the learner, of the
+    learner before the step, of the sampler and of the reference; credit.
+    """
 
     new: np.ndarray
     old: np.ndarray
+    sampler: np.ndarray
     ref: np.ndarray
     credit: np.ndarray
     is_covered: np.ndarray
@@ -46,7 +50,7 @@ def kl_settings(estimator, place):
 
 
 def k1(row):
-    return row.old - row.ref
+    return row.sampler - row.ref
 
 
 def mean_of_others(rewards, g):
@@ -70,11 +74,18 @@ def surrogate(ratio, advantage, *, low=0.2, high=0.2, dual=None):
     return (bounded if dual is None else min(bounded, dual)) * advantage
 
 
-def token_terms(row, advantage, **bounds):
-    return [
-        surrogate(np.exp(new - old), advantage[t], **bounds)
-        for t, (new, old) in enumerate(zip(row.new, row.old, strict=True))
-    ]
+def truncated(rho):
+    """Return the default correction of a ratio of learner and sampler."""
+    return min(rho, 2.0)
+
+
+def token_terms(row, advantage, *, correct=truncated, **bounds):
+    pairs = zip(np.exp(row.new - row.old), np.exp(row.old - row.sampler), advantage, strict=True)
+    return [correct(rho) * surrogate(ratio, own, **bounds) for ratio, rho, own in pairs]
+
+
+def sequence_weight(row):
+    return truncated(np.exp(np.mean(row.old - row.sampler)))
 
 
 def all_tokens(row, advantage):
@@ -124,7 +135,8 @@ def plain_gspo(rows, start):
     total = 0.0
     advantages = by_group(rows, [row.reward for row in rows], normalised)
     for row, advantage in zip(rows, advantages, strict=True):
-        total += surrogate(np.exp(np.mean(row.new - row.old)), advantage) / len(rows)
+        term = surrogate(np.exp(np.mean(row.new - row.old)), advantage)
+        total += sequence_weight(row) * term / len(rows)
     return -total
 
 
@@ -135,8 +147,19 @@ def plain_gspo_token(rows, start):
     for row, at, advantage in zip(rows, start, advantages, strict=True):
         sequence = np.exp(np.mean(at.new - at.old))
         terms = [surrogate(sequence * np.exp(step), advantage) for step in row.new - at.new]
-        total += np.mean(terms) / len(rows)
+        total += sequence_weight(row) * np.mean(terms) / len(rows)
     return -total
+
+
+def plain_cispo(rows, start):
+    """arXiv:2506.13585, Eq. 4: no gradient flows through the clipped ratio (here 1.1 at most)."""
+    terms = []
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, at, advantage in zip(rows, start, advantages, strict=True):
+        for t, new in enumerate(row.new):
+            ratio = min(np.exp(at.new[t] - row.old[t]), 1.1)
+            terms.append(truncated(np.exp(row.old[t] - row.sampler[t])) * ratio * advantage * new)
+    return -np.mean(terms)
 
 
 def plain_rloo(rows, start):
@@ -171,19 +194,37 @@ def plain_clauses_by_sequence(rows, start):
     total = 0.0
     for row, at in zip(rows, start, strict=True):
         sequence = np.exp(np.mean(at.new - at.old))
-        pairs = zip(row.new - at.new, on_clauses(row, beta=0.0), strict=True)
-        total += sum(surrogate(sequence * np.exp(step), value) for step, value in pairs)
+        for t, value in enumerate(on_clauses(row, beta=0.0)):
+            ratio = sequence * np.exp(row.new[t] - at.new[t])
+            total += truncated(np.exp(row.old[t] - row.sampler[t])) * surrogate(ratio, value)
     return -total / len(rows)
 
 
-def plain_corrected(rows, start, weight):
-    """GRPO with the learner's own ratio, each token weighed by a rule on p / p of the sampler."""
-    total = 0.0
-    advantages = by_group(rows, [row.reward for row in rows], normalised)
-    for row, at, advantage in zip(rows, start, advantages, strict=True):
-        pairs = zip(np.exp(at.new - at.old), np.exp(row.new - at.new), strict=True)
-        total += np.mean([weight(rho) * surrogate(ratio, advantage) for rho, ratio in pairs])
-    return -total / len(rows)
+def by_token_rule(rule):
+    """Return GRPO with a rule on p of the learner / p of the sampler of each token."""
+
+    def plain(rows, start):
+        total = 0.0
+        advantages = by_group(rows, [row.reward for row in rows], normalised)
+        for row, advantage in zip(rows, advantages, strict=True):
+            total += np.mean(token_terms(row, all_tokens(row, advantage), correct=rule)) / len(rows)
+        return -total
+
+    return plain
+
+
+def by_row_rule(rule):
+    """Return GRPO with a weight of each row, by a rule on its gaps and its advantage."""
+
+    def plain(rows, start):
+        total = 0.0
+        advantages = by_group(rows, [row.reward for row in rows], normalised)
+        for row, advantage in zip(rows, advantages, strict=True):
+            terms = token_terms(row, all_tokens(row, advantage), correct=lambda rho: 1.0)
+            total += rule(row.old - row.sampler, advantage) * np.mean(terms) / len(rows)
+        return -total
+
+    return plain
 
 
 KL: dict[KlEstimator, Any] = {
@@ -239,16 +280,24 @@ CASES = {
         Grpo(dual_clip=1.5),
         lambda rows, start: plain_grpo(rows, start, dual=1.5),
     ),
+    "grpo, no correction": (Grpo(correction="none"), by_token_rule(lambda rho: 1.0)),
     "grpo, truncated correction": (
-        Grpo(correction="truncated", correction_high=1.3),
-        lambda rows, start: plain_corrected(rows, start, lambda rho: min(rho, 1.3)),
+        Grpo(correction_high=1.1),
+        by_token_rule(lambda rho: min(rho, 1.1)),
     ),
     "grpo, masked correction": (
         Grpo(correction="masked", correction_low=0.8, correction_high=1.3),
-        lambda rows, start: plain_corrected(
-            rows, start, lambda rho: rho if 0.8 <= rho <= 1.3 else 0.0
-        ),
+        by_token_rule(lambda rho: rho if 0.8 <= rho <= 1.3 else 0.0),
     ),
+    "grpo, negatives far from the sampler masked": (
+        Grpo(correction="masked_negatives", correction_level="sequence", correction_low=0.95),
+        by_row_rule(lambda gap, a: 0.0 if a < 0 and np.exp(np.mean(gap)) < 0.95 else 1.0),
+    ),
+    "grpo, correction of whole rows": (
+        Grpo(correction_level="product"),
+        by_row_rule(lambda gap, a: min(np.exp(np.sum(gap)), 2.0)),
+    ),
+    "cispo": (Cispo(clip_high=0.1), plain_cispo),
     "dr_grpo": (DrGrpo(), plain_dr_grpo),
     "dapo": (Dapo(overlong_tokens=5), plain_dapo),
     "gspo": (Gspo(), plain_gspo),

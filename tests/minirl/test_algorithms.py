@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl.config import AlgorithmConfig, BatchingConfig, Grpo
+from minirl.config import AlgorithmConfig, BatchingConfig, Grpo, Gspo
 from minirl.train import losses
 from minirl.train.advantages import SpanCredit, overlong_penalty, token_advantages
 from minirl.train.batching import micro_batches, read_back
@@ -30,11 +30,11 @@ class Scene:
             is_action = np.concatenate([np.zeros(prompt, bool), rng.random(own) < 0.8])
             is_action[prompt] = True
             old = np.where(is_action, -rng.random(prompt + own) * 2 - 0.6, 0).astype(np.float32)
-            row = TokenRow(np.arange(prompt + own), is_action, old, 0.0, prompt)
-            self.rows.append(row)
+            noise = lambda size, like=old: (like + rng.normal(0, size, len(like))).astype("f4")  # noqa: E731
+            ids, sampler = np.arange(prompt + own), np.where(is_action, noise(0.2), 0)
+            self.rows.append(TokenRow(ids, is_action, sampler, 0.0, prompt, old_logprobs=old))
             is_covered = rng.random(prompt + own) < 0.7
             self.spans.append(SpanCredit(rng.choice([-1.5, -0.5, 0.5], prompt + own), is_covered))
-            noise = lambda size, like=old: (like + rng.normal(0, size, len(like))).astype("f4")  # noqa: E731
             self.reference.append(noise(0.4))
             self.new.append(noise(0.3))
         self.rewards = rng.choice([0.0, 0.5, 1.5, 2.75], (N, G)) + rng.normal(0, 0.1, (N, G))
@@ -47,22 +47,22 @@ class Scene:
     def lengths(self):
         return np.array([len(row.ids) - row.prompt_length for row in self.rows]).reshape(N, G)
 
-    def plain_rows(self):
+    def plain_rows(self, *, is_only_update):
         rows = []
         for b, row in enumerate(self.rows):
-            chosen = row.is_action
-            numbers = (self.new[b], row.logprobs, self.reference[b], self.spans[b].value)
-            new, old, ref, credit = (values[chosen].astype(np.float64) for values in numbers)
+            old = self.new[b] if is_only_update else row.old_logprobs
+            numbers = (self.new[b], old, row.logprobs, self.reference[b], self.spans[b].value)
+            each = (values[row.is_action].astype(np.float64) for values in numbers)
             reward, length = float(self.rewards.flat[b]), int(self.lengths.flat[b])
-            covered = self.spans[b].is_covered[chosen]
-            rows.append(Row(new, old, ref, credit, covered, reward, length))
+            covered = self.spans[b].is_covered[row.is_action]
+            rows.append(Row(*each, covered, reward, length))
         return rows
 
     def laid_out(self, values, algorithm):
         """Lay numbers of the ids out as a micro-batch does."""
         rows = [replace(r, logprobs=v) for r, v in zip(self.rows, values, strict=True)]
         groups = [rows[n * G : n * G + G] for n in range(N)]
-        return batch_of(groups, algorithm).old_logp_BC
+        return batch_of(groups, algorithm).sampler_logp_BC
 
 
 def batch_of(groups, algorithm):
@@ -91,7 +91,7 @@ def batch_with_advantages(scene, algorithm: AlgorithmConfig, *, on_clauses: bool
     return batch_of([rows[n * G : n * G + G] for n in range(N)], algorithm)
 
 
-def loss_function(scene, name):
+def loss_function(scene, name, *, is_only_update):
     """Return the package's loss as a function of the log-probabilities, and where it is asked."""
     algorithm, _ = CASES[name]
     on_clauses = "expo" in name or "clauses" in name
@@ -99,18 +99,22 @@ def loss_function(scene, name):
         lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x,
         batch_with_advantages(scene, algorithm, on_clauses=on_clauses),
     )
+    if is_only_update:
+        batch = batch._replace(old_logp_BC=None)
     reference = scene.laid_out(scene.reference, algorithm).astype(jnp.float64)
     logp = scene.laid_out(scene.new, algorithm).astype(jnp.float64)
     return jax.jit(lambda x: losses.objective(algorithm, x, reference, batch, x)[0]), logp, batch
 
 
+@pytest.mark.parametrize("is_only_update", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradient_are_those_of_the_plain_formula(name):
+def test_loss_and_gradient_are_those_of_the_plain_formula(name, is_only_update):
+    """In the only update of a step the ratio is 1, of tokens and of sequences."""
     _, plain = CASES[name]
     scene = Scene(7)
-    rows = scene.plain_rows()
+    rows = scene.plain_rows(is_only_update=is_only_update)
     with jax.enable_x64(True):
-        loss, logp, batch = loss_function(scene, name)
+        loss, logp, batch = loss_function(scene, name, is_only_update=is_only_update)
         found, gradient_BC = jax.value_and_grad(loss)(logp)
         # Weights and advantages have been float32 before.
         assert float(found) == pytest.approx(plain(rows, rows), rel=2e-6, abs=2e-6)
@@ -141,6 +145,27 @@ def test_numbers_of_targets_are_read_back_to_their_rows(tokens):
     scene = Scene(5)
     sizes = BatchingConfig(micro_batch_tokens=tokens, prompt_multiple=4, answer_multiple=4)
     batches = micro_batches(scene.groups, aggregation="token_mean", sizes=sizes, pad_id=0)
-    found = read_back(scene.groups, [batch.old_logp_BC for batch in batches], sizes=sizes)
+    found = read_back(scene.groups, [batch.sampler_logp_BC for batch in batches], sizes=sizes)
     for row, values in zip(scene.rows, [v for group in found for v in group], strict=True):
         np.testing.assert_array_equal(values, row.logprobs)
+
+
+def test_the_only_update_of_a_step_clips_no_rounding():
+    """GSPO's own bounds are narrower than what kernels of bfloat16 differ by."""
+    scene = Scene(11)
+    rng = np.random.default_rng(0)
+    rounded = [row.logprobs + rng.normal(0, 0.008, len(row.ids)) for row in scene.rows]
+    scene.new = [values.astype("f4") for values in rounded]
+    for kind in (Grpo, Gspo):
+        algorithm = kind(clip_low=3e-4, clip_high=4e-4)
+        batch = batch_with_advantages(scene, algorithm, on_clauses=False)
+        logp = jnp.asarray(scene.laid_out(scene.new, algorithm))
+        of_sampler = batch._replace(old_logp_BC=batch.sampler_logp_BC)
+        shares = []
+        for one in (of_sampler, batch._replace(old_logp_BC=None)):
+            _, stats = losses.objective(algorithm, logp, logp, one, logp)
+            shares.append(float(stats["clip_fraction"] / stats["weight"]))
+            correction = float(stats["correction_mean"] / stats["weight"])
+        assert shares[0] > 0.3
+        assert shares[1] == 0
+        assert 0 < abs(correction - 1) < 0.008

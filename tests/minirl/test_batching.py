@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.train.batching import micro_batches, mini_batches
-from minirl.types import TokenRow
+from minirl.train.batching import micro_batches, mini_batches, without_cut_off
+from minirl.types import Finish, Reply, TokenRow, Trajectory, Turn
 
 PAD = 99
 
@@ -59,13 +59,26 @@ def test_one_group_by_hand():
     assert batch.rows.token_BC.tolist() == [[2, 16, 16, 16], [3, 4, 5, 6]]
     assert batch.rows.cell_XT.tolist() == [[0, 1, 4, 8, 9, 10, 11] + [12] * 9]
     assert batch.is_action_BC.tolist() == [[True, False, False, False], [True, True, False, True]]
-    assert batch.old_logp_BC.tolist() == [[-3, 0, 0, 0], [-3, -4, 0, -6]]
+    assert batch.sampler_logp_BC.tolist() == [[-3, 0, 0, 0], [-3, -4, 0, -6]]
     assert batch.advantage_BC[:, 0].tolist() == [-0.5, 1.5]
     # 1 / (2 rows x 3 actions), and 1 / (2 rows x 1 action).
     np.testing.assert_allclose(batch.weight_BC, [[0.5, 0, 0, 0], [1 / 6, 1 / 6, 0, 1 / 6]])
     # By the response the first row has a fourth token, the 31 that it was told.
     (batch,) = batches_of([group], aggregation="response_mean")
     np.testing.assert_allclose(batch.weight_BC, [[0.5, 0, 0, 0], [1 / 8, 1 / 8, 0, 1 / 8]])
+
+
+def test_what_the_token_limit_cut_off_is_not_learned():
+    rows = [row([1, 5, 6], [1, 2], prompt_length=1), row([1, 7, 8], [1, 2], prompt_length=1)]
+    ends: tuple[Finish, ...] = ("stop", "length")
+    replies = [Reply((5, 6), (-1.0, -2.0), "", finish, (0, 0)) for finish in ends]
+    cut = [Trajectory((Turn((1,), reply),), None, "done") for reply in replies]
+    (batch,) = batches_of([without_cut_off(rows, cut)], aggregation="token_mean")
+    # The one row has all of the mean over tokens, and half of the mean over rows.
+    assert batch.weight_BC.tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0, 0]]
+    assert batch.target_XT[batch.target_XT >= 0].tolist() == [5, 6]
+    (batch,) = batches_of([without_cut_off(rows, cut)])
+    assert batch.weight_BC.tolist() == [[0.25, 0.25, 0, 0], [0, 0, 0, 0]]
 
 
 @given(st.integers(0, 40), st.integers(1, 12))

@@ -64,13 +64,13 @@ def test_what_is_skipped_leaves_weights_and_optimizer_as_they_were(toy):
     learner, state = start(toy, None)
     learner.use(optimizer_with(max_spike=1e-3))
     # Of the first gradient nothing is known that it could be compared with.
-    state, first = learner.update(learner.init(state.params), batches())
+    state, first, _ = learner.update(learner.init(state.params), batches())
     assert first["skipped"] == 0
     before = jax.tree.map(np.asarray, state)
     (batch,) = batches()
     spoilt = batch._replace(advantage_BC=np.where(batch.is_action_BC, math.nan, 0.0))
     for number, part in enumerate((spoilt, batch), start=1):
-        state, found = learner.update(state, [part])
+        state, found, _ = learner.update(state, [part])
         assert found["skipped"] == 1
         assert int(state.opt_state.skipped) == number
         for ours, theirs in zip(
@@ -80,7 +80,7 @@ def test_what_is_skipped_leaves_weights_and_optimizer_as_they_were(toy):
         ):
             np.testing.assert_array_equal(ours, theirs)
     learner.use(optimizer_with(max_spike=None))
-    state, found = learner.update(state, [batch])
+    state, found, _ = learner.update(state, [batch])
     assert found["skipped"] == 0
     assert any(
         (array != numbers_of(before)[name]).any() for name, array in numbers_of(state).items()

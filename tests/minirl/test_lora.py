@@ -85,7 +85,7 @@ def test_at_the_start_they_add_nothing_and_merged_the_model_computes_the_same(to
 
 def gradient_of(learner, params, batch):
     total = learner._zeros(params)
-    return learner._accumulate(total, params, learner._frozen, batch, batch.old_logp_BC)[0]
+    return learner._accumulate(total, params, learner._frozen, batch, batch.sampler_logp_BC)[0]
 
 
 def test_gradients_are_those_of_the_whole_matrices_by_the_chain_rule(toy):
@@ -118,9 +118,9 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     plain, whole = learner_of(base(toy))
     (expected,) = plain.logprobs(whole, [batch])
     state = learner.init(params)
-    state, first = learner.update(state, batches(micro_batch_tokens=200), reference=reference)
+    state, first, _ = learner.update(state, batches(micro_batch_tokens=200), reference=reference)
     assert first["kl"] == pytest.approx(0, abs=1e-6)
-    state, second = learner.update(state, batches(micro_batch_tokens=200), reference=reference)
+    state, second, _ = learner.update(state, batches(micro_batch_tokens=200), reference=reference)
     assert second["kl"] > 1e-4
     (found,) = learner.logprobs(reference, [batch])
     np.testing.assert_array_equal(found, expected)
@@ -219,7 +219,7 @@ def test_a_run_learns_with_adapters_and_saves_them_alone(toy, tmp_path):
     assert kl[0] == pytest.approx(0, abs=1e-6)
     assert kl[-1] > 0.01
     # The learner multiplies by adapters, the sampler by their sum with the weights.
-    assert max(record["update/logp_gap_max"] for record in records) < 1e-4
+    assert max(record["mismatch/gap_max"] for record in records) < 1e-4
     # It goes on with what was saved.
     again = make_trainer(toy, tmp_path)
     assert again.steps_done == 4

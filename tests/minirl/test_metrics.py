@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minirl.errors import UserError
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
+from minirl.sample.rollout import flatten
 from minirl.train.rollouts import Episodes, ScoredEpisode
-from minirl.train.summary import over_updates, summarise
+from minirl.train.summary import mismatch, over_updates, summarise
 from minirl.types import Reply, Trajectory, Turn
 
 from .toy_run import Score
@@ -139,10 +142,40 @@ def test_a_number_of_some_episodes_is_averaged_over_these():
 
 
 def test_of_several_updates_means_are_averaged_and_skips_are_counted():
-    updates = [
-        {"loss": 1.0, "gap_max": 2.0, "skipped": 1.0},
-        {"loss": 2.0, "gap_max": 1.0, "skipped": 1.0},
-    ]
-    found = over_updates(updates)
-    assert found == {"update/loss": 1.5, "update/gap_max": 2.0, "update/skipped": 2.0}
+    found = over_updates([{"loss": 1.0, "skipped": 1.0}, {"loss": 2.0, "skipped": 1.0}])
+    assert found == {"update/loss": 1.5, "update/skipped": 2.0}
     assert over_updates([]) == {}
+
+
+def sampled(ids, logprobs, learner, versions):
+    """Return a trajectory of one reply after a prompt of one id, and its row."""
+    reply = Reply(ids, logprobs, "", "stop", versions)
+    trajectory = Trajectory((Turn((9,), reply),), None, "done")
+    row = flatten(trajectory)
+    return trajectory, replace(row, old_logprobs=np.log([1.0, *learner]).astype(np.float32))
+
+
+def test_the_gap_of_sampler_and_learner_by_hand():
+    """For p = (.5, .3) and q = (.6, .3): log(5 / 6) = -.18232, and 5 / 6 - 1 + .18232 = .015655."""
+    pairs = [
+        sampled((1, 2), tuple(np.log([0.6, 0.3])), (0.5, 0.3), (3, 3)),
+        sampled((3, 4), tuple(np.log([0.2, 0.4])), (0.2, 0.4), (1, 3)),
+    ]
+    trajectories, rows = zip(*pairs, strict=True)
+    found = mismatch(Episodes([list(trajectories)]), [list(rows)], version=3)
+    expected = {
+        "gap_mean": 0.18232 / 4, "gap_p50": 0.0, "gap_p90": 0.7 * 0.18232,
+        "gap_p99": 0.97 * 0.18232, "gap_max": 0.18232, "kl": 0.015655 / 4, "far_share": 0.5,
+    }  # fmt: skip
+    whole = {name: found[f"mismatch/{name}"] for name in expected}
+    assert whole == pytest.approx(expected, abs=1e-5)
+    # Three tokens are of the step's weights, one is two updates older.
+    by_age = {"age_0": (0.18232 / 3, 0.5), "age_2": (0.0, 0.0)}
+    for age, (gap, far) in by_age.items():
+        assert found[f"mismatch/gap_mean/{age}"] == pytest.approx(gap, abs=1e-5)
+        assert found[f"mismatch/far_share/{age}"] == far
+    assert len(found) == 3 * len(expected)
+    now = mismatch(Episodes([[trajectories[0]]]), [[rows[0]]], version=3)
+    assert len(now) == len(expected)
+    masked = replace(rows[0], is_action=np.zeros(3, bool))
+    assert mismatch(Episodes([[trajectories[0]]]), [[masked]], version=3) == {}

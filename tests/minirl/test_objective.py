@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl.config import Expo
+from minirl.config import AlgorithmConfig, Expo
 from minirl.train import losses
 from minirl.train.advantages import (
     SpanCredit,
@@ -89,7 +89,7 @@ def test_clipped_objective(case):
     for weight_BT in (is_action_BT / 4, jnp.array([[0.1, 0.2, 0.3, 0.4]])):
         loss, clip_fraction = losses.policy_loss(
             logp_BT, old_logp_BT, advantage_BT, is_action_BT, weight_BT,
-            ratio_level=case["level"], **settings,
+            AlgorithmConfig(ratio_level=case["level"], correction="none", **settings),
         )  # fmt: skip
         np.testing.assert_allclose(-loss, np.sum(weight_BT[0] * np.array(case["terms"])), rtol=1e-6)
         # It is weighed as the loss is.
@@ -141,6 +141,39 @@ def test_the_clipped_share_is_where_no_gradient_flows(advantage, dual, clipped):
     _, is_clipped_BT = losses.clipped_surrogate(ratio_BT, advantage_BT, **bounds)
     np.testing.assert_array_equal(is_clipped_BT[0], np.array(clipped, bool))
     np.testing.assert_array_equal(gradient_BT == 0, is_clipped_BT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [
+        ("none", [1, 1, 1, 1]),
+        ("truncated", [0.25, 0.8, 1.6, 2]),
+        ("masked", [0, 0.8, 1.6, 0]),
+        # The first two have negative advantages.
+        ("masked_negatives", [0, 1, 1, 1]),
+    ],
+)
+def test_weights_of_the_gap_to_the_sampler(kind, weights):
+    rho, advantage = jnp.array([0.25, 0.8, 1.6, 4]), jnp.array([-1.0, -1.0, 1.0, 1.0])
+    found = losses.correction_weight(rho, advantage, kind=kind, low=0.5, high=2.0)
+    np.testing.assert_allclose(found, weights, rtol=1e-6)
+
+
+def test_cispo_clips_weights_and_no_gradient():
+    # Ratios 1.2, 0.8 and 3, of which the last is cut to 1.5.
+    old, new = jnp.array([0.5, 0.25, 0.1]), jnp.log(jnp.array([0.6, 0.2, 0.3]))
+    advantage = jnp.array([2.0, -1.0, 2.0])
+
+    def objective(logp):
+        ratio = jnp.exp(logp - jnp.log(old))
+        terms, is_clipped = losses.cispo(ratio, logp, advantage, clip_high=0.5)
+        return terms.sum(), is_clipped
+
+    (value, is_clipped), gradient = jax.value_and_grad(objective, has_aux=True)(new)
+    np.testing.assert_allclose(gradient, [2.4, -0.8, 3.0], rtol=1e-6)
+    expected = 2.4 * np.log(0.6) - 0.8 * np.log(0.2) + 3 * np.log(0.3)
+    assert float(value) == pytest.approx(expected, rel=1e-6)
+    assert is_clipped.tolist() == [False, False, True]
 
 
 def row(is_action, logprobs=None):
@@ -201,16 +234,17 @@ def test_a_token_of_an_absurd_ratio_leaves_the_gradient_of_the_others(level):
     """exp(100) is infinite in fp32, and the update would be skipped."""
     logp = jnp.array([[-1.0, -1.0], [-0.1, -0.1]])
     old = jnp.array([[-1.0, -1.0], [-100.1, -100.1]])
-    ones, bounds = jnp.ones((2, 2)), {"clip_low": 0.2, "clip_high": 0.2}
+    ones, algorithm = jnp.ones((2, 2)), AlgorithmConfig(ratio_level=level, correction="none")
 
     def loss(logp):
         arguments = (logp, old, jnp.array([[1.0, 1.0], [-1.0, -1.0]]), ones > 0, ones / 4)
-        return losses.policy_loss(*arguments, ratio_level=level, **bounds)[0]
+        return losses.policy_loss(*arguments, algorithm)[0]
 
     value, gradient = jax.value_and_grad(loss)(logp)
     assert np.isfinite(value)
     # Of the first row the ratio is 1, and so its gradient is minus weight times advantage.
     np.testing.assert_allclose(gradient, [[-0.25, -0.25], [0.0, 0.0]], atol=1e-6)
-    ratios = losses.importance_correction(logp, old, ones > 0, kind="masked", low=0.5, high=2.0)
-    np.testing.assert_allclose(ratios, [[1.0, 1.0], [0.0, 0.0]])
+    rho = losses.probability_ratio(logp, old, ones > 0, level=level)
+    weights = losses.correction_weight(rho, ones, kind="masked", low=0.5, high=2.0)
+    np.testing.assert_allclose(weights, [[1.0, 1.0], [0.0, 0.0]])
     assert np.isfinite(losses.kl_divergence(old, logp, estimator="k3")).all()

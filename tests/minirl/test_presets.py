@@ -10,13 +10,14 @@ from minirl.config import (
     AlgorithmConfig,
     Dapo,
     Expo,
-    RolloutConfig,
     SamplerConfig,
     TrainConfig,
     check_together,
 )
 
-PRESETS = ("grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "rloo", "reinforce_pp", "expo")
+PRESETS = (
+    "grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "rloo", "reinforce_pp", "expo"
+)  # fmt: skip
 
 
 def test_presets_are_defaults_of_one_class():
@@ -34,8 +35,9 @@ def test_presets_are_defaults_of_one_class():
         "dapo": {
             "clip_high", "aggregation", "correctness_filter", "max_rounds", "overlong_tokens"
         },
-        "gspo": {"ratio_level"},
-        "gspo_token": {"ratio_level"},
+        "gspo": {"ratio_level", "correction_level"},
+        "gspo_token": {"ratio_level", "correction_level"},
+        "cispo": {"surrogate", "clip_high", "aggregation"},
         "rloo": {"estimator", "aggregation", "aggregation_divisor", "kl_estimator", "kl_in"},
         "reinforce_pp": {
             "estimator", "token_credit", "whiten", "aggregation", "kl_estimator", "kl_in"
@@ -53,7 +55,7 @@ class Together(BaseModel):
 
     @model_validator(mode="after")
     def _check(self):
-        check_together(self.train, self.sampler, RolloutConfig())
+        check_together(self.train, self.sampler)
         return self
 
 
@@ -80,7 +82,7 @@ def algorithm(kind, **settings):
         (algorithm("grpo", kl_coef=0.1, kl_estimator="k1"), "train.algorithm.grpo.kl_estimator"),
         (algorithm("expo", ratio_level="sequence"), "train.algorithm.expo.ratio_level"),
         (algorithm("gspo", kl_coef=0.1, kl_in="credit"), "train.algorithm.gspo.ratio_level"),
-        (algorithm("gspo", correction="masked"), "train.algorithm.gspo.ratio_level"),
+        (algorithm("gspo", correction_level="token"), "train.algorithm.gspo.correction_level"),
         (algorithm("grpo", aggregation_divisor=3), "train.algorithm.grpo.aggregation_divisor"),
         (algorithm("dapo", overlong_tokens=8192), "train.algorithm.overlong_tokens"),
         ({"mini_batches": 65}, "train.mini_batches"),

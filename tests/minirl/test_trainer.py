@@ -86,7 +86,7 @@ def test_the_reward_rises_and_what_is_due_is_measured(finished):
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.3
     for record in records:
         # One update a batch: weights are those that sampled, so no ratio is away from 1.
-        assert record["update/logp_gap_max"] < 1e-4
+        assert record["mismatch/gap_max"] < 1e-4
         assert record["update/clip_fraction"] == 0
         assert record["groups/trained"] == 4
         assert 1 <= record["rollout/turns"] <= 2
@@ -151,7 +151,7 @@ def test_what_a_nucleus_cuts_off_is_told(toy, tmp_path, monkeypatch):
     assert 0 < line["time/sampler_compilations"] <= 12 - 5
     # Less than a fifth is cut, and less the more even the last token's share is.
     assert 0.02 < line["sampler/top_p_cut"] < 0.2
-    assert line["update/logp_gap_max"] < 1e-4
+    assert line["mismatch/gap_max"] < 1e-4
 
 
 def test_trajectories_are_there_to_read(finished):
@@ -257,8 +257,8 @@ def test_every_example_comes_once_before_any_comes_again():
 
 
 def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
-    """Four updates by hand, with the log-probabilities of the weights that sampled in all."""
-    algorithm = Grpo(correction="truncated", correction_high=1.01, kl_coef=0.1)
+    """Four updates by hand, with the learner's log-probabilities before the first in all."""
+    algorithm = Grpo(correction_high=1.01, kl_coef=0.1)
     falling = toy_run.CONFIG.optimizer.model_copy(update={"schedule": "cosine"})
     changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm, "optimizer": falling}
     trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
@@ -277,25 +277,27 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     optimizer = make_optimizer(falling, steps=2, updates_per_step=4)
     objective = policy_objective(algorithm, temperature=1.0)
     learner = Learner(graph, objective, optimizer)
-    state, gaps = learner.init(copy(before["params"])), []
+    state, clipped = learner.init(copy(before["params"])), []
     for rows in batches:
         parts = [one_batch([group]) for group in rows]
         start = learner.logprobs(state.params, parts)
-        parts = [b._replace(start_logp_BC=s) for b, s in zip(parts, start, strict=True)]
+        parts = [b._replace(old_logp_BC=s) for b, s in zip(parts, start, strict=True)]
         for batch in parts:
-            state, stats = learner.update(state, [batch], reference=reference)
-            gaps.append(stats["logp_gap_max"])
+            state, stats, _ = learner.update(state, [batch], reference=reference)
+            clipped.append(stats["clip_fraction"] / stats["weight"])
     for ours, theirs in zip(
         jax.tree.leaves(trainer.params), jax.tree.leaves(state.params), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     # The first update of a step is on policy, the others are not.
-    assert max(gaps[0], gaps[4]) < 1e-4 < 0.1 < min(*gaps[1:4], *gaps[5:])
+    assert clipped[0] == clipped[4] == 0
+    assert min(sum(clipped[1:4]), sum(clipped[5:])) > 0.1
     records = metrics_of(tmp_path)
-    assert [record["update/logp_gap_max"] for record in records] == pytest.approx(
-        [max(gaps[:4]), max(gaps[4:])], rel=1e-3
+    assert [record["update/clip_fraction"] for record in records] == pytest.approx(
+        [np.mean(clipped[:4]), np.mean(clipped[4:])], rel=1e-3
     )
-    assert records[0]["update/clip_fraction"] > 0
+    # The gap to the sampler is that at the step's start, whatever the updates are.
+    assert max(record["mismatch/gap_max"] for record in records) < 1e-4
     assert records[1]["update/kl"] > 0.01
 
 

@@ -61,13 +61,13 @@ COURSES = {
         {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.5, 6: 0.75, 7: 0.5},
     ),
     # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
-    # micro-batches, whose correction is that of the step's start; some are skipped.
+    # micro-batches, whose ratio compares with the step's start; some are skipped.
     "all": (
         {
             "steps": 4,
             "second_stage": SecondStage(steps=2),
             "mini_batches": 2,
-            "algorithm": Grpo(correctness_filter="mixed", max_rounds=3, correction="truncated"),
+            "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
             "optimizer": OptimizerConfig(
                 learning_rate=0.1, schedule="cosine", weight_decay=0.0, max_grad_norm=1e-3
             ),

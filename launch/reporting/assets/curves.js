@@ -9,7 +9,10 @@ const PANELS = [ // title, metrics (a name that ends with / is a family, the lar
   ["Tokens", ["rollout/reply_tokens", "rollout/response_tokens"]],
   ["Groups without signal", ["groups/equal_share"], "%"],
   ["Entropy of the policy", ["update/entropy"]],
-  ["Sampler-learner gap, largest of a step", ["update/logp_gap_max"]],
+  ["Sampler-learner gap, nats a token", ["mismatch/gap_mean", "mismatch/gap_p99", "mismatch/gap_max"]],
+  ["Sampler-learner gap by age of the weights", ["mismatch/gap_mean/"]],
+  ["KL of sampler and learner", ["mismatch/kl"]],
+  ["Sequences far from the sampler", ["mismatch/far_share", "update/correction_beyond"], "%"],
   ["Divergence from the start", ["update/kl"]],
   ["Gradient norm", ["update/grad_norm"]],
   ["Tokens a second", ["time/rollout_tokens_per_s", "time/update_tokens_per_s"]],
@@ -19,7 +22,8 @@ const LABELS = {
   "rollout/reply_tokens": "a reply", "rollout/response_tokens": "an episode", "groups/equal_share": "all rewards equal",
   "rollout/invalid_share": "replies without a result", "rollout/no_query_share": "no query in the answer",
   "rollout/cut_share": "cut off at the token limit", "time/rollout_tokens_per_s": "sampled",
-  "time/update_tokens_per_s": "updated", "validation/accuracy": "validation",
+  "time/update_tokens_per_s": "updated", "mismatch/gap_mean": "mean", "mismatch/gap_p99": "99th percentile",
+  "mismatch/gap_max": "largest", "mismatch/far_share": "sequences off by 1 % a token", "update/correction_beyond": "tokens beyond the bounds", "validation/accuracy": "validation",
 };
 const labelOf = key => entry(LABELS, key) ?? asWords(key.split("/").at(-1));
 const DASHES = [["solid"], ["dashed", 6, 3], ["dotted", 2, 2]]; // colours alone are not for everybody
