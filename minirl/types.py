@@ -91,6 +91,23 @@ class Score(Protocol):
     def spans(self) -> Sequence[CreditSpan]: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TopTokens:
+    """The likeliest ids, [tokens, K], of the distributions that tokens were drawn from, and their
+    natural-log probabilities, of the same kind as a `Reply` has.
+    """
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[TopTokens]) -> TopTokens:
+        """Join those of successive tokens."""
+        return cls(
+            *map(np.concatenate, zip(*((one.ids, one.logprobs) for one in parts), strict=True))
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What the policy sampled in one turn.
@@ -101,6 +118,7 @@ class Reply:
             any top-p cut; at temperature 1 where sampling was greedy.
         text: The decoded ids without the stop token.
         versions: Version of the weights that sampled each id.
+        top: For each id, where `Decoding.top_logprobs` asked for them.
     """
 
     ids: tuple[int, ...]
@@ -108,6 +126,7 @@ class Reply:
     text: str
     finish: Finish
     versions: tuple[int, ...]
+    top: TopTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +165,8 @@ class TokenRow:
         prompt_length: Number of ids that the group shares.
         old_logprobs: Log-probability under the learner before the step's first update; None before
             it is known.
+        top: The sampler's likeliest ids for each id, 0 where none was sampled; None where they
+            were not asked for.
     """
 
     ids: np.ndarray
@@ -154,14 +175,18 @@ class TokenRow:
     advantage: float | np.ndarray
     prompt_length: int
     old_logprobs: np.ndarray | None = None
+    top: TopTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How tokens are drawn: `sampler.temperature` and `sampler.top_p`."""
+    """How tokens are drawn: `sampler.temperature` and `sampler.top_p`; and of how many of the
+    likeliest ids replies tell the log-probabilities.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,9 @@ class AlgorithmConfig(Settings):
     """Lower bound."""
     correction_high: float = Field(default=2.0, ge=1)
     """Upper bound."""
+    score_centering: int = Field(default=0, ge=0)
+    """Take the drift that the sampler's gap leaves out of the gradient (arXiv:2609.20807), over so
+    many of the sampler's likeliest tokens at each position; 0 for none. All tokens: exact."""
     mask_cut_off: bool = False
     """Leave replies that the token limit cut off out of the loss (DAPO's overlong filtering); they
     count in their group's mean and in metrics."""

@@ -26,12 +26,12 @@ _CHUNKS = 8
 def project(
     hidden_BCD: Float[Array, "B C D"],
     table_VD: Float[Array, "V D"],
-    target_BC: Int[Array, "B C"],
+    target_BC: Int[Array, "B C *J"],
     is_trained_BC: Bool[Array, "B C"],
     *,
     temperature: float,
     mesh: Mesh | None = None,
-) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
+) -> tuple[Float[Array, "B C *J"], Float[Array, "B C"]]:
     """Return the log-probability of every target, and the entropy of its distribution.
 
     Logits are hidden states times the table, in fp32, over the temperature. Small ones are computed
@@ -41,15 +41,15 @@ def project(
     Args:
         hidden_BCD: Final hidden states.
         table_VD: The output projection, in the dtype of its weights.
-        target_BC: The next token of each position.
+        target_BC: The next token of each position; or J tokens of each.
         is_trained_BC: Positions to compute.
         temperature: Divides the logits.
         mesh: What rows and vocabulary are split over. Every part of the rows is sorted by itself;
             the gradient of the table is summed over the parts once, at the end.
 
     Returns:
-        Log-probabilities, BC, and entropies, BC, which have no gradient; 0 where nothing is
-        trained.
+        Log-probabilities of the targets, and entropies, BC, which have no gradient; 0 where nothing
+        is trained.
     """
     B, C, D = hidden_BCD.shape
     V = table_VD.shape[0]
@@ -58,14 +58,17 @@ def project(
     token_bytes = 4 * V // axis_parts("vocab", V, mesh)
     if by_part[1] * token_bytes <= LOGITS_BYTES:
         logits_BCV = logits(hidden_BCD, table_VD) / temperature
-        found = (jnp.where(is_trained_BC, one, 0.0) for one in _judge(logits_BCV, target_BC))
+        logp, entropy = _judge(logits_BCV, target_BC.reshape(B, C, -1))
+        logp, entropy = (
+            jnp.where(is_trained_BC[..., None], logp, 0.0),
+            jnp.where(is_trained_BC, entropy, 0.0),
+        )
     else:
         length = max(1, min(LOGITS_BYTES // token_bytes, -(-by_part[1] // _CHUNKS)))
         cut = _Cut(length, temperature, mesh, table_VD.dtype)
-        tokens = (target_BC.reshape(by_part), is_trained_BC.reshape(by_part))
-        found = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
-    logp, entropy = (one.reshape(B, C) for one in found)
-    return logp, jax.lax.stop_gradient(entropy)
+        tokens = (target_BC.reshape(*by_part, -1), is_trained_BC.reshape(by_part))
+        logp, entropy = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
+    return logp.reshape(target_BC.shape), jax.lax.stop_gradient(entropy.reshape(B, C))
 
 
 @jax.custom_vjp
@@ -95,13 +98,13 @@ def _logits_backward(known: tuple[Array, Array], dlogits: Array) -> tuple[Array,
 logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
-    """Return log-probabilities of the targets and entropies; any dimensions before V."""
+def _judge(logits_TV: Array, target_TJ: Array) -> tuple[Array, Array]:
+    """Return log-probabilities of the targets, TJ, and entropies; any dimensions before V."""
     total_T = jax.nn.logsumexp(logits_TV, axis=-1)
-    logp_T = jnp.take_along_axis(logits_TV, target_T[..., None], axis=-1)[..., 0] - total_T
+    logp_TJ = jnp.take_along_axis(logits_TV, target_TJ, axis=-1) - total_T[..., None]
     frozen_TV = jax.lax.stop_gradient(logits_TV)
     mean_T = jnp.sum(jax.nn.softmax(frozen_TV) * frozen_TV, axis=-1)
-    return logp_T, jax.lax.stop_gradient(total_T) - mean_T
+    return logp_TJ, jax.lax.stop_gradient(total_T) - mean_T
 
 
 class _Cut(NamedTuple):
@@ -118,33 +121,35 @@ class _Chunks:
 
     Attributes:
         number: How many chunks hold a trained token of any part.
+        targets: How many targets each token has.
     """
 
     def __init__(
-        self, cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
+        self, cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XTJ: Array, is_trained_XT: Array
     ) -> None:
         self._cut, self._hidden_XTD, self._table_VD = cut, hidden_XTD, table_VD
-        self._target_XT, self._count_X = target_XT, is_trained_XT.sum(axis=1)
+        self._target_XTJ, self._count_X = target_XTJ, is_trained_XT.sum(axis=1)
         self._order_XT = jnp.argsort(~is_trained_XT, axis=1, stable=True)
         self.number = -(-self._count_X.max() // cut.length)
+        self.targets = target_XTJ.shape[-1]
 
     def __getitem__(self, n: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return places XQ, which are trained XQ, hidden states XQD, targets XQ, logits XQV."""
+        """Return places XQ, which are trained XQ, hidden states XQD, targets XQJ, logits XQV."""
         cut = self._cut
         slot_Q = n * cut.length + jnp.arange(cut.length)
         # The last chunk may end after the last token.
         place_XQ = self._order_XT[:, jnp.minimum(slot_Q, self._order_XT.shape[1] - 1)]
         hidden_XQD = jnp.take_along_axis(self._hidden_XTD, place_XQ[..., None], axis=1)
         hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
-        target_XQ = jnp.take_along_axis(self._target_XT, place_XQ, axis=1)
+        target_XQJ = jnp.take_along_axis(self._target_XTJ, place_XQ[..., None], axis=1)
         logits_XQV = logits(hidden_XQD, self._table_VD) / cut.temperature
         logits_XQV = constrain(logits_XQV, ("batch", "position", "vocab"), cut.mesh)
         is_trained_XQ = slot_Q[None] < self._count_X[:, None]
-        return place_XQ, is_trained_XQ, hidden_XQD, target_XQ, logits_XQV
+        return place_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV
 
     def zeros(self, *rest: int, dtype: Any = jnp.float32) -> Array:
         """Return zeros for the tokens of all chunks, in order."""
-        (X, T), length = self._target_XT.shape, self._cut.length
+        (X, T), length = self._order_XT.shape, self._cut.length
         zeros = jnp.zeros((X, -(-T // length) * length, *rest), dtype)
         return constrain(zeros, ("batch", "position", "model")[: zeros.ndim], self._cut.mesh)
 
@@ -157,10 +162,10 @@ class _Chunks:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_chunks(
-    cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
+    cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XTJ: Array, is_trained_XT: Array
 ) -> tuple[Array, Array]:
     table_VD = _ready(cut, hidden_XTD, table_VD)
-    return _judge_chunks(_Chunks(cut, hidden_XTD, table_VD, target_XT, is_trained_XT))
+    return _judge_chunks(_Chunks(cut, hidden_XTD, table_VD, target_XTJ, is_trained_XT))
 
 
 def _ready(cut: _Cut, hidden_XTD: Array, table_VD: Array) -> Array:
@@ -172,15 +177,14 @@ def _ready(cut: _Cut, hidden_XTD: Array, table_VD: Array) -> Array:
 
 def _judge_chunks(chunks: _Chunks) -> tuple[Array, Array]:
     def add(n: Array, found: tuple[Array, Array]) -> tuple[Array, ...]:
-        _, is_trained_XQ, _, target_XQ, logits_XQV = chunks[n]
-        values = _judge(logits_XQV, target_XQ)
-        return tuple(
-            _write(all_XT, n, jnp.where(is_trained_XQ, value, 0.0))
-            for all_XT, value in zip(found, values, strict=True)
-        )
+        _, is_trained_XQ, _, target_XQJ, logits_XQV = chunks[n]
+        logp_XQJ, entropy_XQ = _judge(logits_XQV, target_XQJ)
+        logp_XQJ = jnp.where(is_trained_XQ[..., None], logp_XQJ, 0.0)
+        entropy_XQ = jnp.where(is_trained_XQ, entropy_XQ, 0.0)
+        return _write(found[0], n, logp_XQJ), _write(found[1], n, entropy_XQ)
 
-    empty = chunks.zeros()
-    logp, entropy = jax.lax.fori_loop(0, chunks.number, add, (empty, empty))
+    empty = chunks.zeros(chunks.targets), chunks.zeros()
+    logp, entropy = jax.lax.fori_loop(0, chunks.number, add, empty)
     return chunks.back(logp), chunks.back(entropy)
 
 
@@ -201,12 +205,12 @@ def _in_chunks_backward(cut: _Cut, known: Any, gradients: tuple[Array, Array]) -
 
     def add(n: Array, total: tuple[Array, Array | None]) -> tuple[Array, Array | None]:
         dhidden, dtable_XVD = total
-        place_XQ, is_trained_XQ, hidden_XQD, target_XQ, logits_XQV = chunks[n]
-        dlogp_XQ = jnp.take_along_axis(gradients[0], place_XQ, axis=1)
-        scale_XQ = jnp.where(is_trained_XQ, dlogp_XQ, 0.0) / cut.temperature
-        is_target_XQV = target_XQ[..., None] == jnp.arange(V)[None, None]
-        dlogits_XQV = is_target_XQV - jax.nn.softmax(logits_XQV)
-        dlogits_XQV = (dlogits_XQV * scale_XQ[..., None]).astype(dtype)
+        place_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV = chunks[n]
+        dlogp_XQJ = jnp.take_along_axis(gradients[0], place_XQ[..., None], axis=1)
+        scale_XQJ = jnp.where(is_trained_XQ[..., None], dlogp_XQJ, 0.0) / cut.temperature
+        total_XQ1 = scale_XQJ.sum(axis=-1, keepdims=True)
+        dlogits_XQV = _spread(scale_XQJ, target_XQJ, V) - jax.nn.softmax(logits_XQV) * total_XQ1
+        dlogits_XQV = dlogits_XQV.astype(dtype)
         dhidden_XQD = jnp.einsum("xqv,vd->xqd", dlogits_XQV, table_VD)
         dhidden = _write(dhidden, n, dhidden_XQD)
         if dtable_XVD is None:
@@ -228,6 +232,15 @@ def _in_chunks_backward(cut: _Cut, known: Any, gradients: tuple[Array, Array]) -
 
 
 _in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward, symbolic_zeros=True)
+
+
+def _spread(values_XQJ: Array, place_XQJ: Array, size: int) -> Array:
+    """Add values up at their places in a last axis of this size."""
+    if values_XQJ.shape[-1] == 1:  # a comparison is fused into what follows, and a scatter is not
+        return jnp.where(place_XQJ == jnp.arange(size)[None, None], values_XQJ, 0.0)
+    x, q, _ = jnp.meshgrid(*map(jnp.arange, place_XQJ.shape), indexing="ij")
+    zeros_XQV = jnp.zeros((*place_XQJ.shape[:2], size), values_XQJ.dtype)
+    return zeros_XQV.at[x, q, place_XQJ].add(values_XQJ)
 
 
 def _write(array: Array, n: Array, chunk: Array) -> Array:

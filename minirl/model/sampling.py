@@ -45,6 +45,15 @@ def sample(
     return ids_S, chosen_S - peak_S - jnp.log(total_S), 1.0 - drawable_S / total_S
 
 
+def likeliest(
+    logits_SV: Float[Array, "S V"], temperature_S: Float[Array, "S"], *, count: int
+) -> tuple[Int[Array, "S K"], Float[Array, "S K"]]:
+    """Return the likeliest tokens and their log-probabilities, which are those of `sample`."""
+    scaled_SV = logits_SV / jnp.where(temperature_S > 0, temperature_S, 1.0)[:, None]
+    top_SK, ids_SK = jax.lax.top_k(scaled_SV, count)
+    return ids_SK, top_SK - jax.nn.logsumexp(scaled_SV, axis=-1, keepdims=True)
+
+
 def _in_nucleus(weights: Float[Array, "... V"], top_p: Float[Array, "..."]) -> Array:
     """Tell the smallest set of likeliest tokens that reaches top_p (arXiv:1904.09751); ties too.
 

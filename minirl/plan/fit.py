@@ -112,7 +112,8 @@ class _Planner:
         training, mesh = self.training, self.devices.mesh
         sizes = self.work.train.batching.model_copy(update={"micro_batch_tokens": tokens})
         shape = largest_shape(longest_group(self.work), sizes)
-        lowered = dict(training.learner.lower(training.state, abstract_batch(shape, mesh)))
+        batch = abstract_batch(shape, mesh, top=self.work.train.algorithm.score_centering)
+        lowered = dict(training.learner.lower(training.state, batch))
         program = self.compiled("gradient", lowered["gradient"])
         # It does not depend on the batch.
         apply = self.programs.get("apply") or self.compiled("apply", lowered["apply"])
@@ -239,12 +240,12 @@ _CHANGES: tuple[tuple[str, Callable[[Workload], Workload]], ...] = (
 )
 
 
-def abstract_batch(shape: Shape, mesh: Mesh | None) -> Batch:
-    """Return the shapes and shardings of a micro-batch, on all devices."""
+def abstract_batch(shape: Shape, mesh: Mesh | None, *, top: int = 0) -> Batch:
+    """Return the shapes and shardings of a micro-batch, on all devices (`empty_batch`)."""
 
     def abstract(array: Any) -> Any:
         axes = ("batch", "position")[: array.ndim]
         place = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
 
-    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh)))
+    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh), top=top))

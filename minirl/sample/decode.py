@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import merged
-from minirl.model.sampling import sample
+from minirl.model.sampling import likeliest, sample
 from minirl.model.sharding import row_parts
 from minirl.sample.attention import NewTokens, Sharing, attend_to_cache, copied
 from minirl.sample.cache import CacheShape, KeyValues, cache_shapes
@@ -66,7 +66,7 @@ def copy(prompts: list[KeyValues], rows: CopyRows, *, mesh: Mesh | None) -> list
 
 @partial(
     jax.jit,
-    static_argnames="any_top_p",
+    static_argnames=("any_top_p", "top_logprobs"),
     donate_argnames="own",
     compiler_options=_GPU_OPTIONS,
 )
@@ -79,7 +79,8 @@ def decode(
     steps: Array,
     *,
     any_top_p: bool,
-) -> tuple[list[KeyValues], Array, Array, Array]:
+    top_logprobs: int = 0,
+) -> tuple[list[KeyValues], *tuple[Array, ...]]:
     """Draw `steps` tokens, at most `MAX_STEPS`, for every slot of `slots`.
 
     What a slot draws after its reply has ended is dropped by the host: no device asks another
@@ -93,12 +94,14 @@ def decode(
         key: Of the sampler's seed.
         steps: How many tokens.
         any_top_p: Whether any token is drawn from a nucleus.
+        top_logprobs: K, of how many of the likeliest tokens log-probabilities are wanted.
 
     Returns:
         `own`; by step, WS, the tokens, their log-probabilities and the shares that were cut off
-        (`sampling.sample`).
+        (`sampling.sample`); with K, WSK, the likeliest tokens and their log-probabilities.
     """
     mesh, count = model.mesh, len(slots.token_S)
+    K = min(top_logprobs, model.config.vocab_size)
     episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
 
     def body(step: Array, carry: Any) -> Any:
@@ -110,17 +113,22 @@ def decode(
         hidden_BTD, own = model(
             tokens_S[:, None], positions_S[:, None], attend, list(zip(own, prompts, strict=True))
         )
+        logits_SV = model.logits(hidden_BTD[:, 0])
         tokens_S, *numbers = sample(
-            model.logits(hidden_BTD[:, 0]),
+            logits_SV,
             jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
             slots.temperature_S,
             slots.top_p_S,
             any_top_p=any_top_p,
         )
+        if K:
+            numbers += likeliest(logits_SV, slots.temperature_S, count=K)
         rows = zip(drawn, (tokens_S, *numbers), strict=True)
         return own, tokens_S, *(all_WS.at[step].set(row_S) for all_WS, row_S in rows)
 
     drawn = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
+    if K:
+        drawn += [jnp.zeros((MAX_STEPS, count, K), dtype) for dtype in (jnp.int32, jnp.float32)]
     own, _, *drawn = jax.lax.fori_loop(0, steps, body, (own, slots.token_S, *drawn))
     return own, *drawn
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from minirl.sample.attention import NewTokens, Sharing
 from minirl.sample.cache import CacheShape
-from minirl.types import Decoding, Request
+from minirl.types import Decoding, Request, TopTokens
 
 # Tokens of a later turn that are computed at once.
 _TURN_PIECE = 128
@@ -102,7 +102,9 @@ class KeptPrompt:
 
 @dataclass(slots=True, eq=False)
 class SlotEpisode:
-    """What the sampler knows of an episode; `new_ids`, `logprobs` and `versions` of its reply."""
+    """What the sampler knows of an episode; `new_ids`, `logprobs`, `versions` and, run by run of
+    the decode loop, `top` of its reply.
+    """
 
     number: int
     prompt_ids: tuple[int, ...]  # those of its ids that are kept as a prompt
@@ -112,6 +114,7 @@ class SlotEpisode:
     new_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    top: list[TopTokens] = field(default_factory=list)
     slot: int | None = None  # counted over all parts; None while it waits for one
     prompt: KeptPrompt | None = None
     filled: int = 0  # how many of its ids after the prompt are in the cache
@@ -120,7 +123,7 @@ class SlotEpisode:
         """Begin a reply."""
         self.ids = list(request.ids)
         self.left, self.decoding = request.max_tokens, request.decoding
-        self.new_ids, self.logprobs, self.versions = [], [], []
+        self.new_ids, self.logprobs, self.versions, self.top = [], [], [], []
 
     @property
     def known_ids(self) -> list[int]:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
+import numpy as np
 from pydantic import (
     AliasPath,
     BaseModel,
@@ -27,7 +28,7 @@ from pydantic import (
 )
 from pydantic_core import to_json
 
-from minirl.types import Request
+from minirl.types import Request, TopTokens
 
 TESTED = "0.5.23"
 BRIEF_S = 30.0
@@ -84,12 +85,16 @@ def _meta(*path: str) -> Any:
     return Field(validation_alias=AliasPath("meta_info", *path))
 
 
+_IdLogprob = tuple[FiniteFloat, NonNegativeInt, Any]
+
+
 class Generated(BaseModel):
     """What a server sampled; validated with (rid, request, stop ids, size of the vocabulary) as
     context, which refuses what cannot be true.
 
     Of each id, `scored` has the log-probability under softmax(logits / temperature), the id, and
-    text or null. Without `spans`, `version` has sampled all.
+    text or null; `likeliest` has the same of the likeliest ids in its place. Without `spans`,
+    `version` has sampled all.
     """
 
     ids: Annotated[tuple[NonNegativeInt, ...], Field(validation_alias="output_ids")]
@@ -99,12 +104,22 @@ class Generated(BaseModel):
     cached: Annotated[NonNegativeInt, _meta("cached_tokens")] = 0
     version: Annotated[str, _meta("weight_version")]
     spans: Annotated[list[_Span], _meta("weight_versions")] = []
-    scored: Annotated[list[tuple[FiniteFloat, int, Any]], _meta("output_token_logprobs")]
+    scored: Annotated[list[_IdLogprob], _meta("output_token_logprobs")]
+    likeliest: Annotated[list[list[_IdLogprob]] | None, _meta("output_top_logprobs")] = None
 
     @property
     def logprobs(self) -> tuple[float, ...]:
         """Return the log-probability of each id."""
         return tuple(value for value, *_ in self.scored)
+
+    @property
+    def top(self) -> TopTokens | None:
+        """Return the likeliest ids in the place of each id."""
+        if not self.likeliest:
+            return None
+        ids = [[one[1] for one in each] for each in self.likeliest]
+        values = [[one[0] for one in each] for each in self.likeliest]
+        return TopTokens(np.array(ids, np.int32), np.array(values, np.float32))
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -118,12 +133,14 @@ class Generated(BaseModel):
         rid, request, stop_ids, vocab_size = info.context
         ids, is_stopped = self.ids, bool(self.ids) and self.ids[-1] in stop_ids
         spans = [(span.start, span.end) for span in self.spans] or [(0, len(ids))]
-        borders = [0, *(end for _, end in spans)]
+        borders, top = [0, *(end for _, end in spans)], request.decoding.top_logprobs
         flaws = {
             "of another request": (self.rid, self.prompt_tokens) != (rid, len(request.ids)),
             "empty": not ids,
             "longer than asked": len(ids) > request.max_tokens,
             "log-probabilities of other ids": list(ids) != [one[1] for one in self.scored],
+            "another number of likeliest ids": top > 0
+            and [len(each) for each in self.likeliest or ()] != [top] * len(ids),
             "ids outside of the vocabulary": any(i >= vocab_size for i in ids),
             "log-probabilities above 0": any(one[0] > _MAX_LOGPROB for one in self.scored),
             "tokens after a stop token": any(i in stop_ids for i in ids[:-1]),
@@ -180,6 +197,7 @@ class Server:
             "rid": rid,
             "input_ids": request.ids,
             "return_logprob": True,
+            "top_logprobs_num": request.decoding.top_logprobs,
             # A server may have presets of its own: leave nothing to them.
             "sampling_params": {
                 "max_new_tokens": request.max_tokens,

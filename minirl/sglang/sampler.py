@@ -310,7 +310,8 @@ class SglangSampler:
         text = self._tokenizer.decode(ids[:-1] if is_stopped else ids)
         self.work.sampled += len(ids)
         versions = tuple(map(self._servers.pool.version_of, generated.versions))
-        return Reply(ids, generated.logprobs, text, "stop" if is_stopped else "length", versions)
+        finish = "stop" if is_stopped else "length"
+        return Reply(ids, generated.logprobs, text, finish, versions, generated.top)
 
 
 def _merged(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:

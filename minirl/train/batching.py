@@ -34,6 +34,8 @@ class Batch(NamedTuple):
         is_action_BC: Whether the id after each token is trained on, and so in what follows.
         weight_BC: Its share in the mean over the whole batch (`token_weights`).
         old_logp_BC: Of the learner before the step's first update; None where it is the only one.
+        top_ids_XTK: The sampler's likeliest ids in the place of each target, or None.
+        top_logp_BCK: Their log-probabilities under the sampler.
     """
 
     ids_XT: Any
@@ -45,6 +47,8 @@ class Batch(NamedTuple):
     advantage_BC: Any
     weight_BC: Any
     old_logp_BC: Any = None
+    top_ids_XTK: Any = None
+    top_logp_BCK: Any = None
 
 
 def mini_batches(groups: Sequence[Item], *, count: int) -> list[Sequence[Item]]:
@@ -114,8 +118,10 @@ def micro_batches(
     weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
     rows = (row for group in groups for row in group)
     weight_of = {id(row): weight for row, weight in zip(rows, weights, strict=True)}
+    known = groups[0][0].top if groups else None
+    top = 0 if known is None else known.ids.shape[1]
     for layout in layouts(_extents(groups), sizes, parts=parts):
-        yield _fill(layout, groups, weight_of, pad_id=pad_id)
+        yield _fill(layout, groups, weight_of, pad_id=pad_id, top=top)
 
 
 def read_back(
@@ -147,9 +153,9 @@ def _extents(groups: Groups) -> tuple[Extent, ...]:
     )
 
 
-def empty_batch(shape: Shape, *, parts: int = 1) -> Batch:
-    """Return a batch of a shape without tokens."""
-    return _fill(Layout(shape, ((),) * parts), [], {}, pad_id=0)
+def empty_batch(shape: Shape, *, parts: int = 1, top: int = 0) -> Batch:
+    """Return a batch of a shape without tokens; `top` of the sampler's likeliest ids for each."""
+    return _fill(Layout(shape, ((),) * parts), [], {}, pad_id=0, top=top)
 
 
 def _answers(layout: Layout, groups: Groups) -> Iterator[tuple[int, int, TokenRow]]:
@@ -160,7 +166,9 @@ def _answers(layout: Layout, groups: Groups) -> Iterator[tuple[int, int, TokenRo
                 yield n, b, groups[piece.group][g]
 
 
-def _fill(layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad_id: int) -> Batch:
+def _fill(
+    layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad_id: int, top: int
+) -> Batch:
     """Write trajectories to the places of a layout, with weights by their identity."""
     shape, X = layout.shape, len(layout.parts)
     N, B = X * shape.prompts, X * shape.prompts * shape.answers
@@ -169,7 +177,8 @@ def _fill(layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad
     length_N, length_B = np.zeros(N, np.int32), np.zeros(B, np.int32)
     is_action_BC = np.zeros(ids_BC.shape, bool)
     sampler_logp_BC, advantage_BC, weight_BC, old_logp_BC = np.zeros((4, *ids_BC.shape), np.float32)
-    has_old = False
+    has_old, K = False, top
+    top_ids_BCK, top_logp_BCK = (np.zeros((*ids_BC.shape, K), d) for d in (np.int32, np.float32))
     for n, b, row in _answers(layout, groups):
         length, own = row.prompt_length - 1, len(row.ids) - row.prompt_length
         length_N[n], length_B[b] = length, own
@@ -183,9 +192,11 @@ def _fill(layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad
         weight_BC[b, :own] = weight_of[id(row)] * row.is_action[new]
         if row.old_logprobs is not None:
             has_old, old_logp_BC[b, :own] = True, row.old_logprobs[new]
+        if row.top is not None:
+            top_ids_BCK[b, :own], top_logp_BCK[b, :own] = row.top.ids[new], row.top.logprobs[new]
     rows = _rows(length_N, length_B, shape, parts=X)
     target_BC = np.where(is_action_BC, target_BC, -1)
-    no_target_NP = np.full_like(ids_NP, -1)
+    no_target_NP, no_top_NPK = np.full_like(ids_NP, -1), np.zeros((*ids_NP.shape, K), np.int32)
     return Batch(
         ids_XT=_listed(rows, ids_NP, ids_BC, padding=pad_id),
         position_XT=_listed(rows, position_NP, position_BC, padding=0),
@@ -196,6 +207,8 @@ def _fill(layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad
         advantage_BC=advantage_BC,
         weight_BC=weight_BC,
         old_logp_BC=old_logp_BC if has_old else None,
+        top_ids_XTK=_listed(rows, no_top_NPK, top_ids_BCK, padding=0) if K else None,
+        top_logp_BCK=top_logp_BCK if K else None,
     )
 
 
@@ -216,7 +229,8 @@ def _rows(length_N: np.ndarray, length_B: np.ndarray, shape: Shape, *, parts: in
 
 def _listed(rows: Rows, cells_NP: np.ndarray, cells_BC: np.ndarray, *, padding: int) -> np.ndarray:
     """Bring what cells hold to flat lists, XT."""
-    X = len(rows.cell_XT)
-    last = np.full((X, 1), padding, np.int32)
-    cells = [cells_NP.reshape(X, -1), cells_BC.reshape(X, -1), last]
-    return np.take_along_axis(np.concatenate(cells, axis=1), rows.cell_XT, axis=1)
+    X, rest = len(rows.cell_XT), cells_BC.shape[2:]
+    last = np.full((X, 1, *rest), padding, np.int32)
+    cells = [cells_NP.reshape(X, -1, *rest), cells_BC.reshape(X, -1, *rest), last]
+    index_XT = rows.cell_XT.reshape(*rows.cell_XT.shape, *(1 for _ in rest))
+    return np.take_along_axis(np.concatenate(cells, axis=1), index_XT, axis=1)

@@ -32,7 +32,7 @@ from minirl.sglang.pool import EVENTS, IN_USE, PROBE_GAP
 from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.update import LIKELIHOOD, Learner
-from minirl.types import Environment, Sampler, Score, Tokenizer, TokenRow, Trajectory
+from minirl.types import Decoding, Environment, Sampler, Score, Tokenizer, TokenRow, Trajectory
 
 JobSampler = NativeSampler | SglangSampler
 
@@ -220,6 +220,9 @@ class Rollouts:
             self._task.environment,
             [examples[chosen[place]] for place in self.share],
             config=self._limits,
+            decoding=Decoding(
+                self._limits.temperature, self._limits.top_p, train.algorithm.score_centering
+            ),
             group_size=size,
             first_episode=(number * per_step + self.share.start) * size,
             max_turns=self._task.max_turns,

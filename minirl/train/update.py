@@ -48,11 +48,11 @@ class TrainState(NamedTuple):
 class Objective:
     """What is minimised, at log-probabilities of logits / temperature.
 
-    `loss` takes log-probabilities BC, those of the reference, the batch and the entropy BC, and
-    returns a scalar and statistics.
+    `loss` takes log-probabilities BC, those of the reference, the batch, the entropy BC and what
+    else `token_logprobs` returns, and returns a scalar and statistics.
     """
 
-    loss: Callable[[Array, Array, Batch, Array], tuple[Array, dict[str, Array]]]
+    loss: Callable[[Array, Array, Batch, Array, Array | None], tuple[Array, dict[str, Array]]]
     temperature: float = 1.0
 
 
@@ -67,8 +67,9 @@ def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objec
 
 def token_logprobs(
     model: Decoder, batch: Batch, *, temperature: float
-) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
-    """Return log-probability and entropy at every sampled target, 0 elsewhere.
+) -> tuple[Float[Array, "B C"], Float[Array, "B C"], Float[Array, "B C K"] | None]:
+    """Return log-probability and entropy at every sampled target, 0 elsewhere; and, where the batch
+    has the sampler's likeliest ids, the log-probabilities of these.
 
     The prompt is computed once a group, and its gradient flows through its keys and values.
     """
@@ -76,16 +77,21 @@ def token_logprobs(
         model = unstacked(model)
     attend = attention.shared_prefix(batch.rows, mesh=model.mesh)
     hidden_XTD, _ = model(batch.ids_XT, batch.position_XT, attend)
+    target = jnp.maximum(batch.target_XT, 0)
+    if batch.top_ids_XTK is not None:
+        target = jnp.concatenate([target[..., None], batch.top_ids_XTK], axis=-1)
     found = logprobs.project(
         hidden_XTD,
         model.output_table,
-        jnp.maximum(batch.target_XT, 0),
+        target,
         batch.target_XT >= 0,
         temperature=temperature,
         mesh=model.mesh,
     )
-    logp_BC, entropy_BC = (attention.answers(values_XT, batch.rows) for values_XT in found)
-    return logp_BC, entropy_BC
+    logp, entropy_BC = (attention.answers(values_XT, batch.rows) for values_XT in found)
+    if batch.top_ids_XTK is None:
+        return logp, entropy_BC, None
+    return logp[..., 0], entropy_BC, logp[..., 1:]
 
 
 def batch_loss(
@@ -100,8 +106,10 @@ def batch_loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss of a micro-batch and its statistics; the gradient is that of `params`."""
     model = nnx.merge(graph, _split_as_params(params, mesh), frozen)
-    logp_BC, entropy_BC = token_logprobs(model, batch, temperature=objective.temperature)
-    loss, stats = objective.loss(logp_BC, reference_logp_BC, batch, entropy_BC)
+    logp_BC, entropy_BC, top_logp_BCK = token_logprobs(
+        model, batch, temperature=objective.temperature
+    )
+    loss, stats = objective.loss(logp_BC, reference_logp_BC, batch, entropy_BC, top_logp_BCK)
     return loss, stats | {"loss": loss, _LOGPROBS: logp_BC}
 
 
@@ -163,6 +171,7 @@ class Learner:
 
         def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
             model = nnx.merge(graph, params, frozen)
+            batch = batch._replace(top_ids_XTK=None)
             return token_logprobs(model, batch, temperature=objective.temperature)[0]
 
         loss = partial(batch_loss, graph=graph, objective=objective, mesh=mesh)

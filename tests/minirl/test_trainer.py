@@ -309,6 +309,15 @@ def one_batch(rows):
     return batch
 
 
+def test_where_sampler_and_learner_agree_nothing_is_centred(toy, finished, tmp_path):
+    """All of the vocabulary comes from the sampler, through multi-turn rows to the loss."""
+    algorithm = Grpo(score_centering=64)
+    toy_run.make_trainer(toy, tmp_path, steps=2, validate=nothing, algorithm=algorithm).run(ignore)
+    for ours, theirs in zip(metrics_of(tmp_path), metrics_of(finished.folder), strict=False):
+        for name in ("reward/total", "update/grad_norm", "update/entropy"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3)
+
+
 def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path, monkeypatch):
     weights, sampled, counts = {}, {}, []
     changes, accuracy = toy_run.COURSES["two stages"]

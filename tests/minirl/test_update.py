@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from minirl.config import BatchingConfig, Grpo, Gspo
 from minirl.train import update
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.update import Learner, batch_loss, policy_objective
-from minirl.types import TokenRow
+from minirl.types import TokenRow, TopTokens
 
 VOCAB = 64
 TEMPERATURE = 0.8
@@ -104,7 +105,7 @@ class Scene:
 
         def loss(params, batch):
             reference = nnx.merge(self.graph, self.reference)
-            logp_BC, _ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
+            logp_BC, *_ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
             return batch_loss(
                 params, nnx.State({}), batch, logp_BC, graph=self.graph, objective=objective
             )
@@ -186,6 +187,46 @@ def test_shared_prompts_equal_rows_of_their_own(scene, groups, name):
     loss, _, gradient = scene.loss_and_gradient(name, batch)
     assert loss == pytest.approx(float(expected), rel=1e-5)
     assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
+
+
+def test_the_likeliest_ids_of_the_sampler_get_the_learners_log_probabilities(scene, groups):
+    rng, K = np.random.default_rng(4), 3
+    rows = [
+        [
+            replace(
+                row,
+                top=TopTokens(
+                    rng.integers(0, VOCAB, (len(row.ids), K)), np.zeros((len(row.ids), K))
+                ),
+            )
+            for row in group
+        ]
+        for group in groups
+    ]
+    sizes = SIZES.model_copy(update={"micro_batch_tokens": 80})
+    found = []
+    for batch in batches_of(rows, sizes=sizes):
+        model = nnx.merge(scene.graph, scene.params)
+        *_, top_logp_BCK = update.token_logprobs(model, batch, temperature=TEMPERATURE)
+        assert top_logp_BCK is not None
+        found.append(np.moveaxis(np.asarray(top_logp_BCK), -1, 0))
+    by_id = [
+        [
+            one
+            for group in read_back(rows, [part[k] for part in found], sizes=sizes)
+            for one in group
+        ]
+        for k in range(K)
+    ]
+    ids_BT = stack([row for group in rows for row in group])
+    for b, row in enumerate(row for group in rows for row in group):
+        for k in range(K):
+            # Another id in the place of each sampled one, and what was before it stays.
+            for t in np.flatnonzero(row.is_action)[:2]:
+                other_BT = ids_BT[b : b + 1].copy()
+                other_BT[0, t] = row.top.ids[t, k]
+                expected = scene.plain_logprobs(scene.params, other_BT)[0, t - 1]
+                assert by_id[k][b][t] == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_what_is_computed_again_does_not_change_the_gradient(scene, groups):
