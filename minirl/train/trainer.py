@@ -157,7 +157,7 @@ class Trainer:
 
     def step(self) -> dict[str, float]:
         """Make the next step, and return its metrics; one that is abandoned leaves no trace."""
-        watch, version = Stopwatch(), self.steps_done
+        watch, version, updates = Stopwatch(), self.steps_done, []
         # Push the weights of the step before.
         with watch.phase("weights"):
             self._sampler.set_weights(self._state.params, version=version)
@@ -169,7 +169,16 @@ class Trainer:
         with watch.phase("update"):
             # Rewards, spans and penalties become an advantage for each token.
             rows, numbers = self._token_rows(trained)
-            rows, updates = self._update(rows)
+            for part in batching.mini_batches(rows, count=self._config.mini_batches):
+                # From the second update on there is no way back to the start of the step.
+                check = {} if updates else {"check": distributed.check}
+                reference, batches = self._reference_to_measure, self._micro_batches(part)
+                self._state, stats, known = self._learner.update(
+                    self._state, batches, reference=reference, **check
+                )
+                updates.append(self._update_metrics(stats, part))
+                if part[0][0].old_logprobs is None:  # the only update of the step
+                    rows = self._with_logprobs(part, known)
         if self._is_recorded(version + 1):
             self._record(sampled, trained, rows)
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds
@@ -256,29 +265,12 @@ class Trainer:
             rows = batching.without_cut_off(
                 rows, [one for group in episodes.groups for one in group]
             )
-        return self._grouped(rows), numbers
-
-    def _update(self, rows: batching.Groups) -> tuple[batching.Groups, list[dict[str, float]]]:
-        """Make the updates of a step; return the rows with the log-probabilities that the learner
-        gave them before the first one, and the metrics of each update.
-        """
-        parts, updates = batching.mini_batches(rows, count=self._config.mini_batches), []
-        if len(parts) > 1:
+        groups = self._grouped(rows)
+        if min(self._config.mini_batches, len(groups)) > 1:
             # From the second update on the weights that the ratio compares with are gone.
-            known = self._learner.logprobs(self._state.params, self._micro_batches(rows))
-            rows = self._with_logprobs(rows, known)
-            parts = batching.mini_batches(rows, count=len(parts))
-        for part in parts:
-            # From the second update on there is no way back to the start of the step.
-            check = {} if updates else {"check": distributed.check}
-            reference, batches = self._reference_to_measure, self._micro_batches(part)
-            self._state, stats, known = self._learner.update(
-                self._state, batches, reference=reference, **check
-            )
-            updates.append(self._update_metrics(stats, part))
-            if len(parts) == 1:
-                rows = self._with_logprobs(rows, known)
-        return rows, updates
+            known = self._learner.logprobs(self._state.params, self._micro_batches(groups))
+            groups = self._with_logprobs(groups, known)
+        return groups, numbers
 
     def _with_logprobs(
         self, groups: batching.Groups, values: Iterable[np.ndarray]

@@ -309,6 +309,17 @@ def one_batch(rows):
     return batch
 
 
+def test_replies_that_the_limit_cut_off_are_not_learned_from(toy, tmp_path):
+    algorithm = Grpo(mask_cut_off=True)
+    toy_run.make_trainer(toy, tmp_path, steps=1, validate=nothing, algorithm=algorithm).run(ignore)
+    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
+    every = [one for group in groups for one in group["trajectories"]]
+    found = {(one["turns"][-1]["finish"], one["advantage"] is None) for one in every}
+    assert found == {("stop", False), ("length", True)}
+    (line,) = metrics_of(tmp_path)
+    assert 0 < line["rollout/cut_share"] < 1
+
+
 def test_where_sampler_and_learner_agree_nothing_is_centred(toy, finished, tmp_path):
     """All of the vocabulary comes from the sampler, through multi-turn rows to the loss."""
     algorithm = Grpo(score_centering=64)
