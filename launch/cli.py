@@ -249,10 +249,18 @@ def give_up() -> NoReturn:
     os._exit(130)
 
 
+_ONLY_DOTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+
+
 def use_accelerator(name: str, options: argparse.Namespace | None = None) -> None:
     """Select JAX's backend by `--accel`, and keep compiled programs for the next start; with the
     options of `add_processes`, find the others.
     """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if name == "cpu" and "ynn_fusion_type" not in flags:
+        # What XLA's other fusions for the CPU take, a third of an update's memory, is in no plan of
+        # the compiler, and they are not quicker.
+        os.environ["XLA_FLAGS"] = f"{flags} {_ONLY_DOTS}".strip()
     if name == "gpu" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
         # What plans fill of a device (`minirl.plan.fit.FILLED`); JAX would take 75 % of it.
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.95")

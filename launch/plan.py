@@ -109,7 +109,7 @@ def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
     """Take out of a job what a plan depends on."""
     from minirl.plan.memory import Workload
 
-    return Workload(shape, config.model, config.sampler, config.train)
+    return Workload(shape, config.model, config.sampler, config.train, config.evaluation_sampler)
 
 
 def plan_memory(config: JobConfig, shape: ModelConfig, folder: Path) -> JobConfig:
@@ -166,14 +166,18 @@ def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
     from launch.build import arrange
     from minirl.plan.fit import FILLED, Devices, fit
     from minirl.plan.memory import training_of
-    from minirl.run.memory import free_bytes
+    from minirl.run.memory import free_bytes, resident_bytes
 
     work, mesh, own = workload_of(config, shape), arrange(config, shape), jax.local_devices()
-    is_cpu = own[0].platform == "cpu"
-    room = free_bytes(own[0]) * (_CPU_FILLED / len(own) if is_cpu else FILLED)
+    free, taken = free_bytes(own[0]), 0.0
+    if own[0].platform == "cpu":
+        taken = resident_bytes() / len(own)
+        room = taken + _CPU_FILLED * free / len(own)
+    else:
+        room = FILLED * free
     if sum(training_of(work, mesh).memory.values()) < _SMALL_SHARE * room:
         return Plan(micro_batch_tokens=work.train.batching.budget)
-    devices, has_sampler = Devices(mesh, own, room), config.rollout.backend == "native"
+    devices, has_sampler = Devices(mesh, own, room, taken), config.rollout.backend == "native"
     with cli.progress_bar("memory") as progress:
         found = fit(work, devices, progress, has_sampler=has_sampler)
         _check_room(found, work, devices, progress, has_sampler=has_sampler)

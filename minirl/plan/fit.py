@@ -47,12 +47,14 @@ _TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
 @dataclass(frozen=True, slots=True)
 class Devices:
     """The devices of a job, here or described: how the learner arranges them (None for a single
-    one), those of one process, and the bytes of each that may be filled.
+    one), those of one process, the bytes of each that may be filled, and those of them that a CPU's
+    process has taken before it plans.
     """
 
     mesh: Mesh | None
     own: Sequence[Any]
     room: float
+    taken: float = 0.0
 
     @property
     def platform(self) -> str:
@@ -159,7 +161,8 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
     """
     training = training_of(work, devices.mesh)
     planner = _Planner(work, devices, training, progress)
-    held, generation, sampling = dict(training.memory), {}, None
+    generation, sampling = {}, None
+    held = ({"process": devices.taken} if devices.taken else {}) | training.memory
     if has_sampler:
         sampling = sampling_of(work, devices.mesh, devices.own, memory_bytes=devices.room)
         held |= sampling.kept

@@ -35,12 +35,13 @@ from minirl.train.update import Learner, TrainState, policy_objective
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The settings of a job that decide its memory."""
+    """The settings of a job that decide its memory; None for a job without evaluations."""
 
     model: ModelConfig
     source: ModelSource
     sampler: SamplerConfig
     train: TrainConfig
+    evaluation: SamplerConfig | None = None
 
     @property
     def dtype(self) -> Any:
@@ -136,17 +137,25 @@ def sampling_of(
     if local is None:
         local = Mesh(np.array(own).reshape(1, 1, 1), MESH_AXES)
     processes = 1 if mesh is None else mesh.size // len(own)
-    config = own_slots(work.sampler, work.train, processes=processes)
-    if config.cache_gb is None:
-        # The most that the sampler would take.
-        most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
-        config = config.model_copy(update={"cache_gb": most})
-    group_size, itemsize = work.train.group_size, work.dtype.itemsize
-    shape = plan_cache(work.model, config, group_size=group_size, itemsize=itemsize, mesh=local)
+
+    def cache(config: SamplerConfig, group_size: int) -> tuple[float, CacheShape]:
+        if config.cache_gb is None:
+            # The most that the sampler would take.
+            most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
+            config = config.model_copy(update={"cache_gb": most})
+        kinds = {"itemsize": work.dtype.itemsize, "mesh": local}
+        shape = plan_cache(work.model, config, group_size=group_size, **kinds)
+        arrays = cache_shapes(shape, work.model, dtype=work.dtype, mesh=local)
+        return device_bytes(arrays), shape
+
+    slots = own_slots(work.sampler, work.train, processes=processes)
+    caches = [cache(slots, work.train.group_size)]
+    if work.evaluation is not None:
+        caches.append(cache(work.evaluation, 1))
+    size, shape = max(caches, key=lambda one: one[0])
     trained, frozen = (device_bytes(copy_shapes(part, local, work.dtype)) for part in weights)
-    cache = device_bytes(cache_shapes(shape, work.model, dtype=work.dtype, mesh=local))
     # Adapters are added to frozen weights, which are copied once for all rollouts.
-    memory = {"sampler's weights": frozen or trained, "cache": cache}
+    memory = {"sampler's weights": frozen or trained, "cache": size}
     is_spread = mesh is not None and mesh.size > 1
     kept = {"sampler's frozen weights": frozen} if frozen and is_spread else {}
     return Sampling(processes, local, shape, memory, kept, trained if is_spread else 0.0)

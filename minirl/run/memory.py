@@ -44,6 +44,14 @@ def free_bytes(device: Any) -> float:
     return free
 
 
+def resident_bytes() -> float:
+    """Return the memory that this process takes now; 0 where the system is not Linux."""
+    told = Path("/proc/self/statm")
+    if not told.exists():
+        return 0.0
+    return float(int(told.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+
+
 def peak_bytes(device: Any) -> float:
     """Return the most memory that was taken at a time: of a device, or of a CPU's process."""
     if device.platform != "cpu":

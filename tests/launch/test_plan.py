@@ -201,8 +201,12 @@ def free(monkeypatch):
     return given
 
 
-def test_training_plans_once_and_refuses_what_does_not_fit(tiny_folder, tmp_path, free, caplog):
+def test_training_plans_once_and_refuses_what_does_not_fit(
+    tiny_folder, tmp_path, free, monkeypatch, caplog
+):
     asked, shape = config("sampler.cache_gb=0.001", AUTO), read_config(tiny_folder)
+    taken = 2.0**33
+    monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)
     free(2.0**30)
     with caplog.at_level(logging.INFO):
         planned = plan.plan_memory(asked, shape, tmp_path)
@@ -211,7 +215,9 @@ def test_training_plans_once_and_refuses_what_does_not_fit(tiny_folder, tmp_path
     assert tokens == 63 + 4 * 48
     assert f"micro-batches of up to {tokens} tokens" in caplog.text
     kept = json.loads((tmp_path / plan.PLAN).read_text())
-    assert 0 < sum(kept["memory_bytes"].values()) < 2**30
+    # Each of eight devices of this process has a part of what it has taken already.
+    assert kept["memory_bytes"]["process"] == taken / 8
+    assert 0 < sum(kept["memory_bytes"].values()) < 2**30 + taken / 8
     # A resumed run has the same micro-batches, whatever memory is free.
     free(10_000.0)
     assert plan.plan_memory(asked, shape, tmp_path) == planned
