@@ -231,7 +231,7 @@ def measure_update(
     learner = Learner(
         graph,
         policy_objective(train.algorithm, temperature=sampler.temperature),
-        make_optimizer(train.optimizer, steps=runs + 1, guard=train.guard),
+        make_optimizer(train.optimizer, guard=train.guard),
         frozen=frozen,
     )
     state = learner.init(params)
@@ -246,7 +246,7 @@ def measure_update(
             pad_id=tokenizer.pad_id,
             divisor=sampler.max_response_tokens,
         )
-        state, stats, _ = learner.update(state, batches)
+        state, stats, _ = learner.update(state, batches, rate=train.optimizer.learning_rate)
         jax.block_until_ready(state.params)
         watch.lap(start)
     rows = [row for group in groups for row in group]

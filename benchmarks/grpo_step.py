@@ -133,16 +133,14 @@ def time_update(
     """Return the seconds of the fastest update; the learner takes the model's weights over."""
     graph, params = nnx.split(model)
     del model
-    learner = Learner(
-        graph, policy_objective(Grpo(), temperature=1.0), make_optimizer(optimizer, steps=runs + 1)
-    )
+    learner = Learner(graph, policy_objective(Grpo(), temperature=1.0), make_optimizer(optimizer))
     state, seconds = learner.init(params), []
     del params
     # The first run compiles and is not timed.
     for _ in range(runs + 1):
         started = time.perf_counter()
         batches = micro_batches(rows, aggregation="sequence_mean", sizes=sizes, pad_id=0)
-        state, *_ = learner.update(state, batches)
+        state, *_ = learner.update(state, batches, rate=optimizer.learning_rate)
         jax.block_until_ready(state.params)
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])

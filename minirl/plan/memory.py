@@ -112,7 +112,7 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     """Describe the learner's side of a workload on a mesh of all devices."""
     train = work.train
     graph, params, frozen = abstract_model(work.model, work.source, mesh, lora=train.lora)
-    optimizer = make_optimizer(train.optimizer, steps=train.steps)
+    optimizer = make_optimizer(train.optimizer)
     objective = policy_objective(train.algorithm, temperature=work.sampler.temperature)
     state = TrainState(params, placed(jax.eval_shape(optimizer.init, params), mesh))
     memory = {

@@ -1,4 +1,4 @@
-"""AdamW or Muon: learning rate, clipping, updates that are skipped."""
+"""AdamW or Muon: clipping, updates that are skipped, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minirl.model.sharding import MATRICES, param_path
 from minirl.run.files import naming
 from minirl.types import TokenRow
 
-# Learning rate by updates done; traced inside of the update.
+# Learning rate by steps done.
 Rate = Callable[[Any], Any]
 
 # A layer's matrices are [layer, out, in].
@@ -32,25 +32,20 @@ _FLAT_SHARE, _RAMP_SHARE = 0.03, 0.1
 
 
 def make_optimizer(
-    config: OptimizerConfig,
-    *,
-    steps: int,
-    updates_per_step: int = 1,
-    guard: GuardConfig | None = None,
+    config: OptimizerConfig, *, guard: GuardConfig | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Build AdamW or Muon with its learning rate, clipping by global norm, and skipped updates.
+    """Build AdamW or Muon, with clipping by global norm and skipped updates.
 
-    A cosine ends at `steps`; all updates of one step have its learning rate.
+    Its updates are those of a learning rate of 1: the rate depends on the step, of which filters
+    and skips leave any number of updates (`learning_rate`).
     """
-    rate = learning_rate(config, steps=steps)
-    by_step = rate if updates_per_step == 1 else lambda count: rate(count // updates_per_step)
     decay, kept = config.weight_decay, jnp.dtype(config.moments)
     if config.kind == "adamw":
         b1, b2 = config.beta1, config.beta2
-        rule = optax.adamw(by_step, b1=b1, b2=b2, mu_dtype=kept, weight_decay=decay)
+        rule = optax.adamw(1.0, b1=b1, b2=b2, mu_dtype=kept, weight_decay=decay)
     else:
         rule = muon(
-            by_step,
+            1.0,
             beta=_MUON_MOMENTUM,
             weight_decay=decay,
             mu_dtype=kept,
@@ -74,7 +69,7 @@ def _matrices(params: Any) -> Any:
 
 
 def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
-    """Return the learning rate as a function of the updates done; a cosine ends at `steps`."""
+    """Return the learning rate as a function of the steps done; a cosine ends at `steps`."""
     peak, warmup = config.learning_rate, config.warmup_steps
     if config.schedule == "ramp_cosine":
         return lambda count: peak * ramp_cosine(count, config, steps=steps)
@@ -88,7 +83,7 @@ def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
 
 
 def ramp_cosine(count: Any, config: OptimizerConfig, *, steps: int) -> Any:
-    """Return the share of the maximal rate after `count` updates, in [final_fraction, 1].
+    """Return the share of the maximal rate after `count` steps, in [final_fraction, 1].
 
     PaVeRL-SQL, section III-C: low for 3 % of the steps, at the maximum after 10 %, then a cosine.
 

@@ -22,7 +22,7 @@ from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
 from minirl.train.batching import Groups, micro_batches
-from minirl.train.optimizer import make_optimizer, stop_after_skips
+from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
 from minirl.train.update import LIKELIHOOD, Learner, TrainState
 from minirl.types import Message, Progress, Reply, Tokenizer, TokenRow, Trajectory, Turn
 
@@ -139,7 +139,8 @@ def supervise(
         Preempted: A signal came, and all is saved.
     """
     graph, params, frozen = split(model)
-    optimizer = make_optimizer(config.optimizer, steps=config.steps, guard=config.guard)
+    optimizer = make_optimizer(config.optimizer, guard=config.guard)
+    rate = learning_rate(config.optimizer, steps=config.steps)
     learner = Learner(graph, LIKELIHOOD, optimizer, frozen=frozen, mesh=model.mesh)
     state = learner.init(params)
     rows = [encode(one, tokenizer, learn_prompt=config.learn_prompt) for one in demonstrations]
@@ -153,7 +154,9 @@ def supervise(
             pad_id=tokenizer.pad_id,
             parts=row_parts(model.mesh),
         )
-        state, stats, _ = learner.update(state, batches, check=distributed.check)
+        state, stats, _ = learner.update(
+            state, batches, rate=float(rate(done)), check=distributed.check
+        )
         where = {"step": done + 1, "folder": folder, "key": "warm_start.guard"}
         stop_after_skips(state.opt_state, config, stats, groups, **where)
         return state, {f"sft/{name}": value for name, value in stats.items()}

@@ -33,7 +33,7 @@ from minirl.sample.weights import in_compute_type
 from minirl.sglang.sampler import Servers
 from minirl.train import advantages, batching, recording, rollouts, summary
 from minirl.train.losses import kl_divergence
-from minirl.train.optimizer import make_optimizer, stop_after_skips
+from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
 from minirl.train.rollouts import Episodes, Rollouts, TrainingTask
 from minirl.train.second_stage import Restart, restart, second_optimizer
 from minirl.train.update import Learner, TrainState, policy_objective
@@ -93,10 +93,8 @@ class Trainer:
             parts=self._parts,
         )
         objective = policy_objective(algorithm, temperature=sampler.temperature)
-        self._make_optimizer = partial(
-            make_optimizer, updates_per_step=config.mini_batches, guard=config.guard
-        )
-        optimizer = self._make_optimizer(config.optimizer, steps=config.steps)
+        optimizer = make_optimizer(config.optimizer, guard=config.guard)
+        self._rate = learning_rate(config.optimizer, steps=config.steps)
         self._learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=model.mesh)
         self._state = self._learner.init(params)
         slots = rollouts.own_slots(sampler, config, processes=distributed.count())
@@ -169,12 +167,13 @@ class Trainer:
         with watch.phase("update"):
             # Rewards, spans and penalties become an advantage for each token.
             rows, numbers = self._token_rows(trained)
+            rate = float(self._rate(version))
             for part in batching.mini_batches(rows, count=self._config.mini_batches):
                 # From the second update on there is no way back to the start of the step.
                 check = {} if updates else {"check": distributed.check}
                 reference, batches = self._reference_to_measure, self._micro_batches(part)
                 self._state, stats, known = self._learner.update(
-                    self._state, batches, reference=reference, **check
+                    self._state, batches, rate=rate, reference=reference, **check
                 )
                 updates.append(self._update_metrics(stats, part))
                 if part[0][0].old_logprobs is None:  # the only update of the step
@@ -375,7 +374,8 @@ class Trainer:
             alpha=stage.alpha,
         )
         optimizer = second_optimizer(config.optimizer, stage, self.restart)
-        self._learner.use(self._make_optimizer(optimizer, steps=config.second_steps))
+        rate = learning_rate(optimizer, steps=config.second_steps)
+        self._rate = lambda step: rate(step - config.steps)
         return self.restart
 
     def _read_weights(self, step: int) -> nnx.State:

@@ -189,26 +189,20 @@ class Learner:
         )
         self._add = CompiledByShape(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._logp = CompiledByShape(logp)
-        self._functions = [self._accumulate, self._zeros, self._add, self._logp]
-        self.use(optimizer)
-
-    def use(self, optimizer: optax.GradientTransformation) -> None:
-        """Take another optimizer from now on; gradients stay compiled."""
-        rule, mesh = optax.with_extra_args_support(optimizer), self._mesh
+        self._optimizer = rule = optax.with_extra_args_support(optimizer)
 
         def apply(
-            params: Any, opt_state: Any, gradient: Any, loss: Array
+            params: Any, opt_state: Any, gradient: Any, loss: Array, rate: Array
         ) -> tuple[Any, Any, dict[str, Array]]:
             norm = optax.tree.norm(gradient)
             updates, opt_state = rule.update(gradient, opt_state, params, value=loss)
-            params = optax.apply_updates(params, updates)
+            params = optax.apply_updates(params, optax.tree.scale(rate, updates))
             skipped = jnp.asarray(optax.tree.get(opt_state, "skipped", 0) > 0, jnp.float32)
             params, opt_state = (_split_as_params(tree, mesh) for tree in (params, opt_state))
             return params, opt_state, {"grad_norm": norm, "skipped": skipped}
 
-        self._optimizer = rule
         self._apply = CompiledByShape(apply, donate_argnums=(0, 1))
-        self._functions.append(self._apply)
+        self._functions = [self._accumulate, self._zeros, self._add, self._logp, self._apply]
 
     @property
     def programs(self) -> int:
@@ -228,17 +222,19 @@ class Learner:
         state: TrainState,
         batches: Iterable[Batch],
         *,
+        rate: float,
         reference: nnx.State | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> tuple[TrainState, dict[str, float], Iterator[np.ndarray]]:
         """Apply the gradient of a whole batch, given as micro-batches; the state is donated.
 
-        `check` is called before each of them; what it raises ends the update, and leaves no trace.
+        `rate` is the learning rate. `check` is called before each of them; what it raises ends the
+        update, and leaves no trace.
 
         Returns:
-            The new state; the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
-            what the objective adds (see `losses.objective`; `kl` where there is a reference); and
-            what `logprobs` yields, of the weights before.
+            The new state; the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1),
+            `learning_rate`, and what the objective adds (see `losses.objective`; `kl` where there
+            is a reference); and what `logprobs` yields, of the weights before.
         """
         batches, losses = [*batches], list[Array]()
         waiting, totals = map(self._place, batches), list[nnx.State]()
@@ -257,8 +253,10 @@ class Learner:
             raise ValueError("an update needs at least one micro-batch")
         gradient, logp = reduce(self._add, totals), [one.pop(_LOGPROBS) for one in numbers]
         stats = _summed([jax.device_get(one) for one in numbers])
-        params, opt_state, added = self._apply(*state, gradient, np.float32(stats["loss"]))
+        scalars = map(np.float32, (stats["loss"], rate))
+        params, opt_state, added = self._apply(*state, gradient, *scalars)
         stats |= {name: float(value) for name, value in added.items()}
+        stats["learning_rate"] = rate
         if reference is None:
             stats.pop("kl", None)
         return TrainState(params, opt_state), stats, map(distributed.whole, logp)
@@ -299,7 +297,8 @@ class Learner:
         )
         arguments = (total, state.params, self._frozen, batch, batch.sampler_logp_BC)
         yield "gradient", self._accumulate.lower(*arguments)
-        yield "apply", self._apply.lower(*state, total, jax.ShapeDtypeStruct((), jnp.float32))
+        scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * 2
+        yield "apply", self._apply.lower(*state, total, *scalars)
 
     def _place(self, batch: Batch) -> Batch:
         if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):

@@ -102,7 +102,7 @@ def make_run(folder: Path, base: Path, *, lora: LoraConfig | None) -> Any:
         add_adapters(model, lora, seed=0)
     graph, params, frozen = split(model)
     params = numbers(2, params)
-    state = TrainState(params, make_optimizer(OptimizerConfig(), steps=1).init(params))
+    state = TrainState(params, make_optimizer(OptimizerConfig()).init(params))
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         checkpoints.save(1, state, {}, score=0.0)
     return nnx.merge(graph, params, frozen)

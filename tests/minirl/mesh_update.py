@@ -50,7 +50,7 @@ def adapted(model, lora, *, seed=0):
     return nnx.merge(graph, jax.tree.map(draw, params), frozen)
 
 
-def start(toy, shape, *, algorithm="grpo"):
+def start(toy, shape, *, algorithm="grpo", guard=None):
     """Return a learner on a mesh (None for one device) and its start."""
     mesh = (
         None
@@ -64,7 +64,7 @@ def start(toy, shape, *, algorithm="grpo"):
     learner = Learner(
         graph,
         policy_objective(ALGORITHMS[algorithm], temperature=0.8),
-        make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), steps=10),
+        make_optimizer(OptimizerConfig(), guard=guard),
         frozen=frozen,
         mesh=mesh,
     )

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from minirl.config import GuardConfig, OptimizerConfig
+from minirl.config import GuardConfig
 from minirl.errors import UserError
-from minirl.train.optimizer import guarded, make_optimizer, norm_limit
+from minirl.train.optimizer import guarded, norm_limit
 
 from . import toy_run
 from .mesh_update import batches, numbers_of, start
@@ -55,22 +55,16 @@ def test_the_limit_is_a_multiple_of_the_median_and_skips_in_a_row_are_counted(
     assert norm_limit(state, endless, least=LEAST) == math.inf
 
 
-def optimizer_with(**settings):
-    config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
-    return make_optimizer(config, steps=10, guard=GuardConfig(window=1, **settings))
-
-
 def test_what_is_skipped_leaves_weights_and_optimizer_as_they_were(toy):
-    learner, state = start(toy, None)
-    learner.use(optimizer_with(max_spike=1e-3))
+    learner, state = start(toy, None, guard=GuardConfig(window=1, max_spike=1e-3))
     # Of the first gradient nothing is known that it could be compared with.
-    state, first, _ = learner.update(learner.init(state.params), batches())
+    state, first, _ = learner.update(state, batches(), rate=1e-2)
     assert first["skipped"] == 0
     before = jax.tree.map(np.asarray, state)
     (batch,) = batches()
     spoilt = batch._replace(advantage_BC=np.where(batch.is_action_BC, math.nan, 0.0))
     for number, part in enumerate((spoilt, batch), start=1):
-        state, found, _ = learner.update(state, [part])
+        state, found, _ = learner.update(state, [part], rate=1e-2)
         assert found["skipped"] == 1
         assert int(state.opt_state.skipped) == number
         for ours, theirs in zip(
@@ -79,8 +73,8 @@ def test_what_is_skipped_leaves_weights_and_optimizer_as_they_were(toy):
             strict=True,
         ):
             np.testing.assert_array_equal(ours, theirs)
-    learner.use(optimizer_with(max_spike=None))
-    state, found, _ = learner.update(state, [batch])
+    learner, _ = start(toy, None, guard=GuardConfig(window=1, max_spike=None))
+    state, found, _ = learner.update(state, [batch], rate=1e-2)
     assert found["skipped"] == 0
     assert any(
         (array != numbers_of(before)[name]).any() for name, array in numbers_of(state).items()

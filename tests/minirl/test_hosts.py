@@ -89,7 +89,7 @@ write_version(folder / "w", "x", params, dtype="float32")
 toy = SimpleNamespace(CONFIG=conftest.CONFIG)
 learner, state = mesh_update.start(toy, {"fsdp": 2, "tensor": 2})
 reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-state, stats, _ = learner.update(state, mesh_update.batches(parts=2), reference=reference)
+state, stats, _ = learner.update(state, mesh_update.batches(parts=2), reference=reference, rate=1e-2)
 leaves = jax.tree.leaves_with_path(state.params)
 arrays = {param_path(path): distributed.whole(leaf) for path, leaf in leaves}
 logprobs = mesh_update.logprobs_of(learner, reference, parts=2)
@@ -157,7 +157,7 @@ def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
     learner, state = start_update(toy, None)
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
     logprobs = logprobs_of(learner, reference)
-    state, stats, _ = learner.update(state, batches(), reference=reference)
+    state, stats, _ = learner.update(state, batches(), reference=reference, rate=1e-2)
     with np.load(tmp_path / "found.npz") as found:
         assert found["loss"] == pytest.approx(stats["loss"], rel=1e-6, abs=1e-6)
         np.testing.assert_allclose(found["logprobs"], logprobs, rtol=1e-5, atol=1e-5)

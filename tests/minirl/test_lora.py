@@ -65,7 +65,7 @@ def arrays(tree):
 
 def learner_of(model, **settings):
     graph, params, frozen = split(model)
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, **settings), steps=10)
+    optimizer = make_optimizer(OptimizerConfig(**settings))
     objective = policy_objective(Grpo(kl_coef=0.1), temperature=0.8)
     learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=model.mesh)
     return learner, jax.tree.map(jnp.copy, params)
@@ -118,9 +118,13 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     plain, whole = learner_of(base(toy))
     (expected,) = plain.logprobs(whole, [batch])
     state = learner.init(params)
-    state, first, _ = learner.update(state, batches(micro_batch_tokens=200), reference=reference)
+    state, first, _ = learner.update(
+        state, batches(micro_batch_tokens=200), reference=reference, rate=1e-2
+    )
     assert first["kl"] == pytest.approx(0, abs=1e-6)
-    state, second, _ = learner.update(state, batches(micro_batch_tokens=200), reference=reference)
+    state, second, _ = learner.update(
+        state, batches(micro_batch_tokens=200), reference=reference, rate=1e-2
+    )
     assert second["kl"] > 1e-4
     (found,) = learner.logprobs(reference, [batch])
     np.testing.assert_array_equal(found, expected)

@@ -29,7 +29,7 @@ def plain(toy):
     for name in ALGORITHMS:
         learner, state = start(toy, None, algorithm=name)
         reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-        found[name] = learner.update(state, batches(), reference=reference)[:2]
+        found[name] = learner.update(state, batches(), reference=reference, rate=1e-2)[:2]
     return found
 
 
@@ -46,7 +46,9 @@ def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm
     learner, state = start(toy, shape, algorithm=algorithm)
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
     parts = row_parts(learner._mesh)
-    state, stats, _ = learner.update(state, batches(parts=parts, **sizes), reference=reference)
+    state, stats, _ = learner.update(
+        state, batches(parts=parts, **sizes), reference=reference, rate=1e-2
+    )
     expected_state, expected = plain[algorithm]
     assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-6)
     assert_same(state, expected_state)

@@ -6,6 +6,7 @@ import base64
 import json
 import signal
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -17,7 +18,7 @@ from flax import nnx
 from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.run.preemption import Preempted
 from minirl.train.batching import micro_batches
-from minirl.train.optimizer import make_optimizer
+from minirl.train.optimizer import learning_rate, make_optimizer
 from minirl.train.recording import open_records, within_limit
 from minirl.train.rollouts import examples_of_step
 from minirl.train.update import Learner, policy_objective
@@ -245,6 +246,35 @@ def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
     assert_same_weights(trainer.params, before)
 
 
+def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(toy, tmp_path):
+    """Only the last of four steps has groups to train on: Adam's first update is the rate of it."""
+    falling = toy_run.CONFIG.optimizer.model_copy(update={"schedule": "cosine"})
+    trainers = []
+
+    def judge(episode):
+        score = toy_run.score(episode)
+        return score if trainers[0].steps_done == 3 else replace(score, total=1.0)
+
+    changes = {"steps": 4, "mini_batches": 2, "optimizer": falling, "judge": judge}
+    changes["algorithm"] = Grpo(equal_groups="drop")
+    trainers.append(toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes))
+    trainer, weights = trainers[0], []
+    update = trainer._learner.update
+
+    def spy(state, *arguments, **options):
+        weights.append(copy(state.params))
+        return update(state, *arguments, **options)
+
+    trainer._learner.update = spy
+    trainer.run(ignore)
+    moved = jax.tree.map(lambda new, old: jnp.abs(new - old).max(), weights[1], weights[0])
+    # A tenth of the peak, 0.1, and of the other nine tenths (1 + cos(3 pi / 4)) / 2.
+    expected = 0.1 * (0.1 + 0.9 * (1 - 0.5**0.5) / 2)
+    assert max(jax.tree.leaves(moved)) == pytest.approx(expected, rel=1e-3)
+    told = [line.get("update/learning_rate") for line in metrics_of(tmp_path)]
+    assert told == [None, None, None, pytest.approx(expected, rel=1e-6)]
+
+
 def test_every_example_comes_once_before_any_comes_again():
     steps = [examples_of_step(7, step, per_step=3, seed=5) for step in range(14)]
     flat = [number for step in steps for number in step]
@@ -274,16 +304,18 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     trainer._token_rows = spy
     trainer.run(ignore)
     graph, reference = nnx.split(toy.model())
-    optimizer = make_optimizer(falling, steps=2, updates_per_step=4)
+    optimizer, rate = make_optimizer(falling), learning_rate(falling, steps=2)
     objective = policy_objective(algorithm, temperature=1.0)
     learner = Learner(graph, objective, optimizer)
     state, clipped = learner.init(copy(before["params"])), []
-    for rows in batches:
+    for step, rows in enumerate(batches):
         parts = [one_batch([group]) for group in rows]
         start = learner.logprobs(state.params, parts)
         parts = [b._replace(old_logp_BC=s) for b, s in zip(parts, start, strict=True)]
         for batch in parts:
-            state, stats, _ = learner.update(state, [batch], reference=reference)
+            state, stats, _ = learner.update(
+                state, [batch], reference=reference, rate=float(rate(step))
+            )
             clipped.append(stats["clip_fraction"] / stats["weight"])
     for ours, theirs in zip(
         jax.tree.leaves(trainer.params), jax.tree.leaves(state.params), strict=True

@@ -272,11 +272,11 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     assert len(batches) == 2
     # A learner whose step is the gradient itself, times a rate that drowns rounding.
     objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
-    learner = Learner(scene.graph, objective, optax.sgd(RATE))
+    learner = Learner(scene.graph, objective, optax.sgd(1.0))
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
-    state, stats_of_parts, _ = learner.update(state, batches, reference=scene.reference)
+    state, stats_of_parts, _ = learner.update(state, batches, reference=scene.reference, rate=RATE)
     parts = jax.tree.map(lambda old, new: (old - new) / RATE, scene.params, state.params)
     assert_close(parts, whole)
-    assert stats_of_parts.pop("skipped") == 0
+    assert (stats_of_parts.pop("skipped"), stats_of_parts.pop("learning_rate")) == (0, RATE)
     assert stats_of_parts.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
     assert stats_of_parts == pytest.approx(stats, rel=1e-4)
