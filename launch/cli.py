@@ -43,6 +43,8 @@ console = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
 LINE_S = 30.0
 """Seconds between two lines of a log that say what is being done."""
+COMPILED = "compiled"
+"""Folder in that of a run of several processes: the programs that each has compiled."""
 RESUME = "run the same command again to resume"
 # Errors of the file system that are no fault of ours.
 _SYSTEM_ERRORS = frozenset(
@@ -252,9 +254,14 @@ def give_up() -> NoReturn:
 _ONLY_DOTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
 
-def use_accelerator(name: str, options: argparse.Namespace | None = None) -> None:
+def use_accelerator(
+    name: str, options: argparse.Namespace | None = None, *, folder: Path | None = None
+) -> None:
     """Select JAX's backend by `--accel`, and keep compiled programs for the next start; with the
     options of `add_processes`, find the others.
+
+    Several processes write and read a part of the run folder each: a host's own disk may be gone at
+    the next start, and the names of programs differ between the processes.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if name == "cpu" and "ynn_fusion_type" not in flags:
@@ -269,13 +276,15 @@ def use_accelerator(name: str, options: argparse.Namespace | None = None) -> Non
 
     platforms = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}[name]
     jax.config.update("jax_platforms", platforms)
-    base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    cache = Path(base).expanduser() / "minirl" / "jax"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     activity.watch_compiler()
     if options is not None:
         _join_others(options)
+    base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = Path(base).expanduser() / "minirl" / "jax"
+    if folder is not None and (others := _others()):
+        cache = folder / COMPILED / str(others.write_programs())
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     try:
         found = jax.default_backend()
     except RuntimeError as error:

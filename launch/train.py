@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     check_inputs(config)
     if options.dry_run:
         check_place(config.folder, key="run.dir")
-    cli.use_accelerator(options.accel, options)
+    cli.use_accelerator(options.accel, options, folder=config.folder)
     # JAX takes seconds to import, and nothing above needs it.
     from minirl.model.sharding import make_mesh
 

@@ -36,6 +36,30 @@ def main(arguments):
 
 cli.run(main)
 """
+# Compiles a program of all devices and says whether all were read; the cache of the host is gone.
+COMPILES = """
+import os, sys
+folder, coordinator, process = sys.argv[1], sys.argv[2], int(sys.argv[4])
+os.environ["MINIRL_CACHE"] = f"{folder}/{process}-{os.getpid()}"
+from argparse import Namespace
+from pathlib import Path
+from launch import cli
+options = Namespace(coordinator=coordinator, processes=2, process=process)
+cli.use_accelerator("cpu", options, folder=Path(folder, "run"))
+import jax
+from minirl.model.sharding import make_mesh
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+told = []
+jax.monitoring.register_event_listener(lambda event, **_: told.append(event))
+spread = jax.NamedSharding(make_mesh({"fsdp": 4}), jax.P("fsdp"))
+array = jax.make_array_from_callback((8,), spread, lambda index: jax.numpy.ones(8)[index])
+jax.block_until_ready(jax.jit(lambda x: jax.numpy.sin(x).sum() + 3)(array))
+asked, read = (
+    told.count("/jax/compilation_cache/" + event)
+    for event in ("compile_requests_use_cache", "cache_hits")
+)
+print(asked == read > 0)
+"""
 # What two processes of two devices exchange: values, messages, weights, an update, a signal.
 TALK = """
 import signal, sys, time
@@ -146,6 +170,12 @@ with servers:
         validate=lambda *_: 0.5,
     ).run(lambda *_: None)
 """
+
+
+def test_every_process_finds_the_programs_that_it_compiled(tmp_path):
+    for is_read in (False, True):
+        found = ends(start([tmp_path], code=COMPILES, count=2))
+        assert [(status, said.split()[-1]) for status, said, _ in found] == [(0, str(is_read))] * 2
 
 
 def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
