@@ -220,7 +220,7 @@ class TrainConfig(_Phase):
     checkpoint_every: PositiveInt = 20
     """Steps between checkpoints."""
     keep_checkpoints: PositiveInt = 2
-    """Newest checkpoints kept; the best by validation accuracy is kept besides."""
+    """Newest checkpoints kept; the weights of the best by validation accuracy are kept besides."""
     kl_every: PositiveInt | None = None
     """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; they take a
     forward pass and a copy of the start weights. None for no measurements, no copy."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +32,8 @@ _UNWRITABLE = (
     "no checkpoint can be written there ({}); those before it are whole: fix that and run the same "
     "command again to resume"
 )
+# In a folder of checkpoints: the state of the optimizer, without which only weights can be read.
+_OPTIMIZER = "optimizer"
 Tree = Any
 _Kind = TypeVar("_Kind")
 
@@ -41,41 +42,33 @@ def _score(metrics: Mapping[str, float]) -> float:
     return metrics["score"] if metrics.get("planned", 1) else -math.inf
 
 
-@dataclass(frozen=True)
-class _NewestPlanned:
-    """Orbax's policy for the newest planned checkpoints, and for one after them."""
-
-    keep: int
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        del context
-        planned = [one.step for one in checkpoints if (one.metrics or {}).get("planned", 1)]
-        kept = {*planned[-self.keep :], *(one.step for one in checkpoints[-1:])}
-        return [one.step in kept for one in checkpoints]
-
-
 class Checkpoints:
     """The checkpoints of one phase of a run: the newest few, and the best by a score.
+
+    A tree has `params` and `opt_state`. Of the best there are weights alone, in half to a third of
+    the room: a run goes on from the newest.
 
     All methods that write raise a `UserError` if this, or what was written before, has failed.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
-        self._folder = folder.absolute()
+        self._folder, self._keep = folder.absolute(), keep
         with _writing(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-        policies = ocp.checkpoint_managers
-        best = policies.BestN(get_metric_fn=_score, reverse=False, n=1)
+            (self._folder / _OPTIMIZER).mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy([_NewestPlanned(keep), best]),
             best_fn=_score,
             enable_async_checkpointing=True,
             # Where a folder cannot be made in the background, Orbax's other threads wait for it for
             # 20 minutes, and the process with them.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
-        kinds = {"tree": ocp.StandardCheckpointHandler(), "facts": ocp.JsonCheckpointHandler()}
-        self._manager = _open(self._folder, item_handlers=kinds, options=options)
+
+        def open_in(folder: Path) -> ocp.CheckpointManager:
+            kinds = {"tree": ocp.StandardCheckpointHandler(), "facts": ocp.JsonCheckpointHandler()}
+            return _open(folder, item_handlers=kinds, options=options)
+
+        self._weights = open_in(self._folder)
+        self._optimizers = open_in(self._folder / _OPTIMIZER)
 
     def save(self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float) -> None:
         """Write a checkpoint after so many updates in the background.
@@ -86,14 +79,23 @@ class Checkpoints:
         self._save(step, tree, facts, {"score": score})
 
     def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
-        """Write a checkpoint because the run is being stopped, unless there is one of this step."""
+        """Write a checkpoint because the run is being stopped, unless there is one of this step.
+
+        Weights go first: where the time is too short, they are whole.
+        """
         self.wait()
         if step != self.newest_step():
-            self._save(step, tree, facts, {"score": 0.0, "planned": 0.0})
+            self._save(step, tree, facts, {"score": 0.0, "planned": 0.0}, between=self._finish)
             self.wait()
 
     def _save(
-        self, step: int, tree: Tree, facts: Mapping[str, Any], metrics: dict[str, float]
+        self,
+        step: int,
+        tree: Tree,
+        facts: Mapping[str, Any],
+        metrics: dict[str, float],
+        *,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         self.wait()
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
@@ -104,22 +106,33 @@ class Checkpoints:
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
-        args = ocp.args.Composite(
-            tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
-        )
         with _writing(self._folder):
-            if step in self._manager.all_steps():
-                # A stop came between the step and its evaluation.
-                self._manager.delete(step)
-            self._manager.save(step, args=args, metrics=metrics, force=True)
+            for manager in self._managers:
+                if step in manager.all_steps():
+                    # A stop came between the step and its evaluation, or between the two.
+                    manager.delete(step)
+            items = {"tree": _saved(tree.params), "facts": ocp.args.JsonSave(dict(facts))}
+            args = ocp.args.Composite(**items)
+            self._weights.save(step, args=args, metrics=metrics, force=True)
+            between()
+            args = ocp.args.Composite(tree=_saved(tree.opt_state))
+            self._optimizers.save(step, args=args, metrics=metrics, force=True)
+
+    @property
+    def _managers(self) -> tuple[ocp.CheckpointManager, ...]:
+        return self._weights, self._optimizers
+
+    def _whole(self) -> list[int]:
+        """Return the steps that a run can go on from, in order."""
+        return sorted({*self._weights.all_steps()} & {*self._optimizers.all_steps()})
 
     def newest_step(self) -> int:
         """Return the step of the newest complete checkpoint; 0 without any."""
-        return self._manager.latest_step() or 0
+        return max(self._whole(), default=0)
 
     def best_step(self) -> int | None:
         """Return the best checkpoint's step."""
-        return self._manager.best_step()
+        return self._weights.best_step()
 
     def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
         """Read the newest checkpoint as a tree like this one, and facts of this kind.
@@ -129,24 +142,37 @@ class Checkpoints:
         """
         step = self.newest_step()
         where = self._folder / str(step)
-        tree = _read(where, like, _named(like))
+        params = read_params(where, like.params)
+        opt_state = read_params(self._folder / _OPTIMIZER / str(step), like.opt_state)
         with _reporting(where, _UNREADABLE):
             args = ocp.args.Composite(facts=ocp.args.JsonRestore())
-            facts = self._manager.restore(step, args=args)["facts"]
+            facts = self._weights.restore(step, args=args)["facts"]
+        tree = like._replace(params=params, opt_state=opt_state)
         return tree, check(kind, facts, where=f"{where}: facts", advice=_DELETE)
 
     def wait(self) -> None:
-        """Wait for what is being written."""
+        """Wait for what is being written, and delete what is no longer kept."""
+        self._finish()
+        whole = self._whole()
+        planned = [step for step in whole if self._weights.metrics(step).get("planned", 1)]
+        kept = {*planned[-self._keep :], *whole[-1:]}
         with _writing(self._folder):
-            self._manager.wait_until_finished()
+            for manager, others in ((self._optimizers, set()), (self._weights, {self.best_step()})):
+                for step in sorted({*manager.all_steps()} - kept - others):
+                    manager.delete(step)
+
+    def _finish(self) -> None:
+        with _writing(self._folder), ExitStack() as stack:
+            for manager in self._managers:  # of both, whatever one of them says
+                stack.callback(manager.wait_until_finished)
 
     def close(self) -> None:
         """Wait for what is being written, and end."""
         try:
             self.wait()
         finally:
-            # Orbax raises an error once.
-            self._manager.close()
+            for manager in self._managers:  # Orbax raises an error once
+                manager.close()
 
 
 def given_up(tree: Tree) -> Tree:
@@ -169,7 +195,11 @@ def best_step(folder: Path) -> int | None:
 
 def read_params(where: Path, like: Tree) -> Tree:
     """Read the weights of the checkpoint in a folder, as `Checkpoints.restore_newest` does."""
-    return _read(where, like, {_PARAMS + name: leaf for name, leaf in _named(like).items()})
+    expected = _named(like)
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
+    with _opened(where, expected) as restore:
+        restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
+    return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in expected])
 
 
 @contextmanager
@@ -179,7 +209,7 @@ def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarr
     Yields:
         Reads a parameter by its path (`layers.q`); a `UserError` is that of `read_params`.
     """
-    expected = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
+    expected = _named(like)
     paths = (
         ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
         for path, _ in jax.tree.leaves_with_path(like)
@@ -193,16 +223,6 @@ def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarr
             return restore({name: expected[name]}, how)[name]
 
         yield read
-
-
-_PARAMS = jax.tree_util.keystr((jax.tree_util.GetAttrKey("params"),))
-
-
-def _read(where: Path, like: Tree, expected: Mapping[str, Any]) -> Tree:
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, dict(expected))
-    with _opened(where, expected) as restore:
-        restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
-    return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in expected])
 
 
 @contextmanager
@@ -240,6 +260,10 @@ def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
         if step.name.isdigit():  # and not what a kill inside a save left
             read_json(scores, _Scores, advice=f"delete {step} to resume from the one before")
     return ocp.CheckpointManager(folder, **settings)
+
+
+def _saved(tree: Tree) -> ocp.args.StandardSave:
+    return ocp.args.StandardSave(_named(tree))
 
 
 def _named(tree: Tree) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import optax
 import pytest
 
 from minirl.errors import UserError
-from minirl.run.checkpoint import Checkpoints, best_step
+from minirl.run.checkpoint import Checkpoints, best_step, read_params
 from minirl.train.update import TrainState
 
 # Where one array of a damaged checkpoint cannot be read, Orbax leaves its reads of the others
@@ -34,6 +34,10 @@ def nothing_left_behind():
     yield
     time.sleep(1)
     gc.collect()
+
+
+class DiedError(Exception):
+    """Stands for a kill."""
 
 
 def make_tree(seed=0, *, width=24) -> Any:
@@ -100,6 +104,31 @@ def test_a_checkpoint_of_a_stop_is_kept_until_the_next_planned_one(tmp_path):
     assert steps_in(tmp_path) == [8, 9]
 
 
+def test_of_the_best_there_are_weights_alone(tmp_path):
+    save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: -1.0, 5: 0.4})
+    assert (steps_in(tmp_path), steps_in(tmp_path / "optimizer")) == ([2, 4, 5], [4, 5])
+    assert_equal(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
+
+
+def test_a_kill_in_the_middle_of_a_stop_leaves_weights_and_the_step_before(tmp_path, monkeypatch):
+    """Weights come first: they are whole before the first byte of the optimizer's state."""
+    save_all(tmp_path, {1: 0.1})
+    checkpoints = Checkpoints(tmp_path)
+
+    def killed(*_arguments, **_named):
+        assert_equal(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
+        raise DiedError
+
+    monkeypatch.setattr(checkpoints._optimizers, "save", killed)
+    with pytest.raises(DiedError):
+        checkpoints.leave(2, make_tree(2), {})
+    assert steps_in(tmp_path) == [1, 2]
+    assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
+    with closing(Checkpoints(tmp_path)) as resumed:
+        resumed.save(2, make_tree(3), {}, score=0.0)
+    assert_equal(restore(tmp_path, make_tree())[0], make_tree(3))
+
+
 def test_what_is_restored_equals_what_was_saved(tmp_path):
     save_all(tmp_path, {1: 0.5, 7: 0.25})
     # The tree handed in gives shapes and types only.
@@ -111,11 +140,15 @@ def test_what_is_restored_equals_what_was_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("like", "named"), [(make_tree(width=32), "embed"), ({"other": jnp.zeros(3)}, "other")]
+    ("like", "named"),
+    [
+        (make_tree(width=32), "embed"),
+        (make_tree()._replace(opt_state={"other": jnp.zeros(3)}), "other"),
+    ],
 )
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, like, named):
     save_all(tmp_path, {1: 0.0})
-    with pytest.raises(UserError, match=rf"/1: a checkpoint of another model: .*{named}.*run\.dir"):
+    with pytest.raises(UserError, match=rf"1: a checkpoint of another model: .*{named}.*run\.dir"):
         restore(tmp_path, like)
 
 
@@ -134,23 +167,25 @@ def test_whichever_file_is_cut_the_user_is_told_or_nothing_is_lost(tmp_path, kep
             assert_equal(restore(folder, tree)[0], tree)
         except UserError as error:
             harmful.append(name)
-            told.append(re.fullmatch(rf".*{folder / '1'}.*delete.*", str(error)))
+            told.append(re.fullmatch(rf".*{folder}/(optimizer/)?1.*delete.*", str(error)))
     # The arrays themselves lie in the largest file.
     assert max(names, key=lambda name: (whole / name).stat().st_size) in harmful
-    assert len(harmful) >= 4
+    assert len(harmful) >= 6
     assert all(told)
 
 
 def test_what_is_written_shares_no_memory_with_what_may_be_overwritten(tmp_path, monkeypatch):
     checkpoints, written = Checkpoints(tmp_path), []
-    monkeypatch.setattr(
-        checkpoints._manager, "save", lambda step, args, **_: written.append(args["tree"].item)
-    )
-    leaf = jnp.arange(1024.0)
-    checkpoints.save(1, {"w": leaf}, {}, score=0.0)
-    ((copy,),) = (tree.values() for tree in written)
-    assert copy.unsafe_buffer_pointer() != leaf.unsafe_buffer_pointer()
-    np.testing.assert_array_equal(copy, leaf)
+    for manager in checkpoints._managers:
+        monkeypatch.setattr(
+            manager, "save", lambda step, args, **_: written.append(args["tree"].item)
+        )
+    leaves = jnp.arange(1024.0), jnp.arange(64.0)
+    checkpoints.save(1, TrainState(*({"w": leaf} for leaf in leaves)), {}, score=0.0)  # ty: ignore
+    for tree, leaf in zip(written, leaves, strict=True):
+        (copy,) = tree.values()
+        assert copy.unsafe_buffer_pointer() != leaf.unsafe_buffer_pointer()
+        np.testing.assert_array_equal(copy, leaf)
     checkpoints.close()
 
 
