@@ -154,7 +154,8 @@ class Checkpoints:
         """Wait for what is being written, and delete what is no longer kept."""
         self._finish()
         whole = self._whole()
-        planned = [step for step in whole if self._weights.metrics(step).get("planned", 1)]
+        facts = ((step, self._weights.metrics(step) or {}) for step in whole)
+        planned = [step for step, numbers in facts if numbers.get("planned", 1)]
         kept = {*planned[-self._keep :], *whole[-1:]}
         with _writing(self._folder):
             for manager, others in ((self._optimizers, set()), (self._weights, {self.best_step()})):

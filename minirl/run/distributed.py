@@ -126,7 +126,7 @@ def write_programs() -> int:
     """
     state = distributed.global_state
     first = SimpleNamespace(global_state=SimpleNamespace(**{**vars(state), "process_id": 0}))
-    compiler.distributed = first
+    compiler.distributed = first  # ty: ignore[invalid-assignment]
     return state.process_id
 
 
