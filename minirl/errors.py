@@ -21,8 +21,8 @@ class UserError(Exception):
     """A mistake of the user: one line with what is wrong, where, and what to do."""
 
 
-class ServersLostError(UserError):
-    """Nobody is left to sample; what is done can be saved, and the same command goes on later."""
+class LostError(UserError):
+    """Servers or environments are gone; what is done can be saved, to go on from later."""
 
 
 def describe(error: Mapping[str, Any]) -> str:

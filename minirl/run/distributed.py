@@ -26,7 +26,7 @@ import numpy as np
 from jax._src import compiler, distributed  # neither the cache nor the store has a public name
 from jax.experimental import multihost_utils
 
-from minirl.errors import ServersLostError, UserError
+from minirl.errors import LostError, UserError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 
@@ -183,7 +183,7 @@ def own_share(length: int) -> range:
 def gather(make: Callable[[], _Made]) -> list[_Made]:
     """Do this process's part of some work, and return the parts of all processes, in their order.
 
-    A signal to one of them, a `UserError` or a `ServersLostError` of one is raised in all; the one
+    A signal to one of them, a `UserError` or a `LostError` of one is raised in all; the one
     that failed raises its own error.
     """
     if count() == 1:
@@ -197,14 +197,14 @@ def gather(make: Callable[[], _Made]) -> list[_Made]:
         error = found
     words = None if error is None else f"{error}" or repr(error)
     is_small = len(payload) <= _MESSAGE_BYTES
-    is_lost = isinstance(error, ServersLostError)
+    is_lost = isinstance(error, LostError)
     messages = _exchange((stop, words, is_lost, payload if is_small else len(payload)))
     if error is not None:
         raise error
     for process, (_, words, is_lost, _) in enumerate(messages):
         if words is not None:
             # All save what is done, if the one that failed can.
-            kind = ServersLostError if is_lost else UserError
+            kind = LostError if is_lost else UserError
             raise kind(f"process {process} failed: {words}")
     signals = [number for number, *_ in messages if number is not None]
     if signals:

@@ -90,10 +90,10 @@ class _Play:
     ids: list[int]
     prompt_length: int
     turns: list[Turn] = field(default_factory=list)
-    ended: Literal["done", "budget"] | None = None
+    ended: Literal["done", "budget", "failed"] | None = None
 
     def trajectory(self) -> Trajectory:
-        assert self.ended is not None
+        assert self.ended in ("done", "budget")
         return Trajectory(tuple(self.turns), self.state, self.ended)
 
 
@@ -110,6 +110,7 @@ def rollout(
     max_turns: int | None = None,
     env_workers: int = 32,
     ended: Callable[[int, list[Trajectory]], None] | None = None,
+    failed: Callable[[int, Exception], None] | None = None,
     check: Callable[[], None] = preemption.check,
 ) -> list[list[Trajectory]]:
     """Play `group_size` episodes of every example.
@@ -129,11 +130,14 @@ def rollout(
         env_workers: Threads that wait for environments.
         ended: Called with (index, group) when all episodes of an example have ended; at once and
             with none where it is left out.
+        failed: Called with (index, error) when an environment has failed: the example's group is
+            dropped, and the rollout goes on unless this raises. None to raise the error.
         check: Called now and then; the rollout ends with what it raises.
 
     Returns:
         Groups in the order of the examples. A group is empty where the first observation is longer
-        than `config.max_prompt_tokens`: a warning counts them, and the run continues.
+        than `config.max_prompt_tokens`: a warning counts them, and the run continues; and where an
+        environment has failed.
 
     Raises:
         Preempted: A signal came; the episodes are lost, and the sampler is free.
@@ -150,6 +154,7 @@ def rollout(
         first_episode,
         max_turns,
         ended,
+        failed,
         Pace(sampler.work),
     )
     try:
@@ -164,8 +169,8 @@ def rollout(
     return [[episode.trajectory() for episode in played.groups[n]] for n in range(len(examples))]
 
 
-# A call of an environment, and what the rollout's own thread does with its result.
-_Call = tuple[Callable[[Any], None], Future[Any]]
+# A call of an environment for an example, and what the rollout's own thread does with its result.
+_Call = tuple[Callable[[Any], None], int, Future[Any]]
 
 
 @dataclass(slots=True)
@@ -188,8 +193,10 @@ class _Rollout:
     first_episode: int
     max_turns: int | None
     tell: Callable[[int, list[Trajectory]], None] | None
+    failed: Callable[[int, Exception], None] | None
     pace: Pace
-    # By example, once its environments are reset; empty where the prompt is too long.
+    # By example, once its environments are reset; empty where the prompt is too long, or an
+    # environment has failed.
     groups: dict[int, list[_Play]] = field(default_factory=dict)
     episodes: dict[int, _Play] = field(default_factory=dict)
     too_long: list[tuple[int, Any]] = field(default_factory=list)
@@ -209,7 +216,7 @@ class _Rollout:
     def play(self, check: Callable[[], None]) -> None:
         """Reset all environments, then sample and step until every episode has ended."""
         for n, example in enumerate(self.examples):
-            self._call(partial(self._begin, n), self._reset, example)
+            self._call(n, partial(self._begin, n), self._reset, example)
         if self.awaited:
             self._take_results()
         few, longest = _STEPS_BESIDE_ENVIRONMENTS, self._longest_reply
@@ -220,20 +227,23 @@ class _Rollout:
             self.pace.note()
             self._take_results()
             for number, reply in replies:
-                self._step(self.episodes[number], reply)
+                if self.episodes[number].ended is None:  # and its group not dropped since
+                    self._step(self.episodes[number], reply)
 
-    def _call(self, then: Callable[[Any], None], function: Callable[..., Any], *given: Any) -> None:
-        """Call a function in a thread; `then` gets what it returns."""
+    def _call(
+        self, n: int, then: Callable[[Any], None], function: Callable[..., Any], *given: Any
+    ) -> None:
+        """Call a function for an example in a thread; `then` gets what it returns."""
 
         def note(done: Future[Any]) -> None:
             if not done.cancelled():
-                self.ready.put((then, done))
+                self.ready.put((then, n, done))
                 self.sampler.wake()
 
         self.under_way += 1
         future = self.pool.submit(function, *given)
         if self.sampler.is_repeatable:
-            self.awaited.append((then, future))
+            self.awaited.append((then, n, future))
         else:
             future.add_done_callback(note)
 
@@ -244,9 +254,32 @@ class _Rollout:
             while True:
                 found.append(self.ready.get_nowait())
         self.under_way -= len(found)
-        for then, future in found:
-            then(future.result())
+        for then, n, future in found:
+            is_dropped = n in self.groups and not self.groups[n]
+            if not is_dropped and (error := self._failure(future)) is not None:
+                self._drop(n, error)
+            elif not is_dropped:
+                then(future.result())
         return bool(found)
+
+    def _failure(self, future: Future[Any]) -> Exception | None:
+        """Return what an environment raised; what is no failure, or nobody's to drop, is raised."""
+        error = future.exception()
+        if error is not None and (self.failed is None or not isinstance(error, Exception)):
+            raise error
+        return error
+
+    def _drop(self, n: int, error: Exception) -> None:
+        """Drop the group of an environment that has failed."""
+        assert self.failed is not None
+        self.failed(n, error)
+        for episode in self.groups.pop(n, []):
+            if episode.ended is None:
+                episode.ended = "failed"
+                self.ended += 1
+                self.sampler.release(episode.number)
+        self.groups[n] = []
+        self._tell_if_ended(n)
 
     def _reset(self, example: Any) -> list[tuple[Any, Sequence[Message]]]:
         """Reset a group's environments one after the other: a prompt is made once for all."""
@@ -307,8 +340,8 @@ class _Rollout:
         episode.ids += reply.ids
         if self._is_last(episode):
             self.sampler.release(episode.number)
-        step = self.environment.step
-        self._call(partial(self._observe, episode), step, episode.state, reply.text)
+        step, n = self.environment.step, self._example(episode)
+        self._call(n, partial(self._observe, episode), step, episode.state, reply.text)
 
     def _observe(self, episode: _Play, result: tuple[Any, Sequence[Message] | None]) -> None:
         """Append the environment's observation and ask for the next reply, or end the episode."""
@@ -331,7 +364,10 @@ class _Rollout:
             self.ended += 1
             if not was_last:
                 self.sampler.release(episode.number)
-            self._tell_if_ended((episode.number - self.first_episode) // self.group_size)
+            self._tell_if_ended(self._example(episode))
+
+    def _example(self, episode: _Play) -> int:
+        return (episode.number - self.first_episode) // self.group_size
 
     def _tell_if_ended(self, n: int) -> None:
         """Hand a group on when all its episodes have ended."""

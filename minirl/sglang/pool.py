@@ -27,7 +27,7 @@ from tenacity import (
 )
 
 from minirl.config import SglangConfig
-from minirl.errors import ServersLostError, UserError
+from minirl.errors import LostError, UserError
 from minirl.sglang.client import Failure, Generated, RejectedError, Server, ServerError
 from minirl.sglang.process import ChildServer
 from minirl.sglang.replica import Buckets, PushedWeights, Replica, Requirements, new_rid
@@ -90,7 +90,7 @@ class ServerPool:
 
         Raises:
             UserError: A server computes something else with them than the learner.
-            ServersLostError: No server has taken them.
+            LostError: No server has taken them.
         """
         if weights is not self._weights:
             is_first = self._weights is None
@@ -126,7 +126,7 @@ class ServerPool:
 
         Raises:
             UserError: Servers refuse the request.
-            ServersLostError: No server is left, or none has answered.
+            LostError: No server is left, or none has answered.
         """
         is_later = episode in self._homes
         stop, failures = stop_after_attempt(_TRIES), retry_if_exception_type(_FAILURES)
@@ -136,7 +136,7 @@ class ServerPool:
         except RejectedError as error:
             raise UserError(f"{error}; servers refuse this request, see their logs") from None
         except ServerError as error:
-            raise ServersLostError(f"a request failed {_TRIES} times, at last by {error}") from None
+            raise LostError(f"a request failed {_TRIES} times, at last by {error}") from None
         self._events["requests"] += 1
         if is_later:
             # Of prompts that extend an earlier one.
@@ -348,7 +348,7 @@ class ServerPool:
             async with asyncio.timeout(self._config.wait_s):
                 await self._any_used.wait()
         except TimeoutError:
-            raise ServersLostError(
+            raise LostError(
                 f"no SGLang server came back within rollout.sglang.wait_s = "
                 f"{self._config.wait_s:g} s ({self._last_problem})"
             ) from None

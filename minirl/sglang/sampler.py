@@ -242,7 +242,7 @@ class SglangSampler:
 
         Raises:
             UserError: A server computes something else with them.
-            ServersLostError: No server took them.
+            LostError: No server took them.
         """
         servers, first = self._servers, jax.tree.leaves(weights)[0]
         last = servers.pushed

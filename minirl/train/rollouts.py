@@ -8,9 +8,11 @@ which the loss corrects (`losses.correction_weight`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from random import Random
 from threading import Condition, Thread
 from time import perf_counter
@@ -21,6 +23,7 @@ import optax
 from flax import nnx
 
 from minirl.config import BatchingConfig, RolloutConfig, SamplerConfig, TrainConfig
+from minirl.errors import LostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.sharding import row_parts
@@ -35,6 +38,9 @@ from minirl.train.update import LIKELIHOOD, Learner
 from minirl.types import Decoding, Environment, Sampler, Score, Tokenizer, TokenRow, Trajectory
 
 JobSampler = NativeSampler | SglangSampler
+_log = logging.getLogger(__name__)
+# Groups of a rollout that may fail, as a share, before the run ends: what is broken is everybody's.
+_FAILED_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +76,33 @@ class ScoredEpisode:
     record: Mapping[str, Any] | None = None
 
 
+# Empty where the prompt is too long, None where environment or reward have failed.
+Group = list[Trajectory] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """Groups of trajectories whose `episode` is a `ScoredEpisode`; all groups of one size.
 
     `late` of them are of earlier rollouts; `cut` were given up, unfinished and too old; `too_long`
-    were never begun, since their prompts are.
+    were never begun, since their prompts are; of `failed`, environment or reward have failed.
     """
 
     groups: list[list[Trajectory]] = field(default_factory=list)
     late: int = 0
     cut: int = 0
     too_long: int = 0
+    failed: int = 0
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], **counts: int) -> Episodes:
+        """Count the groups that are not there."""
+        too_long, failed = (groups.count(nothing) for nothing in ([], None))
+        return cls([group for group in groups if group], too_long=too_long, failed=failed, **counts)
 
     def __add__(self, other: Episodes) -> Episodes:
-        groups, too_long = self.groups + other.groups, self.too_long + other.too_long
-        return Episodes(groups, self.late + other.late, self.cut + other.cut, too_long)
+        sums = (getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
+        return Episodes(*sums)
 
     def select(self, numbers: Iterable[int]) -> Episodes:
         """Return some of the groups."""
@@ -130,6 +147,30 @@ def own_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> 
     """Return a sampler's settings with no more slots than a process has episodes at once."""
     most = -(-train.prompts_per_step // processes) * train.group_size
     return sampler.model_copy(update={"slots": min(sampler.slots, most)})
+
+
+class Failures:
+    """The groups of a rollout whose environment or reward has failed: they are dropped.
+
+    `count` groups begin. If more than a share of them fail, or all, the run has to end.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.groups: set[int] = set()
+        self._count = count
+
+    def add(self, n: int, error: Exception) -> None:
+        """Drop a group because of an error.
+
+        Raises:
+            LostError: Too many have failed.
+        """
+        self.groups.add(n)
+        what = f"{len(self.groups)} of {self._count} groups have failed, the last by {error!r}"
+        if len(self.groups) > min(max(1, _FAILED_SHARE * self._count), self._count - 1):
+            _log.error("the last error of an environment or a reward", exc_info=error)
+            raise LostError(f"{what}; mend that")
+        _log.warning("%s; they are left out", what)
 
 
 class Rollouts:
@@ -178,11 +219,12 @@ class Rollouts:
             watch: Takes the time; `rollout` is that in which the learner waits.
         """
         if number not in self._open:
+            failures = Failures(len(self.share))
             with watch.phase("rollout"):
-                played = self.play(self._sampler, number)
+                played = self.play(self._sampler, number, failed=failures.add)
             with watch.phase("score"):
-                scored = [self.score(group, has_record=has_records) for group in played if group]
-                return Episodes(scored, too_long=len(played) - len(scored))
+                score = partial(self.score, failures=failures, has_record=has_records)
+                return Episodes.of([score(*one) for one in enumerate(played)])
         config, current = self._config, self._open[number]
         with watch.phase("rollout"):
             round_s = current.wait(int(config.slow_share * len(self.share)))
@@ -190,16 +232,15 @@ class Rollouts:
         begun = {n: one for n, one in self._open.items() if n <= number}
         groups = current.taken()
         late = [group for n, one in begun.items() if n < number for group in one.taken()]
-        too_long = sum(not group for group in (*late, *groups))
         oldest = -1 if is_last else config.oldest
         old = [one for one in begun.values() if version + 1 - one.version > oldest]
         cut = sum(one.cancel() for one in old)
         self._open = {n: one for n, one in self._open.items() if one.left and one not in old}
-        late = [group for group in late if group]
-        taken = late + [group for group in groups if group]
+        taken = Episodes.of(late + groups, late=sum(map(bool, late)), cut=cut)
         if not has_records:  # processes exchange what is taken
-            taken = [[_without_record(one) for one in group] for group in taken]
-        return Episodes(taken, len(late), cut, too_long)
+            groups = [[_without_record(one) for one in group] for group in taken.groups]
+            taken = replace(taken, groups=groups)
+        return taken
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -230,14 +271,19 @@ class Rollouts:
             **options,
         )
 
-    def score(self, group: Sequence[Trajectory], *, has_record: bool) -> list[Trajectory]:
+    def score(
+        self, n: int, group: list[Trajectory], *, failures: Failures, has_record: bool
+    ) -> Group:
         """Score the trajectories of a group: the `episode` of each is then a `ScoredEpisode`."""
         task, scored = self._task, []
-        for one in group:
-            record = task.record(one.episode) if has_record else None
-            kept = ScoredEpisode(task.score(one.episode), task.describe(one.episode), record)
-            scored.append(replace(one, episode=kept))
-        return scored
+        try:
+            for one in group:
+                record = task.record(one.episode) if has_record else None
+                kept = ScoredEpisode(task.score(one.episode), task.describe(one.episode), record)
+                scored.append(replace(one, episode=kept))
+        except Exception as error:  # noqa: BLE001 - a reward reads databases too
+            failures.add(n, error)
+        return None if n in failures.groups else scored
 
 
 def _without_record(trajectory: Trajectory) -> Trajectory:
@@ -258,7 +304,8 @@ class _AsyncRollout(Thread):
         self.number, self.version, self.left = number, version, len(rollouts.share)
         self._rollouts, self._sampler = rollouts, sampler
         self._changed, self._began = Condition(), perf_counter()
-        self._ready: dict[int, list[Trajectory]] = {}
+        self._ready: dict[int, Group] = {}
+        self._failures = Failures(len(rollouts.share))
         self._error: BaseException | None = None
         self._is_cancelled = False
 
@@ -270,10 +317,8 @@ class _AsyncRollout(Thread):
                 preemption.check()
         return perf_counter() - self._began
 
-    def taken(self) -> list[list[Trajectory]]:
-        """Return the groups done since this was last asked, empty where a prompt is too long; or
-        raise what ended the rollout.
-        """
+    def taken(self) -> list[Group]:
+        """Return the groups done since this was last asked; or raise what ended the rollout."""
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -296,6 +341,7 @@ class _AsyncRollout(Thread):
                 self._rollouts.play(
                     self._sampler,
                     self.number,
+                    failed=self._failures.add,
                     ended=lambda *group: scored.append(scoring.submit(self._score, *group)),
                     check=self._check,
                 )
@@ -309,7 +355,7 @@ class _AsyncRollout(Thread):
                 self._changed.notify_all()
 
     def _score(self, place: int, group: list[Trajectory]) -> None:
-        scored = self._rollouts.score(group, has_record=True)
+        scored = self._rollouts.score(place, group, failures=self._failures, has_record=True)
         with self._changed:
             self._ready[place] = scored
             self._changed.notify_all()

@@ -36,7 +36,8 @@ def summarise(episodes: Episodes) -> dict[str, float]:
     equal = [float(np.ptp(rewards) == 0) for rewards in episodes.rewards_NG if len(rewards) > 1]
     if equal:
         means["groups/equal_share"] = sum(equal) / len(equal)
-    return means | {"groups/too_long": float(episodes.too_long)}
+    lost = {"groups/too_long": episodes.too_long, "groups/failed": episodes.failed}
+    return means | {name: float(count) for name, count in lost.items()}
 
 
 def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, float]:
@@ -130,4 +131,6 @@ def status(numbers: Mapping[str, float], shares: Mapping[str, str]) -> str:
     told += [f"{words} {100 * numbers.get(name, 0.0):.0f} %" for name, words in shown.items()]
     if too_long := numbers.get("groups/too_long"):
         told.append(f"prompts too long {too_long:.0f}")
+    if failed := numbers.get("groups/failed"):
+        told.append(f"groups failed {failed:.0f}")
     return ", ".join(told)

@@ -19,7 +19,7 @@ from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
 from minirl.config import RolloutConfig, SamplerConfig, TrainConfig
-from minirl.errors import ServersLostError
+from minirl.errors import LostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.sharding import row_parts
@@ -131,7 +131,7 @@ class Trainer:
 
         Raises:
             Preempted: A signal came, and all is saved.
-            ServersLostError: Nobody samples any more, and all is saved.
+            LostError: Nobody samples any more, and all is saved.
         """
         config = self._config
         # After an error too: what is being written is whole, and threads end.
@@ -144,14 +144,12 @@ class Trainer:
                         self._facts.unfinished = self.step()
                     progress(self.steps_done, config.all_steps, self._record_step())
                     distributed.check()
-            except (Preempted, ServersLostError) as stop:
+            except (Preempted, LostError) as stop:
                 self._checkpoints.leave(self.steps_done, self._state, self._facts.model_dump())
                 saved = f"all {self.steps_done} steps are saved"
                 if isinstance(stop, Preempted):
                     raise Preempted(stop.signal, saved) from None
-                raise ServersLostError(
-                    f"{stop}; {saved}: run the same command again to resume"
-                ) from None
+                raise LostError(f"{stop}; {saved}: run the same command again to resume") from None
 
     def step(self) -> dict[str, float]:
         """Make the next step, and return its metrics; one that is abandoned leaves no trace."""

@@ -73,7 +73,7 @@ folder, coordinator, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
 import conftest, mesh_update, toy_run
 from launch import cli
-from minirl.errors import ServersLostError, UserError
+from minirl.errors import LostError, UserError
 from minirl.model.sharding import MESH_AXES, make_mesh, param_path
 from minirl.sample.weights import local_mesh, local_params
 from minirl.sglang.transfer import whole_tensors, write_version
@@ -141,8 +141,8 @@ def fail(error):
         raise error
 
 try:
-    distributed.gather(lambda: fail(ServersLostError("none is left")))
-except ServersLostError:
+    distributed.gather(lambda: fail(LostError("none is left")))
+except LostError:
     cli.run(lambda _: distributed.gather(lambda: fail(UserError("no such file"))))
 """
 # A run of three steps over servers, played one step ahead.

@@ -138,7 +138,7 @@ def test_a_number_of_some_episodes_is_averaged_over_these():
     means = summarise(Episodes([[Trajectory((turn,), one, "done")] for one in scored]))
     assert (means["all"], means["some"], means["rollout/accuracy"]) == (0.5, 0.5, 0.25)
     assert "groups/equal_share" not in means  # of one trajectory each
-    assert summarise(Episodes(too_long=2)) == {"groups/too_long": 2.0}
+    assert summarise(Episodes(too_long=2)) == {"groups/too_long": 2.0, "groups/failed": 0.0}
 
 
 def test_of_several_updates_means_are_averaged_and_skips_are_counted():

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from minirl.config import SamplerConfig, SglangConfig
-from minirl.errors import ServersLostError, UserError
+from minirl.errors import LostError, UserError
 from minirl.sglang.client import Generated, ServerInfo
 from minirl.sglang.replica import PushedWeights, Requirements
 from minirl.sglang.sampler import Servers, SglangSampler
@@ -326,7 +326,7 @@ def test_when_none_comes_back_the_servers_are_lost(fakes, serve):
     for fake in fakes:
         fake.down = True
     for call in (ask, partial(send, name="b")):
-        with pytest.raises(ServersLostError):
+        with pytest.raises(LostError):
             call(servers)
 
 

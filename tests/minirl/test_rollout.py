@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import re
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -177,6 +178,36 @@ def test_an_environments_bug_is_raised_and_the_sampler_left_clean(toy):
     sampler = toy.sampler(toy.model())
     with pytest.raises(ZeroDivisionError):
         play(toy, sampler, Broken(toy.Said, turns=1), ["A", "B"], group_size=4)
+    groups = play(toy, sampler, Turns(toy.Said, turns=1), ["A", "B"], group_size=4)
+    assert [len(group) for group in groups] == [4, 4]
+
+
+def test_a_group_whose_environment_fails_is_dropped_and_the_others_go_on(toy):
+    """At its reset, or when some of its episodes wait for a second reply."""
+
+    class Failing(Turns):
+        def reset(self, example):
+            if example == "L":
+                raise OSError("a lost disk")
+            return (example,), super().reset(example)[1]
+
+        def step(self, episode, reply):
+            with self.lock:
+                self.steps = getattr(self, "steps", 0) + (episode[0] == "K")
+                if episode[0] == "K" and self.steps == 2:
+                    raise sqlite3.OperationalError("database is locked")
+            return super().step(episode, reply)
+
+    sampler, failed, told = toy.sampler(toy.model()), {}, []
+    groups = play(
+        toy, sampler, Failing(toy.Said, turns=3), ["A", "K", "L", "B"], group_size=3,
+        failed=lambda n, error: failed.update({n: str(error)}),
+        ended=lambda n, group: told.append((n, len(group))),
+    )  # fmt: skip
+    assert [len(group) for group in groups] == [3, 0, 0, 3]
+    assert failed == {1: "database is locked", 2: "a lost disk"}
+    assert sorted(told) == [(0, 3), (1, 0), (2, 0), (3, 3)]
+    assert all(len(one.turns) == 2 for one in (*groups[0], *groups[3]))
     groups = play(toy, sampler, Turns(toy.Said, turns=1), ["A", "B"], group_size=4)
     assert [len(group) for group in groups] == [4, 4]
 

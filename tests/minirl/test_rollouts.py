@@ -9,7 +9,7 @@ import time
 import pytest
 
 from minirl.config import RolloutConfig, SglangConfig
-from minirl.errors import ServersLostError
+from minirl.errors import LostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers
@@ -181,7 +181,7 @@ def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):
         return episode.__class__(episode.example, (reply,)), None
 
     monkeypatch.setattr(toy_run.Capitals, "step", step)
-    with pytest.raises(RuntimeError, match="the environment is broken"):
+    with pytest.raises(LostError, match=r"2 of 4 groups .*is broken.* saved"):
         begin(lag=1).run(ignore)
 
 
@@ -219,7 +219,7 @@ def test_a_run_without_servers_is_saved_and_goes_on_as_if_nothing_had_been(fake,
         fake.down = fake.down or asked(fake) > 2 * PROMPTS * GROUP + 2
 
     fake.held = hold
-    with pytest.raises(ServersLostError, match="all 2 steps are saved") as caught:
+    with pytest.raises(LostError, match="all 2 steps are saved") as caught:
         begin().run(ignore)
     assert "no SGLang server came back" in str(caught.value)
     assert told("run") == told("whole")[:2]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import sqlite3
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ import pytest
 from flax import nnx
 
 from minirl.config import BatchingConfig, Expo, Grpo
+from minirl.errors import LostError
 from minirl.run.preemption import Preempted
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import learning_rate, make_optimizer
@@ -273,6 +276,37 @@ def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(toy, tmp_
     assert max(jax.tree.leaves(moved)) == pytest.approx(expected, rel=1e-3)
     told = [line.get("update/learning_rate") for line in metrics_of(tmp_path)]
     assert told == [None, None, None, pytest.approx(expected, rel=1e-6)]
+
+
+@pytest.mark.parametrize("place", ["environment", "reward"])
+def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(
+    toy, tmp_path, monkeypatch, place
+):
+    """One of four groups fails in the first two steps, all but one in the third."""
+    trainers, own = [], toy_run.Capitals.step
+
+    def check(example):
+        if example in (("AB",), ("AB",), ("AB", "CDE", "F", "GH"))[trainers[0].steps_done]:
+            raise sqlite3.OperationalError("database is locked")
+
+    def step(self, episode, reply):
+        check(episode.example)
+        return own(self, episode, reply)
+
+    def judge(episode):
+        check(episode.example)
+        return toy_run.score(episode)
+
+    changes: dict[str, Any] = {"judge": judge} if place == "reward" else {}
+    if place == "environment":
+        monkeypatch.setattr(toy_run.Capitals, "step", step)
+    changes |= {"examples": ("AB", "CDE", "F", "GH"), "validate": nothing, "checkpoint_every": 9}
+    trainers.append(toy_run.make_trainer(toy, tmp_path, **changes))
+    with pytest.raises(LostError, match=r"2 of 4 groups .*locked.*all 2 steps are saved"):
+        trainers[0].run(ignore)
+    lines = metrics_of(tmp_path)
+    assert [(line["groups/failed"], line["groups/trained"]) for line in lines] == [(1, 3), (1, 3)]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["2"]
 
 
 def test_every_example_comes_once_before_any_comes_again():
