@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import jax
@@ -26,6 +27,7 @@ from minirl.run.files import check, read_json
 # Orbax logs every save, and tracebacks of errors that it also raises.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
+_log = logging.getLogger(__name__)
 _DELETE = "delete that folder to resume from the one before"
 _UNREADABLE = f"the checkpoint cannot be read ({{}}); {_DELETE}"
 _UNWRITABLE = (
@@ -52,7 +54,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
-        self._folder, self._keep = folder.absolute(), keep
+        self._folder, self._keep, self._is_measured = folder.absolute(), keep, False
         with _writing(self._folder):
             (self._folder / _OPTIMIZER).mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
@@ -74,9 +76,19 @@ class Checkpoints:
         """Write a checkpoint after so many updates in the background.
 
         The arrays may be donated as soon as this returns; facts are what else a resume needs, as
-        JSON. The best checkpoint is that of the largest score.
+        JSON. The best checkpoint is that of the largest score. The first one is waited for: its
+        time says how long a stop takes.
         """
+        began = perf_counter()
         self._save(step, tree, facts, {"score": score})
+        if not self._is_measured:
+            self._is_measured = True
+            self.wait()
+            size, needed_s = _bytes(tree), perf_counter() - began
+            _log.info(
+                "a checkpoint of %.3g GB takes %.3g s: SIGKILL should come no sooner than %.0f s "
+                "after SIGTERM", size / 1e9, needed_s, grace_s(needed_s),
+            )  # fmt: skip
 
     def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
         """Write a checkpoint because the run is being stopped, unless there is one of this step.
@@ -98,7 +110,7 @@ class Checkpoints:
         between: Callable[[], None] = lambda: None,
     ) -> None:
         self.wait()
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        needed = _bytes(tree)
         free = shutil.disk_usage(self._folder).free
         with _writing(self._folder):
             if needed > free:  # Orbax would find it half way, with many errors
@@ -174,6 +186,14 @@ class Checkpoints:
         finally:
             for manager in self._managers:  # Orbax raises an error once
                 manager.close()
+
+
+def grace_s(checkpoint_s: float) -> float:
+    """Return how long a stop may take, from the seconds of a checkpoint.
+
+    At a stop one may still be being written, and the last micro-batch is finished before.
+    """
+    return 2 * checkpoint_s + 60
 
 
 def given_up(tree: Tree) -> Tree:
@@ -261,6 +281,10 @@ def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
         if step.name.isdigit():  # and not what a kill inside a save left
             read_json(scores, _Scores, advice=f"delete {step} to resume from the one before")
     return ocp.CheckpointManager(folder, **settings)
+
+
+def _bytes(tree: Tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def _saved(tree: Tree) -> ocp.args.StandardSave:

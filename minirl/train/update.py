@@ -242,6 +242,9 @@ class Learner:
         lanes, told = self._lanes(state.params), _told("update", losses, batches)
         with ThreadPoolExecutor(lanes) as pool, activity.doing(told):
             while chunk := list(islice(waiting, lanes)):
+                # One is computed while the next is ordered: else all would be at once, and a signal
+                # wait for the whole update.
+                jax.block_until_ready(losses[:-lanes][-1:])
                 check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
                 add = partial(self._add_gradient, state.params, reference)

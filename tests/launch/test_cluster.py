@@ -16,6 +16,7 @@ import yaml
 
 from launch import train
 from launch.config import load_config
+from minirl.run.checkpoint import grace_s
 
 FOLDER = Path(__file__).parents[2] / "launch" / "cluster"
 JOBSETS = ("jobset-gpu.yaml", "jobset-tpu.yaml")
@@ -114,6 +115,15 @@ def test_jobsets_start_our_command_on_every_host(name):
         x, y, z = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
         chips = pod["containers"][0]["resources"]["limits"]["google.com/tpu"]
         assert int(x) * int(y) * int(z) == chips * spec["completions"]
+
+
+@pytest.mark.parametrize("name", [*JOBSETS, "slurm.sh"])
+def test_a_stop_has_the_time_that_saving_a_model_of_7b_takes(name):
+    """Weights and two moments in float32, written at 0.4 GB/s."""
+    text = (FOLDER / name).read_text()
+    (given,) = re.findall(r"(?:TERM@|terminationGracePeriodSeconds: )(\d+)", text)
+    size = 12 * 7.615e9
+    assert int(given) >= grace_s(size / 0.4e9)
 
 
 def check_split(options):

@@ -20,7 +20,7 @@ import optax
 import pytest
 
 from minirl.errors import UserError
-from minirl.run.checkpoint import Checkpoints, best_step, read_params
+from minirl.run.checkpoint import Checkpoints, best_step, grace_s, read_params
 from minirl.train.update import TrainState
 
 # Where one array of a damaged checkpoint cannot be read, Orbax leaves its reads of the others
@@ -127,6 +127,14 @@ def test_a_kill_in_the_middle_of_a_stop_leaves_weights_and_the_step_before(tmp_p
     with closing(Checkpoints(tmp_path)) as resumed:
         resumed.save(2, make_tree(3), {}, score=0.0)
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(3))
+
+
+def test_the_first_checkpoint_says_how_long_a_stop_takes(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        save_all(tmp_path, {1: 0.1, 2: 0.2})
+    (line,) = [record.message for record in caplog.records if "SIGTERM" in record.message]
+    assert re.fullmatch(r"a checkpoint of \S+ GB takes \S+ s: SIGKILL .* than 6\d s after.*", line)
+    assert grace_s(200.0) == 460.0
 
 
 def test_what_is_restored_equals_what_was_saved(tmp_path):

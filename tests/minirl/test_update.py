@@ -264,6 +264,26 @@ def test_parts_of_a_group_add_up(scene, groups):
             np.testing.assert_array_equal(values, row.logprobs)
 
 
+def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
+    """Not after all micro-batches were ordered: all but the last two are done when it is asked."""
+    smaller = SIZES.model_copy(update={"micro_batch_tokens": 40})
+    batches = batches_of(groups, sizes=smaller, aggregation="token_mean")
+    objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
+    learner, waited = Learner(scene.graph, objective, optax.sgd(1.0)), []
+    learner._lanes = lambda params: 1
+    state = learner.init(jax.tree.map(jnp.copy, scene.params))
+    ready = jax.block_until_ready
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "block_until_ready", lambda x: (waited.append(x), ready(x))[1])
+        counts = []
+        learner.update(
+            state, batches, rate=1e-2,
+            check=lambda: counts.append(sum(len(x) for x in waited if isinstance(x, list))),
+        )  # fmt: skip
+    assert len(batches) > 2
+    assert counts == [max(0, n - 1) for n in range(len(batches))]
+
+
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     (batch,) = batches_of(groups, aggregation="token_mean")
     _, stats, whole = scene.loss_and_gradient("grpo", batch)
