@@ -17,7 +17,6 @@ from launch.data.demonstrations import demonstrations
 from launch.data.reply_format import ReplyFormat
 from launch.run_folder import WARM_MODEL, claimed
 from minirl.model import huggingface
-from minirl.model.lora import merged
 from minirl.run import distributed
 from minirl.train.supervised import supervise
 from sqlenv.types import Example
@@ -48,7 +47,6 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
             seed=config.seed, folder=warm_folder, progress=progress,
         )  # fmt: skip
     nnx.update(model, params)
-    model = merged(model)
     if distributed.count() > 1:
         nnx.update(model, jax.tree.map(distributed.whole, nnx.state(model)))
     distributed.from_first(lambda: huggingface.save(model, target, source=source))

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -19,7 +20,7 @@ from minirl.errors import UserError
 from minirl.model import gguf, huggingface
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
-from minirl.model.lora import adapter_shapes, merged_tensors, split
+from minirl.model.lora import Rounding, adapter_shapes, merged_tensors, split
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import read_params, stored_params
 from minirl.run.files import read_json
@@ -37,8 +38,12 @@ def export(source: PolicySource, out: Path, *, dtype: str | None) -> None:
     """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged."""
     shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
     kind, generation = dtype or _own_dtype(source), _generation(source)
-    with _tensors(source) as tensors:
+    rounding = Rounding(kind)
+    with _tensors(source, rounding) as tensors:
         _write(out, shapes, tensors, source=source.model, dtype=kind, generation=generation)
+    if rounding.weights and kind != "float32":
+        advice = "--dtype float32 or --adapter keeps what was trained"
+        cli.output.print(f"Rounding to {kind}: {rounding}; {advice}", soft_wrap=True)
 
 
 def export_gguf(path: Path, out: Path, *, dtype: str | None) -> None:
@@ -84,7 +89,9 @@ def _write(
 
 
 @contextmanager
-def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]]:
+def _tensors(
+    source: PolicySource, rounding: Rounding
+) -> Generator[Iterator[tuple[str, np.ndarray]]]:
     if source.checkpoint is None:
         yield huggingface.read_tensors(source.model)
         return
@@ -94,7 +101,10 @@ def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]
     with stored_params(source.checkpoint, like) as read:
         stored = huggingface.tensors(like, read)
         if lora is not None:
-            stored = merged_tensors(huggingface.read_tensors(source.model), dict(stored), lora)
+            # As the run has read them: in the type that it computes in.
+            kept = jnp.dtype(_own_dtype(source))
+            base = ((n, one.astype(kept)) for n, one in huggingface.read_tensors(source.model))
+            stored = merged_tensors(base, dict(stored), lora, rounding)
         yield stored
 
 

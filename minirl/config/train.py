@@ -161,7 +161,7 @@ class _Phase(Settings):
 
     lora: LoraConfig | None = None
     """Train adapters alone, on weights that are kept in model.dtype; None for all weights. The
-    warm start leaves a model that has them merged."""
+    warm start leaves a model that has them merged, in float32."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
     guard: GuardConfig = GuardConfig()

@@ -32,6 +32,7 @@ from minirl.config import LoraConfig
 from minirl.errors import UserError
 from minirl.model.config import INDEX, SINGLE, ModelConfig, read_config, weight_files
 from minirl.model.decoder import Decoder
+from minirl.model.lora import merged_tensors, split
 from minirl.model.sharding import MATRICES, is_stacked, param_path, param_shardings
 from minirl.run.files import appearing, naming
 
@@ -270,14 +271,20 @@ def save(
     dtype: Any = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model without adapters, all of it addressable from this process; see `write`."""
-    params = nnx.state(model)
+    """Write a model, all of it addressable from this process; see `write`.
+
+    Adapters are merged, then in float32 by default; else in the type of the weights.
+    """
+    _, params, rest = split(model)
+    arrays, lora = tensors(params), model.layers.lora
+    if lora is not None:
+        params, arrays = rest, merged_tensors(tensors(rest), dict(arrays), lora)
     write(
         folder,
         tensor_shapes(params),
-        tensors(params),
+        arrays,
         source=source,
-        dtype=dtype or model.embed[...].dtype,
+        dtype=dtype or (jnp.float32 if lora else model.embed[...].dtype),
         max_shard_bytes=max_shard_bytes,
     )
 

@@ -217,5 +217,8 @@ def _blockwise_backward(
 
 
 def _product(a: Array, b: Array) -> Array:
-    """Multiply into fp32, which softmax is computed in."""
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+    """Multiply in fp32, which softmax is computed in; products of numbers in bf16 are exact there.
+
+    XLA's CPU compiler may leave a product of bf16 into fp32 that its runtime does not have.
+    """
+    return jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32))

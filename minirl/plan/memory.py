@@ -154,8 +154,8 @@ def sampling_of(
         caches.append(cache(work.evaluation, 1))
     size, shape = max(caches, key=lambda one: one[0])
     trained, frozen = (device_bytes(copy_shapes(part, local, work.dtype)) for part in weights)
-    # Adapters are added to frozen weights, which are copied once for all rollouts.
-    memory = {"sampler's weights": frozen or trained, "cache": size}
+    # Frozen weights are copied once for all rollouts.
+    memory = {"sampler's weights": frozen + trained, "cache": size}
     is_spread = mesh is not None and mesh.size > 1
     kept = {"sampler's frozen weights": frozen} if frozen and is_spread else {}
     return Sampling(processes, local, shape, memory, kept, trained if is_spread else 0.0)

@@ -18,7 +18,6 @@ from jax.stages import Lowered
 from jaxtyping import Array
 
 from minirl.model.decoder import Decoder, unstacked
-from minirl.model.lora import merged
 from minirl.model.sampling import likeliest, sample
 from minirl.model.sharding import row_parts
 from minirl.sample.attention import NewTokens, Sharing, attend_to_cache, copied
@@ -33,9 +32,12 @@ _GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 1024}
 
 @jax.jit
 def prepare(model: Decoder) -> Decoder:
-    """Merge adapters, take the layers apart, and cast matrices to the type of the computation."""
-    model = unstacked(merged(model))
+    """Take the layers apart, and cast matrices, adapters too, to the type of the computation.
+
+    So the learner casts them in every product: both compute with the same numbers.
+    """
     # Norm scales (one axis) enter in full precision, in the learner too.
+    model = unstacked(model)
     return jax.tree.map(lambda leaf: leaf if leaf.ndim < 2 else leaf.astype(model.dtype), model)
 
 

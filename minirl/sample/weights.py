@@ -123,9 +123,9 @@ def in_compute_type(params: nnx.State, dtype: Any) -> nnx.State:
 
 
 def _copy_type(path: Any, leaf: Any, dtype: Any) -> Any:
-    """Return the type of a weight's copy; norms and adapters enter in full precision."""
+    """Return the type of a weight's copy; norms enter in full precision."""
     axes = PARAM_AXES.get(param_path(path).rpartition(".")[2], ())
-    return dtype if len(axes) > 1 and "rank" not in axes else leaf.dtype
+    return dtype if len(axes) > 1 else leaf.dtype
 
 
 def _ordered(mesh: Mesh) -> list[Any]:

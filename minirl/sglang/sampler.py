@@ -24,6 +24,7 @@ from weakref import ref
 
 import aiohttp
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -31,7 +32,7 @@ from minirl.config import SamplerConfig, SglangConfig, check_installed
 from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
-from minirl.model.lora import merged, split
+from minirl.model.lora import split
 from minirl.run import distributed, preemption
 from minirl.run.files import read_json
 from minirl.sglang import process
@@ -320,6 +321,16 @@ def _merged(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.St
         return params
 
     def whole(params: nnx.State, frozen: nnx.State) -> nnx.State:
-        return nnx.state(merged(nnx.merge(graph, params, frozen)), nnx.Param)
+        model = nnx.merge(graph, params, frozen)
+        layers: Any = model.layers
+        for name in dict.fromkeys(layers.lora.targets):
+            matrix = getattr(layers, name)[...]
+            a, b = (getattr(layers, f"{name}_{end}")[...] for end in "ab")
+            product = jnp.einsum("lor,lri->loi", b, a, precision="highest")
+            total = matrix.astype(jnp.float32) + layers.lora.scale * product
+            setattr(layers, name, nnx.Param(total.astype(matrix.dtype)))
+            for end in "ab":
+                delattr(layers, f"{name}_{end}")
+        return nnx.state(model, nnx.Param)
 
     return jax.jit(whole)(params, frozen)

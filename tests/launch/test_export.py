@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import closing, contextmanager
 from itertools import pairwise
@@ -175,6 +176,22 @@ def test_adapters_are_merged(place, tmp_path):
     assert np.abs(logits(huggingface.load(place.base)) - expected).max() > 1
     untouched = arrays(nnx.state(place.lora))["layers.down"]
     np.testing.assert_array_equal(arrays(nnx.state(merged))["layers.down"], untouched)
+
+
+def test_what_rounding_adapters_costs_is_told(place, tmp_path, capsys):
+    write(place.folder / "lora", tmp_path / "wide")
+    assert "Rounding" not in capsys.readouterr().out
+    write(place.folder / "lora", tmp_path / "out", "--dtype", "bfloat16")
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "Rounding" in one)
+    before, after = (
+        load_file(folder / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+        for folder in (place.base, tmp_path / "wide")
+    )
+    kept = before.astype(jnp.bfloat16) == after.astype(jnp.bfloat16)
+    # Of six matrices: the large change of this one is like that of the others.
+    share = float(re.search(r"bfloat16: ([\d.]+) %", line)[1])
+    assert share == pytest.approx(100 * kept.mean(), abs=1)
+    assert "--dtype float32 or --adapter keeps what was trained" in line
 
 
 def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):

@@ -94,7 +94,8 @@ def test_adapters_take_less_and_frozen_weights_are_copied_once():
     assert update["weights"] > whole["weights"]
     copy = sampler["sampler's weights"]
     assert copy == pytest.approx(4 * whole["weights"], rel=0.2)
-    assert update["sampler's frozen weights"] == copy
+    # Adapters lie beside it while the sampler works.
+    assert 0.9 * copy < update["sampler's frozen weights"] < copy
 
 
 def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):

@@ -8,6 +8,7 @@ from flax import nnx
 
 from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig, OptimizerConfig
 from minirl.model import huggingface
+from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import make_mesh, param_path
 from minirl.train.batching import micro_batches, read_back
@@ -48,6 +49,22 @@ def adapted(model, lora, *, seed=0):
         return jax.device_put(rng.normal(0, 0.3, leaf.shape).astype(np.float32), leaf.sharding)
 
     return nnx.merge(graph, jax.tree.map(draw, params), frozen)
+
+
+def merged(model):
+    """Return a model without adapters that computes the same, in float32."""
+    lora = model.layers.lora
+    _, adapters, rest = split(model)
+    adapters = {param_path(path): leaf for path, leaf in jax.tree.leaves_with_path(adapters)}
+
+    def merge(path, leaf):
+        a, b = (adapters.get(f"{param_path(path)}_{end}") for end in "ab")
+        leaf = leaf.astype(np.float32)
+        return leaf if a is None else leaf + lora.scale * (b @ a)
+
+    plain = Decoder(model.config, key=jax.random.key(0), dtype=model.dtype)
+    nnx.update(plain, jax.tree.map_with_path(merge, rest))
+    return plain
 
 
 def start(toy, shape, *, algorithm="grpo", guard=None):

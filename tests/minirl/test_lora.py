@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,17 +18,20 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from minirl.config import Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.config import BatchingConfig, Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
 from minirl.model import huggingface
 from minirl.model.attention import causal
 from minirl.model.config import read_config
-from minirl.model.lora import adapter_shapes, add_adapters, merged, split
+from minirl.model.decoder import Decoder
+from minirl.model.lora import Rounding, adapter_shapes, add_adapters, merged_tensors, split
 from minirl.model.sharding import param_path
+from minirl.train.batching import micro_batches, read_back
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
+from minirl.types import Decoding, Request, TokenRow
 
 from . import toy_run
-from .mesh_update import adapted, batches
+from .mesh_update import adapted, batches, merged
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 PEFT, PREFIX = REFERENCE / "qwen3_lora", "base_model.model."
@@ -142,6 +146,79 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     assert trained < sum(array.size for array in kept.values()) / 2
 
 
+def sampled_groups(toy, sampler, *, step):
+    """Sample 16 groups of 4 replies of 32 tokens as rows, with any advantages."""
+    rng = np.random.default_rng(step)
+    prompts = [tuple(rng.integers(4, 60, 8).tolist()) for _ in range(16)]
+    asked = [Request(64 * step + n, prompts[n // 4], 32, Decoding(0.8)) for n in range(64)]
+    rows = []
+    for number, reply in sorted(toy.run(sampler, asked).items()):
+        ids = np.array([*prompts[number % 64 // 4], *reply.ids])
+        logprobs = np.concatenate([np.zeros(8), reply.logprobs])
+        rows.append(TokenRow(ids, np.arange(40) >= 8, logprobs, rng.normal(), 8))
+    return [rows[n : n + 4] for n in range(0, 64, 4)]
+
+
+def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(toy):
+    """Mean |log p - log q| of 2,048 tokens, before and after 1 and 10 updates: of adapters, and of
+    a learner of all weights at the same policy. Weights that are merged and rounded to bfloat16
+    before sampling are 1.4 times as far after the first update.
+    """
+    base = Decoder(toy.CONFIG, key=jax.random.key(0), dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    add_adapters(base, LoraConfig(rank=8, alpha=1), seed=0)
+    learner, params = learner_of(base)
+    learners = {"lora": learner, "full": learner_of(merged(base))[0]}
+    sizes = BatchingConfig(prompt_multiple=8, answer_multiple=32)
+
+    def cut(groups):
+        return micro_batches(groups, aggregation="token_mean", sizes=sizes, pad_id=0)
+
+    samplers = {
+        name: toy.sampler(one, slots=64, group_size=4, stop_ids=toy.NEVER)
+        for name, one in (("lora", base), ("full", merged(base)))
+    }
+    state = learner.init(params)
+    for step in range(11):
+        if step in (0, 1, 10):
+            adapters = jax.tree.map(jnp.copy, state.params)
+            policy = nnx.merge(nnx.graphdef(base), adapters, learner._frozen)
+            gaps = {}
+            for name, one in (("full", merged(policy)), ("lora", policy)):
+                weights = split(one)[1]
+                samplers[name].set_weights(weights, version=step)
+                groups = sampled_groups(toy, samplers[name], step=step)
+                found = read_back(
+                    groups, learners[name].logprobs(weights, cut(groups)), sizes=sizes
+                )
+                pairs = zip(chain(*found), chain(*groups), strict=True)
+                gaps[name] = np.mean([np.abs(logp - row.logprobs)[8:] for logp, row in pairs])
+            assert gaps["lora"] <= 1.1 * gaps["full"], step
+        state, _ = learner.update(state, cut(groups))
+
+
+def test_what_rounding_leaves_of_a_change():
+    """Of 1 + 1/512 bfloat16 leaves 1, and 2 + 1/2 and 4 as they are."""
+    weights = [("q.weight", np.array([[1.0], [2.0], [4.0]])), ("norm", np.ones(2))]
+    adapters = {"q.lora_A.weight": np.ones((1, 1)), "q.lora_B.weight": [[1 / 512], [0.5], [0.0]]}
+    adapters = {name: np.asarray(array, np.float32) for name, array in adapters.items()}
+    rounding = Rounding("bfloat16")
+    found = dict(merged_tensors(weights, adapters, LoraConfig(rank=1, alpha=1), rounding))
+    np.testing.assert_array_equal(found["q.weight"], [[1 + 1 / 512], [2.5], [4]])
+    assert found["q.weight"].dtype == np.float32
+    assert str(rounding) == (
+        "66.7 % of the adapted weights unchanged, an error of 0.0039 of the change"
+    )
+
+
+def test_a_model_is_written_with_its_adapters_merged_in_float32(tmp_path):
+    model = huggingface.load(REFERENCE / "qwen3", param_dtype=jnp.bfloat16, dtype=jnp.bfloat16)
+    model = adapted(model, SOME)
+    huggingface.save(model, tmp_path / "a", source=REFERENCE / "qwen3")
+    found = arrays(nnx.state(huggingface.load(tmp_path / "a")))
+    for name, array in arrays(nnx.state(merged(model))).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
 def peft_adapter():
     """Read PEFT's own adapter of the reference model: settings, and our adapters' state."""
     config = json.loads((PEFT / "adapter_config.json").read_text())
@@ -222,7 +299,6 @@ def test_a_run_learns_with_adapters_and_saves_them_alone(toy, tmp_path):
     kl = [record["update/kl"] for record in records]
     assert kl[0] == pytest.approx(0, abs=1e-6)
     assert kl[-1] > 0.01
-    # The learner multiplies by adapters, the sampler by their sum with the weights.
     assert max(record["mismatch/gap_max"] for record in records) < 1e-4
     # It goes on with what was saved.
     again = make_trainer(toy, tmp_path)
