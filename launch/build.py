@@ -313,10 +313,15 @@ def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
 
 
 def serving(
-    config: JobConfig, model: Path, folder: Path, limits: SamplerConfig, *others: SamplerConfig
+    config: JobConfig,
+    model: Path,
+    folder: Path,
+    limits: SamplerConfig,
+    *others: SamplerConfig,
+    lora: LoraConfig | None,
 ) -> AbstractContextManager[Servers | None]:
-    """Return the servers that sample from a model's folder, within any of the token limits; None
-    for the native sampler.
+    """Return the servers that sample from a model's folder, with adapters or without, within any of
+    the token limits; None for the native sampler.
     """
     if config.rollout.backend == "native":
         return nullcontext()
@@ -326,7 +331,7 @@ def serving(
     longest = max(every, key=lambda one: one.max_prompt_tokens + one.max_response_tokens)
     return Servers(
         config.rollout.sglang, model, longest,
-        dtype=config.model.dtype, seed=config.seed, folder=folder,
+        dtype=config.model.dtype, seed=config.seed, folder=folder, lora=lora,
     )  # fmt: skip
 
 

@@ -61,7 +61,9 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         start_from = start_model(config, folder, sql, examples)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
         measured = config.evaluation_sampler
-        servers = stack.enter_context(serving(config, start_from, folder, config.sampler, measured))
+        servers = stack.enter_context(
+            serving(config, start_from, folder, config.sampler, measured, lora=config.train.lora)
+        )
         evaluator = Evaluator(
             model,
             tokenizer,

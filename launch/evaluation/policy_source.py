@@ -125,7 +125,7 @@ class CheckpointSource(Source):
         wrapping = config.answer_wrapping
         taken = TakenAsTheyAre(sql.evaluation_prompt, wrapping)
         cache, found = DiskCache(out / SAMPLES), []
-        with serving(config, self.policy.model, out, limits) as servers:
+        with serving(config, self.policy.model, out, limits, lora=self.policy.lora) as servers:
             evaluator = Evaluator(
                 model, tokenizer, sql.evaluation_environment() if is_agentic else taken,
                 limits, self.decode, seed=config.seed, max_turns=sql.evaluation_turns,
@@ -191,7 +191,10 @@ class _PolicyModel:
         config = self._config
         model, tokenizer = load_policy(self._policy, config)
         limits = config.evaluation_sampler
-        servers = self._stack.enter_context(serving(config, self._policy.model, self._out, limits))
+        policy = self._policy
+        servers = self._stack.enter_context(
+            serving(config, policy.model, self._out, limits, lora=policy.lora)
+        )
         group_size = max(config.verbal.candidates, config.verbal.judgements)
         sampler = make_sampler(
             model, limits, tokenizer,

@@ -177,11 +177,13 @@ class Server:
     """The endpoints of a server.
 
     All methods raise `ServerError` where it does not answer, or its answer cannot be true, and
-    `RejectedError` where it will never do what was asked. `ranks` are its tensor-parallel ones.
+    `RejectedError` where it will never do what was asked. `ranks` are its tensor-parallel ones;
+    `adapters` those that it was given, of which it is asked with the last.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url, self._session, self.ranks = url.rstrip("/"), session, 1
+        self.adapters: tuple[str, ...] = ()
 
     async def generate(
         self,
@@ -193,11 +195,13 @@ class Server:
         timeout_s: float,
     ) -> Generated:
         """Sample a reply; `rid` names the request for `abort`."""
+        adapters = self.adapters[-1:]
         body = {
             "rid": rid,
             "input_ids": request.ids,
             "return_logprob": True,
             "top_logprobs_num": request.decoding.top_logprobs,
+            **_lora_path(adapters),
             # A server may have presets of its own: leave nothing to them.
             "sampling_params": {
                 "max_new_tokens": request.max_tokens,
@@ -213,24 +217,33 @@ class Server:
             },
         }
         content = await self.post("/generate", body, timeout_s=timeout_s)
-        return _read(Generated, content, (rid, request, stop_ids, vocab_size))
+        found = _read(Generated, content, (rid, request, stop_ids, vocab_size))
+        # The server's own version is that of the weights below the adapters.
+        return found.model_copy(update={"version": adapters[0], "spans": []} if adapters else {})
 
     async def score(
         self, ids: Sequence[int], *, rid: str, timeout_s: float
     ) -> tuple[list[float], str]:
         """Return the log-probability of each id but the first, and the name of the weights."""
+        adapters = self.adapters[-1:]
         body = {
             "rid": rid,
             "input_ids": ids,
             "return_logprob": True,
+            **_lora_path(adapters),
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         }
-        scored = _read(_Scored, await self.post("/generate", body, timeout_s=timeout_s))
+        try:
+            scored = _read(_Scored, await self.post("/generate", body, timeout_s=timeout_s))
+        except RejectedError as error:
+            if not adapters:
+                raise
+            raise ServerError("stale", f"has no adapters {adapters[0]} ({error})") from None
         values = [value for value, *_ in scored.logprobs[1:] if value is not None]
         if [one[1] for one in scored.logprobs] != list(ids) or len(values) != len(ids) - 1:
             raise ServerError("garbage", "scored other ids than were sent, or not all")
-        return values, scored.version
+        return values, adapters[0] if adapters else scored.version
 
     async def abort(self, rid: str) -> None:
         """Stop a request; a server that cannot be told is left alone."""
@@ -289,6 +302,11 @@ class Server:
         if not 200 <= response.status < 300:
             raise ServerError("status", message)
         return content
+
+
+def _lora_path(adapters: Sequence[str]) -> dict[str, str]:
+    """Name the adapters that a request is computed with, if there are any."""
+    return {"lora_path": adapters[0]} if adapters else {}
 
 
 def _shown(content: bytes) -> str:

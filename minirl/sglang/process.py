@@ -24,7 +24,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minirl.config import SglangConfig
+    from minirl.config import LoraConfig, SglangConfig
 
 _HOST = "127.0.0.1"
 _END_S, _POLL_S = 20, 0.5
@@ -97,7 +97,14 @@ def close(children: Sequence[ChildServer]) -> None:
 
 
 def launch(
-    config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Path, first: int = 0
+    config: SglangConfig,
+    model: Path,
+    *,
+    dtype: str,
+    seed: int,
+    logs: Path,
+    first: int = 0,
+    lora: LoraConfig | None = None,
 ) -> list[ChildServer]:
     """Start the servers that a process of a run launches, with logs in a folder.
 
@@ -120,6 +127,7 @@ def launch(
             "dtype": dtype,
             "random-seed": (seed + first + index) % 2**31,
             "skip-server-warmup": True,
+            **({} if lora is None else _lora_arguments(lora)),
             **config.arguments,
         }
         command = [config.interpreter, "-m", "sglang.launch_server"]
@@ -132,6 +140,16 @@ def launch(
         log = logs / f"sglang-{first + index}.log"
         children.append(ChildServer(command, variables, port, log))
     return children
+
+
+def _lora_arguments(lora: LoraConfig) -> dict[str, bool | int | str]:
+    """Let a server take adapters: the newest, those before, and none in a batch."""
+    return {
+        "enable-lora": True,
+        "max-lora-rank": lora.rank,
+        "lora-target-modules": "all",
+        "max-loras-per-batch": 3,
+    }
 
 
 def free_ports(count: int) -> list[int]:

@@ -137,8 +137,7 @@ class Replica:
                 bucket = await buckets.get()
 
         timeout_s = self.config.push_s
-        async with self.server.paused():
-            await self.transfer.send(self.server, weights.name, stream(), timeout_s=timeout_s)
+        await self.transfer.send(self.server, weights.name, stream(), timeout_s=timeout_s)
         await self.compare(weights)
 
     async def compare(self, weights: PushedWeights) -> None:

@@ -24,15 +24,12 @@ from weakref import ref
 
 import aiohttp
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from minirl.config import SamplerConfig, SglangConfig, check_installed
+from minirl.config import LoraConfig, SamplerConfig, SglangConfig, check_installed
 from minirl.errors import UserError
 from minirl.model.config import read_config
-from minirl.model.decoder import Decoder
-from minirl.model.lora import split
 from minirl.run import distributed, preemption
 from minirl.run.files import read_json
 from minirl.sglang import process
@@ -40,7 +37,7 @@ from minirl.sglang.client import Generated, Server, make_session
 from minirl.sglang.pool import ServerPool
 from minirl.sglang.process import ChildServer
 from minirl.sglang.replica import PushedWeights, Requirements
-from minirl.sglang.transfer import BACKENDS, remove_versions, version_folder
+from minirl.sglang.transfer import BACKENDS, Adapters, Backend, remove_versions, version_folder
 from minirl.types import Reply, Request, Tokenizer, Work
 
 _CLOSE_S = 10.0
@@ -60,7 +57,8 @@ _samplers, _pushes = itertools.count(), itertools.count(1)
 
 
 class Servers:
-    """The servers of this process, which serve the model of a folder, inside of a `with` block.
+    """The servers of this process, which serve the model of a folder, inside of a `with` block;
+    with `lora` they are given adapters, and keep its weights.
 
     The seed decides the probe, and what launched servers draw.
 
@@ -78,6 +76,7 @@ class Servers:
         dtype: str,
         seed: int,
         folder: Path,
+        lora: LoraConfig | None = None,
     ) -> None:
         check_installed(config)
         if config.urls and config.push != "disk" and len(config.urls) < distributed.count():
@@ -86,13 +85,17 @@ class Servers:
                 f"{distributed.count()} processes, and urls has {len(config.urls)}; give more, or "
                 "use disk"
             )
-        self._config, self._model, self._dtype = config, model, dtype
+        self._config, self._model, self._dtype, self._lora = config, model, dtype, lora
         self._seed, self._folder, self.place = seed, folder, (folder / "weights").absolute()
         if config.weights is not None:
             # Other runs may write there too.
             mark = zlib.crc32(str(folder.absolute()).encode())
             self.place = config.weights.absolute() / f"{folder.name}-{mark:08x}"
-        self.transfer = BACKENDS[config.push](self.place, dtype)
+        self.transfer: Backend = (
+            Adapters(self.place, lora, base=model)
+            if lora
+            else BACKENDS[config.push](self.place, dtype)
+        )
         described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
         kind = described["model_type"].capitalize()
         vocab_size = read_config(model).vocab_size
@@ -104,7 +107,7 @@ class Servers:
             context=context,
             probe_ids=tuple(probe_ids[: max(context - 1, _PROBE_PROMPT + 1)].tolist()),
             tolerance=config.tolerance or _TOLERANCE[dtype],
-            is_one_group=config.push == "nccl",
+            is_one_group=lora is not None or config.push == "nccl",
         )
         self.pool: ServerPool
         self.pushed: tuple[int, ref[Any]] | None = None
@@ -117,7 +120,8 @@ class Servers:
         remove_versions(self.place)  # of a run that was killed
         with ExitStack() as stack:
             children = process.launch(
-                config, self._model, dtype=self._dtype, seed=self._seed * config.launch * count,
+                config, self._model, dtype=self._dtype, lora=self._lora,
+                seed=self._seed * config.launch * count,
                 logs=self._folder, first=jax.process_index() * config.launch,
             )  # fmt: skip
             stack.callback(process.close, children)
@@ -209,18 +213,12 @@ def _allow_connections(count: int) -> None:
 
 
 class SglangSampler:
-    """Samples with SGLang servers. What they draw is not repeatable.
-
-    The model has the structure, and the weights that are not trained.
-    """
+    """Samples with SGLang servers. What they draw is not repeatable."""
 
     is_repeatable = False
 
-    def __init__(
-        self, model: Decoder, tokenizer: Tokenizer, servers: Servers, *, logprobs: Logprobs
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, servers: Servers, *, logprobs: Logprobs) -> None:
         self._servers, self._tokenizer, self._logprobs = servers, tokenizer, logprobs
-        self._graph, _, self._frozen = split(model)
         # Servers may still have weights of another run.
         self._name = distributed.from_first(lambda: uuid.uuid4().hex[:8])
         self._begin()
@@ -255,8 +253,7 @@ class SglangSampler:
         number = next(_pushes)
         name = f"{self._name}-{version}-{number}"
         pushed = PushedWeights(name, number, version, probe.tolist())
-        whole = _merged(self._graph, weights, self._frozen)
-        servers.push(pushed, servers.transfer.buckets(whole, name))
+        servers.push(pushed, servers.transfer.buckets(weights, name))
         remove_versions(servers.place, but=version_folder(servers.place, name))
         servers.pushed = version, ref(first)
 
@@ -313,24 +310,3 @@ class SglangSampler:
         versions = tuple(map(self._servers.pool.version_of, generated.versions))
         finish = "stop" if is_stopped else "length"
         return Reply(ids, generated.logprobs, text, finish, versions, generated.top)
-
-
-def _merged(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:
-    """Return all weights of a model, adapters merged."""
-    if not jax.tree.leaves(frozen):
-        return params
-
-    def whole(params: nnx.State, frozen: nnx.State) -> nnx.State:
-        model = nnx.merge(graph, params, frozen)
-        layers: Any = model.layers
-        for name in dict.fromkeys(layers.lora.targets):
-            matrix = getattr(layers, name)[...]
-            a, b = (getattr(layers, f"{name}_{end}")[...] for end in "ab")
-            product = jnp.einsum("lor,lri->loi", b, a, precision="highest")
-            total = matrix.astype(jnp.float32) + layers.lora.scale * product
-            setattr(layers, name, nnx.Param(total.astype(matrix.dtype)))
-            for end in "ab":
-                delattr(layers, f"{name}_{end}")
-        return nnx.state(model, nnx.Param)
-
-    return jax.jit(whole)(params, frozen)

@@ -28,8 +28,14 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from minirl.config import LoraConfig
 from minirl.model.config import SINGLE
-from minirl.model.huggingface import tensor_names, tensor_shapes, write_file
+from minirl.model.huggingface import (
+    tensor_names,
+    tensor_shapes,
+    write_adapter,
+    write_file,
+)
 from minirl.model.sharding import is_stacked, param_path
 from minirl.run import distributed
 from minirl.run.files import appearing
@@ -64,9 +70,49 @@ class Disk:
         self, server: Server, name: str, buckets: AsyncIterator[Path], *, timeout_s: float
     ) -> None:
         """Let a paused server load the folder."""
+        async with server.paused():
+            async for folder in buckets:
+                body = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
+                await server.post("/update_weights_from_disk", body, timeout_s=timeout_s)
+
+
+class Adapters:
+    """Adapters alone, which servers add to the weights that they have (SGLang's LoRA).
+
+    Each version is an adapter with a name of its own, and so are its keys in a server's cache:
+    nothing is paused, and a reply ends with the adapter that it began with.
+    """
+
+    def __init__(self, place: Path, lora: LoraConfig, *, base: Path) -> None:
+        self._place, self._lora, self._base = place, lora, str(base)
+
+    def buckets(self, params: nnx.State, name: str) -> Iterator[Path]:
+        """Write the adapters as PEFT does; all processes have to call this."""
+        folder = version_folder(self._place, name)
+        tensors = [(name, np.asarray(array)) for name, array in whole_tensors(params, "float32")]
+        distributed.from_first(
+            lambda: write_adapter(
+                folder, tensor_shapes(params), tensors, self._lora, base=self._base
+            )
+        )
+        yield folder
+
+    async def send(
+        self, server: Server, name: str, buckets: AsyncIterator[Path], *, timeout_s: float
+    ) -> None:
+        """Let a server load the folder, and ask it with these adapters from now on.
+
+        It keeps those before, with which replies are under way, until the next are there.
+        """
         async for folder in buckets:
-            body = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
-            await server.post("/update_weights_from_disk", body, timeout_s=timeout_s)
+            body = {"lora_name": name, "lora_path": str(folder)}
+            await server.post("/load_lora_adapter", body, timeout_s=timeout_s)
+        kept = tuple(one for one in server.adapters if one != name)
+        older, server.adapters = kept[:-1], (*kept[-1:], name)
+        for old in older:
+            with suppress(RejectedError):  # a server that was restarted has none
+                body = {"lora_name": old}
+                await server.post("/unload_lora_adapter", body, timeout_s=timeout_s)
 
 
 class Nccl:
@@ -87,6 +133,12 @@ class Nccl:
         self, server: Server, name: str, buckets: AsyncIterator[Bucket], *, timeout_s: float
     ) -> None:
         """Broadcast buckets to the ranks of a paused server, each within the time-out."""
+        async with server.paused():
+            await self._broadcast(server, name, buckets, timeout_s=timeout_s)
+
+    async def _broadcast(
+        self, server: Server, name: str, buckets: AsyncIterator[Bucket], *, timeout_s: float
+    ) -> None:
         try:
             address = await asyncio.to_thread(_own_address, server.url)
             group = Group(server.ranks, timeout_s=timeout_s)
@@ -124,8 +176,8 @@ class Nccl:
                 await server.post("/destroy_weights_update_group", named)
 
 
-Backend = Disk | Nccl
-BACKENDS: dict[str, type[Backend]] = {"disk": Disk, "nccl": Nccl}
+Backend = Disk | Adapters | Nccl
+BACKENDS: dict[str, type[Disk | Nccl]] = {"disk": Disk, "nccl": Nccl}
 """The values of `rollout.sglang.push`."""
 
 

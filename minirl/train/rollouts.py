@@ -377,7 +377,7 @@ def make_sampler(
     """Make what samples with the weights of a model, once it has some: this process, or servers."""
     if servers is None:
         return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
-    return SglangSampler(model, tokenizer, servers, logprobs=_logprobs(model, tokenizer))
+    return SglangSampler(tokenizer, servers, logprobs=_logprobs(model, tokenizer))
 
 
 def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:

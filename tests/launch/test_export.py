@@ -189,7 +189,7 @@ def test_what_rounding_adapters_costs_is_told(place, tmp_path, capsys):
     )
     kept = before.astype(jnp.bfloat16) == after.astype(jnp.bfloat16)
     # Of six matrices: the large change of this one is like that of the others.
-    share = float(re.search(r"bfloat16: ([\d.]+) %", line)[1])
+    (share,) = map(float, re.findall(r"bfloat16: ([\d.]+) %", line))
     assert share == pytest.approx(100 * kept.mean(), abs=1)
     assert "--dtype float32 or --adapter keeps what was trained" in line
 

@@ -136,7 +136,10 @@ def tokens(config: JobConfig, folder: Path, policy: Path) -> list[TokenRow]:
     """Play tool-calling episodes greedily with the sampler of a job."""
     model, tokenizer = huggingface.load(policy), ChatTokenizer(policy)
     limits = config.sampler
-    with serving(config, policy, folder, limits) as servers, SqlSide(config, folder) as sql:
+    with (
+        serving(config, policy, folder, limits, lora=None) as servers,
+        SqlSide(config, folder) as sql,
+    ):
         sampler = make_sampler(
             model, config.sampler, tokenizer, group_size=1, seed=0, servers=servers
         )
@@ -217,7 +220,7 @@ def test_a_reply_of_two_weights_has_the_log_probabilities_of_both(sglang_python,
     with serve(sglang_python, folder, tmp_path / "server.log") as url:
         config = SglangConfig(urls=(url,), tolerance=1e-4)
         with Servers(config, folder, limits, dtype="float32", seed=0, folder=tmp_path) as servers:
-            sampler = SglangSampler(model, tokenizer, servers, logprobs=learner)
+            sampler = SglangSampler(tokenizer, servers, logprobs=learner)
             sampler.set_weights(old, version=3)
             for request in asked:
                 sampler.submit(request)

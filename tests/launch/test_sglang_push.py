@@ -11,11 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
-from minirl.config import SamplerConfig, SglangConfig, TinyConfig
+from minirl.config import LoraConfig, SamplerConfig, SglangConfig, TinyConfig
 from minirl.model import huggingface
-from minirl.model.lora import split
+from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import make_mesh
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
@@ -24,7 +25,7 @@ from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Request
 
 from .conftest import TINY
-from .sglang_server import serve
+from .sglang_server import OPTIONS, VARIABLES, serve
 
 # Says where PyTorch is, and for which Python.
 FIND = "import sys, torch; print(sys.version_info[:2], torch.__path__[0].removesuffix('/torch'))"
@@ -95,3 +96,39 @@ def test_servers_compute_what_the_learner_does(push, sizes, model, urls, tmp_pat
         failed = {key for key, value in numbers.items() if "/failed_" in key and value}
         assert failed <= {"sglang/failed_stale"}
     assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+@pytest.mark.timeout(900)
+def test_a_server_is_given_adapters_alone(sglang_python, model, tmp_path):
+    """Some MB are pushed and nothing is paused: a reply under way is all of one version."""
+    lora = LoraConfig(rank=4, targets=("q", "v", "down"))
+    policy, tokenizer = huggingface.load(model), ChatTokenizer(model)
+    add_adapters(policy, lora, seed=0)
+    params, rng = split(policy)[1], np.random.default_rng(0)
+    arguments = {name: value for name, value in OPTIONS.items() if name != "dtype"}
+    config = SglangConfig(
+        launch=1, python=sglang_python, arguments=arguments | {"lora-backend": "torch_native"},
+        variables=VARIABLES, start_s=240, wait_s=60, push_s=60,
+    )  # fmt: skip
+    gaps, request = [], Request(1, (5, 6, 7), LONG, Decoding())
+    with Servers(
+        config, model, LIMITS, dtype="float32", seed=0, folder=tmp_path, lora=lora
+    ) as servers:
+        sampler = make_sampler(policy, LIMITS, tokenizer, group_size=1, seed=0, servers=servers)
+        assert isinstance(sampler, SglangSampler)
+        probe, before, versions = servers.requirements.probe_ids, 0.0, []
+        for version in range(4):
+            logprobs = sampler._logprobs(params, probe, 2)
+            assert version == 0 or abs(logprobs - before).mean() > 1e-2
+            sampler.set_weights(params, version=version)
+            gaps.append(sampler.numbers()["sglang/probe_gap"])
+            asked = servers.start(servers.pool.sample(version, request, tokenizer.stop_ids))
+            versions.append(asked)
+            before = logprobs
+            params = jax.tree.map(
+                lambda leaf: leaf + rng.normal(0, 0.1, leaf.shape).astype(np.float32), params
+            )
+        for version, asked in enumerate(versions):
+            assert {*map(servers.pool.version_of, asked.result(200).versions)} == {version}
+        assert sampler.numbers()["sglang/retries"] == 0
+    assert max(gaps) < 1e-4

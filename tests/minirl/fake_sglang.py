@@ -47,6 +47,7 @@ class Fake:
         self.held = lambda body: None
         self.down, self.paused, self.hung = False, False, threading.Event()
         self.model_path = ""
+        self.adapters: dict[str, str] = {}
         self.sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
         self.is_updating, self.taken, self.versions = False, {}, []
         # By the name of a group: gives what its next broadcast brings.
@@ -153,6 +154,13 @@ class Fake:
         self.folder, self.weights = body["model_path"], body["weight_version"]
         return 200, {"success": True}
 
+    def on_load_lora_adapter(self, body):
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return 200, {"success": True}
+
+    def on_unload_lora_adapter(self, body):
+        return (200 if self.adapters.pop(body["lora_name"], None) else 400), {}
+
     def on_begin_weight_update(self, _):
         was_updating, self.is_updating = self.is_updating, True
         return (400 if was_updating else 200), {}
@@ -181,6 +189,8 @@ class Fake:
     def on_generate(self, body):
         if self.paused:
             return 503, {"error": "paused"}  # a real one would let us wait
+        if body.get("lora_path") not in (None, *self.adapters):
+            return 400, {"error": "an adapter that has never been loaded"}
         self.bodies.append(body)
         sent, settings = body["input_ids"], body["sampling_params"]
         began = self.weights

@@ -36,12 +36,12 @@ def serve(served, tmp_path):
     """Return `serve(fakes, **settings)`: servers in use, with the weights that fakes agree with."""
     opened = []
 
-    def begin(fakes, *, push=True, push_with="disk", **settings):
+    def begin(fakes, *, push=True, push_with="disk", lora=None, **settings):
         if "launch" not in settings:
             settings["urls"] = tuple(fake.url for fake in fakes)
         config = SglangConfig(push=push_with, **{**DEADLINES, **settings})
         limits = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
-        found = Servers(config, served, limits, dtype="float32", seed=0, folder=tmp_path)
+        found = Servers(config, served, limits, dtype="float32", seed=0, folder=tmp_path, lora=lora)
         opened.append(found.__enter__())
         if push:
             send(found, "a")
@@ -297,7 +297,7 @@ def test_a_server_of_ours_is_started_anew_if_it_hangs_and_not_while_it_starts(
 
 def test_what_would_kill_a_server_is_never_sent(fakes, serve, toy):
     servers = serve(fakes)
-    sampler = SglangSampler(toy.model(), toy.Tokenizer(), servers, logprobs=lambda *_: np.zeros(0))
+    sampler = SglangSampler(toy.Tokenizer(), servers, logprobs=lambda *_: np.zeros(0))
     for fake in fakes:
         fake.bodies.clear()
     for ids, tokens in (((5, VOCAB), 4), ((-1, 5), 4), ((), 4), ((5,), 0)):

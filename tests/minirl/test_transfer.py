@@ -21,14 +21,16 @@ from minirl.model import huggingface
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.sglang import transfer
-from minirl.sglang.sampler import _merged
 from minirl.sglang.transfer import (
+    Adapters,
     bucketed,
     remove_versions,
     version_folder,
     whole_tensors,
     write_version,
 )
+
+from .toy_run import spread
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,17 +81,18 @@ def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(
     assert not version_folder(tmp_path / "w", "x").exists()
 
 
-def test_adapters_are_merged(toy, tmp_path):
-    plain, model = toy.model(), nnx.clone(toy.model())
-    add_adapters(model, LoraConfig(rank=2, targets=("q",)), seed=0)
-    graph, params, frozen = split(model)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, params)
-    whole = _merged(graph, params, frozen)
-    folder = write_version(tmp_path / "w", "z", whole, dtype="float32")
-    found = load_file(folder / "model.safetensors")
-    before = by_file(plain, tmp_path / "export")
-    changed = [name for name in found if not np.array_equal(found[name], before[name])]
-    assert changed == [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)]
+def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(toy, tmp_path):
+    lora = LoraConfig(rank=2, targets=("q", "down"))
+    model = spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
+    add_adapters(model, lora, seed=0)
+    params = split(model)[1]
+    (folder,) = Adapters(tmp_path, lora, base=tmp_path / "base").buckets(params, "x-3")
+    assert folder == version_folder(tmp_path, "x-3")
+    shapes = huggingface.tensor_shapes(params)
+    expected = huggingface.tensors(params)
+    huggingface.write_adapter(tmp_path / "e", shapes, expected, lora, base=str(tmp_path / "base"))
+    for path in (tmp_path / "e").iterdir():
+        assert (folder / path.name).read_bytes() == path.read_bytes()
 
 
 def test_only_one_version_is_kept(tmp_path):

@@ -1,0 +1,62 @@
+"""Adapters at servers: one name a version, replies of one version, nothing paused, none lost."""
+# ruff: noqa: F811  (a fixture of another file)
+
+import threading
+
+import pytest
+
+from minirl.config import LoraConfig
+from minirl.errors import UserError
+
+from .test_pool import ask, folder_of, numbers, send, serve, start, wait_until  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("soon")
+LORA = LoraConfig(rank=2)
+
+
+def test_adapters_alone_are_pushed_and_requests_name_them(fakes, serve):
+    servers = serve(fakes, lora=LORA)
+    for name in "abc":
+        if name != "a":
+            send(servers, name)
+        (found,) = ask(servers)
+        assert found.versions == (name,) * 3
+    for fake in fakes:
+        # The newest, and those before, with which replies may be under way.
+        assert fake.adapters == {name: str(folder_of(servers, name)) for name in "bc"}
+        assert (fake.weights, fake.folder) == ("default", "")
+        assert not {"/pause_generation", "/flush_cache"} & {*fake.order}
+    probes = [b["lora_path"] for b in fakes[0].bodies if not b["sampling_params"]["max_new_tokens"]]
+    assert probes == ["a", "b", "c"]
+
+
+def test_a_reply_ends_with_the_adapters_that_it_began_with(fakes, serve):
+    servers, go = serve(fakes[:1], lora=LORA), threading.Event()
+    fakes[0].held = lambda _: go.wait(60)
+    under_way = start(servers, 1)
+    wait_until(lambda: len(fakes[0].bodies) == 2)  # after the probe
+    send(servers, "b")
+    go.set()
+    assert under_way.result(60).versions == ("a",) * 3
+    assert ask(servers)[0].versions == ("b",) * 3
+    assert numbers(servers)["retries"] == 0
+
+
+def test_a_server_that_was_restarted_is_given_the_adapters_again(fakes, serve):
+    servers = serve(fakes, lora=LORA)
+    for fake in fakes:
+        fake.adapters.clear()
+    fakes[0].faults["/generate"] = ["drop"]
+    fakes[1].faults["/generate"] = ["drop"]
+    (found,) = ask(servers)
+    assert found.versions == ("a",) * 3
+    wait_until(lambda: numbers(servers)["servers"] == 2)
+    send(servers, "b")
+    assert [{*fake.adapters} for fake in fakes] == [{"a", "b"}] * 2
+
+
+def test_a_server_without_lora_is_refused_at_the_first_push(fakes, serve):
+    for fake in fakes:
+        fake.faults["/load_lora_adapter"] = [400]
+    with pytest.raises(UserError, match="does not take the learner's weights"):
+        serve(fakes, lora=LORA)
