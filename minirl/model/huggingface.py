@@ -345,7 +345,7 @@ def write_adapter(
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": [_NAMES[name].split(".")[1] for name in dict.fromkeys(lora.targets)],
+        "target_modules": target_modules(lora),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -355,6 +355,11 @@ def write_adapter(
     with appearing(folder) as new:
         _write_json(new / "adapter_config.json", config)
         write_file(new / "adapter_model.safetensors", prefixed, iter(arrays), dtype=dtype)
+
+
+def target_modules(lora: LoraConfig) -> list[str]:
+    """Return the names in PEFT and SGLang of the matrices that have adapters."""
+    return [_NAMES[name].split(".")[1] for name in dict.fromkeys(lora.targets)]
 
 
 def total_bytes(shapes: Shapes, dtype: Any) -> int:

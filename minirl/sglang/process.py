@@ -24,7 +24,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minirl.config import LoraConfig, SglangConfig
+    from minirl.config import SglangConfig
 
 _HOST = "127.0.0.1"
 _END_S, _POLL_S = 20, 0.5
@@ -104,12 +104,12 @@ def launch(
     seed: int,
     logs: Path,
     first: int = 0,
-    lora: LoraConfig | None = None,
+    options: Sequence[str] = (),
 ) -> list[ChildServer]:
     """Start the servers that a process of a run launches, with logs in a folder.
 
     `first` is the number of the first one among those of all processes; the seed is that of the
-    run's server 0, the others count on from it.
+    run's server 0, the others count on from it. `options` come before those of the settings.
     """
     if not config.launch:
         return []
@@ -127,10 +127,9 @@ def launch(
             "dtype": dtype,
             "random-seed": (seed + first + index) % 2**31,
             "skip-server-warmup": True,
-            **({} if lora is None else _lora_arguments(lora)),
             **config.arguments,
         }
-        command = [config.interpreter, "-m", "sglang.launch_server"]
+        command = [config.interpreter, "-m", "sglang.launch_server", *options]
         for name, value in arguments.items():
             if value is not False:
                 command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
@@ -140,16 +139,6 @@ def launch(
         log = logs / f"sglang-{first + index}.log"
         children.append(ChildServer(command, variables, port, log))
     return children
-
-
-def _lora_arguments(lora: LoraConfig) -> dict[str, bool | int | str]:
-    """Let a server take adapters: the newest, those before, and none in a batch."""
-    return {
-        "enable-lora": True,
-        "max-lora-rank": lora.rank,
-        "lora-target-modules": "all",
-        "max-loras-per-batch": 3,
-    }
 
 
 def free_ports(count: int) -> list[int]:

@@ -120,7 +120,8 @@ class Servers:
         remove_versions(self.place)  # of a run that was killed
         with ExitStack() as stack:
             children = process.launch(
-                config, self._model, dtype=self._dtype, lora=self._lora,
+                config, self._model, dtype=self._dtype,
+                options=Adapters.options(self._lora) if self._lora else (),
                 seed=self._seed * config.launch * count,
                 logs=self._folder, first=jax.process_index() * config.launch,
             )  # fmt: skip

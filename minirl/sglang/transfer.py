@@ -31,6 +31,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from minirl.config import LoraConfig
 from minirl.model.config import SINGLE
 from minirl.model.huggingface import (
+    target_modules,
     tensor_names,
     tensor_shapes,
     write_adapter,
@@ -85,6 +86,12 @@ class Adapters:
 
     def __init__(self, place: Path, lora: LoraConfig, *, base: Path) -> None:
         self._place, self._lora, self._base = place, lora, str(base)
+
+    @staticmethod
+    def options(lora: LoraConfig) -> list[str]:
+        """Return what a server is launched with: room for two versions, and for none in a batch."""
+        sizes = ["--max-lora-rank", str(lora.rank), "--max-loras-per-batch", "3"]
+        return ["--enable-lora", *sizes, "--lora-target-modules", *target_modules(lora)]
 
     def buckets(self, params: nnx.State, name: str) -> Iterator[Path]:
         """Write the adapters as PEFT does; all processes have to call this."""

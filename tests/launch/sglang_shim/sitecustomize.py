@@ -63,7 +63,20 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StandIn(spec.name)
 
     def exec_module(self, module):
-        pass
+        if module.__name__ == "sgl_kernel":  # imported after PyTorch
+            _pin_no_memory()
+
+
+def _pin_no_memory():
+    """Let LoRA's tables and weights lie in common memory: only a GPU has use for pinned one."""
+    import torch  # ty: ignore[import-not-found]  (that of the servers)
+
+    def unpinned(make):
+        return lambda *args, pin_memory=False, **options: make(*args, **options)
+
+    for name in ("tensor", "zeros", "empty", "arange"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *_: self
 
 
 sys.meta_path.insert(0, _Finder())
