@@ -236,7 +236,7 @@ def test_two_processes_of_which_one_is_killed_run_as_one_device_does(toy, tmp_pa
     for line, twin in zip(ours, theirs, strict=True):
         for numbers in (line, twin):  # of the mesh
             assert numbers.pop("update/padding") > 0
-        assert line == pytest.approx(twin, rel=1e-6, abs=1e-6)
+        assert line == pytest.approx(twin, rel=1e-5, abs=1e-6)
     name = "trajectories.jsonl"
     assert (folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     for leaf, twin in zip(*map(jax.tree.leaves, (last.params, one.params)), strict=True):
