@@ -312,7 +312,7 @@ def test_a_slow_query_does_not_stop_the_others(toy):
     in_order_s, _ = took(is_repeatable=True)
     all_s, idle_s = took(is_repeatable=False)
     assert all_s < 0.7 * in_order_s
-    assert idle_s < 0.1 * all_s
+    assert idle_s < 0.25 * all_s
 
 
 def test_a_native_sampler_takes_results_in_order_on_a_cpu_or_as_it_is_told(toy):
