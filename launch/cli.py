@@ -276,6 +276,9 @@ def use_accelerator(
 
     platforms = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}[name]
     jax.config.update("jax_platforms", platforms)
+    # A CPU's results are waited for anyhow; else what a program took is given back only while the
+    # next one runs, and two micro-batches are in memory.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     activity.watch_compiler()
     if options is not None:
         _join_others(options)
