@@ -278,7 +278,7 @@ def use_accelerator(
     jax.config.update("jax_platforms", platforms)
     # A CPU's results are waited for anyhow; else what a program took is given back only while the
     # next one runs, and two micro-batches are in memory.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.config.update("jax_cpu_enable_async_dispatch", val=False)
     activity.watch_compiler()
     if options is not None:
         _join_others(options)
