@@ -154,6 +154,27 @@ def product(shape: ModelConfig) -> Lap:
     return Lap(*(seconds / operations for seconds in Lap.now().since(start)))
 
 
+def reply(
+    sampler: NativeSampler,
+    tokenizer: Tokenizer,
+    prompts: Prompts,
+    config: SamplerConfig,
+    *,
+    group_size: int,
+) -> list[list[Trajectory]]:
+    """Sample one reply for each member of the group of every prompt."""
+    return rollout(
+        sampler,
+        tokenizer,
+        OneTurn(),
+        prompts,
+        config=config,
+        group_size=group_size,
+        first_episode=0,
+        max_turns=1,
+    )
+
+
 def measure_sampling(
     model: Decoder,
     tokenizer: Tokenizer,
@@ -173,16 +194,7 @@ def measure_sampling(
         sampler = NativeSampler(model, config, tokenizer, group_size=group_size, seed=0)
         start = Lap.now()
         sampler.set_weights(split(model)[1], version=0)
-        groups = rollout(
-            sampler,
-            tokenizer,
-            OneTurn(),
-            prompts,
-            config=config,
-            group_size=group_size,
-            first_episode=0,
-            max_turns=1,
-        )
+        groups = reply(sampler, tokenizer, prompts, config, group_size=group_size)
         watch.lap(start)
         work = sampler.work
     replies = [len(one.turns[0].reply.ids) for group in groups for one in group]

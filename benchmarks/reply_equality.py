@@ -27,12 +27,11 @@ from typing import Any
 
 import jax
 
-from benchmarks._real_step import OneTurn, Prompts, demo_prompts, read_prompts
+from benchmarks._real_step import Prompts, demo_prompts, read_prompts, reply
 from minirl.config import SamplerConfig
 from minirl.model import huggingface
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import rollout
 from minirl.sample.sampler import NativeSampler
 
 BOUNDS = {"transformers": 1e-4, "sglang": 1e-3}
@@ -93,16 +92,7 @@ def our_replies(
     model = huggingface.load(folder)
     sampler = NativeSampler(model, config, tokenizer, group_size=1, seed=0)
     sampler.set_weights(split(model)[1], version=0)
-    groups = rollout(
-        sampler,
-        tokenizer,
-        OneTurn(),
-        prompts,
-        config=config,
-        group_size=1,
-        first_episode=0,
-        max_turns=1,
-    )
+    groups = reply(sampler, tokenizer, prompts, config, group_size=1)
     turns = [group[0].turns[0] for group in groups]
     return [
         {

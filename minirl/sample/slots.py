@@ -202,15 +202,14 @@ class Slots:
         """
         waiting = [self._first_unfilled(part, of_slots=False) for part in range(self._shape.parts)]
         source_B, row_B = (np.zeros(self._shape.parts, np.int32) for _ in range(2))
-        is_copied = False
         for part, prompt in enumerate(waiting):
             if not isinstance(prompt, KeptPrompt) or prompt.filled:
                 continue
             found = max(self._prompts[part], key=lambda other: _shared(prompt, other))
             if (shared := _shared(prompt, found)) >= _LEAST_COPY:
                 source_B[part], row_B[part] = found.row, prompt.row
-                prompt.filled, is_copied = shared, True
-        return CopyRows(source_B, row_B) if is_copied else None
+                prompt.filled = shared
+        return CopyRows(source_B, row_B) if (source_B != row_B).any() else None
 
     def next_fill(self, *, of_slots: bool) -> FillRows | None:
         """Return the next tokens that the cache misses, of prompts or of slots; None for no more.
