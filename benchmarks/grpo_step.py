@@ -38,6 +38,7 @@ from benchmarks._real_step import (
     read_prompts,
     rewarded,
 )
+from launch import cli
 from minirl.config import (
     BatchingConfig,
     Grpo,
@@ -207,6 +208,7 @@ def main() -> None:
     real.add_argument("--lora", type=int, metavar="RANK", help="train adapters")
     real.add_argument("--batching", default="{}", help="settings of train.batching, as YAML")
     options = parser.parse_args()
+    cli.use_accelerator("cpu")
     found = measure_real(options) if options.model else [measure_tiny(options.runs)]
     for figures in found:
         print(json.dumps(figures), flush=True)

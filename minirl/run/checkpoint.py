@@ -57,20 +57,27 @@ class Checkpoints:
         self._folder, self._keep, self._is_measured = folder.absolute(), keep, False
         with _writing(self._folder):
             (self._folder / _OPTIMIZER).mkdir(parents=True, exist_ok=True)
-        options = ocp.CheckpointManagerOptions(
-            best_fn=_score,
-            enable_async_checkpointing=True,
-            # Where a folder cannot be made in the background, Orbax's other threads wait for it for
-            # 20 minutes, and the process with them.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        )
 
-        def open_in(folder: Path) -> ocp.CheckpointManager:
-            kinds = {"tree": ocp.StandardCheckpointHandler(), "facts": ocp.JsonCheckpointHandler()}
+        def open_in(folder: Path, name: str) -> ocp.CheckpointManager:
+            # Both write at a time: without names of their own, processes would take a step's
+            # barrier of one for that of the other.
+            together = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
+            options = ocp.CheckpointManagerOptions(
+                best_fn=_score,
+                enable_async_checkpointing=True,
+                # Where a folder cannot be made in the background, Orbax's other threads wait for it
+                # for 20 minutes, and the process with them.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+                multiprocessing_options=together,
+            )
+            kinds = {
+                "tree": ocp.StandardCheckpointHandler(multiprocessing_options=together),
+                "facts": ocp.JsonCheckpointHandler(multiprocessing_options=together),
+            }
             return _open(folder, item_handlers=kinds, options=options)
 
-        self._weights = open_in(self._folder)
-        self._optimizers = open_in(self._folder / _OPTIMIZER)
+        self._weights = open_in(self._folder, "weights")
+        self._optimizers = open_in(self._folder / _OPTIMIZER, _OPTIMIZER)
 
     def save(self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float) -> None:
         """Write a checkpoint after so many updates in the background.

@@ -150,6 +150,7 @@ def test_running_out_of_address_space_is_a_value(database: Path) -> None:
 
 def test_no_worker_is_left_after_close(database: Path) -> None:
     with Executor(ExecutorConfig(workers=2)) as executor:
+        executor.start()  # both; else one may have answered all before the other is there
         executor.execute_many([(database, f"SELECT {number}") for number in range(100)])
         assert len(list_workers(os.getpid())) == 2
     assert list_workers(os.getpid()) == []
