@@ -89,19 +89,18 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         if root is None:
             raise UserError("--predictions: give the folder of the data too, --data-root DIR")
         source, examples = find(name, root, file)
-        found = read_samples(path, examples, decode)
         numbers = sample_numbers(len(examples), options.limit, seed=options.seed or 0)
-        examples = tuple(examples[number] for number in numbers)
+        asked = tuple(examples[number] for number in numbers)
         samples = [
             Sampled(each, outcomes=Outcomes.total(map(Outcomes.of, each)))
-            for each in (found[number] for number in numbers)
+            for each in read_samples(path, examples, decode, asked=asked)
         ]
         model = ModelFacts((options.model or path.stem).replace("/", "-"))  # names the folder too
         folder = options.out
         if folder is None and options.json is None:
             folder = Path("evals") / "-".join((model.name, name, decode.name))
         rule = {"comparators": options.comparators, "test_suite": options.test_suite}
-        questions = question_set(name, examples, source, root, **rule)
+        questions = question_set(name, asked, source, root, **rule)
         judge_answers(
             questions, Answers(samples), decode, executor,
             model=model, seed=options.seed or 0, folder=folder, path=options.json,

@@ -120,19 +120,24 @@ def look(
     written = [text for text in replies if text]
     shown = f", such as {_short(written[0])}" if written else ""
     message = f"no query in the first {outcomes.replies} replies{shown}"
-    message += f"; {hint(written, wrapping) or _advice(outcomes, limit)}"
+    message += f"; {hint(written, wrapping) or _advice(outcomes, written, limit)}"
     if stops:
         raise UserError(message)
     _log.warning("%s", message)
 
 
-def _advice(outcomes: Outcomes, limit: str) -> str:
+def _advice(outcomes: Outcomes, written: Sequence[str], limit: str) -> str:
+    unended = sum(
+        answer.said_to < len(answer.reply)
+        for answer in (answer_of(text, "any") for text in written)
+    )
     causes = {
         f"they are cut off: allow more than {limit}": outcomes.cut_off,
         "their prompts are too long: allow more with evaluation.max_prompt_tokens=N, or ask with a "
         "shorter prompt": outcomes.too_long,
         "the server fails (see above)": outcomes.failed,
         "they are refused (see above)": outcomes.refused,
+        f"no </think> ends the reasoning in {unended:,} of them": unended,
     }
     cause = max(causes, key=lambda one: causes[one])
     is_most = 2 * causes[cause] > outcomes.replies

@@ -49,21 +49,24 @@ def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
         UserError: An id or a question is unknown; lines without either are not as many as the
             questions; or one says that it is for another question or database.
     """
-    return [(example, one.answer or one.queries[0]) for example, one in _paired(path, examples)]
+    found = _paired(path, examples, examples)
+    return [(example, one.answer or one.queries[0]) for example, one in found]
 
 
-def read_samples(path: Path, examples: Sequence[Example], decode: Decode) -> list[tuple[str, ...]]:
-    """Read as many samples for each question as the decoding takes, the first ones.
+def read_samples(
+    path: Path, examples: Sequence[Example], decode: Decode, *, asked: Sequence[Example]
+) -> list[tuple[str, ...]]:
+    """Read as many samples for each question that is asked as the decoding takes, the first ones.
 
     The file has one query a line, or is JSON lines, BIRD's or OmniSQL's JSON, or a folder as Spider
-    2's, of a file of SQL a question.
+    2's, of a file of SQL a question; of all questions, or of those asked alone.
 
     Raises:
         UserError: As `pair_up`; or a question is left out, is there twice, or has fewer samples
             than the decoding takes, or several where it takes one greedy answer.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for example, one in _paired(path, examples):
+    for example, one in _paired(path, examples, asked):
         count, problem = len(one.queries), ""
         if example.id in found:
             problem = f"a second prediction for {example.id}; leave one out"
@@ -74,18 +77,18 @@ def read_samples(path: Path, examples: Sequence[Example], decode: Decode) -> lis
         if problem:
             raise UserError(f"{one.place}: {problem}")
         found[example.id] = one.queries[: decode.samples]
-    if left := [example.id for example in examples if example.id not in found]:
+    if left := [example.id for example in asked if example.id not in found]:
         raise UserError(
-            f"{path}: no prediction for {len(left)} of {len(examples)} questions, the first is "
+            f"{path}: no prediction for {len(left)} of {len(asked)} questions, the first is "
             f"{left[0]}; predict an empty query where there is none"
         )
-    return [found[example.id] for example in examples]
+    return [found[example.id] for example in asked]
 
 
 _Pairs = list[tuple[Example, _Prediction]]
 
 
-def _paired(path: Path, examples: Sequence[Example]) -> _Pairs:
+def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -> _Pairs:
     predictions = _predictions(path)
     if not predictions:
         raise UserError(f"{path}: no prediction in it; give one for each question")
@@ -100,7 +103,8 @@ def _paired(path: Path, examples: Sequence[Example]) -> _Pairs:
             )
         pairs = [(known[str(one.id)], one) for one in predictions]
     else:
-        pairs = _by_question(predictions, examples) or _by_order(path, predictions, examples)
+        pairs = _by_question(predictions, examples)
+        pairs = pairs or _by_order(path, predictions, examples, asked)
     # Where no text is known, it is written otherwise, which says nothing.
     asked = {example.question for example, _ in pairs}
     has_texts = any(one.question in asked for _, one in pairs)
@@ -137,8 +141,13 @@ def _by_question(predictions: Sequence[_Prediction], examples: Sequence[Example]
 
 
 def _by_order(
-    path: Path, predictions: Sequence[_Prediction], examples: Sequence[Example]
+    path: Path,
+    predictions: Sequence[_Prediction],
+    examples: Sequence[Example],
+    asked: Sequence[Example],
 ) -> _Pairs:
+    if len(predictions) == len(asked):
+        examples = asked
     while len(predictions) > len(examples) and not any(predictions[-1].queries):
         predictions = predictions[:-1]  # blank lines at the end are no predictions
     if len(predictions) != len(examples):

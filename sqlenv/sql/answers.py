@@ -8,8 +8,9 @@ are left out, and then the SQL is
 - with `sql_tag` in the last complete `<sql>…</sql>`,
 - with `fence` in the last complete fence marked as SQL, or else in the last unmarked one that holds
   a query,
-- with `any` in the tag, else in the fence, else it is all that is said, if that is one query; a
-  mark that closes what the prompt opened ends it.
+- with `any` in the tag, else in the fence, else it is all that is said, if that is one query, or
+  all after a last mark that nothing closes, as where a server stops at the closing one; a mark that
+  closes what the prompt opened ends it.
 
 Of several blocks those that begin as a query come first, for prose may name the tags. A block in a
 block is taken apart. Marks inside comments and strings of SQL are none.
@@ -51,6 +52,7 @@ _SQL = r"(?:sql|sqlite3?|mysql|postgres(?:ql)?)"
 _IS_SQL = re.compile(_SQL, _FLAGS)
 _IS_UNMARKED = re.compile("(?:select|with|values)?", _FLAGS)
 """What follows the marks of a fence without a language: nothing on the line, or the query."""
+_OPENS = re.compile(rf"<sql>|(?<!`)`{{3,}}+[ \t]*+{_SQL}(?!{_WORD})|\A\s*+`{{3,}}+", _FLAGS)
 _CLOSES = re.compile(rf"{_QUOTED}|(?P<close></sql>|`{{3,}})", _FLAGS)
 _FEW = 100  # tokens that are looked at; SQLite takes fewer brackets in one another
 _BEGINNING = re.compile(
@@ -230,14 +232,20 @@ def _best(text: str, blocks: Sequence[_Block]) -> _Block | None:
 
 def _blocks(text: str, form: Form) -> list[_Block]:
     if form == "bare":
-        closed = (one.start() for one in _CLOSES.finditer(text) if one["close"])
-        start, end = _trimmed(text, 0, next(closed, len(text)))
-        is_query = is_one_query(text[start:end])
-        return [_Block("bare", start, start, end, end)] if is_query else []
+        opened = [one.end() for one in _OPENS.finditer(text)][-1:]
+        spans = (_until_closed(text, start) for start in (0, *opened))
+        found = ((start, end) for start, end in spans if is_one_query(text[start:end]))
+        return [_Block("bare", start, start, end, end) for start, end in islice(found, 1)]
     pairs = _pairs(text, _MARKS[form])
     if form == "fence":
         return _fences(text, pairs)
     return [_Block(form, one.start(), one.end(), *closing.span()) for one, closing in pairs]
+
+
+def _until_closed(text: str, start: int) -> tuple[int, int]:
+    """Find what follows a place, up to a mark that closes a block."""
+    closed = (one.start() for one in _CLOSES.finditer(text, start) if one["close"])
+    return _trimmed(text, start, next(closed, len(text)))
 
 
 def _fences(text: str, pairs: Iterator[_Pair]) -> list[_Block]:

@@ -210,7 +210,27 @@ def test_predictions_in_every_form_are_the_same(spider, tmp_path):
     for name, content in FORMS.items():
         path = tmp_path / name
         path.write_bytes(content.encode())
-        assert read_samples(path, examples, GREEDY) == [(gold,) for gold in GOLDS], name
+        found = read_samples(path, examples, GREEDY, asked=examples)
+        assert found == [(gold,) for gold in GOLDS], name
+
+
+def test_a_file_may_hold_the_questions_of_a_sample_alone(spider, tmp_path):
+    """As an evaluation with --limit writes them: in their order, or with their ids."""
+    examples = find("spider-dev", spider)[1]
+    asked = [examples[3], examples[0]]
+    lines = {
+        "sample.sql": f"{GOLDS[3]}\n{GOLDS[0]}\n",
+        "ids.jsonl": "".join(
+            json.dumps({"id": one.id, "sql": GOLDS[number]}) + "\n"
+            for one, number in zip(asked[::-1], (0, 3), strict=True)
+        ),
+        "all.sql": FORMS["blank_end.sql"],
+    }
+    for name, text in lines.items():
+        path = tmp_path / name
+        path.write_text(text)
+        found = read_samples(path, examples, GREEDY, asked=asked)
+        assert found == [(GOLDS[3],), (GOLDS[0],)], name
 
 
 def test_bird_is_judged_by_its_own_rule(bird, tmp_path):

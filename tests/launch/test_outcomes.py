@@ -102,6 +102,14 @@ def test_replies_that_are_all_cut_off_stop_the_evaluation(asked, tmp_path, caplo
     assert f"{counted}(100.0 %); 200 prompt tokens, 80 reply tokens" in caplog.messages
 
 
+def test_reasoning_that_nothing_ends_stops_the_evaluation(asked, tmp_path):
+    """A real model's way to answer PaVeRL-SQL's prompt: the query is a draft in its reasoning."""
+    open_ended = "<think>\nJoin both tables.\n```sql\nSELECT 1\n```"
+    ends = r"; no </think> ends the reasoning in 20 of them$"
+    with serve(Chat(lambda *_: open_ended)) as chat, pytest.raises(UserError, match=ends):
+        evaluate(asked, tmp_path / "out", chat)
+
+
 def test_prompts_that_are_all_too_long_stop_the_evaluation(asked, tmp_path):
     says = '{"error": {"message": "This model\'s maximum context length is 64 tokens."}}'
     with serve(Chat(lambda *_: Failure(400, says))) as chat:
