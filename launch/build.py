@@ -265,7 +265,7 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
     made = folder / "model"
     assert config.model.tiny is not None
     if not (made / "model.safetensors").exists():
-        from minirl.model.tiny import make_tiny
+        from launch.tiny import make_tiny
 
         form = ReplyFormat.of(config)
         texts = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 import rewards.config
@@ -38,6 +38,37 @@ from sqlenv.errors import UserError
 from sqlenv.prompts import PromptStyle
 from sqlenv.schema.rendering import Style
 from sqlenv.types import Wrapping
+
+
+class TinyConfig(Settings):
+    """Shape of a model that is made on the spot, with its tokenizer."""
+
+    vocab_size: PositiveInt = 2048
+    """Entries of the tokenizer and rows of the embedding."""
+    hidden_size: PositiveInt = 128
+    intermediate_size: PositiveInt = 384
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 2
+    rope_theta: PositiveFloat = 10_000.0
+
+    @model_validator(mode="after")
+    def _check(self) -> TinyConfig:
+        if self.heads % self.kv_heads:
+            raise contradiction("kv_heads", f"{self.kv_heads} does not divide heads = {self.heads}")
+        if self.hidden_size % (2 * self.heads):
+            raise contradiction(
+                "hidden_size",
+                f"{self.hidden_size} is not a multiple of 2 x heads = {2 * self.heads}",
+            )
+        return self
+
+
+class ModelSection(ModelSource):
+    """The policy: one that there is, or a tiny one."""
+
+    tiny: TinyConfig | None = None
+    """Make a tiny model in the run folder in place of reading one."""
 
 
 class RunConfig(Settings):
@@ -186,7 +217,7 @@ class JobConfig(Settings):
     run: RunConfig = RunConfig()
     data: DataSection
     prompt: PromptConfig = PromptConfig()
-    model: ModelSource
+    model: ModelSection
     mesh: Literal["auto"] | MeshConfig = "auto"
     """How devices are arranged. `auto` splits weights and prompts over all devices (`fsdp`). If
     there are more devices than prompts in an update, the others share attention heads and MLP

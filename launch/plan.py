@@ -213,8 +213,8 @@ def _with_tokens(config: JobConfig, tokens: int) -> JobConfig:
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     """Return the shape of the named model, or of the job's own."""
+    from launch.tiny import tiny_shape
     from minirl.model.config import read_config
-    from minirl.model.tiny import tiny_shape
     from minirl.plan.memory import published_shape
 
     if name is not None:

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minirl.config import MARKS
 from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra
 from sqlenv.sql.answers import wrapped
@@ -15,6 +14,9 @@ from sqlenv.types import Example, Wrapping
 
 if TYPE_CHECKING:
     from launch.config import JobConfig
+
+MARKS = ("<think>", "</think>", "<sql>", "</sql>")
+"""Written by the policy and read by environments: tokens of a tiny model, text like any other."""
 
 
 @dataclass(frozen=True, slots=True)

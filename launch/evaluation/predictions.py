@@ -106,8 +106,8 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
         pairs = _by_question(predictions, examples)
         pairs = pairs or _by_order(path, predictions, examples, asked)
     # Where no text is known, it is written otherwise, which says nothing.
-    asked = {example.question for example, _ in pairs}
-    has_texts = any(one.question in asked for _, one in pairs)
+    texts = {example.question for example, _ in pairs}
+    has_texts = any(one.question in texts for _, one in pairs)
     for example, one in pairs:
         other = "" if one.db_id in (None, example.db_id) else f"database {one.db_id}"
         if not other and has_texts and one.question not in (None, example.question):

@@ -22,8 +22,6 @@ from minirl.config.rollout import (
     check_installed,
 )
 from minirl.config.train import (
-    CONTROL_TOKENS,
-    MARKS,
     MOST_TOKENS,
     BatchingConfig,
     GuardConfig,
@@ -34,8 +32,6 @@ from minirl.config.train import (
     Remat,
     SecondStage,
     SftConfig,
-    TinyConfig,
     TrainConfig,
     check_together,
-    least_vocabulary,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -15,36 +14,8 @@ from minirl.config.rollout import SamplerConfig
 Remat = Literal["none", "dots", "full"]
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
 
-CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Of a tiny model's tokenizer."""
 MOST_TOKENS = 16_384
 """Of a micro-batch whose size is left to the program."""
-MARKS = ("<think>", "</think>", "<sql>", "</sql>")
-"""Written by the policy and read by SQL environments: single tokens, but text like any other."""
-
-
-class TinyConfig(Settings):
-    """Shape of a model that is made on the spot, with its tokenizer."""
-
-    vocab_size: PositiveInt = 2048
-    """Entries of the tokenizer and rows of the embedding."""
-    hidden_size: PositiveInt = 128
-    intermediate_size: PositiveInt = 384
-    layers: PositiveInt = 4
-    heads: PositiveInt = 4
-    kv_heads: PositiveInt = 2
-    rope_theta: PositiveFloat = 10_000.0
-
-    @model_validator(mode="after")
-    def _check(self) -> TinyConfig:
-        if self.heads % self.kv_heads:
-            raise contradiction("kv_heads", f"{self.kv_heads} does not divide heads = {self.heads}")
-        if self.hidden_size % (2 * self.heads):
-            raise contradiction(
-                "hidden_size",
-                f"{self.hidden_size} is not a multiple of 2 x heads = {2 * self.heads}",
-            )
-        return self
 
 
 class ModelSource(Settings):
@@ -52,8 +23,6 @@ class ModelSource(Settings):
 
     path: Path | None = None
     """Hugging Face folder with config.json, tokenizer and safetensors."""
-    tiny: TinyConfig | None = None
-    """Make a tiny model in the run folder in place of reading one."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of activations; what is trained and its optimizer state stay in float32."""
     remat: Remat = "none"
@@ -283,8 +252,3 @@ def check_together(train: TrainConfig, sampler: SamplerConfig) -> None:
             "train.algorithm.score_centering",
             "it is of the whole distribution: use sampler.top_p=1",
         )
-
-
-def least_vocabulary(marks: Sequence[str]) -> int:
-    """Return the least size of a tiny model's vocabulary: bytes, control tokens and marks."""
-    return 256 + len(CONTROL_TOKENS) + len(marks)

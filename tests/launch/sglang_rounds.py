@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from minirl.config import SamplerConfig, SglangConfig, TinyConfig
+from launch.config import TinyConfig
+from launch.tiny import make_tiny
+from minirl.config import SamplerConfig, SglangConfig
 from minirl.model import huggingface
-from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
 from minirl.sglang.sampler import Servers, SglangSampler

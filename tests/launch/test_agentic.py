@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from launch import job
-from launch.config import load_config
+from launch.config import TinyConfig, load_config
 from launch.data.reply_format import ReplyFormat, write_call
 from launch.evaluation import sampling
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.verdicts import read_verdicts
-from minirl.config import SamplerConfig, TinyConfig
+from launch.tiny import make_tiny
+from minirl.config import SamplerConfig
 from minirl.errors import UserError
-from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.metrics import read_metrics
 from minirl.sample.rollout import flatten, rollout

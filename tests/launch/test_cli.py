@@ -14,9 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from launch import cli
-from launch.config import load_config
-from minirl.config import TinyConfig
-from minirl.model.tiny import make_tiny
+from launch.config import TinyConfig, load_config
+from launch.tiny import make_tiny
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 

@@ -11,9 +11,9 @@ import pytest
 from diskcache import Cache, JSONDisk
 
 from launch import eval as evaluation
-from minirl.config import TinyConfig
+from launch.config import TinyConfig
+from launch.tiny import make_tiny
 from minirl.errors import UserError as ModelError
-from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from sqlenv.errors import UserError
 from tests.minirl.fake_sglang import Fake

@@ -22,14 +22,14 @@ from safetensors.numpy import load_file
 
 from launch import export, weights
 from launch.cli import USER_ERRORS
-from launch.config import dump, load_config
-from minirl.config import LoraConfig, OptimizerConfig, TinyConfig
+from launch.config import TinyConfig, dump, load_config
+from launch.tiny import make_tiny
+from minirl.config import LoraConfig, OptimizerConfig
 from minirl.model import huggingface
 from minirl.model.attention import causal
 from minirl.model.config import parse_config
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import param_path
-from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import Checkpoints
 from minirl.train.optimizer import make_optimizer

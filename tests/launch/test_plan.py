@@ -13,11 +13,11 @@ import pytest
 
 from launch import plan
 from launch.config import load_config
+from launch.tiny import tiny_shape
 from minirl.config import GuardConfig
 from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh
-from minirl.model.tiny import tiny_shape
 from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
 from minirl.plan.fit import Devices

@@ -16,7 +16,7 @@ from launch.data.preflight import check_inputs, check_questions, held_out, load_
 from launch.data.prompts import Prompts
 from launch.data.summary import describe_lengths
 from launch.evaluation.testsets import SPLITS
-from minirl.model.tiny import train_tokenizer
+from launch.tiny import train_tokenizer
 from minirl.model.tokenizer import ChatTokenizer
 from sqlenv.config import DataConfig, SingleTurnConfig
 from sqlenv.data.layouts import SETS

@@ -18,19 +18,18 @@ from flax import nnx
 
 from launch import eval as evaluation
 from launch.build import SqlSide, serving
-from launch.config import JobConfig, load_config
+from launch.config import JobConfig, TinyConfig, load_config
 from launch.data.reply_format import write_call
+from launch.tiny import make_tiny
 from minirl.config import (
     BatchingConfig,
     OptimizerConfig,
     SamplerConfig,
     SftConfig,
     SglangConfig,
-    TinyConfig,
 )
 from minirl.model import attention, huggingface
 from minirl.model.lora import split
-from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import flatten, rollout
 from minirl.sglang.sampler import Servers, SglangSampler

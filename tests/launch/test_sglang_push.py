@@ -14,11 +14,12 @@ import jax
 import numpy as np
 import pytest
 
-from minirl.config import LoraConfig, SamplerConfig, SglangConfig, TinyConfig
+from launch.config import TinyConfig
+from launch.tiny import make_tiny
+from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.model import huggingface
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import make_mesh
-from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler

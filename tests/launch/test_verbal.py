@@ -16,8 +16,8 @@ import pytest
 
 from launch import cli
 from launch import eval as command
-from minirl.config import TinyConfig
-from minirl.model.tiny import make_tiny
+from launch.config import TinyConfig
+from launch.tiny import make_tiny
 from sqlenv.errors import UserError
 
 from .chat_server import Chat, Failure, serve

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.model.tiny import train_tokenizer
+from launch.tiny import train_tokenizer
 from minirl.train.advantages import character_ranges, place, span_credit
 from minirl.types import Reply, Trajectory, Turn
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.tiny import train_tokenizer
 from minirl.errors import UserError
-from minirl.model.tiny import train_tokenizer
 from minirl.model.tokenizer import ChatTokenizer
 
 TEXTS = ["How many singers are there?", "SELECT count(*) FROM singer", "user assistant tool"]

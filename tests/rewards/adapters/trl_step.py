@@ -19,8 +19,8 @@ import trl
 from datasets import Dataset
 from trl import GRPOConfig
 
-from minirl.config import TinyConfig
-from minirl.model.tiny import make_tiny
+from launch.config import TinyConfig
+from launch.tiny import make_tiny
 from rewards.adapters.trl import SqlReward
 
 GOLD = "SELECT name FROM singer WHERE age > 20"

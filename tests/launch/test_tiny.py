@@ -8,9 +8,9 @@ import sqlite3
 
 import pytest
 
-from minirl.config import TinyConfig
+from launch.config import TinyConfig
+from launch.tiny import make_tiny, train_tokenizer
 from minirl.errors import UserError
-from minirl.model.tiny import make_tiny, train_tokenizer
 from minirl.model.tokenizer import ChatTokenizer
 
 TEXTS = [

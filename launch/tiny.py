@@ -29,11 +29,14 @@ from tokenizers import normalizers as norm
 from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
-from minirl.config import CONTROL_TOKENS, MARKS, TinyConfig, least_vocabulary
+from launch.config import TinyConfig
+from launch.data.reply_format import MARKS
 from minirl.errors import UserError
 from minirl.model import huggingface
 from minirl.model.config import ModelConfig, parse_config
 
+_CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_BYTES = 256
 _TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": "<|im_end|>",
@@ -84,7 +87,7 @@ def make_tiny(
     Raises:
         UserError: A shape that no model has, or other files in `folder`.
     """
-    least = least_vocabulary(marks)
+    least = _BYTES + len(_CONTROL_TOKENS) + len(marks)
     if shape.vocab_size < least:
         raise UserError(
             f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more"
@@ -140,7 +143,7 @@ def train_tokenizer(
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("' ", "'")])
     trainer = BpeTrainer(
         vocab_size=vocab_size - len(marks),
-        special_tokens=list(CONTROL_TOKENS),
+        special_tokens=list(_CONTROL_TOKENS),
         initial_alphabet=pre.ByteLevel.alphabet(),
         show_progress=False,
     )
