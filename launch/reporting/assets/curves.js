@@ -78,6 +78,8 @@ function columnsOf({key, runs}, steps) {
 
 function plot({title, keys, unit}) {
   const box = h("div"), write = value => unit ? percent(value) : number(value);
+  /** Write the number of a tick in the room that an axis has. */
+  const short = value => Math.abs(value) < 1e4 ? number(value) : `${number(value / 1000)}k`;
   /** Resolve a colour of the style sheet for the canvas. */
   const ink = outlineColor => Object.assign(box.style, {outlineColor}) && getComputedStyle(box).outlineColor;
   let chart = null;
@@ -100,7 +102,7 @@ function plot({title, keys, unit}) {
     chart?.destroy();
     chart = new uPlot({
       width: box.clientWidth, height: 190, axes: [{...axis, size: 28}, {...axis, size: 48, values: (_, ticks) =>
-        ticks.map(tick => tick === null ? "" : unit ? percent(tick, 0) : number(tick))}],
+        ticks.map(tick => tick === null ? "" : unit ? percent(tick, 0) : short(tick))}],
       series: [{label: "step", value: (_, step) => step ?? steps.at(-1)},
         ...series.map((each, n) => ({...each, show: shown[n + 1] ?? true}))],
       bands: lines.map((_, n) => ({series: [3 * n + 1, 3 * n + 2], fill: series[3 * n].stroke})),
