@@ -59,7 +59,7 @@ def _answers(model: Path, database: Path, questions: Iterator[str]) -> Iterator[
     policy = policy_in(model)
     config = policy.run or load_config("plain.yaml", ())
     config = config.model_copy(update={"mesh": "auto"})  # a run's may be of another machine
-    limits = config.executor.model_copy(update={"isolation": "process", "workers": 1})
+    limits = config.executor.model_copy(update={"isolation": "process", "workers": 1, "now": None})
     env = TakenAsTheyAre(Prompts(config.prompt, config.env).single_turn, config.answer_wrapping)
     sampler = config.evaluation_sampler.model_copy(update={"slots": 1})
     with Executor(limits) as executor:

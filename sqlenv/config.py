@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from sqlenv.types import Dialect, ExecutionMatch, Wrapping
 
@@ -149,11 +150,17 @@ class ExecutorConfig(Settings):
     """Read tables from their ends, which no query may rely on: one without ORDER BY gives its rows
     in another order. `launch.prepare` finds golds with it whose answer depends on that."""
 
+    now: AwareDatetime | None = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
+    """What every query is told the time is, whenever it runs, so that one that asks for it has the
+    same result each time. The default is a day that no data set knows and nobody guesses: who
+    writes today's date out is wrong. None is the time itself; such results are then marked."""
+
     cache_dir: Path | None = None
     """Folder of gold results that outlives the run; None keeps them in memory only."""
 
 
 OFFICIAL = ExecutorConfig(
+    now=None,
     timeout_s=60,
     max_steps=10**15,
     max_bytes=500_000_000,
@@ -162,11 +169,12 @@ OFFICIAL = ExecutorConfig(
 )
 """For verdicts that are to be those of official programs, which know time alone: 60 s are what
 Spider's says, and the lower limits of BIRD's and OmniSQL's are their comparators' own. Of steps
-there are as many as time allows, of size what no gold query comes near."""
+there are as many as time allows, of size what no gold query comes near, and the time is what it
+is."""
 
 
 Luck = Literal["wrong", "judged"]
-"""What becomes of a query whose result depends on the clock or on chance."""
+"""What becomes of a query whose result depends on chance, or on a clock that runs."""
 
 
 class AnswerConfig(Settings):
@@ -181,8 +189,8 @@ class AnswerConfig(Settings):
     query."""
 
     nondeterministic: Luck = "wrong"
-    """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
-    so that no reward pays for luck; or `judged` as any other."""
+    """A query whose result depends on chance, or on the time where `executor.now` is null: `wrong`,
+    whatever it gave this time, so that no reward pays for luck; or `judged` as any other."""
 
 
 class SingleTurnConfig(AnswerConfig):

@@ -53,7 +53,7 @@ class Table:
         rows: One tuple a row, as wide as `columns`.
         is_mended: Whether bytes of a text that are not valid text were dropped, as Spider's program
             does; others refuse such results.
-        nondeterministic: Whether the rows depend on the clock or on chance.
+        nondeterministic: Whether the rows depend on chance, or on a clock that runs.
     """
 
     columns: tuple[str, ...]

@@ -73,7 +73,7 @@ class Executor:
     def gold(self, database: Path, sql: str) -> Result:
         """Give a gold query's result, computed once for this database, query and set of limits.
 
-        Results that depend on the moment (wall time, memory, the date, chance) are not kept.
+        Results of the moment (wall time, memory, a clock that runs, chance) are not kept.
         """
         return self.gold_many([(database, sql)])[0]
 

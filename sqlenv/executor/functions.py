@@ -1,4 +1,4 @@
-"""SQL functions in place of SQLite's own, and the clock that counts who looks at it.
+"""SQL functions in place of SQLite's own, and the clock that queries see.
 
 Some of SQLite's take a time with the square of a text's length, and one call is one step, which
 neither the step budget nor the deadline can end. Those here give the same answers, in linear time.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from functools import cache, partial
 
 import apsw
@@ -113,32 +114,40 @@ REPLACED: dict[str, Callable[[str, str], str | bytes | None]] = {
 }
 
 
+_EPOCH_MS = 210_866_760_000_000  # 1970 in milliseconds of the Julian day
+
+
 class Clock(apsw.VFS):
-    """SQLite's own layer, with a count of the times that a thread has asked what time it is.
+    """SQLite's own layer below, with a clock that stands still, or one that counts who looks at it.
 
     `date(x)` reads the clock where x is 'now', which no text of a query tells for certain; SQLite
     asks this layer, once a statement that needs it. Files go through Python here, some 3 µs a page:
     only queries that call `CLOCK_FUNCTIONS` use it.
     """
 
-    name = "sqlenv_clock"
-
-    def __init__(self) -> None:
+    def __init__(self, now: datetime | None) -> None:
+        self.name = f"sqlenv_clock_{now}"
         super().__init__(self.name, base="")
+        self._now_ms = None if now is None else round(now.timestamp() * 1000) + _EPOCH_MS
         self._asked = threading.local()
 
     @property
     def reads(self) -> int:
-        """Count what the calling thread has asked."""
+        """Count how often the calling thread has asked a clock that runs."""
         return getattr(self._asked, "count", 0)
 
     def xCurrentTimeInt64(self) -> int:  # noqa: N802 - SQLite's name
         """Tell the time, in milliseconds of the Julian day."""
+        if self._now_ms is not None:
+            return self._now_ms
         self._asked.count = self.reads + 1
         return super().xCurrentTimeInt64()
 
 
 @cache
-def clock() -> Clock:
-    """Give the one of this process; connections that were opened with it need it to stay."""
-    return Clock()
+def clock(now: datetime | None) -> Clock:
+    """Give the process's clock that shows an instant, or runs where there is none.
+
+    Connections that were opened with it need it to stay.
+    """
+    return Clock(now)

@@ -26,7 +26,7 @@ Query = tuple[Path, str]
 
 # What can change the result, beside the database and the query.
 _LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars"}
-_LIMITS |= {"reverse_unordered"}
+_LIMITS |= {"reverse_unordered", "now"}
 TRANSIENT = (TimedOut("wall"), TooLarge("memory"))
 """Results that a machine with less to do might not give."""
 _MEMORY_BYTES = 128_000_000
@@ -47,7 +47,7 @@ class GoldCache:
 
     def __init__(self, config: ExecutorConfig):
         self._folder = config.cache_dir
-        limits = config.model_dump(include=_LIMITS)
+        limits = config.model_dump(mode="json", include=_LIMITS)
         # Functions that turn a time into local time know the zone.
         zone = (*time.tzname, time.timezone)
         self._context = json.dumps([apsw.sqlite_lib_version(), zone, sorted(limits.items())])

@@ -11,7 +11,7 @@
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
 
-Also marks results that depend on chance or on the clock (`functions.py`).
+Also marks results that depend on chance, or on a clock that runs (`functions.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NATIVE_SCANS = SCANS | frozenset(REPLACED)
 
 
 class _AsksClockError(Exception):
-    """A query may read the clock: it has to run where that is seen."""
+    """A query may read the clock: it has to run where ours is."""
 
 
 class _GivenUpError(Exception):
@@ -96,6 +96,7 @@ class Guard:
             self._kinds, self._rtrees = read_kinds(self.connection, self._codec)
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
+        self._clock = clock(config.now)
         self._is_timed = self._is_native = False
         self._connections = {(False, False): self.connection}
         self._watch(self.connection)
@@ -103,7 +104,7 @@ class Guard:
 
     def run(self, sql: str, max_steps: int) -> Result:
         """Run one query whose text passed `refuse_text`."""
-        reads = clock().reads
+        reads = self._clock.reads
         try:
             rows = self._read_anywhere(sql, max_steps)
         except _GivenUpError as given_up:
@@ -116,7 +117,7 @@ class Guard:
             return SqlError("the database holds text that is not valid")
         if not self._statement:
             return SqlError("the query is empty")
-        varies = self._uses_chance or clock().reads != reads
+        varies = self._uses_chance or self._clock.reads != reads
         return Table(self._columns, tuple(rows), self._is_mended, varies)
 
     def close(self) -> None:
@@ -149,7 +150,7 @@ class Guard:
         connection.authorizer = self._authorize
 
     def _read_anywhere(self, sql: str, max_steps: int) -> list[Row]:
-        """Run a query where looks at the clock are seen, and with SQLite's functions if need be."""
+        """Run a query with our clock if it asks for one, and SQLite's functions if need be."""
         self._is_timed = self._is_native = False
         while True:
             self._choose(max_steps)
@@ -166,7 +167,7 @@ class Guard:
         """Take the connection that the query turned out to need, with all its steps ahead."""
         key = self._is_timed, self._is_native
         if key not in self._connections:
-            vfs = clock().name if self._is_timed else ""
+            vfs = self._clock.name if self._is_timed else ""
             connection = self._open(vfs=vfs, replacing=not self._is_native)
             self._watch(connection)
             self._connections[key] = connection

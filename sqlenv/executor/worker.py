@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -40,11 +41,13 @@ _OTHER_BYTES = 1_000_000_000
 
 def main() -> None:
     """Answer lists of questions from the parent, in order, until it closes its end."""
-    descriptor, settings = int(sys.argv[1]), sys.argv[2]
+    descriptor, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     # The settings were checked where they come from; their class would take longest to import.
-    config = cast("ExecutorConfig", SimpleNamespace(**json.loads(settings)))
+    if settings["now"]:
+        settings["now"] = datetime.fromisoformat(settings["now"])
+    config = cast("ExecutorConfig", SimpleNamespace(**settings))
     _limit_memory(config)
     # Results are many small tuples, which the collector would look through again and again.
     gc.set_threshold(50_000)

@@ -124,12 +124,11 @@ def test_trajectories_of_calls(bench, database):
 
 
 def test_no_family_pays_for_luck(bench, database):
-    """Each query gives the gold result, whatever the clock and chance say."""
+    """Each query gives the gold result, whatever chance says."""
     gold = example(database, "SELECT count(*) FROM emp")
     for sql in (
         "SELECT count(*) + 0 * random() FROM emp",
-        "SELECT count(*) FROM emp WHERE date('now') > '2000-01-01'",
-        'SELECT count(*) FROM emp, (SELECT julianday("now") AS day) WHERE day > 0',
+        "SELECT count(*) FROM emp WHERE typeof(random()) = 'integer'",
     ):
         score = bench.score(gold, sql)
         assert score.record()["nondeterministic"] is True

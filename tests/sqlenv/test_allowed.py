@@ -1,14 +1,18 @@
 """What a query may use, and what of it makes a result depend on the moment."""
 
+import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
+from sqlenv.config import OFFICIAL, ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Denied, Table, TooLarge
 from tests.sqlenv.cases import read_cases
-from tests.sqlenv.conftest import make_database, make_file
+from tests.sqlenv.conftest import SMALL, make_database, make_file
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +22,36 @@ def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_file(path, f"CREATE VIEW today {views}")
 
 
-def test_what_reads_the_clock_or_a_chance_is_marked(executor: Executor, today: Path) -> None:
-    for sql, varies in read_cases("clock or chance") * 2:
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_what_depends_on_chance_or_a_running_clock_is_marked(today: Path, isolation: Any) -> None:
+    still = ExecutorConfig(isolation=isolation, **SMALL)
+    running = still.model_copy(update={"now": None})
+    for config, marked in ((still, {"chance"}), (running, {"chance", "clock"})):
+        with Executor(config) as executor:
+            for sql, needs in read_cases("clock or chance") * 2:
+                result = executor.execute(today, sql)
+                assert isinstance(result, Table), sql
+                assert result.nondeterministic == (needs in marked), sql
+
+
+def test_the_clock_stands_still(executor: Executor, today: Path) -> None:
+    cases = read_cases("a clock that stands still")
+    for sql, row in cases:
         result = executor.execute(today, sql)
         assert isinstance(result, Table), sql
-        assert result.nondeterministic == varies, sql
+        assert result.rows == (tuple(row),), sql
+        assert executor.gold(today, sql) is executor.gold(today, sql)
+    # Two executors of a process have their own clocks, and one of official verdicts the time's.
+    settings = executor.config.model_copy(update={"now": datetime(2001, 2, 3, tzinfo=UTC)})
+    with Executor(settings) as other:
+        assert other.execute(today, "SELECT date()") == Table(("date()",), (("2001-02-03",),))
+        assert executor.execute(today, "SELECT date()") == Table(("date()",), (("2031-05-17",),))
+    assert OFFICIAL.now is None
+    with Executor(settings.model_copy(update={"now": None})) as other:
+        before_s = int(time.time())
+        result = other.execute(today, "SELECT unixepoch()")
+        assert isinstance(result, Table)
+        assert before_s <= int(str(result.rows[0][0])) <= time.time()
 
 
 def test_chance_that_is_not_asked_does_not_count(executor: Executor, tmp_path: Path) -> None:

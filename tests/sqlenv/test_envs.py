@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,26 @@ def test_luck_is_wrong_unless_a_setting_says_otherwise(executor, example, config
     assert isinstance(attempt.result, Table)
     assert attempt.result.rows == (("Bo",),)
     assert attempt.result.nondeterministic == (not correct)
+
+
+@pytest.mark.parametrize("config", [SingleTurnConfig, DiagnosedConfig, AgenticConfig])
+def test_a_gold_that_reads_the_clock_is_right_and_a_date_written_out_is_not(
+    executor, example, config
+):
+    env = build_environment(
+        config(wrapping="sql_tag"), executor=executor, first_prompt=first_prompt,
+        feedback=Recorder(),
+    )  # fmt: skip
+    gold = "SELECT name, strftime('%Y', 'now') - age FROM singer WHERE date('now') > '2020'"
+    asked = replace(example, gold_sql=gold)
+    today = time.strftime("%Y", time.gmtime())
+    for sql, correct in (
+        (gold, True),
+        ("SELECT name, CAST(strftime('%Y', CURRENT_DATE) AS INTEGER) - age FROM singer", True),
+        (f"SELECT name, {today} - age FROM singer", False),
+    ):
+        episode, _ = env.step(env.reset(asked)[0], f"<think>a</think><sql>{sql}</sql>")
+        assert episode.attempts[-1].correct == correct, sql
 
 
 def test_official_verdicts_know_no_luck(executor, example):

@@ -53,6 +53,7 @@ def test_a_gold_query_runs_once(database: Path) -> None:
             (None, 1, 2.0, float("inf"), -9223372036854775808, b"\x00\xff", "é中\0"),
         ),
         ("SELECT * FROM city WHERE 0", None),
+        ("SELECT datetime('now')", ("2031-05-17 09:26:53",)),
         ("SELECT nope", SqlError("no such column: nope", 7)),
         ("DROP TABLE city", Denied("schema change")),
         (ENDLESS, TimedOut("steps")),
@@ -80,7 +81,7 @@ def test_what_else_decides_a_result_is_part_of_the_key(database: Path, tmp_path:
     cache, sql = tmp_path / "cache", "SELECT count(*) FROM city"
     with make_executor(cache) as executor:
         executor.gold(database, sql)
-    for settings in ({"max_rows": 10}, {"max_sql_chars": 5000}):
+    for settings in ({"max_rows": 10}, {"max_sql_chars": 5000}, {"now": None}):
         with make_executor(cache, **settings) as executor:
             ran = count_runs(executor)
             executor.gold(database, sql)
@@ -95,7 +96,7 @@ def test_what_else_decides_a_result_is_part_of_the_key(database: Path, tmp_path:
     [
         (ENDLESS, {"timeout_s": 0.1, "max_steps": 2**31 - 1}),
         (MEMORY_BOMB, {"heap_bytes": 8_000_000}),
-        ("SELECT date('now')", {}),
+        ("SELECT date('now')", {"now": None}),
         ("SELECT random()", {}),
     ],
 )
