@@ -107,8 +107,8 @@ ARMS = {
             for name, setting in {
                 "clause": "",
                 "query": "gap_scale: 0",
-                "clause-types": "incremental: false",
-                "clause-steps": "type_map: none",
+                "clause-types": "attribution: types",
+                "clause-steps": "attribution: execution",
             }.items()
         ),
         *(

@@ -86,62 +86,22 @@ class ExpoConfig(Settings):
     kind: Literal["expo"] = "expo"
     """Tag of the union."""
 
-    error_blamed: float = -1.5
-    """Reward of a blamed clause where the query fails (equation 3; figures 7 and 8 show -1.0)."""
-
     gap_scale: float = Field(default=1.0, ge=0)
     """Factor on the gap between the rewards of blamed and other clauses, which keeps their mean
     (table 11). With 0 all clauses of a query have one reward."""
-
-    incorrect_uniform: float | None = None
-    """Reward of all clauses of a query with a wrong result where no clause is singled out; null for
-    the mean of the rewards of blamed and other clauses. The paper prints no value."""
-
-    error_uniform: float | None = None
-    """The same for a query that fails."""
 
     clause_level: Literal["both", "incorrect", "error"] = "both"
     """For which failures clauses are told apart (table 4): wrong results, failing queries, or both.
     The other kind has its uniform reward."""
 
-    format: Literal["sql", "think_sql"] = "sql"
-    """Required format: a complete SQL block anywhere, or exactly one think block and one SQL
-    block."""
+    outside_tokens: Literal["zero", "query"] = "query"
+    """Credit of tokens outside the SQL, such as the thinking: `zero` (equation 4), or `query`: the
+    reward of a blamed clause, or of a match."""
 
-    outside_tokens: Literal["zero", "mean", "query"] = "query"
-    """Credit of tokens outside the SQL, such as the thinking: `zero` (equation 4), the mean of the
-    clauses, or `query`: the reward of a blamed clause, or of a match."""
-
-    incremental: bool = True
-    """Find blamed clauses by clause-wise execution. `false` (table 5): by the types of difference
-    alone; if several clauses can cause them, all get the uniform reward."""
-
-    type_map: Literal["fallback", "intersect", "none"] = "fallback"
-    """Use of the types of difference. `fallback`: a step is blamed if it makes a difference of a
-    type that the result has (algorithm 1); if none does, so are the clauses that can cause that
-    type (table 12). `intersect`: of the steps' clauses only those that can cause it. `none`: no
-    types; a step is blamed if it leads away from the gold result (table 5)."""
-
-    empty_cerr: Literal["map", "all", "none"] = "map"
-    """Blamed clauses of a wrong result for which clause-wise execution finds none: those of table
-    12, or all clauses if it names none (`map`); all; or none, which rewards every clause."""
-
-    row_partial: Literal["computed", "shared_column"] = "computed"
-    """When a result of equal size differs in its values only: if a column agrees or the query
-    computes all of its outputs, or only if a column agrees."""
-
-    row_disjoint: Literal["same_columns", "any"] = "same_columns"
-    """Which steps may cause a result without any row of the gold result. `same_columns`: if its
-    columns are right, steps that change or filter rows. `any` is algorithm 1 to the letter: SELECT
-    too, since rows of another width are disjoint, and not HAVING."""
-
-    from_check: Literal["fewer", "differs", "full"] = "fewer"
-    """When FROM and JOINs are blamed: if they give fewer columns than the gold result, which alone
-    agrees with figure 5; another number of columns; or any difference of the final result."""
-
-    setop_dstar: Literal["whole", "operand"] = "whole"
-    """Differences that blame the steps of an operand of a set operation: the whole result's, or its
-    own."""
+    attribution: Literal["both", "types", "execution"] = "both"
+    """How the clauses of a wrong result are found (table 5): by the types of difference and
+    clause-wise execution (algorithm 1); by `types` alone, where only one clause can cause them; or
+    by `execution` alone, which blames the steps that lead away from the gold result."""
 
     tracing: bool = True
     """Trace an error to the clauses that caused it, or blame only those that the message points at

@@ -13,7 +13,14 @@ from itertools import pairwise
 
 from rewards.expo.attributes import select_aliases
 from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
-from rewards.expo.names import is_query_start, nested, references, row_values, sources
+from rewards.expo.names import (
+    is_query_start,
+    is_unfinished,
+    nested,
+    references,
+    row_values,
+    sources,
+)
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Result, SqlError
 
@@ -23,13 +30,18 @@ Numbers = set[int]
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A query that failed: `at` is the clause where SQLite stopped, where it says so."""
+    """A query that failed: `place` is the character where SQLite stopped, where it says so."""
 
     sql: str
     clauses: Sequence[Clause]
-    at: int | None
+    place: int | None
     columns: Columns
     traced: bool
+
+    @property
+    def at(self) -> int | None:
+        """Number the clause where SQLite stopped."""
+        return None if self.place is None else clause_at(self.clauses, self.place)
 
     def holding(self, places: Iterable[int]) -> Numbers:
         """Number the clauses that hold some characters."""
@@ -83,7 +95,7 @@ def trace_error(
     everything = frozenset(range(len(clauses)))
     if not isinstance(result, SqlError) or not clauses:
         return everything
-    failure = _Failure(sql, clauses, _locate(sql, clauses, result.offset), columns or {}, traced)
+    failure = _Failure(sql, clauses, _locate(sql, result.offset), columns or {}, traced)
     for pattern, find in _FINDERS:
         match = pattern.fullmatch(result.message)
         if match:
@@ -91,11 +103,9 @@ def trace_error(
     return everything
 
 
-def _locate(sql: str, clauses: Sequence[Clause], offset: int) -> int | None:
-    """Number the clause at a byte offset; SQLite counts UTF-8 bytes."""
-    if offset < 0:
-        return None
-    return clause_at(clauses, len(sql.encode()[:offset].decode(errors="ignore")))
+def _locate(sql: str, offset: int) -> int | None:
+    """Find the character at a byte offset; SQLite counts UTF-8 bytes."""
+    return None if offset < 0 else len(sql.encode()[:offset].decode(errors="ignore"))
 
 
 def _no_column(failure: _Failure, element: str) -> Numbers:
@@ -177,8 +187,18 @@ def _alias(failure: _Failure, element: str, *legal: ClauseKind) -> Numbers:
 
 
 def _syntax(failure: _Failure, element: str) -> Numbers:
-    place = failure.sql.rfind(element)
-    return failure.place_or(failure.holding([place]) if place >= 0 else set())
+    """Blame the clause where the text stops making sense, or the one before that is unfinished.
+
+    A comma, an operator or `WHERE` in front of the next clause is the fault of the clause that it
+    stands in.
+    """
+    at = failure.place
+    if at is None:
+        at = failure.sql.rfind(element)
+    if at < 0:
+        return set()
+    before = next((t for t in reversed(tokenize(failure.sql)) if t.end <= at), None)
+    return failure.holding([before.start if before and is_unfinished(before) else at])
 
 
 def _named_kind(failure: _Failure, element: str) -> Numbers:

@@ -111,6 +111,13 @@ def nested(sql: str, word: str) -> list[int]:
     ]
 
 
+def is_unfinished(token: Token) -> bool:
+    """Tell a token that nothing can end with, such as a comma, an operator or `AND`."""
+    if token.kind == "sign":
+        return token.text not in (")", "*")
+    return token.is_word(*_TAKES_VALUES, "from", "join", "as", "in", "using")
+
+
 def is_query_start(token: Token) -> bool:
     """Tell the first word of a nested query."""
     return token.is_word("select", "with", "values")

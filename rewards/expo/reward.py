@@ -18,11 +18,10 @@ from rewards.execution import (
     is_nondeterministic,
 )
 from rewards.expo.attributes import is_computed, with_attributes
-from rewards.expo.attribution import find_blamed
-from rewards.expo.clauses import KINDS, Clause, item_name, scan_clauses
-from rewards.expo.differences import CANDIDATES, Differences, differences, with_missing
+from rewards.expo.attribution import candidates, find_blamed, with_items
+from rewards.expo.clauses import KINDS, Clause, scan_clauses
+from rewards.expo.differences import Differences, differences
 from rewards.expo.failures import trace_error
-from rewards.expo.names import sources
 from rewards.types import CreditSpan, Score
 from sqlenv.dialects import run
 from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
@@ -31,10 +30,8 @@ Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
 
 CORRECT = 1.5  # reward of every clause of a query that matches (equation 1)
-INCORRECT_BLAMED, INCORRECT_OTHER = -0.5, 0.5
-"""Rewards of blamed and of other clauses where the result is wrong (equation 2)."""
-ERROR_OTHER = -0.5
-"""Reward of the other clauses where the query fails (equation 3); blamed: `error_blamed`."""
+INCORRECT = (-0.5, 0.5)  # of blamed and of other clauses where the result is wrong (equation 2)
+ERROR = (-1.5, -0.5)  # the same where the query fails (equation 3)
 FORMAT_FAIL = -1.5  # reward of a whole reply that breaks the format
 MAX_STEPS = 20_000_000
 """Steps of SQLite's virtual machine that an intermediate query may take: 0.1 to 0.2 s."""
@@ -89,8 +86,7 @@ class ExpoReward:
 
     def judge(self, example: Example, attempt: Attempt) -> ClauseVerdict:
         """Find the erroneous clauses of an attempt (section 3.2)."""
-        strict = self._config.format == "think_sql"
-        if not attempt.sql or (strict and not attempt.answer.in_form):
+        if not attempt.sql:
             return ClauseVerdict("format", ())
         # A result that another run would not give, such as a time-out, is another question.
         result = type(attempt.result)
@@ -151,60 +147,43 @@ class ExpoReward:
 
         Else a query would be rewarded everywhere when no single step makes its kind of error.
         """
-        config, everyone = self._config, frozenset(range(len(clauses)))
+        everyone = frozenset(range(len(clauses)))
         gold = gold_result(self._executor, example)
         if not isinstance(gold, Table) or is_nondeterministic(predicted):
             return ClauseVerdict("incorrect", clauses, everyone)
         gold = with_attributes(example.gold_sql, gold)
-        sought = self._differences(gold, sql, predicted)
-        if not config.incremental:
-            blamed = _candidates(clauses, sought)
+        sought = _differences(gold, sql, predicted)
+        if self._config.attribution == "types":
+            blamed = candidates(clauses, sought)
             is_clear = len(blamed) == 1
-            blamed = _with_items(sql, clauses, blamed) if is_clear else frozenset[int]()
+            blamed = with_items(sql, clauses, blamed) if is_clear else frozenset[int]()
             return ClauseVerdict("incorrect", clauses, blamed, sought, is_uniform=not is_clear)
 
         def ask(database: Path, step: str) -> Result:
             return self._executor.execute(database, step, max_steps=MAX_STEPS)
 
-        execute = partial(run, ask, example)
         blamed = find_blamed(
-            sql, clauses, config, gold=gold, predicted=predicted, sought=sought, run=execute
+            sql,
+            clauses,
+            self._config,
+            predicted=predicted,
+            gold_sql=example.gold_sql,
+            gold=gold,
+            sought=sought,
+            run=partial(run, ask, example),
         )
-        if config.type_map == "intersect":
-            is_apart = config.row_disjoint == "same_columns"
-            possible = _candidates(clauses, with_missing(sought) if is_apart else sought)
-            blamed &= _with_items(sql, clauses, possible)
-        if not blamed and config.empty_cerr == "map" and config.type_map != "none":
-            blamed = _with_items(sql, clauses, _candidates(clauses, sought))
-        if not blamed and config.empty_cerr != "none":
-            blamed = everyone
-        return ClauseVerdict("incorrect", clauses, blamed, sought)
-
-    def _differences(self, gold: Table, sql: str, predicted: Table) -> Differences:
-        """Name what sets a result apart from the gold result (D*)."""
-        if gold.width != predicted.width:
-            return differences(gold, predicted)
-        is_same_structure = self._config.row_partial == "computed" and is_computed(sql)
-        named = with_attributes(sql, predicted)
-        return differences(gold, named, is_computed=is_same_structure)
+        return ClauseVerdict("incorrect", clauses, blamed or everyone, sought)
 
     def _values(self, verdict: ClauseVerdict) -> tuple[float, float]:
         """Return the rewards of a blamed clause and of another one, the gap scaled (table 11)."""
         config, case = self._config, verdict.case
-        if case == "correct":
-            return CORRECT, CORRECT
-        if case == "format":
-            return FORMAT_FAIL, FORMAT_FAIL
-        if case == "incorrect":
-            blamed, other, uniform = INCORRECT_BLAMED, INCORRECT_OTHER, config.incorrect_uniform
-        else:
-            blamed, other, uniform = config.error_blamed, ERROR_OTHER, config.error_uniform
-        middle = (blamed + other) / 2
-        scale = config.gap_scale if config.clause_level in ("both", case) else 0.0
-        if verdict.is_uniform or not scale:
-            uniform = middle if uniform is None else uniform
-            return uniform, uniform
-        return middle + scale * (blamed - middle), middle + scale * (other - middle)
+        if case in ("correct", "format"):
+            value = CORRECT if case == "correct" else FORMAT_FAIL
+            return value, value
+        blamed, other = INCORRECT if case == "incorrect" else ERROR
+        is_told = config.clause_level in ("both", case) and not verdict.is_uniform
+        middle, gap = (blamed + other) / 2, config.gap_scale * is_told * (other - blamed) / 2
+        return middle - gap, middle + gap
 
     def _spans(
         self, turn: int, attempt: Attempt, verdict: ClauseVerdict, rewards: Sequence[float]
@@ -216,7 +195,8 @@ class ExpoReward:
         start, end = attempt.answer.start, attempt.answer.end
         if attempt.text[start:end] != attempt.sql:
             raise ValueError("the query stands nowhere in the reply that it was read in")
-        outside = self._outside(verdict)
+        # None for no credit of what is not SQL (ambiguity E5).
+        outside = self._values(verdict)[0] if self._config.outside_tokens == "query" else None
         spans = [
             CreditSpan(turn, start + clause.start, start + clause.end, value)
             for clause, value in zip(verdict.clauses, rewards, strict=True)
@@ -227,24 +207,9 @@ class ExpoReward:
             spans.append(CreditSpan(turn, end, length, outside))
         return spans
 
-    def _outside(self, verdict: ClauseVerdict) -> float | None:
-        """Return the credit of what is not SQL (ambiguity E5); None for no credit."""
-        if self._config.outside_tokens == "zero":
-            return None
-        if self._config.outside_tokens == "mean":
-            return self.mean_reward(verdict)
-        return self._values(verdict)[0]
 
-
-def _candidates(clauses: Sequence[Clause], sought: Differences) -> frozenset[int]:
-    """Number the clauses that can cause one of the differences (table 12)."""
-    kinds = {kind for difference in sought for kind in CANDIDATES[difference]}
-    return frozenset(number for number, clause in enumerate(clauses) if clause.kind in kinds)
-
-
-def _with_items(sql: str, clauses: Sequence[Clause], blamed: frozenset[int]) -> frozenset[int]:
-    """Add the WITH items where a blamed FROM or JOIN reads one (table 15)."""
-    items = {n: item_name(c.text(sql)) for n, c in enumerate(clauses) if c.kind == "WITH"}
-    reading = [clauses[n] for n in blamed if clauses[n].kind in ("FROM", "JOIN")] if items else []
-    read = {s.table for c in reading for s in sources(sql) if c.start <= s.start < c.stop}
-    return blamed | frozenset(items) if read & {*items.values()} else blamed
+def _differences(gold: Table, sql: str, predicted: Table) -> Differences:
+    """Name what sets a result apart from the gold result (D*)."""
+    if gold.width != predicted.width:
+        return differences(gold, predicted)
+    return differences(gold, with_attributes(sql, predicted), is_computed=is_computed(sql))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sqlite3
 from collections import Counter
 from functools import reduce
 from operator import getitem
@@ -15,19 +14,10 @@ import pytest
 import yaml
 
 from launch.config import load_config
-from rewards.compose import build_reward
-from rewards.expo.reward import ExpoReward
-from sqlenv.config import AnswerConfig, ExecutorConfig
-from sqlenv.envs.single_turn import judge
-from sqlenv.executor import Executor
-from sqlenv.types import Episode, Example
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 # The name, two blanks or more, the config, two blanks or more, the overrides.
 _LINE = re.compile(r"(?P<name>\S.*?) {2,}(?P<config>[\w-]+\.yaml) {2,}(?P<overrides>.+)")
-JOINED = "FROM coach JOIN team USING (team)"
-NAMES = "SELECT name FROM coach WHERE"
-TEAMS = "FROM coach GROUP BY team"
 
 
 class Ablation(NamedTuple):
@@ -75,40 +65,3 @@ def test_configs_that_are_an_ablation_of_their_own():
             own = load_config(f"{config}{size}.yaml", [])
             overrides = [f"run.name={config}{size}", *ablation.overrides]
             assert own == load_config(ablation.config.replace(".yaml", f"{size}.yaml"), overrides)
-
-
-@pytest.mark.parametrize(
-    ("gold", "pred", "blamed"),
-    [
-        # Figure 5, where the first step literally compares numbers of columns (three and one).
-        (f"SELECT name {JOINED}", f"SELECT name, team {JOINED}", {"SELECT", "FROM", "JOIN"}),
-        ("SELECT name FROM coach", "SELECT name FROM coach WHERE team > 1", {"WHERE"}),
-        # No step makes these differences, and nobody falls back on the types.
-        (f"{NAMES} team > 1", "SELECT name AS n FROM coach", set()),
-        (f"SELECT team, SUM(age) {TEAMS}", f"SELECT team, AVG(age) {TEAMS}", set()),
-        # Beside other columns SELECT makes rows disjoint by their width.
-        (f"{NAMES} age < 40", f"{NAMES} age > 40", {"SELECT"}),
-    ],
-)
-def test_algorithm_1_of_expo_as_printed(gold, pred, blamed, tmp_path):
-    (line,) = (one for one in listed() if one.name == "algorithm 1 as printed")
-    config = load_config(line.config, line.overrides)
-    with sqlite3.connect(tmp_path / "a.sqlite") as connection:
-        connection.execute("CREATE TABLE coach (name TEXT, team INTEGER, age INTEGER)")
-        connection.execute("CREATE TABLE team (team INTEGER)")
-        connection.execute("INSERT INTO coach VALUES ('a', 1, 30), ('b', 2, 50), ('c', 2, 60)")
-        connection.execute("INSERT INTO team VALUES (1), (2)")
-    connection.close()
-    example = Example("1", "?", "a", tmp_path / "a.sqlite", gold)
-    reply = f"<think>?</think><sql>{pred}</sql>"
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
-        reward = build_reward(config.reward, columns_of=lambda _: None, executor=executor)
-        assert isinstance(reward, ExpoReward)
-        attempt = judge(example, reply, executor, AnswerConfig(match="bag_ordered"))
-        verdict = reward.judge(example, attempt)
-        score = reward(Episode(example, (attempt,)))
-    assert verdict.case == "incorrect"
-    assert {verdict.clauses[number].kind for number in verdict.blamed} == blamed
-    # Tokens outside of the SQL have no part in equation 4.
-    assert "".join(reply[span.start : span.end] for span in score.spans) == pred
-    assert {span.value for span in score.spans} <= {-0.5, 0.5}

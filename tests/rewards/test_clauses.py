@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.config import ExpoConfig
-from rewards.expo import attribution
+from rewards.expo import attribution, steps
 from rewards.expo.attributes import COMPUTED, is_computed, with_attributes
-from rewards.expo.attribution import find_blamed, plan_steps
+from rewards.expo.attribution import find_blamed
 from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
+from rewards.expo.steps import plan_steps
 from sqlenv.types import Result, SqlError, Table
 
 from .conftest import read
@@ -192,7 +193,8 @@ def test_queries_that_compute_all_their_outputs(sql, expected):
 
 @pytest.mark.parametrize("case", [c for c in INCORRECT["cases"] if "steps" in c], ids=name)
 def test_change_at_each_step(case, incorrect, executor):
-    (chain,) = plan_steps(case["pred"], scan_clauses(case["pred"]))
+    plan = plan_steps(case["pred"], scan_clauses(case["pred"]))
+    chain = [*plan.operands[0], *plan.tail]
     tables = [executor.execute(incorrect, step.sql) for step in chain]
     named = [with_attributes(step.sql, table) for step, table in zip(chain, tables, strict=True)]
     changes = [
@@ -214,7 +216,9 @@ COUNTED = (
 def test_filters_of_large_steps_are_judged_by_counts(
     case, max_rows, incorrect, executor, monkeypatch
 ):
-    monkeypatch.setattr(attribution, "MAX_STEP_ROWS", max_rows)
+    for module in (attribution, steps):
+        monkeypatch.setattr(module, "MAX_STEP_ROWS", max_rows)
+        monkeypatch.setattr(module, "MAX_WHOLE_ROWS", max_rows)
     sql = case["pred"]
     clauses = scan_clauses(sql)
     gold, predicted = executor.gold(incorrect, case["gold"]), executor.execute(incorrect, sql)
@@ -228,8 +232,9 @@ def test_filters_of_large_steps_are_judged_by_counts(
         sql,
         clauses,
         ExpoConfig(),
-        gold=gold,
         predicted=predicted,
+        gold_sql=case["gold"],
+        gold=gold,
         sought=differences(gold, predicted),
         run=run,
     )

@@ -19,7 +19,7 @@ from sqlenv.types import Dialect, Episode, Example
 
 from .conftest import read
 
-FILES = {name: read(name) for name in ("expo_incorrect", "expo_blame")}
+FILES = {name: read(name) for name in ("expo_incorrect", "expo_blame", "expo_parts")}
 WRONG_RESULTS = [(name, case) for name, file in FILES.items() for case in file["cases"]]
 GOLD = "SELECT name FROM emp WHERE sal > 20"
 WRONG = "SELECT name FROM emp WHERE sal > 40"
@@ -72,7 +72,7 @@ def test_wrong_results(name, case, play, executor):
     labels = tuple(case["blamed"])
     assert {texts[n] for n in verdict.blamed} == {t for t in texts if t.startswith(labels)}
     assert all(any(text.startswith(label) for text in texts) for label in labels)
-    if not labels and not case["settings"].get("incremental", True):
+    if not labels and case["settings"]["attribution"] == "types":
         # By the types alone nobody is singled out: all have the uniform reward.
         assert set(reward.clause_rewards(verdict)) == {0.0}
 
@@ -105,9 +105,7 @@ def test_each_case_has_its_rewards(play, executor):
         ]
 
 
-@pytest.mark.parametrize(
-    ("choice", "outside"), [("query", -0.5), ("mean", pytest.approx(1 / 6)), ("zero", None)]
-)
+@pytest.mark.parametrize(("choice", "outside"), [("query", -0.5), ("zero", None)])
 def test_outside_tokens(choice, outside, play, executor):
     reply = REPLY.format(WRONG)
     score = reward_of(executor, outside_tokens=choice)(play(reply))
@@ -127,18 +125,9 @@ def test_outside_tokens(choice, outside, play, executor):
         ({"gap_scale": 0.5}, [0.25, 0.25, -0.25], [-0.75, -0.75, -1.25]),
         ({}, [0.5, 0.5, -0.5], [-0.5, -0.5, -1.5]),
         ({"gap_scale": 2}, [1, 1, -1], [0, 0, -2]),
-        # Clauses that are not told apart have the middle of both rewards, or a value.
+        # Clauses that are not told apart have the middle of both rewards.
         ({"clause_level": "error"}, [0, 0, 0], [-0.5, -0.5, -1.5]),
         ({"clause_level": "incorrect"}, [0.5, 0.5, -0.5], [-1, -1, -1]),
-        (
-            {"gap_scale": 0, "incorrect_uniform": -0.5, "error_uniform": -1.5},
-            [-0.5] * 3,
-            [-1.5] * 3,
-        ),
-        ({"clause_level": "error", "incorrect_uniform": -0.5}, [-0.5] * 3, [-0.5, -0.5, -1.5]),
-        ({"incorrect_uniform": -0.5}, [0.5, 0.5, -0.5], [-0.5, -0.5, -1.5]),
-        # Figures 7 and 8.
-        ({"error_blamed": -1.0}, [0.5, 0.5, -0.5], [-0.5, -0.5, -1.0]),
     ],
     ids=str,
 )
@@ -154,32 +143,6 @@ def test_a_reply_without_sql_is_punished_everywhere(reply, play, executor):
     assert score.total == -1.5
     assert credit_of(score, reply) == [(reply, -1.5)]
     assert reward_of(executor)(play("")).spans == ()
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "<sql>{}</sql>",
-        "<think>a</think><sql>{}</sql> Done.",
-        "So: <think>a</think><sql>{}</sql>",
-        "<think>a</think><sql>SELECT 1</sql><sql>{}</sql>",
-    ],
-)
-def test_a_broken_format_is_punished_everywhere_on_demand(reply, play, executor):
-    text = reply.format(GOLD)
-    assert reward_of(executor)(play(text)).total == 1.5
-    strict = reward_of(executor, format="think_sql")
-    score = strict(play(text))
-    assert score.total == score.parts["format"] == -1.5
-    assert credit_of(score, text) == [(text, -1.5)]
-    assert score.correct
-    assert strict.diagnostics(play(text))["case/format"] == 1.0
-    assert strict(play(REPLY.format(GOLD))).total == 1.5
-
-
-def test_reasoning_that_the_prompt_opened_keeps_the_format(play, executor):
-    score = reward_of(executor, format="think_sql")(play(f"so</think><sql>{GOLD}</sql>"))
-    assert score.total == score.parts["correct"] == 1.5
 
 
 def test_a_draft_in_the_reasoning_has_no_clauses(play, executor):

@@ -1,0 +1,238 @@
+"""The steps of a query: clause by clause in logical order, each a slice of its own text.
+
+They are run when their results are asked for (EXPO-SQL, algorithm 1, appendix A.2).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rewards.expo.attributes import is_computed, select_aliases, with_attributes
+from rewards.expo.clauses import WHOLE, Clause, ClauseKind, scan_clauses
+from rewards.expo.differences import Differences, differences
+from rewards.expo.names import replace_names, sources
+from sqlenv.sql.lexer import tokens
+from sqlenv.types import Result, SqlError, Table
+
+Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
+Run = Callable[[str], Result]
+
+MAX_STEP_ROWS = 200
+"""Rows of an intermediate result that are compared with the step after it; of larger ones filters
+are judged by counts, other steps by the first rows."""
+MAX_WHOLE_ROWS = 10_000
+"""Rows of a part of the prediction and of the gold query that are compared; of larger ones only
+their numbers are."""
+_ALL = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A query that ends with one more clause than the step before.
+
+    Attributes:
+        effect: What the last clause does to rows.
+        clauses: Those that answer for it.
+        operand: The SELECT of a set operation that it is a step of.
+        star: Where the text after `SELECT *` starts, in steps before the SELECT.
+    """
+
+    sql: str
+    effect: Effect
+    clauses: tuple[int, ...]
+    operand: int = 0
+    star: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps of a query in logical order.
+
+    Attributes:
+        operands: Those of each SELECT of a set operation; of another query a single list.
+        body: The query before its last ORDER BY and LIMIT.
+        order, limit: Those, where there are any.
+    """
+
+    operands: tuple[tuple[Step, ...], ...]
+    body: Step
+    order: Step | None
+    limit: Step | None
+
+    @property
+    def tail(self) -> list[Step]:
+        """List the last ORDER BY and LIMIT."""
+        return [step for step in (self.order, self.limit) if step]
+
+    @property
+    def last(self) -> Step:
+        """Return the query itself."""
+        return [self.body, *self.tail][-1]
+
+
+def plan_steps(sql: str, clauses: Sequence[Clause]) -> Plan:
+    """List the steps of a query.
+
+    FROM and JOINs are the first step, with `SELECT *` until the SELECT itself. GROUP BY and SELECT
+    are one step, as `SELECT *` cannot be grouped; so are SELECT and a HAVING without GROUP BY.
+    """
+    numbers = sorted({clause.operand for clause in clauses} - {WHOLE}) or [0]
+    operands = tuple(tuple(_operand_steps(sql, clauses, number)) for number in numbers)
+    owner = WHOLE if len(numbers) > 1 else numbers[0]
+    tail = _of_kinds(clauses, owner, "ORDER BY", "LIMIT")
+    body = operands[0][-1]
+    if len(numbers) > 1:
+        end = tail[0] - 1 if tail else len(clauses) - 1
+        body = Step(sql[: clauses[end].stop], "compound", ())
+    order, limit = (
+        next((n for n in tail if clauses[n].kind == kind), None) for kind in ("ORDER BY", "LIMIT")
+    )
+    return Plan(
+        operands,
+        body,
+        None if order is None else Step(sql[: clauses[order].stop], "order", (order,)),
+        None if limit is None else Step(sql[: clauses[limit].stop], "limit", (limit,)),
+    )
+
+
+def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterator[Step]:
+
+    def text(numbers: Sequence[int]) -> str:
+        return "\n".join(clauses[n].text(sql) for n in numbers)
+
+    items = _of_kinds(clauses, WHOLE, "WITH")
+    head = sql[: clauses[items[-1]].stop] + "\n" if items else ""
+    selects = _of_kinds(clauses, operand, "SELECT")
+    tables = _of_kinds(clauses, operand, "FROM", "JOIN")
+    where, group, having = (
+        _of_kinds(clauses, operand, kind) for kind in ("WHERE", "GROUP BY", "HAVING")
+    )
+    if tables:
+        source = f"{head}SELECT *\n"
+        yield Step(source + text(tables), "source", (*items, *tables), operand, len(source))
+        if where:
+            filtered = source + text([*tables, *where])
+            yield Step(filtered, "filter", (*where,), operand, len(source))
+    select, windows = selects[:1], selects[1:]
+    body = [*select, *tables, *where, *group]
+    if having and group:
+        yield Step(head + text([*body, *windows]), "project", (*select, *windows, *group), operand)
+        yield Step(head + text([*body, *having, *windows]), "filter", (*having,), operand)
+    else:
+        numbers = [*select, *windows, *group, *having]
+        effect: Effect = "collapse" if having else "project"
+        yield Step(head + text([*body, *having, *windows]), effect, tuple(numbers), operand)
+
+
+class Steps:
+    """Runs the steps of a query when their results are asked for, each once."""
+
+    def __init__(self, sql: str, result: Table, run: Run) -> None:
+        self.plan = plan_steps(sql, scan_clauses(sql))
+        self.result = result
+        self._sql, self._run = sql, run
+        self._empty: set[str] = set()
+        self._seen: dict[str, tuple[int, Table | None]] = {self.plan.last.sql: (_ALL, result)}
+        if not result.rows and len(self.plan.operands) == 1:
+            self._know_empty()
+
+    def _know_empty(self) -> None:
+        """Take that an empty result was so before SELECT and ORDER BY too."""
+        for step in reversed([*self.plan.operands[0], *self.plan.tail]):
+            self._empty.add(step.sql)
+            if step.effect not in ("project", "order"):
+                return
+
+    def probe(self, step: Step) -> Table | None:
+        """Return the columns of a step and at most one row; None where it does not run."""
+        return self._fetch(step, 1)
+
+    def rows(self, step: Step) -> Table | None:
+        """Return the first rows of a step, one more than are compared."""
+        return self._fetch(step, MAX_STEP_ROWS + 1)
+
+    def whole(self, step: Step) -> Table | None:
+        """Return a part of the query, its columns named by their attributes.
+
+        Of more than `MAX_WHOLE_ROWS` rows it has one more than that.
+        """
+        table = self._fetch(step, MAX_WHOLE_ROWS + 1)
+        return table and self.named(step, table)
+
+    def cut_as(self, other: str) -> Table | None:
+        """Return the result of the query with another LIMIT after its ORDER BY."""
+        assert self.plan.order is not None
+        result = self._run(f"{self.plan.order.sql}\n{other}")
+        return result if isinstance(result, Table) else None
+
+    @property
+    def limit_text(self) -> str:
+        """Return the text of the last LIMIT; empty without one."""
+        limit = self.plan.limit
+        return scan_clauses(self._sql)[limit.clauses[0]].text(self._sql) if limit else ""
+
+    @property
+    def window(self) -> tuple[str, str]:
+        """Return how many rows the last LIMIT keeps, and how many it skips before, as texts."""
+        kept, skipped = " ".join(tokens(self.limit_text)[1:]), "0"
+        for sign in (" offset ", " , "):
+            if sign in kept:
+                kept, _, skipped = kept.partition(sign)
+                return (skipped, kept) if sign == " , " else (kept, skipped)
+        return kept, skipped
+
+    def count(self, step: Step) -> int | None:
+        """Count the rows of a step; None where it does not run."""
+        asked, table = self._seen.get(step.sql, (-1, None))
+        if table and len(table.rows) < asked:
+            return len(table.rows)
+        table = self._table(step, "SELECT count(*) FROM ({}\n)")
+        return int(str(table.rows[0][0])) if table else None
+
+    def differences(self, reference: Table, step: Step, table: Table) -> Differences:
+        """Name what sets a step's result, its columns named, apart from another."""
+        computed = step.effect in ("project", "collapse")
+        return differences(
+            reference, table, is_computed=computed and is_computed(self._sql, step.operand)
+        )
+
+    def named(self, step: Step, table: Table) -> Table:
+        """Name the columns of a step's result by their attributes."""
+        return with_attributes(self._sql, table, operand=step.operand, is_star=bool(step.star))
+
+    def _fetch(self, step: Step, limit: int) -> Table | None:
+        asked, table = self._seen.get(step.sql, (-1, None))
+        if asked < limit:
+            rows = 0 if step.sql in self._empty else limit
+            table = self._table(step, f"{{}}\nLIMIT {rows}")
+            self._seen[step.sql] = (limit, table)
+        return table and first_rows(table, limit)
+
+    def _table(self, step: Step, form: str) -> Table | None:
+        """Run a step; where `SELECT *` does not define an alias that it uses, written out."""
+        result = self._run(form.replace("{}", step.sql, 1))
+        if step.star and isinstance(result, SqlError):
+            aliases = _aliases(self._sql, step.operand)
+            plain = step.sql[: step.star] + replace_names(step.sql[step.star :], aliases)
+            if plain != step.sql:
+                result = self._run(form.replace("{}", plain, 1))
+        return result if isinstance(result, Table) else None
+
+
+def _aliases(sql: str, operand: int) -> Mapping[str, str]:
+    """Map the select aliases of an operand, but those that name a table too, to their text."""
+    aliases = select_aliases(sql, operand)
+    tables = {name for source in sources(sql) for name in (source.table, source.alias)}
+    return {name: text for name, text in aliases.items() if name not in tables}
+
+
+def _of_kinds(clauses: Sequence[Clause], operand: int, *kinds: ClauseKind) -> list[int]:
+    return [n for n, c in enumerate(clauses) if c.operand == operand and c.kind in kinds]
+
+
+def first_rows(table: Table, limit: int) -> Table:
+    """Keep the first rows of a table."""
+    return table if len(table.rows) <= limit else Table(table.columns, table.rows[:limit])
