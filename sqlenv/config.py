@@ -107,6 +107,10 @@ class DemoConfig(Settings):
     """Questions for each database; the smallest databases afford a few hundred."""
 
 
+STILL = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
+"""What a clock shows that stands still."""
+
+
 class ExecutorConfig(Settings):
     """How queries run, and what one of them may use up."""
 
@@ -150,7 +154,7 @@ class ExecutorConfig(Settings):
     """Read tables from their ends, which no query may rely on: one without ORDER BY gives its rows
     in another order. `launch.prepare` finds golds with it whose answer depends on that."""
 
-    now: AwareDatetime | None = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
+    now: AwareDatetime | None = STILL
     """What every query is told the time is, whenever it runs, so that one that asks for it has the
     same result each time. The default is a day that no data set knows and nobody guesses: who
     writes today's date out is wrong. None is the time itself; such results are then marked."""

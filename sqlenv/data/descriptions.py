@@ -1,4 +1,4 @@
-"""What columns hold, as a data set's own files say it: natural names, or BIRD's descriptions."""
+"""What a data set's own files say of columns: natural names or BIRD's descriptions, and types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import DATASETS, Location
 from sqlenv.data.records import Record, TableNames, check, read_records
 from sqlenv.errors import UserError
-from sqlenv.schema.reading import ColumnKey, Descriptions
+from sqlenv.schema.reading import ColumnKey, Described, Descriptions, described_key
 
 _log = logging.getLogger(__name__)
 
@@ -30,18 +30,21 @@ _FOLDER = "database_description"
 def read_descriptions(
     location: Location, source: SourceConfig, databases: Mapping[str, Path]
 ) -> dict[Path, Descriptions]:
-    """Read what columns of databases (by `db_id`) hold.
+    """Read what is said of the columns of databases (by `db_id`).
 
-    tables.json's natural names; with `comments: full` BIRD's descriptions go before them.
+    tables.json's natural names and types; with `comments: full` BIRD's descriptions go before the
+    names.
     """
-    found: defaultdict[Path, dict[ColumnKey, str]] = defaultdict(dict)
+    found: defaultdict[Path, dict[ColumnKey, Described]] = defaultdict(dict)
     for file in _beside(location, DATASETS[source.layout].tables):
         for number, entry in enumerate(read_records(file)):
             if path := databases.get(str(entry.get("db_id"))):
-                found[path] |= _natural_names(entry, f"{file}: record {number}")
+                found[path] |= _in_tables(entry, f"{file}: record {number}")
     if source.comments == "full":
         for path in databases.values():
-            found[path] |= full_descriptions(path.parent)
+            told = found[path]
+            for key, text in full_descriptions(path.parent).items():
+                told[key] = told.get(key, Described())._replace(text=text)
     return dict(found)
 
 
@@ -55,7 +58,7 @@ def full_descriptions(folder: Path) -> dict[ColumnKey, str]:
         for row in _rows(file):
             column, name, description, values = ((row.get(key) or "").strip() for key in _FIELDS)
             text = "; ".join(filter(None, (description or name, values)))
-            found[file.stem.strip().lower(), column.lower()] = shorten(
+            found[described_key(file.stem, column)] = shorten(
                 text, DESCRIPTION_CHARACTERS, placeholder=" ..."
             )
     return found
@@ -101,20 +104,22 @@ def _decoded(content: bytes) -> str:
         return content.removeprefix(b"\xef\xbb\xbf").decode("cp1252", errors="replace")
 
 
-def _natural_names(record: Record, where: str) -> dict[ColumnKey, str]:
+def _in_tables(record: Record, where: str) -> dict[ColumnKey, Described]:
     advice = "correct it or fetch it again"
     entry = check(TableNames, record, where=where, advice=advice)
-    tables = entry.table_names_original
+    tables, originals = entry.table_names_original, entry.column_names_original
+    types = entry.column_types or [""] * len(originals)
     try:
-        pairs = zip(entry.column_names_original, entry.column_names, strict=True)
         return {
-            (tables[table].lower(), original.lower()): natural
-            for (table, original), (_, natural) in pairs
+            described_key(tables[table], original): Described(natural, kind)
+            for (table, original), (_, natural), kind in zip(
+                originals, entry.column_names, types, strict=True
+            )
             if table >= 0
         }
     except (ValueError, IndexError):
         raise UserError(
-            f"{where}: the names of columns and tables do not agree; {advice}"
+            f"{where}: the columns' names and types and the tables do not agree; {advice}"
         ) from None
 
 

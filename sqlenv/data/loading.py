@@ -30,7 +30,8 @@ _SPARE_LEAST = 64
 class LoadedData:
     """The questions of a run, in the order of the sources and of their files.
 
-    By database: what columns hold (for `read_schema`), and files of schemas that were read before.
+    By database: what is said of columns, as `read_schema` takes it, and files of schemas that were
+    read before.
     """
 
     examples: tuple[Example, ...]

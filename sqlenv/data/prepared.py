@@ -22,7 +22,7 @@ from sqlenv.data.issues import Checked
 from sqlenv.data.layouts import MANIFEST
 from sqlenv.data.records import Record, check, read_records
 from sqlenv.errors import UserError
-from sqlenv.schema.reading import DatabaseSchema, Descriptions
+from sqlenv.schema.reading import DatabaseSchema, Described, Descriptions, described_key
 from sqlenv.types import Example
 
 _Kind = TypeVar("_Kind")
@@ -151,12 +151,11 @@ class StoredSchema:
     text: str
 
     def descriptions(self) -> Descriptions:
-        """Return what columns hold, as `read_schema` takes it."""
+        """Return what is said of columns, as `read_schema` takes it."""
         return {
-            (table.name.lower(), column.name.lower()): column.description
+            described_key(table.name, column.name): Described(column.description, column.told_type)
             for table in self.schema.tables
             for column in table.columns
-            if column.description
         }
 
 

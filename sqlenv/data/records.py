@@ -147,11 +147,12 @@ class QuestionRecord(_Fields):
 
 
 class TableNames(_Fields):
-    """An entry of tables.json: names as in the database, and in natural words."""
+    """An entry of tables.json: names as in the database, and in natural words; types if any."""
 
     table_names_original: list[Text]
     column_names_original: list[tuple[int, Text]]
     column_names: list[tuple[int, Text]]
+    column_types: list[Text] | None = None
 
 
 _Kind = TypeVar("_Kind", bound=BaseModel)

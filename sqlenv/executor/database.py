@@ -62,6 +62,8 @@ _READING_HEAP_BYTES = 96_000_000
 _FEWEST_STEPS, _MOST_STEPS, _STEPS_A_BYTE = 100, 100_000, 0.01
 _OVERDRAWN = (apsw.InterruptError, apsw.NoMemError, apsw.TooBigError, MemoryError)
 
+_CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
+
 _MAGIC = b"SQLite format 3\0"
 # Of a writer that did not finish; an immutable connection silently reads stale or uncommitted rows.
 _LEFTOVERS = ("-wal", "-journal")
@@ -109,6 +111,11 @@ def connect(
     return connection
 
 
+def codec_of(connection: apsw.Connection) -> str:
+    """Name the encoding of a database's texts as Python does."""
+    return _CODECS[str(connection.pragma("encoding"))]
+
+
 def open_new(path: Path) -> apsw.Connection:
     """Open a file of ours to write, whatever bytes its name has; it is made where there is none."""
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
@@ -117,9 +124,11 @@ def open_new(path: Path) -> apsw.Connection:
 
 @contextmanager
 def reading(
-    path: Path, *, immutable: bool = True, replacing: bool = True
+    path: Path, *, immutable: bool = True, vfs: str = "", replacing: bool = True
 ) -> Generator[apsw.Connection]:
     """Open a file for statements of our own, and close it; arguments are those of `connect`.
+
+    Collations that SQLite lacks, such as Android's LOCALIZED, compare characters here.
 
     Raises:
         UserError: Reading takes more time or memory than any honest file of that size.
@@ -131,8 +140,9 @@ def reading(
     try:
         with heap_limit(_READING_HEAP_BYTES):
             connection = connect(
-                path, max_value_bytes=value_bytes, immutable=immutable, replacing=replacing
+                path, max_value_bytes=value_bytes, immutable=immutable, vfs=vfs, replacing=replacing
             )
+            connection.collation_needed(_add_collation)
             try:
                 # Time of the processor: on a machine with much to do a reader is not the slower.
                 end_s = time.thread_time() + limit_s
@@ -145,6 +155,10 @@ def reading(
             f"{path}: reading the database takes too much time or memory ({error}); "
             "leave it out, or drop its generated columns"
         ) from None
+
+
+def _add_collation(connection: apsw.Connection, name: str) -> None:
+    connection.create_collation(name, lambda one, two: (one > two) - (one < two))
 
 
 _heap = threading.Lock()

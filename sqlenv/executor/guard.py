@@ -27,15 +27,13 @@ import apsw
 
 from sqlenv.errors import UserError
 from sqlenv.executor.allowed import SCANS, forbidden, read_kinds
-from sqlenv.executor.database import check_database, connect
+from sqlenv.executor.database import check_database, codec_of, connect
 from sqlenv.executor.functions import CLOCK_FUNCTIONS, REPLACED, add_chance, clock
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 if TYPE_CHECKING:
     from sqlenv.config import ExecutorConfig
-
-_CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
 _UNREADABLE = (
     *(apsw.NotADBError, apsw.CorruptError, apsw.SQLError),
@@ -92,7 +90,7 @@ class Guard:
         self._config = config
         try:
             self.connection = self._open()
-            self._codec = _CODECS[self.connection.pragma("encoding")]
+            self._codec = codec_of(self.connection)
             self._kinds, self._rtrees = read_kinds(self.connection, self._codec)
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None

@@ -6,19 +6,35 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.executor.database import reading
+from sqlenv.executor.allowed import read_kinds
+from sqlenv.schema.reader import Reader, TableKind, open_reader
 from sqlenv.types import Row, Value
 
 ColumnKey = tuple[str, str]
-Descriptions = Mapping[ColumnKey, str]
-"""(table, column), both in lower case -> what the column holds."""
 
+
+class Described(NamedTuple):
+    """What a data set says of a column: what it holds, and tables.json's type."""
+
+    text: str = ""
+    type: str = ""
+
+
+Descriptions = Mapping[ColumnKey, Described]
+"""What a data set says of columns, by `described_key`."""
+
+_KINDS: Mapping[str, TableKind] = {
+    "table": "TABLE",
+    "view": "VIEW",
+    "virtual": "VIRTUAL TABLE",
+}
 EXAMPLE_CHARACTERS = 40  # OmniSQL cuts example values here
 SAMPLED_ROWS = 1_000  # rows of a table that are searched for example values
 PROFILED_ROWS = 100_000  # rows of a table among which the most frequent values are counted
@@ -26,14 +42,19 @@ PROFILED_ROWS = 100_000  # rows of a table among which the most frequent values 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; `type` as declared, `span` the smallest and largest value of profiled numbers."""
+    """One column.
+
+    `type` is the declared one, `told_type` tables.json's; `primary_key` the place in the key, from
+    1; `span` the smallest and largest value of profiled numbers.
+    """
 
     name: str
     type: str = ""
-    primary_key: bool = False
+    primary_key: int = 0
     description: str = ""
     examples: tuple[Value, ...] = ()
     span: tuple[Value, Value] | None = None
+    told_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +75,17 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """One table."""
+    """One table, view or virtual table."""
 
     name: str
     columns: tuple[Column, ...]
+    kind: TableKind = "TABLE"
 
     @property
     def primary_key(self) -> tuple[str, ...]:
-        """Name the key's columns."""
-        return tuple(column.name for column in self.columns if column.primary_key)
+        """Name the key's columns, in the key's order."""
+        key = [column for column in self.columns if column.primary_key]
+        return tuple(column.name for column in sorted(key, key=attrgetter("primary_key")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +134,8 @@ def read_schema(
 
     `examples` is the number of distinct, non-empty values to show of each column, the first in the
     table; a `profile` of the whole table has the `span` of numbers, else the most frequent values.
+    Views and virtual tables are there if queries may read them. A view that takes long, or depends
+    on chance, has no values.
 
     Raises:
         UserError: The file is missing or is not a SQLite database.
@@ -135,45 +160,51 @@ def _read(
     database: Path, stamp: tuple[int, int], *, examples: int, profile: bool, replacing: bool
 ) -> DatabaseSchema:
     """Read a file; `stamp` makes a changed file another key of the cache."""
-    with reading(database, replacing=replacing) as connection:
+    with open_reader(database, replacing=replacing) as reader:
         tables = []
-        for name in _table_names(connection):
-            columns = _columns(connection, name)
-            if profile:
-                columns = tuple(_profiled(connection, name, c, examples) for c in columns)
-            else:
-                columns = _with_examples(connection, name, columns, examples)
-            tables.append(TableSchema(name, columns))
-        return DatabaseSchema(tuple(tables), tuple(_foreign_keys(connection, tables)))
+        for table in _tables(reader):
+            look = _profiled if profile else _with_examples
+            tables.append(replace(table, columns=look(reader, table, examples)))
+        return DatabaseSchema(tuple(tables), tuple(_foreign_keys(reader, tables)))
 
 
-def _table_names(connection: apsw.Connection) -> list[str]:
+def _tables(reader: Reader) -> Iterator[TableSchema]:
+    """List what queries can read, without values; of a broken view SQLite knows no columns."""
     rows = _names(
-        connection,
-        ("m.name",),
+        reader,
+        ("m.name", "l.type"),
         " FROM sqlite_master AS m JOIN pragma_table_list AS l ON l.name = m.name "
-        "WHERE l.schema = 'main' AND l.type = 'table' AND m.type = 'table' "
+        "WHERE l.schema = 'main' AND l.type IN ('table', 'view', 'virtual') "
+        "AND m.type IN ('table', 'view') "
         r"AND m.name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY m.rowid",
     )
-    return [str(name) for (name,) in rows if is_utf8(str(name))]
+    allowed, _ = read_kinds(reader.connection, reader.codec)
+    for name, kind in rows:
+        if is_utf8(str(name)) and allowed.get(str(name).lower()) != "foreign":
+            columns = _columns(reader, str(name), _KINDS[str(kind)])
+            if columns:
+                yield TableSchema(str(name), columns, _KINDS[str(kind)])
 
 
-def _columns(connection: apsw.Connection, table: str) -> tuple[Column, ...]:
-    rest = ", pk > 0 FROM pragma_table_xinfo(?) WHERE hidden <> 1"
-    rows = _names(connection, ("name", "type"), rest, table)
-    return tuple(Column(str(name), str(kind), bool(key)) for name, kind, key in rows)
-
-
-def _names(
-    connection: apsw.Connection, texts: Sequence[str], rest: str, *bindings: str
-) -> list[Row]:
-    """Select names and what follows them; bytes that are not UTF-8 become U+FFFD."""
+def _columns(reader: Reader, table: str, kind: TableKind) -> tuple[Column, ...]:
+    rest = ", pk FROM pragma_table_xinfo(?) WHERE hidden <> 1"
     try:
-        return list(connection.execute(f"SELECT {', '.join(texts)}{rest}", bindings))
+        rows = _names(reader, ("name", "type"), rest, table)
+    except apsw.SQLError:
+        if kind == "TABLE":
+            raise
+        return ()
+    return tuple(Column(str(name), str(kind), int(str(key))) for name, kind, key in rows)
+
+
+def _names(reader: Reader, texts: Sequence[str], rest: str, *bindings: str) -> list[Row]:
+    """Select names and what follows them; bytes that are not text become U+FFFD."""
+    execute = reader.connection.execute
+    try:
+        return list(execute(f"SELECT {', '.join(texts)}{rest}", bindings))
     except UnicodeDecodeError:
         casts = ", ".join(f"CAST({text} AS BLOB)" for text in texts)
-        rows = connection.execute(f"SELECT {casts}{rest}", bindings)
-        return [tuple(_shown(row)) for row in rows]
+        return [tuple(reader.shown(row)) for row in execute(f"SELECT {casts}{rest}", bindings)]
 
 
 def is_utf8(name: str) -> bool:
@@ -181,14 +212,12 @@ def is_utf8(name: str) -> bool:
     return "\ufffd" not in name
 
 
-def _foreign_keys(
-    connection: apsw.Connection, tables: Iterable[TableSchema]
-) -> Iterator[ForeignKey]:
+def _foreign_keys(reader: Reader, tables: Iterable[TableSchema]) -> Iterator[ForeignKey]:
     """List the declared foreign keys; one that names nothing in this database is left out."""
     by_name = {table.name.lower(): table for table in tables}
     for table in by_name.values():
         rest = ", id FROM pragma_foreign_key_list(?) ORDER BY id DESC, seq"
-        rows = _names(connection, ('"table"', '"from"', '"to"'), rest, table.name)
+        rows = _names(reader, ('"table"', '"from"', '"to"'), rest, table.name)
         for _, group in groupby(rows, key=itemgetter(3)):
             parents, children, ends, _ = zip(*group, strict=True)
             target = by_name.get(str(parents[0]).lower())
@@ -207,19 +236,20 @@ def _spelled(target: TableSchema, ends: Sequence[Value]) -> tuple[str, ...]:
     return columns if all(columns) and len(columns) == len(ends) else ()
 
 
-def _with_examples(
-    connection: apsw.Connection, table: str, columns: tuple[Column, ...], count: int
-) -> tuple[Column, ...]:
+def _with_examples(reader: Reader, table: TableSchema, count: int) -> tuple[Column, ...]:
+    columns = table.columns
     if not count:
         return columns
     # NOT INDEXED: rows come in the table's own order, whatever indexes exist.
     cells = ", ".join(_cell(column.name) for column in columns)
-    rows = connection.execute(
-        f"SELECT {cells} FROM {quoted(table)} NOT INDEXED LIMIT {SAMPLED_ROWS}"
+    rows = reader.rows(
+        table.name,
+        table.kind,
+        f"SELECT {cells} FROM {quoted(table.name)} NOT INDEXED LIMIT {SAMPLED_ROWS}",
     )
     found: list[dict[Value, None]] = [{} for _ in columns]
     for row in rows:
-        for values, value in zip(found, _shown(row), strict=True):
+        for values, value in zip(found, reader.shown(row), strict=True):
             if len(values) < count and value is not None and value != "":
                 values[value] = None
         if all(len(values) == count for values in found):
@@ -227,26 +257,33 @@ def _with_examples(
     return tuple(replace(c, examples=tuple(v)) for c, v in zip(columns, found, strict=True))
 
 
-def _profiled(connection: apsw.Connection, table: str, column: Column, count: int) -> Column:
+def _profiled(reader: Reader, table: TableSchema, count: int) -> tuple[Column, ...]:
+    return tuple(_profile(reader, table, column, count) for column in table.columns)
+
+
+def _profile(reader: Reader, table: TableSchema, column: Column, count: int) -> Column:
     """Give a column its span when it holds numbers only, else its most frequent values."""
     if not is_utf8(column.name):
         return column
-    name, source = quoted(column.name), f"{quoted(table)} NOT INDEXED"
+    name, source = quoted(column.name), f"{quoted(table.name)} NOT INDEXED"
     is_number = f"typeof({name}) IN ('integer', 'real')"
-    numbers, values, low, high = next(
-        connection.execute(
-            f"SELECT total({is_number}), count({name}), min({name}) FILTER (WHERE {is_number}), "
-            f"max({name}) FILTER (WHERE {is_number}) FROM {source}"
-        )
+    counted = reader.rows(
+        table.name,
+        table.kind,
+        f"SELECT total({is_number}), count({name}), min({name}) FILTER (WHERE {is_number}), "
+        f"max({name}) FILTER (WHERE {is_number}) FROM {source}",
     )
-    if values and numbers == values:
-        return replace(column, span=(low, high))
-    rows = connection.execute(
+    for numbers, values, low, high in counted:
+        if values and numbers == values:
+            return replace(column, span=(low, high))
+    rows = reader.rows(
+        table.name,
+        table.kind,
         f"SELECT {_cell(column.name)} FROM (SELECT {name} FROM {source} LIMIT {PROFILED_ROWS}) "
         f"WHERE {name} IS NOT NULL AND {name} <> '' AND typeof({name}) <> 'blob' "
-        f"GROUP BY {name} ORDER BY count(*) DESC, {name} LIMIT {count}"
+        f"GROUP BY {name} ORDER BY count(*) DESC, {name} LIMIT {count}",
     )
-    return replace(column, examples=tuple(value for row in rows for value in _shown(row)))
+    return replace(column, examples=tuple(value for row in rows for value in reader.shown(row)))
 
 
 def _cell(column: str) -> str:
@@ -260,18 +297,19 @@ def _cell(column: str) -> str:
     )
 
 
-def _shown(row: Row) -> Iterator[Value]:
-    return (v.decode(errors="replace") if isinstance(v, bytes) else v for v in row)
-
-
 def quoted(name: str) -> str:
     """Quote a name as SQL does."""
     return '"' + name.replace('"', '""') + '"'
 
 
+def described_key(table: str, column: str) -> ColumnKey:
+    """Write names as data sets know them: in any case, with any blanks."""
+    return " ".join(table.lower().split()), " ".join(column.lower().split())
+
+
 def _describe(schema: DatabaseSchema, descriptions: Descriptions) -> DatabaseSchema:
     def described(table: str, column: Column) -> Column:
-        text = descriptions.get((table.lower(), column.name.lower()), "")
-        return replace(column, description=" ".join(text.split()))
+        told = descriptions.get(described_key(table, column.name), Described())
+        return replace(column, description=" ".join(told.text.split()), told_type=told.type)
 
     return schema.replace_columns(described)

@@ -136,15 +136,16 @@ def _omnisql_table(schema: DatabaseSchema, table: TableSchema) -> str:
         notes = [f"example: {list(column.examples)}"] if column.examples else []
         notes = [note for note in (_comment(column), *notes) if note]
         comment = f" -- {', '.join(notes)}" if notes else ""
-        lines.append((f"    {_identifier(column.name)} {column.type}".rstrip(), comment))
+        kind = _one_line(column.told_type or column.type)
+        lines.append((f"    {_identifier(column.name)} {kind}".rstrip(), comment))
     if table.primary_key:
         lines.append((f"    PRIMARY KEY ({_names(table.primary_key)})", ""))
     for key in schema.keys_of(table):
-        label = "_".join(("fk", table.name, *key.columns)).lower().replace(" ", "_")
+        label = "_".join("_".join(("fk", table.name, *key.columns)).lower().split())
         foreign = f"FOREIGN KEY ({_names(key.columns)}) REFERENCES {_identifier(key.ref_table)}"
         text = f"    CONSTRAINT {_identifier(label)} {foreign} ({_names(key.ref_columns)})"
         lines.append((text, ""))
-    return _block(f"CREATE TABLE {_identifier(table.name)} (", lines)
+    return _block(f"CREATE {table.kind} {_identifier(table.name)} (", lines)
 
 
 def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
@@ -159,13 +160,14 @@ def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
         elif column.examples:
             notes.append("Example " + ", ".join(map(_one_line, column.examples)))
         comment = f" --{', '.join(notes)}," if notes else ""
-        lines.append((f"{_identifier(column.name)} {column.type}".rstrip(), comment))
+        lines.append((f"{_identifier(column.name)} {_one_line(column.type)}".rstrip(), comment))
     if table.primary_key:
         lines.append((f"PRIMARY KEY ({all_quoted(table.primary_key)})", ""))
     for key in schema.keys_of(table):
         target = f"{quoted(key.ref_table)}({all_quoted(key.ref_columns)})"
         lines.append((f"FOREIGN KEY({all_quoted(key.columns)}) REFERENCES {target}", ""))
-    return _block(f"{table.name}\nCREATE TABLE {_identifier(table.name)} (", lines)
+    head = f"{_one_line(table.name)}\nCREATE {table.kind} {_identifier(table.name)} ("
+    return _block(head, lines)
 
 
 def _compact_table(schema: DatabaseSchema, table: TableSchema, *, bare: bool = False) -> str:
@@ -177,7 +179,7 @@ def _compact_table(schema: DatabaseSchema, table: TableSchema, *, bare: bool = F
 
     parts = []
     for column in table.columns:
-        words = [_identifier(column.name), "" if bare else column.type]
+        words = [_identifier(column.name), "" if bare else _one_line(column.type)]
         if table.primary_key == (column.name,) and not bare:
             words.append("PRIMARY KEY")
         if key := single.get(column.name):
@@ -193,4 +195,4 @@ def _compact_table(schema: DatabaseSchema, table: TableSchema, *, bare: bool = F
         for key in schema.keys_of(table)
         if key != single.get(key.columns[0])
     ]
-    return f"CREATE TABLE {_identifier(table.name)} ({', '.join(parts)});"
+    return f"CREATE {table.kind} {_identifier(table.name)} ({', '.join(parts)});"

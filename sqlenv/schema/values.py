@@ -4,7 +4,8 @@ OmniSQL (process_dataset.py, build_contents_index.py) indexes all texts of a dat
 asks it for each run of up to 8 words of the question, and keeps the values of which more than 85 %
 stands in the question. Here SQLite's FTS5 takes Lucene's place: both rank by BM25 and stem English,
 but scores differ, and a run finds the values that have all of its words, where Lucene also takes
-some of them: now and then another value is shown.
+some of them: now and then another value is shown. Letters are compared without case and accents,
+and in scripts without blanks each character is a word.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,8 @@ from pathlib import Path
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.executor.database import connect, open_new, reading
+from sqlenv.executor.database import connect, open_new
+from sqlenv.schema.reader import open_reader
 from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted
 from sqlenv.types import Example, ValueMatch
 
@@ -30,7 +33,11 @@ SHARE = 0.85  # more than this share of a value has to stand in the question, in
 MOST = 20  # values of a question at most
 SHOWN = 6  # values of a column that are shown at most, sampled ones included
 
-_WORD = re.compile(r"[^\W_]+")
+# Thai to Khmer, Chinese, Japanese, Korean: words are not set apart, or have endings.
+_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_SCRIPTS += "\U00020000-\U0003ffff"
+_WORD = re.compile(rf"(?!\W)[{_SCRIPTS}]|[^\W_{_SCRIPTS}]+")
+_ACCENTS = re.compile("[\u0300-\u036f]")
 # Lucene's own list for English: such words are not searched for.
 _STOP_WORDS = frozenset(
     {"a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it"}
@@ -39,10 +46,10 @@ _STOP_WORDS = frozenset(
 )
 _INDEX = """
 CREATE VIRTUAL TABLE value USING fts5(
-    text, "table" UNINDEXED, "column" UNINDEXED, tokenize = 'porter unicode61'
+    words, text UNINDEXED, "table" UNINDEXED, "column" UNINDEXED, tokenize = 'porter unicode61'
 )
 """
-_INSERT = 'INSERT INTO value ("table", "column", text) VALUES (?, ?, ?)'
+_INSERT = 'INSERT INTO value ("table", "column", text, words) VALUES (?, ?, ?, ?)'
 _SEARCH = f"""
 SELECT text, "table", "column" FROM value WHERE value MATCH ? ORDER BY rank, rowid LIMIT {HITS}
 """
@@ -60,7 +67,8 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
         # A file that a kill leaves half written is never used: nothing has to reach the disk.
         connection.execute("PRAGMA journal_mode = off; PRAGMA synchronous = off")
         connection.execute("BEGIN").execute(_INDEX)
-        connection.executemany(_INSERT, _texts(database, schema))
+        texts = _texts(database, schema)
+        connection.executemany(_INSERT, ((*text, " ".join(_words(text[2]))) for text in texts))
         (count,) = next(connection.execute("SELECT count(*) FROM value"))
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
     except apsw.FullError:
@@ -78,22 +86,34 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
 
 
 def _texts(database: Path, schema: DatabaseSchema) -> Iterator[ValueMatch]:
-    with reading(database) as connection:
+    with open_reader(database) as reader:
         for table in schema.tables:
             for column in table.columns:
                 if not is_utf8(column.name):
                     continue
                 name = quoted(column.name)
                 # As bytes, since they may not be valid text.
-                rows = connection.execute(
+                rows = reader.rows(
+                    table.name,
+                    table.kind,
                     f"SELECT DISTINCT CAST({name} AS BLOB) FROM {quoted(table.name)} NOT INDEXED "
                     f"WHERE typeof({name}) = 'text' AND length({name}) "
-                    f"BETWEEN 1 AND {VALUE_CHARACTERS}"
+                    f"BETWEEN 1 AND {VALUE_CHARACTERS}",
                 )
                 for (value,) in rows:
-                    text = bytes(value).decode(errors="ignore")  # type: ignore[arg-type]
+                    text = value.decode(reader.codec, "ignore") if isinstance(value, bytes) else ""
                     if text and not _is_number(text):
                         yield table.name, column.name, text
+
+
+def fold(text: str) -> str:
+    """Write a text without case and accents; wide letters and others that look alike as one."""
+    plain = _ACCENTS.sub("", unicodedata.normalize("NFKD", text))
+    return unicodedata.normalize("NFC", plain).casefold()
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(fold(text))
 
 
 def _is_number(text: str) -> bool:
@@ -120,7 +140,7 @@ class ValueIndex:
 
     def _runs(self, asked: str) -> Iterator[list[ValueMatch]]:
         """Yield what each run of words finds, where both runs one word shorter found any."""
-        words = [word.lower() for word in _WORD.findall(asked)]
+        words = _words(asked)
         alive = [True] * (len(words) + 1)
         searched: dict[frozenset[str], list[ValueMatch]] = {}
         for length in range(1, WORDS + 1):
@@ -145,18 +165,18 @@ class ValueIndex:
 
 def best(found: Sequence[ValueMatch], asked: str) -> tuple[ValueMatch, ...]:
     """Keep the values of which enough stands in the question: largest share first, then longest."""
-    asked = asked.lower()
+    asked = fold(asked)
     scored = [(share(match[2], asked), len(match[2]), at) for at, match in enumerate(found)]
     kept = sorted((score for score in scored if score[0] > SHARE), reverse=True)
     return tuple(found[at] for _, _, at in kept[:MOST])
 
 
 def share(value: str, asked: str) -> float:
-    """Return which share of a value (not empty) stands in a lower-case question in one piece.
+    """Return which share of a value stands in a folded question in one piece.
 
-    0 where it is not over `SHARE`.
+    0 where it is not over `SHARE`, or where the value has nothing but accents.
     """
-    value = value.lower()
+    value = fold(value)
     for length in range(len(value), int(SHARE * len(value)), -1):
         pieces = (value[at : at + length] for at in range(len(value) - length + 1))
         if any(piece in asked for piece in pieces):

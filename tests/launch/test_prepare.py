@@ -70,7 +70,7 @@ def test_a_question_and_a_schema_have_all_that_was_found_of_them(prepared: Path,
     assert expected.items() <= first.items()
     entries = {one["db_id"]: one for one in json_lines(prepared / "databases.jsonl")}
     stored = json.loads((prepared / entries["farm"]["schema_file"]).read_text())
-    assert "    age INTEGER, -- years of age, example: [30, 20]" in stored["text"]
+    assert "    age number, -- years of age, example: [30, 20]" in stored["text"]
     assert len({one["fingerprint"] for one in entries.values()}) == len(entries)
 
 

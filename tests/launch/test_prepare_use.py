@@ -83,7 +83,7 @@ def test_prompts_show_value_matches_and_the_schema_is_not_read_again(
     with monkeypatch.context() as patch:
         patch.setattr("launch.data.prompts.read_schema", read)
         text = prompts.single_turn(loaded.examples[0])[-1].content
-    assert "City TEXT, -- example: ['New York', 'Oslo']\n" in text
+    assert "City text, -- example: ['New York', 'Oslo']\n" in text
     # In another form it is read, with what the data set says of its columns.
     other = Prompts(PromptConfig(example_values=1), SingleTurnConfig())
     other.add(loaded)

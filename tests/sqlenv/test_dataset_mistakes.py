@@ -117,6 +117,7 @@ def test_names_that_no_file_can_have_are_names_of_no_file(tmp_path, name):
         {"column_names": [[-1, "*"]]},
         {"column_names_original": [[-1, "*"], [4, "id"]]},
         {"column_names_original": None},
+        {"column_types": ["text"]},
     ],
 )
 def test_a_wrong_tables_json_names_file_and_record(spider_folder, change):

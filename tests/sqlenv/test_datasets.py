@@ -11,7 +11,7 @@ from sqlenv.data.layouts import SETS
 from sqlenv.data.loading import load, read_all
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.schema.reading import read_schema
+from sqlenv.schema.reading import Described, read_schema
 from sqlenv.schema.rendering import render_schema
 
 from .data_folders import bird, load_one, make_database, spider, write
@@ -41,7 +41,7 @@ def test_spider_train_is_both_files_and_keeps_their_order(spider_folder):
     assert second.database == spider_folder / "database" / "band" / "band.sqlite"
 
 
-def test_natural_names_become_descriptions(spider_folder):
+def test_natural_names_become_descriptions_and_omnisql_has_the_types(spider_folder):
     write(spider_folder / "dev.json", [spider()])
     tables = {
         "db_id": "band",
@@ -50,12 +50,14 @@ def test_natural_names_become_descriptions(spider_folder):
         "column_names": [[-1, "*"], [0, "id"], [0, "stage name"]],
         "primary_keys": [[1, 2]],
     }
-    write(spider_folder / "tables.json", [tables, {"db_id": "unused"}])
-    data = load_one(spider_folder, split="dev")
-    database = data.examples[0].database
-    schema = read_schema(database, descriptions=data.descriptions[database])
-    assert "    name TEXT -- stage name, example: ['a']\n" in render_schema(schema)
-    assert "-- id" not in render_schema(schema)
+    for types, shown in ({}, "TEXT"), ({"column_types": ["text", "number", "text"]}, "text"):
+        write(spider_folder / "tables.json", [tables | types, {"db_id": "unused"}])
+        data = load_one(spider_folder, split="dev")
+        database = data.examples[0].database
+        schema = read_schema(database, descriptions=data.descriptions[database])
+        assert f"    name {shown} -- stage name, example: ['a']\n" in render_schema(schema)
+        assert "-- id" not in render_schema(schema)
+        assert "name TEXT" in render_schema(schema, style="compact")  # no paper's: the file's own
 
 
 def test_bird_takes_the_newest_dev_folder_and_its_descriptions(tmp_path):
@@ -72,7 +74,7 @@ def test_bird_takes_the_newest_dev_folder_and_its_descriptions(tmp_path):
     data = load_one(tmp_path, "bird", split="dev", comments="full")
     (example,) = data.examples
     assert (example.question, example.evidence, example.difficulty) == ("new", "E", "simple")
-    assert data.descriptions[example.database] == {("band", "name"): "new name"}
+    assert data.descriptions[example.database] == {("band", "name"): Described("new name")}
 
 
 def test_omnisql_root_holds_every_layout(tmp_path):

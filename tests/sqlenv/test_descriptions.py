@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sqlenv.data.descriptions import full_descriptions
+from sqlenv.schema.reading import described_key
 
 HEAD = "original_column_name,column_name,column_description,data_format,value_description\r\n"
 FOLDER = "database_description"
@@ -33,6 +34,7 @@ def test_files_as_they_come(tmp_path: Path, content: bytes, file: str, expected:
     (place / "._town.csv").write_text(CAFE)  # macOS leaves such
     columns = (("town", "name"), ("town", "b"))
     assert full_descriptions(tmp_path) == dict(zip(columns, expected, strict=False))
+    assert described_key("Town", " NAME\n") == columns[0]
 
 
 def test_a_file_without_the_columns_is_named_and_passed_over(tmp_path: Path, caplog):

@@ -1,19 +1,28 @@
 """Reading a database's schema and writing it for prompts."""
 
+import json
+from pathlib import Path
+
+import apsw
 import pytest
 
+from rewards.execution import columns_of
 from sqlenv.errors import UserError
+from sqlenv.executor.database import check_contents
 from sqlenv.schema.reading import (
     Column,
     DatabaseSchema,
+    Described,
     ForeignKey,
     TableSchema,
     read_schema,
 )
 from sqlenv.schema.rendering import render_schema, sample_columns
 from sqlenv.schema.values import build_index
+from sqlenv.types import Example
 from tests.sqlenv.conftest import make_file
 
+CASES = json.loads((Path(__file__).parents[1] / "data" / "schemas.json").read_text("utf-8"))
 BAND_DDL = """
     CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT);
     CREATE TABLE singer (
@@ -47,6 +56,38 @@ def test_an_index_does_not_change_what_is_seen(make_database, monkeypatch):
     # SQLite would count the first two rows of the narrower index.
     assert read_schema(plain, profile=True).tables[0].columns[0].examples == ("y", "z")
     assert read_schema(indexed, profile=True) == read_schema(plain, profile=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
+def test_schemas_as_databases_have_them(tmp_path, case):
+    path = tmp_path / "db.sqlite"
+    connection = apsw.Connection(str(path))
+    if name := case.get("collation"):
+        connection.create_collation(name, lambda one, two: (one > two) - (one < two))
+    connection.execute(case["script"])
+    connection.close()
+    check_contents(path)
+    schema = read_schema(path, examples=1)
+    assert render_schema(schema, style="compact") == "\n".join(case["compact"])
+    profiled = read_schema(path, profile=True)
+    assert (
+        profiled.column_names()
+        == schema.column_names()
+        == columns_of()(Example("", "", "", path, ""))
+    )
+    build_index(path, schema, tmp_path / "index.sqlite")
+
+
+def test_a_line_of_a_prompt_is_not_cut_by_a_name(make_database):
+    path = make_database("""
+        CREATE TABLE "a
+b" (id INTEGER PRIMARY KEY); CREATE TABLE u ("x
+y" REFERENCES "a
+b"(id));
+    """)
+    schema = read_schema(path)
+    assert render_schema(schema, style="profile").startswith("a b\nCREATE TABLE `a\nb` (\n")
+    assert "    CONSTRAINT fk_u_x_y FOREIGN KEY" in render_schema(schema, style="omnisql")
 
 
 def test_composite_keys_and_implicit_references(make_database):
@@ -121,13 +162,16 @@ def test_names_are_quoted_where_sqlite_needs_it(make_database):
 
 
 def test_omnisql_style(bands):
-    descriptions = {("singer", "age"): "age in years", ("singer", "band_id"): "Band ID"}
+    descriptions = {
+        ("singer", "age"): Described("age in years", "number"),
+        ("singer", "band_id"): Described("Band ID"),
+    }
     schema = read_schema(bands, descriptions=descriptions)
     assert render_schema(schema).split("\n\n")[1] == (
         "CREATE TABLE singer (\n"
         "    id INTEGER, -- example: [1, 2]\n"
         "    name TEXT, -- example: ['Ann', 'Bo']\n"
-        "    age INTEGER, -- age in years, example: [30, 20]\n"
+        "    age number, -- age in years, example: [30, 20]\n"
         "    band_id INTEGER, -- example: [1, 2]\n"
         "    PRIMARY KEY (id),\n"
         "    CONSTRAINT fk_singer_band_id FOREIGN KEY (band_id) REFERENCES band (id)\n"
@@ -177,7 +221,7 @@ def wide_schema():
     tables = tuple(
         TableSchema(
             table,
-            (Column("id", "INT", primary_key=True), *(Column(f"{table}{i}") for i in range(20))),
+            (Column("id", "INT", primary_key=1), *(Column(f"{table}{i}") for i in range(20))),
         )
         for table in ("t", "u")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import apsw
@@ -15,6 +16,7 @@ from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_mat
 from sqlenv.types import Example
 from tests.sqlenv.conftest import make_file
 
+VALUES = Path(__file__).parents[1] / "data" / "values.json"
 TOWNS = """
 CREATE TABLE town (id INTEGER PRIMARY KEY, Name TEXT, note TEXT, code);
 INSERT INTO town VALUES
@@ -53,6 +55,37 @@ def ask(index: ValueIndex, question: str, evidence: str = "") -> list[tuple[str,
 )
 def test_values_that_a_question_names(index: ValueIndex, question, evidence, values):
     assert [value for *_, value in ask(index, question, evidence)] == values
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le", "UTF-16be"])
+def test_values_in_any_script_and_encoding(tmp_path: Path, encoding: str):
+    """Each question names one value: with other accents, or amid letters without blanks."""
+    cases = json.loads(VALUES.read_text(encoding="utf-8"))
+    path = make_file(tmp_path / "names.sqlite", f"PRAGMA encoding = '{encoding}'")
+    words = ", ".join(f"('{value}')" for _, value in cases)
+    make_file(path, f"CREATE TABLE word (text); INSERT INTO word VALUES {words}")
+    build_index(path, read_schema(path), tmp_path / "i.sqlite")
+    index = ValueIndex(tmp_path / "i.sqlite")
+    for question, value in cases:
+        assert [found for *_, found in ask(index, question)] == [value], question
+
+
+def test_values_of_views_and_virtual_tables(tmp_path: Path):
+    path = make_file(
+        tmp_path / "views.sqlite",
+        """
+        CREATE TABLE town (name); INSERT INTO town VALUES ('Oslo');
+        CREATE VIEW loud AS SELECT upper(name) || '!' AS cry FROM town;
+        CREATE VIEW endless AS
+            WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT 'Oslo' || x AS x FROM r;
+        CREATE VIRTUAL TABLE note USING fts5(body); INSERT INTO note VALUES ('Bergen');
+        """,
+    )
+    build_index(path, read_schema(path), tmp_path / "i.sqlite")
+    index = ValueIndex(tmp_path / "i.sqlite")
+    assert ask(index, "Oslo! and Bergen") == [
+        ("note", "body", "Bergen"), ("loud", "cry", "OSLO!"), ("town", "name", "Oslo"),
+    ]  # fmt: skip
 
 
 def test_a_full_disk_is_no_fault_of_the_database(towns, tmp_path, monkeypatch):
