@@ -103,13 +103,13 @@ def plan(model: str) -> dict[str, Any]:
             return {"error": done.stderr.strip().splitlines()[-1:]}
         memory = json.loads(out.read_text())["update_memory_bytes"]
     # What the measured update holds: no sampler, and no start weights.
-    parts = ("weights", "optimizer", "gradients", "batch", "temporaries", "cuDNN's workspace")
+    parts = ("weights", "optimizer", "gradient", "batch", "temporaries")
     return {"update_bytes": sum(memory.get(part, 0) for part in parts), "memory_bytes": memory}
 
 
 def shape_of(model: str) -> Any:
     """Return the shape of a model by its name."""
-    from minirl.plan.memory import published_shape
+    from minirl.plan.programs import published_shape
 
     if model != "tiny":
         return published_shape(model)

@@ -78,7 +78,8 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         dashes = ("-",) * (len(_HEAD) - 6)
         return (one["model"], one["topology"], "-", "-", "no", *dashes, f"{one['plan_s']:.0f}")
     mesh = " x ".join(f"{axis} {size}" for axis, size in one["mesh"].items() if size > 1)
-    sampler = " x ".join(f"{axis} {size}" for axis, size in one["sampler_mesh"].items() if size > 1)
+    axes = (one["sampler_mesh"] or {}).items()
+    sampler = " x ".join(f"{axis} {size}" for axis, size in axes if size > 1)
     return (
         one["model"],
         one["topology"],

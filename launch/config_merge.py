@@ -39,15 +39,8 @@ def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     if not path.is_file() and name not in packaged():
         raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
     raw = _read(name, path.resolve() if path.is_file() else _PACKAGED / name)
-    for override in overrides:
-        try:
-            dotted, text = override.split("=", 1)
-            raw = _set(raw, (), dotted.split("."), yaml.safe_load(text))
-        except IndexError:
-            raise UserError(f"{override!r}: the list has fewer items, counted from 0") from None
-        except (yaml.YAMLError, TypeError, ValueError):
-            form = "an override has the form key.sub=value, and the value is YAML"
-            raise UserError(f"{override!r}: {form}") from None
+    for setting in overrides:
+        raw = override(raw, setting)
     for keys, kind in _KINDS.items():
         node: Any = raw
         for key in keys:
@@ -55,6 +48,18 @@ def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:
         if isinstance(node, dict):
             node.setdefault("kind", kind)
     return raw
+
+
+def override(raw: Mapping[str, Any], setting: str) -> dict[str, Any]:
+    """Return a config with a setting, `key.sub=value`, over its own."""
+    try:
+        dotted, text = setting.split("=", 1)
+        return _set(raw, (), dotted.split("."), yaml.safe_load(text))
+    except IndexError:
+        raise UserError(f"{setting!r}: the list has fewer items, counted from 0") from None
+    except (yaml.YAMLError, TypeError, ValueError):
+        form = "an override has the form key.sub=value, and the value is YAML"
+        raise UserError(f"{setting!r}: {form}") from None
 
 
 def _read(name: str, *files: Path) -> dict[str, Any]:

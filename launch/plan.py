@@ -1,30 +1,30 @@
 """Plan a job for devices that are not here: does it fit, and with which micro-batch.
 
 The programs of the update and of the sampler are compiled ahead of time by the devices' own
-compiler; nothing is computed and no weights are needed.
+compiler; nothing is computed and no weights are needed. docs/scaling.md says what a plan counts.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, PositiveInt
+from pydantic import BaseModel, PositiveInt, ValidationError
 from rich.table import Table as RichTable
 
-from launch import cli
+from launch import cli, config_merge
 from launch.config import JobConfig, load_config
 from launch.texts import write_json
 from minirl.errors import UserError
 
 if TYPE_CHECKING:
     from minirl.model.config import ModelConfig
-    from minirl.plan.compile import Topology
     from minirl.plan.fit import Devices, Fit
-    from minirl.plan.memory import Workload
+    from minirl.plan.programs import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -35,13 +35,15 @@ PLAN = "plan.json"
 _CPU_FILLED = 0.8
 # A model whose weights and optimizer take less of a device's memory fits, whatever else it needs.
 _SMALL_SHARE = 1 / 256
+# Enough to keep a device busy.
+_FEW_SLOTS = 16
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     example = "--topology v5e:2x2 sampler.slots=32"
     parser = cli.make_parser("launch.plan", __doc__, example=example)
-    chips = "v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, h100x8, h200x8, h100x16 (GPUs)"
+    chips = "v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, a100x8, a800x32, h200x8 (GPUs)"
     parser.add_argument("--topology", required=True, metavar="CHIPS", help=chips)
     name = "a published shape in place of model.path's, for example qwen2.5-coder-7b"
     parser.add_argument("--model", metavar="NAME", help=name)
@@ -51,7 +53,6 @@ def main(arguments: list[str]) -> None:
     with cli.progress_bar("plan") as progress:
         plan = make_plan(config, options.topology, model=options.model, progress=progress)
     cli.output.print(*_tables(plan), sep="\n")
-    cli.output.print(*plan["assumptions"], sep="\n", soft_wrap=True)
     if options.json:
         write_json(options.json, plan)
 
@@ -72,42 +73,37 @@ def make_plan(
     from launch.build import mesh_sizes
     from minirl.model.sharding import make_mesh
     from minirl.plan.compile import described_devices, parse_topology
-    from minirl.plan.fit import FILLED, Devices, fit
+    from minirl.plan.fit import FILLED, Devices
 
     topology = parse_topology(topology_name)
     shape = model_shape(config, model)
-    work = workload_of(config, shape)
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
     # Described apart: compilers know no part of a slice.
     own, room = described_devices(topology.host), FILLED * topology.chip.memory_bytes
-    devices = Devices(mesh, own, room)
-    found = fit(work, devices, progress)
-    _check_room(found, work, devices, progress)
+    found = _fitting(config, shape, Devices(mesh, own, room), progress)
     progress(1, 1, "done")
-    assert found.sampling is not None
     return {
         "topology": topology.name,
         "devices": topology.size,
-        "parameters": found.training.parameters,
+        "parameters": found.parameters,
         "update_memory_bytes": found.update,
         "generation_memory_bytes": found.generation,
         "update_bytes": sum(found.update.values()),
         "generation_bytes": sum(found.generation.values()),
         "room_bytes": room if math.isfinite(room) else None,
-        "processes": found.sampling.processes,
-        "sampler_mesh": dict(found.sampling.mesh.shape),
+        "processes": topology.size // len(own),
+        "sampler_mesh": dict(found.sampler_mesh.shape) if found.sampler_mesh else None,
         "micro_batch_tokens": found.tokens,
         "compile_s": {name: round(one.seconds, 1) for name, one in found.programs.items()},
         "model": model or str(config.model.path or "tiny"),
         "mesh": dict(mesh.shape),
-        "assumptions": _assumptions(work, topology),
         "plan_s": round(perf_counter() - started, 1),
     }
 
 
 def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
     """Take out of a job what a plan depends on."""
-    from minirl.plan.memory import Workload
+    from minirl.plan.programs import Workload
 
     return Workload(shape, config.model, config.sampler, config.train, config.evaluation_sampler)
 
@@ -164,41 +160,71 @@ def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
     import jax
 
     from launch.build import arrange
-    from minirl.plan.fit import FILLED, Devices, fit
-    from minirl.plan.memory import training_of
+    from minirl.plan.fit import FILLED, Devices
+    from minirl.plan.programs import training_of
     from minirl.run.memory import free_bytes, resident_bytes
 
-    work, mesh, own = workload_of(config, shape), arrange(config, shape), jax.local_devices()
+    mesh, own = arrange(config, shape), jax.local_devices()
     free, taken = free_bytes(own[0]), 0.0
     if own[0].platform == "cpu":
         taken = resident_bytes() / len(own)
         room = taken + _CPU_FILLED * free / len(own)
     else:
         room = FILLED * free
-    if sum(training_of(work, mesh).memory.values()) < _SMALL_SHARE * room:
-        return Plan(micro_batch_tokens=work.train.batching.budget)
-    devices, has_sampler = Devices(mesh, own, room, taken), config.rollout.backend == "native"
+    if sum(training_of(workload_of(config, shape), mesh).memory.values()) < _SMALL_SHARE * room:
+        return Plan(micro_batch_tokens=config.train.batching.budget)
     with cli.progress_bar("memory") as progress:
-        found = fit(work, devices, progress, has_sampler=has_sampler)
-        _check_room(found, work, devices, progress, has_sampler=has_sampler)
+        found = _fitting(config, shape, Devices(mesh, own, room, taken), progress)
     return Plan(micro_batch_tokens=found.tokens, memory_bytes=found.largest)
 
 
-def _check_room(
-    found: Fit, work: Workload, devices: Devices, progress: Any, *, has_sampler: bool = True
-) -> None:
-    """Raise a `UserError` if a job needs more than there is, with settings that need less."""
-    from minirl.plan.fit import settings_that_fit
-
+def _fitting(config: JobConfig, shape: ModelConfig, devices: Devices, progress: Any) -> Fit:
+    """Plan a job; raise a `UserError` if it needs more than there is, with settings that need less
+    if there are any.
+    """
+    found = _fit(config, shape, devices, progress)
     if found.bytes <= devices.room:
-        return
+        return found
     sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in found.largest.items())
     reason = found.problem or f"{sizes} = {_gib(found.bytes)} a device"
-    changes = settings_that_fit(work, devices, progress, has_sampler=has_sampler)
-    advice = "take a smaller model, more devices or shorter lengths"
-    if changes:
-        advice = f"it fits with {' '.join(changes)}"
+    advice, changes = "take a smaller model, more devices or shorter lengths", {}
+    for setting in _savings(config):
+        smaller = _changed(config, setting)
+        if smaller == config:
+            continue
+        config, changes[setting.partition("=")[0]] = smaller, setting
+        if _fit(config, shape, devices, progress).bytes <= devices.room:
+            advice = f"it fits with {' '.join(changes.values())}"
+            break
     raise UserError(f"does not fit: {reason}, of {_gib(devices.room)} free; {advice}")
+
+
+def _fit(config: JobConfig, shape: ModelConfig, devices: Devices, progress: Any) -> Fit:
+    from minirl.plan.fit import fit
+
+    has_sampler = config.rollout.backend == "native"
+    return fit(workload_of(config, shape), devices, progress, has_sampler=has_sampler)
+
+
+def _savings(config: JobConfig) -> Iterator[str]:
+    """Yield what takes memory off a job, from what costs least to what changes what is trained."""
+    yield "train.batching.micro_batch_tokens=auto"
+    if config.model.remat == "none":
+        yield "model.remat=dots"
+    yield "model.remat=full"
+    if config.sampler.slots > _FEW_SLOTS:
+        yield f"sampler.slots={_FEW_SLOTS}"
+    if config.train.lora is None:
+        yield "train.lora.rank=16"
+
+
+def _changed(config: JobConfig, setting: str) -> JobConfig:
+    """Return a job with another setting, or as it is where that contradicts others."""
+    try:
+        raw = config_merge.override(config.model_dump(mode="json"), setting)
+        return JobConfig.model_validate(raw)
+    except ValidationError:
+        return config
 
 
 def _with_tokens(config: JobConfig, tokens: int) -> JobConfig:
@@ -215,7 +241,7 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     """Return the shape of the named model, or of the job's own."""
     from launch.tiny import tiny_shape
     from minirl.model.config import read_config
-    from minirl.plan.memory import published_shape
+    from minirl.plan.programs import published_shape
 
     if name is not None:
         return published_shape(name)
@@ -231,28 +257,6 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     return read_config(path)
 
 
-def _assumptions(work: Workload, topology: Topology) -> list[str]:
-    from minirl.plan.fit import FILLED
-
-    chip = topology.chip
-    compiler = {
-        "tpu": "XLA's for TPUs, at its least effort, which plans up to a fifth more memory",
-        "gpu": "XLA's for CUDA, without autotuning; with cuBLASLt in place of Triton's products "
-        "temporaries grow by a tenth. cuDNN's workspace is a formula",
-        "cpu": "XLA's for CPUs: pretended devices",
-    }[chip.kind]
-    memory = "no known memory" if math.isinf(chip.memory_bytes) else _gib(chip.memory_bytes)
-    return [
-        f"Temporaries are the compiler's ({compiler}); all else is counted from shapes.",
-        f"A device has {memory}, of which {FILLED:.0%} may be filled; commands take as much of a "
-        "GPU unless XLA_CLIENT_MEM_FRACTION says otherwise.",
-        "A rollout and an update take turns with the memory; each process samples from a copy of "
-        "the weights on its own devices.",
-        f"Memory is that of the longest prompts and responses ({work.sampler.max_prompt_tokens} + "
-        f"{work.sampler.max_response_tokens} tokens).",
-    ]
-
-
 def _tables(plan: dict[str, Any]) -> list[RichTable]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     title = f"{plan['model']} ({plan['parameters'] / 1e9:.2f} B) on {plan['topology']}: {mesh}"
@@ -266,12 +270,13 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
     room = plan["room_bytes"]
     known = "not known" if room is None else f"{room / _GIB:.2f}"
     memory.add_row("may be filled", known, known)
-    axes = [f"{axis} {size}" for axis, size in plan["sampler_mesh"].items() if size > 1]
+    axes = [f"{axis} {size}" for axis, size in (plan["sampler_mesh"] or {}).items() if size > 1]
     step = RichTable("of a step", "", title="A step")
     step.add_row(
         "micro-batch of a device", f"train.batching.micro_batch_tokens={plan['micro_batch_tokens']}"
     )
-    step.add_row("samplers", f"{plan['processes']}, each on {' x '.join(axes) or 'one device'}")
+    if plan["sampler_mesh"]:
+        step.add_row("samplers", f"{plan['processes']}, each on {' x '.join(axes) or 'one device'}")
     step.add_row("this plan took", f"{plan['plan_s']:.0f} s")
     return [memory, step]
 

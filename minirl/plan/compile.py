@@ -12,7 +12,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
 
@@ -24,49 +24,29 @@ from minirl.errors import UserError
 _GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """One accelerator, of so much memory as its compiler or driver reports; `cpu` is a pretended
-    one without a limit. A GPU has its name to the CUDA compiler, and its peak bandwidth.
-    """
-
-    kind: Literal["tpu", "gpu", "cpu"]
-    memory_bytes: float
-    name: str = ""
-    memory_bytes_s: float = 0.0
-
-
-CHIPS = {
-    "v5e": Chip("tpu", 15.75 * _GIB),
-    "v5p": Chip("tpu", 95.74 * _GIB),
-    "v6e": Chip("tpu", 31.25 * _GIB),
-    "h100": Chip("gpu", 84_942_979_072, "NVIDIA H100 80GB HBM3", 3352e9),
-    "h200": Chip("gpu", 150_109_945_856, "NVIDIA H200", 4800e9),
-    "cpu": Chip("cpu", math.inf),
-}
-"""Bandwidths are those of NVIDIA's data sheets of the H100 SXM and the H200 SXM."""
-
-# Devices of a process: GPUs of a node, TPU chips of a host along each axis.
-_NODE = 8
-_HOST = (2, 2, 1)
-_SLICE = re.compile(r"(v\w+):(\d+(?:x\d+){1,2})")
-_NODES = re.compile(r"([a-z]+\d*)x(\d+)")
-
-# A Hopper GPU as XLA's compiler wants it described. Without `cub_version`: a sort would ask for a
-# device.
+# What XLA's compiler wants to know of GPUs of an architecture.
 _HOPPER = """
+  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98  l2_cache_size: 52428800
+  shared_memory_per_block_optin: 232448  shared_memory_per_core: 233472
+"""
+_AMPERE = """
+  cuda_compute_capability { major: 8 feature_extension: NONE }
+  core_count: 108  fpus_per_core: 64  clock_rate_ghz: 1.41  l2_cache_size: 41943040
+  shared_memory_per_block_optin: 166912  shared_memory_per_core: 167936
+"""
+# A whole description. Without `cub_version`: a sort would ask for a device.
+_GPU = """
 gpu_device_info {{
-  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+  {architecture}
   name: "{name}"  device_vendor: "NVIDIA Corporation"
-  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98  threads_per_warp: 32
-  threads_per_block_limit: 1024  threads_per_core_limit: 2048
+  threads_per_warp: 32  threads_per_block_limit: 1024  threads_per_core_limit: 2048
   thread_dim_limit_x: 1024  thread_dim_limit_y: 1024  thread_dim_limit_z: 64
   block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
-  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472  registers_per_block_limit: 65536  registers_per_core_limit: 65536
-  device_memory_size: {memory:.0f}  memory_bandwidth: {speed:.0f}  l2_cache_size: 52428800
+  shared_memory_per_block: 49152  registers_per_block_limit: 65536  registers_per_core_limit: 65536
+  device_memory_size: {memory:.0f}  memory_bandwidth: {speed:.0f}
   pcie_bandwidth: 34359738368  device_address_bits: 64
-  device_interconnect_info {{ active_links: 18 }}
+  device_interconnect_info {{ active_links: {links} }}
   driver_version: "13.0.0"  runtime_version: "13.0.0"  compile_time_toolkit_version: "13.0.0"
   dnn_version: "9.10.0"
 }}
@@ -77,12 +57,58 @@ device_description_str: "{name}"
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    """Chips of one kind: the axes of a TPU slice, or a number of GPUs."""
+class Chip:
+    """One accelerator, of so much memory as its compiler or driver reports; `cpu` is a pretended
+    one without a limit. A GPU has its name to the CUDA compiler, its peak bandwidth, its
+    architecture and its NVLinks.
+    """
 
-    name: str
-    chip: Chip
+    kind: Literal["tpu", "gpu", "cpu"]
+    memory_bytes: float
+    name: str = ""
+    memory_bytes_s: float = 0.0
+    architecture: str = ""
+    links: int = 0
+
+
+CHIPS = {
+    "v5e": Chip("tpu", 15.75 * _GIB),
+    "v5p": Chip("tpu", 95.74 * _GIB),
+    "v6e": Chip("tpu", 31.25 * _GIB),
+    "a100": Chip("gpu", 85_100_068_864, "NVIDIA A100-SXM4-80GB", 2039e9, _AMPERE, links=12),
+    "a100-40": Chip("gpu", 42_331_013_120, "NVIDIA A100-SXM4-40GB", 1555e9, _AMPERE, links=12),
+    "a800": Chip("gpu", 85_100_068_864, "NVIDIA A800-SXM4-80GB", 2039e9, _AMPERE, links=8),
+    "h100": Chip("gpu", 84_942_979_072, "NVIDIA H100 80GB HBM3", 3352e9, _HOPPER, links=18),
+    "h200": Chip("gpu", 150_109_945_856, "NVIDIA H200", 4800e9, _HOPPER, links=18),
+    "cpu": Chip("cpu", math.inf),
+}
+"""GPUs are the SXM ones, bandwidths those of NVIDIA's data sheets; an A800 is an A100 of fewer
+links."""
+
+# Devices of a process: GPUs of a node, TPU chips of a host along each axis.
+_NODE = 8
+_HOST = (2, 2, 1)
+_SLICE = re.compile(r"(v\w+):(\d+(?:x\d+){1,2})")
+_NODES = re.compile(r"([a-z]+\d*(?:-\d+)?)x(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Chips of one kind (a key of `CHIPS`): the axes of a TPU slice, or a number of GPUs."""
+
+    kind: str
     shape: tuple[int, ...]
+
+    @property
+    def chip(self) -> Chip:
+        """Return what each of them is."""
+        return CHIPS[self.kind]
+
+    @property
+    def name(self) -> str:
+        """Return it as it is written."""
+        separator = ":" if self.chip.kind == "tpu" else "x"
+        return f"{self.kind}{separator}{'x'.join(map(str, self.shape))}"
 
     @property
     def size(self) -> int:
@@ -92,27 +118,27 @@ class Topology:
     @property
     def host(self) -> Topology:
         """Return the part that one process has: four TPU chips, a node of GPUs, or all."""
-        if self.chip.kind == "cpu":
-            return self
-        largest = _HOST if self.chip.kind == "tpu" else (_NODE,)
-        shape = tuple(map(min, self.shape, largest))
-        separator = ":" if self.chip.kind == "tpu" else "x"
-        kind = re.split("[:x]", self.name)[0]
-        return replace(self, name=f"{kind}{separator}{'x'.join(map(str, shape))}", shape=shape)
+        most = {"tpu": _HOST, "gpu": (_NODE,), "cpu": self.shape}[self.chip.kind]
+        return Topology(self.kind, tuple(map(min, self.shape, most)))
 
 
 def parse_topology(text: str) -> Topology:
     """Read `v5p:4x4x4`, `v5e:4x4`, `h100x8`, or `cpux8` for pretended devices."""
-    match = _SLICE.fullmatch(text) or _NODES.fullmatch(text)
-    chip = CHIPS.get(match[1]) if match else None
-    shape = tuple(map(int, match[2].split("x"))) if match else (0,)
-    is_part = chip is not None and chip.kind == "gpu" and shape[0] > _NODE and shape[0] % _NODE
-    if chip is None or (chip.kind == "tpu") != (":" in text) or min(shape) < 1 or is_part:
-        raise UserError(
-            f"--topology {text}: unknown; write a TPU slice (v5e:4x4, v5p:4x4x4, v6e:8x8), up to "
-            f"{_NODE} GPUs of a node, or whole nodes (h100x8, h200x16)"
-        )
-    return Topology(text, chip, shape)
+    if match := _SLICE.fullmatch(text) or _NODES.fullmatch(text):
+        topology = Topology(match[1], tuple(map(int, match[2].split("x"))))
+        if topology.kind in CHIPS and topology.name == text and _is_whole(topology):
+            return topology
+    gpus = ", ".join(name for name, chip in CHIPS.items() if chip.kind == "gpu")
+    raise UserError(
+        f"--topology {text}: unknown; write a TPU slice (v5e:4x4, v5p:4x4x4, v6e:8x8), up to "
+        f"{_NODE} GPUs of a node, or whole nodes (a100x8, h200x16); GPUs are {gpus}"
+    )
+
+
+def _is_whole(topology: Topology) -> bool:
+    # Of GPUs there are those of one node, or whole nodes.
+    size = topology.size
+    return size > 0 and (topology.chip.kind != "gpu" or size <= _NODE or size % _NODE == 0)
 
 
 def described_devices(topology: Topology) -> list[Any]:
@@ -145,7 +171,13 @@ def _gpu_devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     chip = topology.chip
-    described = _HOPPER.format(name=chip.name, memory=chip.memory_bytes, speed=chip.memory_bytes_s)
+    described = _GPU.format(
+        architecture=chip.architecture,
+        name=chip.name,
+        memory=chip.memory_bytes,
+        speed=chip.memory_bytes_s,
+        links=chip.links,
+    )
     nodes, each = max(topology.size // _NODE, 1), min(topology.size, _NODE)
     found = topologies.get_topology_desc(
         platform="cuda", target_config=described, topology=f"1x{nodes}x{each}"

@@ -11,8 +11,7 @@ from launch.config import load_config
 from launch.plan import workload_of
 from minirl.model.sharding import make_mesh
 from minirl.plan.compile import described_devices, parse_topology
-from minirl.plan.fit import abstract_batch, sampler_programs
-from minirl.plan.memory import published_shape, sampling_of, training_of
+from minirl.plan.programs import abstract_batch, published_shape, sampling_of, training_of
 from minirl.train.layout import Shape
 
 # (model, topology) that the facts are checked of.
@@ -66,7 +65,7 @@ def _update_programs(model: str, topology: str) -> dict[str, Any]:
 def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
     work, mesh, devices = _workload(model, topology)
     memory = parse_topology(topology).chip.memory_bytes
-    return dict(sampler_programs(work, sampling_of(work, mesh, devices, memory_bytes=memory)))
+    return dict(sampling_of(work, mesh, devices, memory_bytes=memory).programs())
 
 
 @functools.cache

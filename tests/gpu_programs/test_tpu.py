@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from minirl.plan.memory import published_shape
+from minirl.plan.programs import published_shape
 
 from . import programs
 

@@ -1,13 +1,12 @@
-"""What a job holds on each device between its programs, counted from shapes.
+"""The programs of a job, and what they keep on each device, as shapes: nothing is allocated.
 
 An update and a rollout take turns, and so does what they need: the gradient for the one, the
-sampler's copy of the weights and its cache for the other. What programs need besides their
-arguments their compiler says (`minirl.plan.fit`).
+sampler's copy of the weights and its cache for the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,18 @@ import numpy as np
 import yaml
 from flax import nnx
 from jax.sharding import Mesh
+from jax.stages import Lowered
 
 from minirl.config import LoraConfig, ModelSource, SamplerConfig, TrainConfig
 from minirl.errors import UserError
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters, split
-from minirl.model.sharding import MESH_AXES, device_bytes, placed
+from minirl.model.sharding import MESH_AXES, axes_sharding, device_bytes, placed, row_parts
 from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
+from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
+from minirl.train.batching import Batch, empty_batch
 from minirl.train.layout import Extent, Shape
 from minirl.train.optimizer import make_optimizer
 from minirl.train.rollouts import own_slots
@@ -48,11 +50,18 @@ class Workload:
         """Return the type of the computation."""
         return jnp.dtype(self.source.dtype)
 
+    @property
+    def longest_group(self) -> Extent:
+        """Return the lengths of a group of the longest prompt and answers."""
+        # The last token of a prompt is the first input of every answer.
+        answers = (self.sampler.max_response_tokens,) * self.train.group_size
+        return Extent(self.sampler.max_prompt_tokens - 1, answers)
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The learner's side of a workload: shapes and shardings of the trained weights and of the
-    optimizer's state, bytes of a device by kind that it holds all the time, numbers of the model.
+    """The learner's side: shapes and places of the trained weights and of the optimizer's state,
+    bytes of a device by kind that it holds all the time, and the model's parameters.
     """
 
     learner: Learner
@@ -63,18 +72,22 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The native sampler's side of a workload, on the devices of one of the processes that sample.
+    """The native sampler's side, on the devices of one of the processes that sample.
 
-    Bytes are those of a device: by kind, while it samples (`memory`) and all the time (`kept`), and
-    those that come from the learner before every rollout (`transfer`).
+    Bytes are those of a device: of the copy of frozen weights that it holds all the time
+    (`frozen`), and of the trained weights that come from other devices before a rollout
+    (`received`).
     """
 
-    processes: int
-    mesh: Mesh
+    model: Decoder
     cache: CacheShape
-    memory: dict[str, float]
-    kept: dict[str, float]
-    transfer: float
+    cache_bytes: float
+    frozen: float
+    received: float
+
+    def programs(self) -> Mapping[str, Lowered]:
+        """Return what a process samples with, ready to be compiled."""
+        return lowered_programs(self.model, self.cache)
 
 
 def published_shape(name: str) -> ModelConfig:
@@ -132,54 +145,50 @@ def sampling_of(
     """Describe the native sampler's side of a workload; `own` are the devices of one process, of
     so much memory each.
     """
-    _, *weights = abstract_model(work.model, work.source, mesh, lora=work.train.lora)
-    local = local_mesh(nnx.merge_state(*weights), own, dtype=work.dtype, memory_bytes=memory_bytes)
+    lora = work.train.lora
+    _, *shapes = abstract_model(work.model, work.source, None, lora=lora)
+    local = local_mesh(nnx.merge_state(*shapes), own, dtype=work.dtype, memory_bytes=memory_bytes)
     if local is None:
         local = Mesh(np.array(own).reshape(1, 1, 1), MESH_AXES)
-    processes = 1 if mesh is None else mesh.size // len(own)
+    graph, *weights = abstract_model(work.model, work.source, local, lora=lora)
+    trained, frozen = (copy_shapes(part, local, work.dtype) for part in weights)
+    cache = _largest_cache(work, mesh, local, memory_bytes=memory_bytes)
+    arrays = cache_shapes(cache, work.model, dtype=work.dtype, mesh=local)
+    # On a single device the learner's own weights are read.
+    is_copied = mesh is not None and mesh.size > 1
+    copied = (device_bytes(part) if is_copied else 0.0 for part in (frozen, trained))
+    return Sampling(nnx.merge(graph, trained, frozen), cache, device_bytes(arrays), *copied)
 
-    def cache(config: SamplerConfig, group_size: int) -> tuple[float, CacheShape]:
-        if config.cache_gb is None:
-            # The most that the sampler would take.
-            most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
-            config = config.model_copy(update={"cache_gb": most})
-        kinds = {"itemsize": work.dtype.itemsize, "mesh": local}
-        shape = plan_cache(work.model, config, group_size=group_size, **kinds)
-        arrays = cache_shapes(shape, work.model, dtype=work.dtype, mesh=local)
-        return device_bytes(arrays), shape
 
-    slots = own_slots(work.sampler, work.train, processes=processes)
-    caches = [cache(slots, work.train.group_size)]
+def _largest_cache(
+    work: Workload, mesh: Mesh | None, local: Mesh, *, memory_bytes: float
+) -> CacheShape:
+    """Return the larger of the caches of rollouts and of evaluations."""
+    processes = 1 if mesh is None else mesh.size // local.size
+    uses = [(own_slots(work.sampler, work.train, processes=processes), work.train.group_size)]
     if work.evaluation is not None:
-        caches.append(cache(work.evaluation, 1))
-    size, shape = max(caches, key=lambda one: one[0])
-    trained, frozen = (device_bytes(copy_shapes(part, local, work.dtype)) for part in weights)
-    # Frozen weights are copied once for all rollouts.
-    memory = {"sampler's weights": frozen + trained, "cache": size}
-    is_spread = mesh is not None and mesh.size > 1
-    kept = {"sampler's frozen weights": frozen} if frozen and is_spread else {}
-    return Sampling(processes, local, shape, memory, kept, trained if is_spread else 0.0)
+        uses.append((work.evaluation, 1))
+    # The most that the sampler would take.
+    most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
+    caches = [
+        plan_cache(
+            work.model,
+            config.model_copy(update={"cache_gb": config.cache_gb or most}),
+            group_size=size,
+            itemsize=work.dtype.itemsize,
+            mesh=local,
+        )
+        for config, size in uses
+    ]
+    return max(caches, key=lambda cache: cache.tokens)
 
 
-def longest_group(work: Workload) -> Extent:
-    """Return the lengths of a group of the longest prompt and answers."""
-    sampler = work.sampler
-    # The last token of a prompt is the first input of every answer.
-    answers = (sampler.max_response_tokens,) * work.train.group_size
-    return Extent(sampler.max_prompt_tokens - 1, answers)
+def abstract_batch(shape: Shape, mesh: Mesh | None, *, top: int = 0) -> Batch:
+    """Return the shapes and shardings of a micro-batch, on all devices (`empty_batch`)."""
 
+    def abstract(array: Any) -> Any:
+        axes = ("batch", "position")[: array.ndim]
+        place = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
 
-def cudnn_workspace(config: ModelConfig, shape: Shape, *, tensor: int) -> float:
-    """Return the largest workspace of cuDNN's flash attention in a device's micro-batch, in bytes.
-
-    XLA does not know it without a GPU. The backward kernel takes the gradient of the queries in
-    fp32 and a number for each of their rows, and the gradients of keys and values in 16 bits for
-    each query head; the forward kernel takes nothing. That is what cuDNN 9 plans for sm_90 (169,
-    987 and 1,799 MiB for a 7B model's prompt, its prefix and eight answers of 8,192 tokens).
-    """
-    heads, size = config.num_attention_heads / tensor, config.head_dim
-    prompts = shape.prompts * shape.prompt_columns
-    answers = shape.prompts * shape.answers * shape.answer_columns
-    # (queries, keys) of the prompt's own attention, of answers to prompts, of answers' own.
-    pairs = ((prompts, prompts), (answers, prompts), (answers, answers))
-    return max(4 * heads * (queries * (size + 1) + keys * size) for queries, keys in pairs)
+    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh), top=top))
