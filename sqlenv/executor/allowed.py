@@ -35,6 +35,8 @@ _VIRTUAL_TABLE = "create virtual table "
 CHANCE = frozenset({"random", "randomblob"})  # functions whose value cannot be foreseen
 SCANS = frozenset({"glob", "instr", "like", "replace"})
 """Those that look at one text from each place of another."""
+SQUARES = frozenset({"json_patch", "json_pretty", "jsonb_patch"})
+"""Those that look at one member of an object for each of another, or indent each level anew."""
 _LONGEST_NAME = 64  # of whatever SQLite itself brings
 _NAMES = """
 abs changes char coalesce concat concat_ws format glob hex if ifnull iif instr last_insert_rowid
@@ -57,7 +59,7 @@ jsonb_set
 
 bm25 highlight match matchinfo offsets regexp snippet
 """
-_FUNCTIONS = frozenset(_NAMES.split()) | (CHANCE | CLOCK_FUNCTIONS)
+_FUNCTIONS = frozenset(_NAMES.split()) | CHANCE | CLOCK_FUNCTIONS | SQUARES
 
 
 def forbidden(action: int, first: str | None, second: str | None) -> str:

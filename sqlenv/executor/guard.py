@@ -21,12 +21,12 @@ from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from sys import getsizeof
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.executor.allowed import SCANS, forbidden, read_kinds
+from sqlenv.executor.allowed import SCANS, SQUARES, forbidden, read_kinds
 from sqlenv.executor.database import check_database, codec_of, connect
 from sqlenv.executor.functions import CLOCK_FUNCTIONS, REPLACED, add_chance, clock
 from sqlenv.sql.lexer import tokenize
@@ -48,12 +48,15 @@ _WIDE_VALUE_BYTES = 16_000
 # Rows that are read together, of values that have at least this length if need be.
 _ROWS_AT_ONCE, _SHORT_VALUE_BYTES = 100, 1000
 _MOST_STRIDE = 2**31 - 1  # steps that SQLite can count at once
-# Full-text search, and SQLite's own `trim`, take a time with the square of what they are given.
+# Full-text search, SQLite's own `trim` and `SQUARES` take a time with the square of what they get:
+# this long once, a part of it several times.
 _SQUARE_VALUE_BYTES = 30_000
 # Calls between two looks at the time that may each take the time of the longest values; of more
 # the values are shorter.
 _LONG_SCANS = 4
 _NATIVE_SCANS = SCANS | frozenset(REPLACED)
+_Lengths = Literal["short", "long", "records"]
+_FIRST_LENGTHS: tuple[_Lengths, ...] = ("short", "long")
 
 
 class _AsksClockError(Exception):
@@ -172,13 +175,12 @@ class Guard:
         self.connection = self._connections[key]
         self._steps_left, self._stride = max_steps, min(max_steps, _MOST_STRIDE)
         self.connection.set_progress_handler(self._out_of_steps, self._stride)
-        self._forget()
 
     def _note_chance(self) -> int:
         self._uses_chance = True
         return self._longest
 
-    def _forget(self, *, short: bool = True) -> None:
+    def _forget(self, lengths: _Lengths = "short") -> None:
         self._columns: tuple[str, ...] = ()
         self._statement = ""
         self._denied = ""
@@ -187,9 +189,9 @@ class Guard:
         self._asks_clock = False
         self._spent = False
         self._reads_virtual = False
-        self._scans = 0
-        self._wants_short, self._is_shortened = short, False
-        self._longest = self._config.max_value_bytes
+        self._scans = self._squares = 0
+        self._lengths = lengths
+        self._longest = self._ceiling = self._config.max_value_bytes
         self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
 
     def _read(self, sql: str) -> list[Row]:
@@ -199,7 +201,6 @@ class Guard:
             if not self._columns:
                 raise
         columns, query = self._columns, _as_bytes(self._statement, len(self._columns))
-        self._forget()
         try:
             rows = self._collect(query, is_bytes=True)
         except apsw.SQLError as error:
@@ -210,14 +211,25 @@ class Guard:
         return rows
 
     def _collect(self, sql: str, *, is_bytes: bool = False) -> list[Row]:
-        """Run a query as if its values were short, and as it is if they are not."""
+        """Run a query as if its values were short; if they are not, so that they may be longer; and
+        then so that a record of SQLite's, such as a sorter's, may have the length of many.
+        """
+        for lengths in _FIRST_LENGTHS:
+            self._forget(lengths)
+            try:
+                return self._fetch(sql, is_bytes=is_bytes)
+            except apsw.TooBigError:
+                if self._longest == self._ceiling:
+                    raise
+        columns, statement = self._columns, self._statement
+        bounded = _as_bounded(statement, len(columns), self._longest)
+        self._forget("records")
         try:
-            return self._fetch(sql, is_bytes=is_bytes)
-        except apsw.TooBigError:
-            if not self._is_shortened:
-                raise
-        self._forget(short=False)
-        return self._fetch(sql, is_bytes=is_bytes)
+            return self._fetch(f"{bounded};{sql.partition(statement)[2]}", is_bytes=is_bytes)
+        except apsw.SQLError:  # a PRAGMA is no part of another statement
+            raise apsw.TooBigError from None
+        finally:
+            self._columns = columns
 
     def _fetch(self, sql: str, *, is_bytes: bool) -> list[Row]:
         config = self._config
@@ -274,16 +286,20 @@ class Guard:
     def _limit_values(self, width: int) -> None:
         """Bound what a row weighs, which nothing can look at before all of it is in memory."""
         max_bytes = self._config.max_bytes
-        longest = min(self._longest, max(max_bytes // (6 * width), _WIDE_VALUE_BYTES))
-        if self._reads_virtual or self._is_native:
-            longest = min(longest, _SQUARE_VALUE_BYTES)
+        ceiling = self._config.max_value_bytes
+        if squares := self._squares or int(self._reads_virtual or self._is_native):
+            ceiling = min(ceiling, _SQUARE_VALUE_BYTES // squares)
         if self._scans > _LONG_SCANS:
-            longest = min(longest, _LONG_SCANS * self._config.max_value_bytes // self._scans)
-        # Of short values many rows fit at once, and few at once take twice the time.
-        short = max(max_bytes // (4 * width * _ROWS_AT_ONCE), _SHORT_VALUE_BYTES)
-        self._is_shortened = self._wants_short and short < longest
-        self._longest = short if self._is_shortened else longest
-        self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
+            ceiling = min(ceiling, _LONG_SCANS * self._config.max_value_bytes // self._scans)
+        longest = max(max_bytes // (6 * width), _WIDE_VALUE_BYTES)
+        if self._lengths == "short":
+            # Of short values many rows fit at once, and few at once take twice the time.
+            longest = min(
+                longest, max(max_bytes // (4 * width * _ROWS_AT_ONCE), _SHORT_VALUE_BYTES)
+            )
+        self._longest, self._ceiling = min(longest, ceiling), ceiling
+        length = ceiling if self._lengths == "records" else self._longest
+        self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, length)
 
     def _authorize(
         self, action: int, first: str | None, second: str | None, *_where: str | None
@@ -301,6 +317,7 @@ class Guard:
         if action == apsw.SQLITE_FUNCTION:
             function = str(second).lower()
             self._scans += function in (_NATIVE_SCANS if self._is_native else SCANS)
+            self._squares += function in SQUARES
             self._asks_clock |= function in CLOCK_FUNCTIONS
         if denied:
             self._denied = denied
@@ -331,14 +348,24 @@ def _as_bytes(statement: str, width: int) -> str:
     names = [f"c{i}" for i in range(width)]
     values = [f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in names]
     flags = [f"typeof({c}) = 'text'" for c in names]
+    return _around(statement, names, values + flags)
+
+
+def _as_bounded(statement: str, width: int, longest: int) -> str:
+    """Wrap a query so that values longer than this are too big, though records may be longer."""
+    names = [f"c{i}" for i in range(width)]
+    values = [f"iif(octet_length({c}) > {longest}, zeroblob({_MOST_STRIDE}), {c})" for c in names]
+    return _around(statement, names, values)
+
+
+def _around(statement: str, names: list[str], values: list[str]) -> str:
     # Without semicolons and comments around it, which are statements of nothing.
     words = [token for token in tokenize(statement) if not token.is_sign(";")]
     body = statement[words[0].start : words[-1].end] if words else ""
     query = "_q"
     while query in statement.lower():  # which may have a table of that name
         query += "q"
-    selected = ", ".join(values + flags)
-    return f"WITH {query}({', '.join(names)}) AS ({body}) SELECT {selected} FROM {query}"
+    return f"WITH {query}({', '.join(names)}) AS ({body}) SELECT {', '.join(values)} FROM {query}"
 
 
 def weigh(rows: list[Row] | tuple[Row, ...]) -> int:

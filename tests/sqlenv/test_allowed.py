@@ -112,8 +112,16 @@ def test_functions_that_are_not_listed_are_denied(executor: Executor, database: 
         *("fts5_source_id", "geopoly_area", "geopoly_bbox", "geopoly_blob", "geopoly_ccw"),
         *("geopoly_contains_point", "geopoly_debug", "geopoly_group_bbox", "geopoly_json"),
         *("geopoly_overlap", "geopoly_regular", "geopoly_svg", "geopoly_within", "geopoly_xform"),
-        *("json_patch", "json_pretty", "jsonb_patch", "load_extension", "median", "optimize"),
-        *("percentile", "percentile_cont", "percentile_disc", "rtreecheck", "rtreedepth"),
+        *(
+            "load_extension",
+            "median",
+            "optimize",
+            "percentile",
+            "percentile_cont",
+            "percentile_disc",
+            "rtreecheck",
+            "rtreedepth",
+        ),
         *("rtreenode", "sqlite_compileoption_get", "sqlite_compileoption_used", "sqlite_log"),
         "sqlite_source_id",
     }

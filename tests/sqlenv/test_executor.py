@@ -156,6 +156,33 @@ def test_wall_time_ends_a_query_and_the_next_one_is_not_hurt(
         assert executor.execute(database, "SELECT 1") == Table(("1",), ((1,),))
 
 
+def test_wide_rows_are_sorted(tmp_path: Path) -> None:
+    """SQLite bounds a sorter's record, here of 45,000 characters, as it bounds a value."""
+    columns = ", ".join(f"c{number}" for number in range(300))
+    cells = ", ".join(["printf('%.*c', 150, char(96 + n))"] * 300)
+    path = make_file(
+        tmp_path / "wide.sqlite",
+        f"CREATE TABLE wide ({columns}); CREATE TABLE one (n); INSERT INTO one VALUES (1), (2);"
+        f"INSERT INTO wide SELECT {cells} FROM one",
+    )
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        for sql, letters in (
+            ("SELECT * FROM wide ORDER BY c7 DESC", "ba"),
+            ("SELECT DISTINCT * FROM wide -- all", "ab"),
+            ("SELECT * FROM wide UNION SELECT * FROM wide ORDER BY 3;", "ab"),
+            ("SELECT *, CAST(x'ff' AS TEXT) FROM wide ORDER BY 1 DESC", "ba"),
+        ):
+            result = executor.execute(path, sql)
+            assert isinstance(result, Table), sql
+            assert result.columns[:2] == ("c0", "c1")
+            assert [row[299] for row in result.rows] == [letter * 150 for letter in letters], sql
+        # One value may not be as long as that, nor may a statement hide behind.
+        long = "SELECT *, (SELECT hex(zeroblob(40000))) FROM wide ORDER BY 1"
+        assert executor.execute(path, long) == TooLarge("bytes")
+        both = "SELECT * FROM wide ORDER BY 1; DELETE FROM wide"
+        assert isinstance(executor.execute(path, both), Denied)
+
+
 def test_the_clock_of_an_idle_executor(database: Path) -> None:
     """The watchdog sleeps whole time-outs; a query that starts in between gets its full time."""
     config = ExecutorConfig(isolation="thread", timeout_s=0.3, max_steps=2**31 - 1)
