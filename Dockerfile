@@ -65,7 +65,7 @@ WORKDIR $HOME
 FROM sglang AS gpu
 COPY --from=pins /opt/minirl-sql /opt/minirl-sql
 RUN pip install --only-deps --constraint /opt/minirl-sql/constraints.txt \
-    --build-constraint /opt/minirl-sql/constraints.txt "/opt/minirl-sql[gpu,torch]"
+    --build-constraint /opt/minirl-sql/constraints.txt "/opt/minirl-sql[gpu]"
 COPY --from=code /code /usr/local
 # GKE mounts the driver apart; elsewhere it is where all libraries are.
 ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \

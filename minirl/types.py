@@ -231,7 +231,21 @@ class Sampler(Protocol):
         """Return whether the same requests always give the same replies in the same order."""
 
     def set_weights(self, weights: Any, *, version: int) -> None:
-        """Sample with these weights from now on; tokens carry the version."""
+        """Sample with these weights from now on; tokens carry the version.
+
+        All processes have to call it.
+        """
+
+    def free_memory(self) -> None:
+        """Give back what is needed only to sample; `set_weights` takes it again."""
+
+    def numbers(self) -> dict[str, float]:
+        """Return metrics of what happened since this was last asked, or weights were set."""
+
+    def apart(self) -> Sampler:
+        """Return another sampler with the same weights, for another thread; NotImplementedError
+        where one thread uses the devices.
+        """
 
     def submit(self, request: Request) -> None:
         """Ask for a reply; return at once."""

@@ -8,7 +8,6 @@ from launch.config import JobConfig
 from launch.data.contamination import check_overlap
 from launch.evaluation.testsets import SPLITS, Split
 from launch.run_folder import check_place
-from minirl.config import check_installed
 from minirl.errors import UserError as ModelError
 from minirl.model.config import check_folder
 from sqlenv.config import DataConfig
@@ -25,9 +24,11 @@ from sqlenv.types import Example
 def check_inputs(config: JobConfig) -> None:
     """Look for the data, the model and what is installed."""
     if config.rollout.backend == "sglang":
-        check_installed(config.rollout.sglang)
-        if config.rollout.sglang.push == "disk" and config.rollout.sglang.weights is not None:
-            check_place(config.rollout.sglang.weights, key="rollout.sglang.weights")
+        servers = config.rollout.sglang
+        if servers.launch:
+            servers.find_python()
+        if servers.weights is not None:
+            check_place(servers.weights, key="rollout.sglang.weights")
     for split in SPLITS:
         check_data(config, split)
     check_model(config)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.outcomes import End, Outcomes, look, parts_of
@@ -21,8 +21,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.run.files import naming
 from minirl.sample.rollout import rollout
-from minirl.sglang.pool import EVENTS
-from minirl.sglang.sampler import Servers
+from minirl.sglang.metrics import EVENTS
 from minirl.train.recording import TRAJECTORIES, group_line, open_records
 from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Decoding, Environment, Score, Trajectory
@@ -30,6 +29,9 @@ from sqlenv.envs.single_turn import FirstPrompt
 from sqlenv.evaluators.votes import without_rows
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Answer, Attempt, Episode, Example, Observation, SqlError, Wrapping
+
+if TYPE_CHECKING:
+    from minirl.sglang.sampler import Servers
 
 # Episode numbers name random streams: those of evaluations lie above all of training.
 _FIRST_EPISODE = 2**30

@@ -14,13 +14,7 @@ from minirl.config.algorithms import (
     Rloo,
 )
 from minirl.config.base import Settings, contradiction
-from minirl.config.rollout import (
-    SGLANG_PYTHON,
-    RolloutConfig,
-    SamplerConfig,
-    SglangConfig,
-    check_installed,
-)
+from minirl.config.rollout import SGLANG_PYTHON, RolloutConfig, SamplerConfig, SglangConfig
 from minirl.config.train import (
     MOST_TOKENS,
     BatchingConfig,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -70,32 +69,31 @@ class SglangConfig(Settings):
     """Environment variables of launched servers, besides those of the run."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each launched server: ["0,1", "2,3"]; none for the run's."""
-    push: Literal["disk", "nccl"] = "disk"
-    """How new weights come to servers: by a folder that they see, or by broadcasts of PyTorch (NCCL
-    from GPUs, else Gloo; the extra `torch`)."""
     weights: Path | None = None
-    """Of push=disk: folder that servers see at the same path, with room for two copies of the
-    model; None for `weights` in the run folder."""
+    """Folder that servers see at the same path, with room for two copies of the model; None for
+    `weights` in the run folder."""
     parallel: PositiveInt = 256
     """Requests under way at a server; others wait here."""
     timeout_s: PositiveFloat = 600.0
     """Longest wait for a reply; the server is left out after it, and another one asked."""
     health_s: PositiveFloat = 30.0
     """A server that has not answered a health check for so long is taken for hung."""
-    start_s: PositiveFloat = 600.0
-    """Longest wait for a server to be ready at the start of the run."""
-    push_s: PositiveFloat = 600.0
-    """Longest wait for a server to take new weights, or each part of them."""
     wait_s: PositiveFloat = 600.0
-    """Longest wait for any server when none is left; then the run is saved and stops."""
+    """Longest wait for a server to start, for it to take new weights, and for any server when none
+    is left; after the last the run is saved and stops."""
     tolerance: PositiveFloat | None = None
     """Largest mean difference of a probe's log-probabilities between a server and the learner;
     None for 0.001 in float32 and 0.2 in bfloat16."""
 
-    @property
-    def interpreter(self) -> str:
-        """Return the program that launched servers run in."""
-        return self.python or os.environ.get(SGLANG_PYTHON) or sys.executable
+    def find_python(self) -> str:
+        """Return the program that launched servers run in; a `UserError` if there is none."""
+        python = self.python or os.environ.get(SGLANG_PYTHON) or sys.executable
+        found = shutil.which(python)
+        if found is None:
+            raise UserError(
+                f"rollout.sglang.python (or {SGLANG_PYTHON}): there is no program {python}"
+            )
+        return found
 
     @model_validator(mode="after")
     def _check(self) -> SglangConfig:
@@ -112,22 +110,6 @@ class SglangConfig(Settings):
                 "devices", f"{len(self.devices)} for launch = {self.launch} servers; one for each"
             )
         return self
-
-
-def check_installed(sglang: SglangConfig) -> None:
-    """Look for the programs and packages that only some settings need.
-
-    Raises:
-        UserError: One is not there.
-    """
-    if sglang.push != "disk" and importlib.util.find_spec("torch") is None:
-        raise UserError(
-            f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner: "
-            "pip install '.[torch]', or use disk"
-        )
-    python = sglang.interpreter
-    if sglang.launch and shutil.which(python) is None:
-        raise UserError(f"rollout.sglang.python (or {SGLANG_PYTHON}): there is no program {python}")
 
 
 class RolloutConfig(Settings):

@@ -112,6 +112,10 @@ class NativeSampler:
         self._cache = self._model = None
         self._slots.forget()
 
+    def apart(self) -> NativeSampler:
+        """Raise: it takes turns with the learner, which `rollout.lag` is refused for."""
+        raise NotImplementedError
+
     def submit(self, request: Request) -> None:
         """Ask for a reply: the first of an episode waits for a slot, a later one has its own."""
         if not request.ids or request.max_tokens < 1:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
@@ -28,12 +29,12 @@ from pydantic import (
 )
 from pydantic_core import to_json
 
+from minirl.sglang.metrics import Failure
 from minirl.types import Request, TopTokens
 
 TESTED = "0.5.23"
 BRIEF_S = 30.0
 """Longest wait for what a server does at once."""
-Failure = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
 _CONNECT_S = 10.0
 # Characters of a useless answer that a message shows.
 _SHOWN = 160
@@ -60,8 +61,6 @@ class ServerInfo(BaseModel):
 
     version: str
     architectures: tuple[str, ...] | None = None
-    tp_size: PositiveInt = 1
-    pp_size: PositiveInt = 1
     dp_size: PositiveInt = 1
     max_req_input_len: NonNegativeInt | None = None
     max_model_len: NonNegativeInt = Field(validation_alias=AliasPath("data", 0, "max_model_len"))
@@ -177,13 +176,14 @@ class Server:
     """The endpoints of a server.
 
     All methods raise `ServerError` where it does not answer, or its answer cannot be true, and
-    `RejectedError` where it will never do what was asked. `ranks` are its tensor-parallel ones;
-    `adapters` those that it was given, of which it is asked with the last.
+    `RejectedError` where it will never do what was asked.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url, self._session, self.ranks = url.rstrip("/"), session, 1
-        self.adapters: tuple[str, ...] = ()
+        self.url, self._session = url.rstrip("/"), session
+        # Adapters that it is asked with, and those before, with which replies are under way.
+        self._adapter: str | None = None
+        self._former: str | None = None
 
     async def generate(
         self,
@@ -195,13 +195,13 @@ class Server:
         timeout_s: float,
     ) -> Generated:
         """Sample a reply; `rid` names the request for `abort`."""
-        adapters = self.adapters[-1:]
+        adapter = self._adapter
         body = {
             "rid": rid,
             "input_ids": request.ids,
+            "lora_path": adapter,
             "return_logprob": True,
             "top_logprobs_num": request.decoding.top_logprobs,
-            **_lora_path(adapters),
             # A server may have presets of its own: leave nothing to them.
             "sampling_params": {
                 "max_new_tokens": request.max_tokens,
@@ -216,39 +216,62 @@ class Server:
                 "stop_token_ids": stop_ids,
             },
         }
-        content = await self.post("/generate", body, timeout_s=timeout_s)
-        found = _read(Generated, content, (rid, request, stop_ids, vocab_size))
+        content = await self._post("/generate", body, timeout_s=timeout_s)
+        found = self._read(Generated, content, (rid, request, stop_ids, vocab_size))
         # The server's own version is that of the weights below the adapters.
-        return found.model_copy(update={"version": adapters[0], "spans": []} if adapters else {})
+        return found.model_copy(update={"version": adapter, "spans": []} if adapter else {})
 
-    async def score(
-        self, ids: Sequence[int], *, rid: str, timeout_s: float
-    ) -> tuple[list[float], str]:
+    async def score(self, ids: Sequence[int], *, timeout_s: float) -> tuple[list[float], str]:
         """Return the log-probability of each id but the first, and the name of the weights."""
-        adapters = self.adapters[-1:]
+        adapter = self._adapter
         body = {
-            "rid": rid,
             "input_ids": ids,
+            "lora_path": adapter,
             "return_logprob": True,
-            **_lora_path(adapters),
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         }
         try:
-            scored = _read(_Scored, await self.post("/generate", body, timeout_s=timeout_s))
+            content = await self._post("/generate", body, timeout_s=timeout_s)
         except RejectedError as error:
-            if not adapters:
+            if adapter is None:
                 raise
-            raise ServerError("stale", f"has no adapters {adapters[0]} ({error})") from None
+            raise self.error("stale", f"has no adapters {adapter} ({error})") from None
+        scored = self._read(_Scored, content)
         values = [value for value, *_ in scored.logprobs[1:] if value is not None]
         if [one[1] for one in scored.logprobs] != list(ids) or len(values) != len(ids) - 1:
-            raise ServerError("garbage", "scored other ids than were sent, or not all")
-        return values, adapters[0] if adapters else scored.version
+            raise self.error("garbage", "scored other ids than were sent, or not all")
+        return values, adapter or scored.version
+
+    async def load_weights(self, folder: Path, name: str, *, timeout_s: float) -> None:
+        """Take the weights of a folder that it sees; what it samples goes on with them."""
+        await self._post("/pause_generation", {"mode": "retract"})
+        try:
+            await self._post("/flush_cache", {})
+            body = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
+            await self._post("/update_weights_from_disk", body, timeout_s=timeout_s)
+        finally:
+            await self.resume()
+
+    async def load_adapters(self, folder: Path, name: str, *, timeout_s: float) -> None:
+        """Take the adapters of a folder, beside its weights, and be asked with them from now on.
+
+        Each version has a name, and so have its keys in the cache: nothing is paused, and a reply
+        ends with the adapters that it began with.
+        """
+        body = {"lora_name": name, "lora_path": str(folder)}
+        await self._post("/load_lora_adapter", body, timeout_s=timeout_s)
+        if name == self._adapter:
+            return
+        oldest, self._former, self._adapter = self._former, self._adapter, name
+        if oldest is not None:
+            with suppress(RejectedError):  # a server that was restarted has none
+                await self._post("/unload_lora_adapter", {"lora_name": oldest}, timeout_s=timeout_s)
 
     async def abort(self, rid: str) -> None:
         """Stop a request; a server that cannot be told is left alone."""
         with suppress(ServerError, RejectedError):
-            await self.post("/abort_request", {"rid": rid})
+            await self._post("/abort_request", {"rid": rid})
 
     async def check_health(self, *, timeout_s: float) -> None:
         """See that it samples."""
@@ -260,26 +283,17 @@ class Server:
         for path in ("/server_info", "/model_info", "/v1/models"):
             with suppress(ValueError, TypeError):  # what is missing then, validation tells
                 found |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
-        info = _read(ServerInfo, to_json(found))
-        self.ranks = info.tp_size
-        return info
-
-    @asynccontextmanager
-    async def paused(self) -> AsyncGenerator[None]:
-        """Interrupt generation with an empty cache; requests go on after the block."""
-        await self.post("/pause_generation", {"mode": "retract"})
-        try:
-            await self.post("/flush_cache", {})
-            yield
-        finally:
-            await self.resume()
+        return self._read(ServerInfo, to_json(found))
 
     async def resume(self) -> None:
         """Let it sample again."""
-        await self.post("/continue_generation", {})
+        await self._post("/continue_generation", {})
 
-    async def post(self, path: str, body: Any, *, timeout_s: float | None = None) -> bytes:
-        """Send a request of JSON, and return the answer."""
+    def error(self, kind: Failure, message: str) -> ServerError:
+        """Return a failure of this server."""
+        return ServerError(kind, f"{self.url}: {message}")
+
+    async def _post(self, path: str, body: Any, *, timeout_s: float | None = None) -> bytes:
         # The standard library takes three times as long for the ids of a long prompt.
         return await self._ask("POST", path, to_json(body), timeout_s=timeout_s or BRIEF_S)
 
@@ -293,31 +307,25 @@ class Server:
                 content = await response.read()
         except (aiohttp.ClientError, ConnectionError) as error:
             message = f"{path}: {type(error).__name__} {error}".strip()
-            raise ServerError("connection", message) from None
+            raise self.error("connection", message) from None
         except TimeoutError:
-            raise ServerError("deadline", f"{path}: no answer within {timeout_s:g} s") from None
+            raise self.error("deadline", f"{path}: no answer within {timeout_s:g} s") from None
         message = f"{path}: {response.status} {_shown(content)}"
         if 400 <= response.status < 500 and response.status not in (408, 429):
-            raise RejectedError(message)
+            raise RejectedError(f"{self.url}: {message}")
         if not 200 <= response.status < 300:
-            raise ServerError("status", message)
+            raise self.error("status", message)
         return content
 
-
-def _lora_path(adapters: Sequence[str]) -> dict[str, str]:
-    """Name the adapters that a request is computed with, if there are any."""
-    return {"lora_path": adapters[0]} if adapters else {}
+    def _read(self, model: type[_Read], content: bytes, context: Any = None) -> _Read:
+        try:
+            return model.model_validate_json(content, context=context)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            message = f"{where} {first['msg']} in {_shown(content)!r}".strip()
+            raise self.error("garbage", message) from None
 
 
 def _shown(content: bytes) -> str:
     return content[: 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
-
-
-def _read(model: type[_Read], content: bytes, context: Any = None) -> _Read:
-    try:
-        return model.model_validate_json(content, context=context)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        message = f"{where} {first['msg']} in {_shown(content)!r}".strip()
-        raise ServerError("garbage", message) from None

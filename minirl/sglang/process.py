@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -114,8 +113,7 @@ def launch(
     if not config.launch:
         return []
     logs.mkdir(parents=True, exist_ok=True)
-    python = shutil.which(config.interpreter)
-    assert python is not None  # the settings were checked
+    python = config.find_python()
     # SGLang calls programs of its environment (ninja), as if that were activated.
     path = os.pathsep.join([str(Path(python).parent.absolute()), os.environ["PATH"]])
     children: list[ChildServer] = []
@@ -129,7 +127,7 @@ def launch(
             "skip-server-warmup": True,
             **config.arguments,
         }
-        command = [config.interpreter, "-m", "sglang.launch_server", *options]
+        command = [python, "-m", "sglang.launch_server", *options]
         for name, value in arguments.items():
             if value is not False:
                 command += [f"--{name}"] if value is True else [f"--{name}", str(value)]

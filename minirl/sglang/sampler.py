@@ -7,16 +7,13 @@ runs in one event loop, in a thread of its own.
 from __future__ import annotations
 
 import asyncio
-import copy
-import itertools
 import queue
 import resource
 import uuid
 import zlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -27,17 +24,21 @@ import jax
 import numpy as np
 from flax import nnx
 
-from minirl.config import LoraConfig, SamplerConfig, SglangConfig, check_installed
+from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.run import distributed, preemption
 from minirl.run.files import read_json
 from minirl.sglang import process
 from minirl.sglang.client import Generated, Server, make_session
-from minirl.sglang.pool import ServerPool
+from minirl.sglang.pool import PushedWeights, Requirements, ServerPool
 from minirl.sglang.process import ChildServer
-from minirl.sglang.replica import PushedWeights, Requirements
-from minirl.sglang.transfer import BACKENDS, Adapters, Backend, remove_versions, version_folder
+from minirl.sglang.transfer import (
+    lora_options,
+    remove_versions,
+    write_adapters,
+    write_version,
+)
 from minirl.types import Reply, Request, Tokenizer, Work
 
 _CLOSE_S = 10.0
@@ -52,8 +53,6 @@ _Made = TypeVar("_Made")
 # Of the learner, which all processes ask together: the log-probabilities of ids after a prompt of
 # so many of them, under weights, at temperature 1.
 Logprobs = Callable[[nnx.State, Sequence[int], int], np.ndarray]
-# Samplers and pushes of this process.
-_samplers, _pushes = itertools.count(), itertools.count(1)
 
 
 class Servers:
@@ -61,10 +60,6 @@ class Servers:
     with `lora` they are given adapters, and keep its weights.
 
     The seed decides the probe, and what launched servers draw.
-
-    Attributes:
-        pushed: Version and first array of the weights that were pushed last; an update makes new
-            arrays.
     """
 
     def __init__(
@@ -78,24 +73,12 @@ class Servers:
         folder: Path,
         lora: LoraConfig | None = None,
     ) -> None:
-        check_installed(config)
-        if config.urls and config.push != "disk" and len(config.urls) < distributed.count():
-            raise UserError(
-                f"rollout.sglang.push: {config.push} needs a server for each of the "
-                f"{distributed.count()} processes, and urls has {len(config.urls)}; give more, or "
-                "use disk"
-            )
         self._config, self._model, self._dtype, self._lora = config, model, dtype, lora
         self._seed, self._folder, self.place = seed, folder, (folder / "weights").absolute()
         if config.weights is not None:
             # Other runs may write there too.
             mark = zlib.crc32(str(folder.absolute()).encode())
             self.place = config.weights.absolute() / f"{folder.name}-{mark:08x}"
-        self.transfer: Backend = (
-            Adapters(self.place, lora, base=model)
-            if lora
-            else BACKENDS[config.push](self.place, dtype)
-        )
         described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
         kind = described["model_type"].capitalize()
         vocab_size = read_config(model).vocab_size
@@ -105,12 +88,15 @@ class Servers:
             architectures=tuple(described.get("architectures") or [f"{kind}ForCausalLM"]),
             vocab_size=vocab_size,
             context=context,
+            has_adapters=lora is not None,
             probe_ids=tuple(probe_ids[: max(context - 1, _PROBE_PROMPT + 1)].tolist()),
             tolerance=config.tolerance or _TOLERANCE[dtype],
-            is_one_group=lora is not None or config.push == "nccl",
         )
         self.pool: ServerPool
-        self.pushed: tuple[int, ref[Any]] | None = None
+        # Servers may still have weights of another run.
+        self._name, self._pushes = distributed.from_first(lambda: uuid.uuid4().hex[:8]), 0
+        # Version and first array of the weights that were pushed last; an update makes new arrays.
+        self._pushed: tuple[int, ref[Any]] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._loop, self._stack = asyncio.new_event_loop(), ExitStack()
 
@@ -121,7 +107,7 @@ class Servers:
         with ExitStack() as stack:
             children = process.launch(
                 config, self._model, dtype=self._dtype,
-                options=Adapters.options(self._lora) if self._lora else (),
+                options=lora_options(self._lora) if self._lora else (),
                 seed=self._seed * config.launch * count,
                 logs=self._folder, first=jax.process_index() * config.launch,
             )  # fmt: skip
@@ -151,21 +137,32 @@ class Servers:
                 raise
         return future.result()
 
-    def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> None:
-        """Bring all servers to new weights; all processes have to call this.
+    def push(self, weights: nnx.State, *, version: int, logprobs: Logprobs) -> None:
+        """Bring all servers to new weights, unless they have them; all processes have to call this.
 
-        Each bucket is made while the one before is on its way.
+        Raises:
+            UserError: A server computes something else with them.
+            LostError: No server took them.
         """
+        first = jax.tree.leaves(weights)[0]
+        last = self._pushed
+        if last is not None and last[0] == version and last[1]() is first:
+            return
+        self._pushed = None
+        probe = logprobs(weights, self.requirements.probe_ids, _PROBE_PROMPT)
+        # A version may come twice: as it was trained, and from its checkpoint.
+        self._pushes += 1
+        name = f"{self._name}-{version}-{self._pushes}"
+        folder = self._write(weights, name)
+        pushed = PushedWeights(name, self._pushes, version, folder, probe.tolist())
+        distributed.gather(lambda: self.run(self.pool.push(pushed)))
+        remove_versions(self.place, but=folder)
+        self._pushed = version, ref(first)
 
-        def hand_over(bucket: Any) -> None:
-            self.run(self.pool.push(weights, bucket))
-
-        try:
-            for bucket in itertools.chain(buckets, [None]):
-                distributed.gather(partial(hand_over, bucket))
-        except BaseException:
-            self.start(self.pool.abandon_push())
-            raise
+    def _write(self, weights: nnx.State, name: str) -> Path:
+        if self._lora is not None:
+            return write_adapters(self.place, name, weights, self._lora, base=self._model)
+        return write_version(self.place, name, weights, dtype=self._dtype)
 
     async def _open(self, children: Sequence[ChildServer]) -> None:
         config, here = self._config, jax.process_index()
@@ -177,7 +174,7 @@ class Servers:
         servers: list[tuple[Server, ChildServer | None]]
         servers = [(Server(child.url, session), child) for child in children]
         servers += [(Server(url, session), None) for url in urls]
-        self.pool = ServerPool(servers, config, self.requirements, self.transfer)
+        self.pool = ServerPool(servers, config, self.requirements)
         await self.pool.check()
 
     def _stop(self, thread: Thread) -> None:
@@ -220,43 +217,18 @@ class SglangSampler:
 
     def __init__(self, tokenizer: Tokenizer, servers: Servers, *, logprobs: Logprobs) -> None:
         self._servers, self._tokenizer, self._logprobs = servers, tokenizer, logprobs
-        # Servers may still have weights of another run.
-        self._name = distributed.from_first(lambda: uuid.uuid4().hex[:8])
-        self._begin()
-
-    def _begin(self) -> None:
         self.work = Work()
-        self._mark = next(_samplers)
         self._asked: dict[int, Future[Generated]] = {}
         # Episodes whose requests ended, with these; None to wake up.
         self._ended: queue.SimpleQueue[tuple[int, Future[Generated]] | None] = queue.SimpleQueue()
 
     def apart(self) -> SglangSampler:
         """Return another sampler of the same servers and their weights, for another thread."""
-        other = copy.copy(self)
-        other._begin()
-        return other
+        return SglangSampler(self._tokenizer, self._servers, logprobs=self._logprobs)
 
     def set_weights(self, weights: nnx.State, *, version: int) -> None:
-        """Bring the servers to these weights; what is being sampled goes on with them.
-
-        Raises:
-            UserError: A server computes something else with them.
-            LostError: No server took them.
-        """
-        servers, first = self._servers, jax.tree.leaves(weights)[0]
-        last = servers.pushed
-        if last is not None and last[0] == version and last[1]() is first:
-            return  # another sampler of these servers has brought them
-        servers.pushed = None
-        probe = self._logprobs(weights, servers.requirements.probe_ids, _PROBE_PROMPT)
-        # A version may come twice: as it was trained, and from its checkpoint.
-        number = next(_pushes)
-        name = f"{self._name}-{version}-{number}"
-        pushed = PushedWeights(name, number, version, probe.tolist())
-        servers.push(pushed, servers.transfer.buckets(weights, name))
-        remove_versions(servers.place, but=version_folder(servers.place, name))
-        servers.pushed = version, ref(first)
+        """Bring the servers to these weights, see `Servers.push`; what they sample goes on."""
+        self._servers.push(weights, version=version, logprobs=self._logprobs)
 
     def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
@@ -274,7 +246,7 @@ class SglangSampler:
         if min(request.ids) < 0 or max(request.ids) >= vocab_size:
             raise ValueError(f"episode {episode}: ids outside of the model's vocabulary")
         stop_ids = tuple(self._tokenizer.stop_ids)
-        work = self._servers.pool.sample((self._mark, episode), request, stop_ids)
+        work = self._servers.pool.sample((self, episode), request, stop_ids)
         future = self._asked[episode] = self._servers.start(work)
         future.add_done_callback(lambda ended: self._ended.put((episode, ended)))
 
@@ -301,7 +273,7 @@ class SglangSampler:
         future = self._asked.pop(episode, None)
         if future is not None:
             future.cancel()
-        self._servers.start(self._servers.pool.forget((self._mark, episode)))
+        self._servers.start(self._servers.pool.forget((self, episode)))
 
     def _reply(self, generated: Generated) -> Reply:
         ids = generated.ids

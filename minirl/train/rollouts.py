@@ -16,7 +16,7 @@ from functools import partial
 from random import Random
 from threading import Condition, Thread
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optax
@@ -31,13 +31,15 @@ from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import rollout
 from minirl.sample.sampler import NativeSampler
-from minirl.sglang.pool import EVENTS, IN_USE, PROBE_GAP
-from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
+from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.update import LIKELIHOOD, Learner
 from minirl.types import Decoding, Environment, Sampler, Score, Tokenizer, TokenRow, Trajectory
 
-JobSampler = NativeSampler | SglangSampler
+# A native run does without what talks to servers.
+if TYPE_CHECKING:
+    from minirl.sglang.sampler import Logprobs, Servers
+
 _log = logging.getLogger(__name__)
 # Groups of a rollout that may fail, as a share, before the run ends: what is broken is everybody's.
 _FAILED_SHARE = 0.25
@@ -181,7 +183,7 @@ class Rollouts:
 
     def __init__(
         self,
-        sampler: JobSampler,
+        sampler: Sampler,
         tokenizer: Tokenizer,
         task: TrainingTask,
         train: TrainConfig,
@@ -198,12 +200,11 @@ class Rollouts:
 
     def begin(self, numbers: Iterable[int], *, version: int) -> None:
         """Begin asynchronous rollouts that are not under way, with weights of this version."""
-        sampler = self._sampler
-        if not self._config.is_ahead or isinstance(sampler, NativeSampler):
+        if not self._config.is_ahead:
             return
         for number in numbers:
             if number not in self._open:
-                self._open[number] = _AsyncRollout(number, version, self, sampler.apart())
+                self._open[number] = _AsyncRollout(number, version, self, self._sampler.apart())
                 self._open[number].start()
 
     def take(
@@ -373,10 +374,12 @@ def make_sampler(
     group_size: int,
     seed: int,
     servers: Servers | None = None,
-) -> JobSampler:
+) -> Sampler:
     """Make what samples with the weights of a model, once it has some: this process, or servers."""
     if servers is None:
         return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
+    from minirl.sglang.sampler import SglangSampler
+
     return SglangSampler(tokenizer, servers, logprobs=_logprobs(model, tokenizer))
 
 
@@ -401,7 +404,7 @@ def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
 
 
 def gather_metrics(
-    sampler: JobSampler, *, since: Mapping[str, float] | None = None
+    sampler: Sampler, *, since: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """Return the metrics of the samplers of all processes since the last call; all have to call.
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -30,7 +31,6 @@ from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
 from minirl.sample.weights import in_compute_type
-from minirl.sglang.sampler import Servers
 from minirl.train import advantages, batching, recording, rollouts, summary
 from minirl.train.losses import kl_divergence
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
@@ -38,6 +38,9 @@ from minirl.train.rollouts import Episodes, Rollouts, TrainingTask
 from minirl.train.second_stage import Restart, restart, second_optimizer
 from minirl.train.update import Learner, TrainState, policy_objective
 from minirl.types import Progress, Tokenizer, TokenRow
+
+if TYPE_CHECKING:
+    from minirl.sglang.sampler import Servers
 
 _log = logging.getLogger(__name__)
 # Statistics of an update that are means over tokens, whatever the weights of the loss add up to.

@@ -1,10 +1,7 @@
-"""New weights come to two real servers by every backend, while a request is under way."""
+"""New weights come to two real servers, whole or as adapters, while a request is under way."""
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -28,25 +25,8 @@ from minirl.types import Decoding, Request
 from .conftest import TINY
 from .sglang_server import OPTIONS, VARIABLES, serve
 
-# Says where PyTorch is, and for which Python.
-FIND = "import sys, torch; print(sys.version_info[:2], torch.__path__[0].removesuffix('/torch'))"
 LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
 LONG = 64
-
-
-@pytest.fixture(scope="module")
-def torch(sglang_python) -> Generator[None]:
-    """PyTorch: that of the servers, where none is installed here; else a skip."""
-    path = list(sys.path)
-    if importlib.util.find_spec("torch") is None:
-        line = [sglang_python, "-c", FIND]
-        found = subprocess.run(line, capture_output=True, text=True, check=True)
-        version, _, folder = found.stdout.strip().partition(") ")
-        if f"{version})" != str(sys.version_info[:2]):
-            pytest.skip(f"PyTorch is neither here nor, for this Python, with {sglang_python}")
-        sys.path.append(folder)
-    yield
-    sys.path[:] = path
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +43,13 @@ def urls(sglang_python, model) -> Generator[tuple[str, ...]]:
         yield tuple(pool.map(stack.enter_context, starts))
 
 
-@pytest.mark.usefixtures("torch")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("push", "sizes"), [("disk", {}), ("nccl", {"fsdp": 2, "tensor": 2})])
-def test_servers_compute_what_the_learner_does(push, sizes, model, urls, tmp_path):
-    """Also of a learner whose weights are split over four devices."""
-    mesh = make_mesh(sizes, jax.devices()[:4]) if sizes else None
+def test_servers_compute_what_the_learner_does(model, urls, tmp_path):
+    """The learner's weights are split over four devices."""
+    mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
     policy, tokenizer = huggingface.load(model, mesh=mesh), ChatTokenizer(model)
     params = split(policy)[1]
-    config = SglangConfig(urls=urls, push=push, start_s=60, wait_s=60, push_s=60)
+    config = SglangConfig(urls=urls, wait_s=60)
     told = []
     with Servers(config, model, LIMITS, dtype="float32", seed=0, folder=tmp_path) as servers:
         sampler = make_sampler(policy, LIMITS, tokenizer, group_size=1, seed=0, servers=servers)
@@ -109,7 +87,7 @@ def test_a_server_is_given_adapters_alone(sglang_python, model, tmp_path):
     arguments = {name: value for name, value in OPTIONS.items() if name != "dtype"}
     config = SglangConfig(
         launch=1, python=sglang_python, arguments=arguments | {"lora-backend": "torch_native"},
-        variables=VARIABLES, start_s=240, wait_s=60, push_s=60,
+        variables=VARIABLES, wait_s=240,
     )  # fmt: skip
     gaps, request = [], Request(1, (5, 6, 7), LONG, Decoding())
     with Servers(

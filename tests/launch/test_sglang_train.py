@@ -33,7 +33,6 @@ def write_config(folder: Path, python: str) -> Path:
         "variables": VARIABLES,
         "timeout_s": 120,
         "health_s": 8,
-        "push_s": 60,
     }
     rollout = {"backend": "sglang", "sglang": servers}
     path = folder / "tiny.yaml"

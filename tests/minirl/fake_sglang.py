@@ -7,9 +7,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 VOCAB = 64
 STOP = 1
@@ -48,10 +46,6 @@ class Fake:
         self.down, self.paused, self.hung = False, False, threading.Event()
         self.model_path = ""
         self.adapters: dict[str, str] = {}
-        self.sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
-        self.is_updating, self.taken, self.versions = False, {}, []
-        # By the name of a group: gives what its next broadcast brings.
-        self.receive: Callable[[str], Any] = lambda group: None
         self.version, self.context, self.order = "0.5.23", 4096, []
         fake = self
 
@@ -133,7 +127,7 @@ class Fake:
         return (503 if self.paused else 200), {}
 
     def on_server_info(self, _):
-        return 200, {"version": self.version, **self.sizes}
+        return 200, {"version": self.version}
 
     def on_v1_models(self, _):
         return 200, {"data": [{"max_model_len": self.context}]}
@@ -161,31 +155,6 @@ class Fake:
     def on_unload_lora_adapter(self, body):
         return (200 if self.adapters.pop(body["lora_name"], None) else 400), {}
 
-    def on_begin_weight_update(self, _):
-        was_updating, self.is_updating = self.is_updating, True
-        return (400 if was_updating else 200), {}
-
-    def on_end_weight_update(self, _):
-        was_updating, self.is_updating = self.is_updating, False
-        return (200 if was_updating else 400), {}
-
-    def on_init_weights_update_group(self, body):
-        self.receive(body["group_name"])
-        return 200, {"success": True}
-
-    def on_update_weights_from_distributed(self, body):
-        return self.take(
-            body, dict(zip(body["names"], self.receive(body["group_name"]), strict=True))
-        )
-
-    def take(self, body, tensors):
-        if not (self.paused and self.is_updating):
-            return 400, {"error": "no update was begun"}
-        self.taken = self.taken | tensors
-        self.weights = body["weight_version"]
-        self.versions.append(self.weights)
-        return 200, {"success": True}
-
     def on_generate(self, body):
         if self.paused:
             return 503, {"error": "paused"}  # a real one would let us wait
@@ -198,7 +167,7 @@ class Fake:
         if settings["max_new_tokens"]:
             self.held(body)
         meta = {
-            "id": body["rid"],
+            "id": body.get("rid"),
             "prompt_tokens": len(sent),
             "cached_tokens": len(sent) // 2,
             "weight_version": self.weights,

@@ -7,7 +7,7 @@ import pytest
 
 from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.sglang.transfer import Adapters
+from minirl.sglang.transfer import lora_options
 
 from .test_pool import ask, folder_of, numbers, send, serve, start, wait_until  # noqa: F401
 
@@ -64,7 +64,7 @@ def test_a_server_without_lora_is_refused_at_the_first_push(fakes, serve):
 
 
 def test_launched_servers_have_room_for_the_adapters_and_for_no_others():
-    options = Adapters.options(LoraConfig(rank=4, targets=("q", "down")))
+    options = lora_options(LoraConfig(rank=4, targets=("q", "down")))
     assert options == [
         "--enable-lora", "--max-lora-rank", "4", "--max-loras-per-batch", "3",
         "--lora-target-modules", "q_proj", "down_proj",

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import signal
 import threading
 import time
 from functools import partial
@@ -14,8 +15,10 @@ from pydantic import ValidationError
 
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import LostError, UserError
+from minirl.run import preemption
+from minirl.run.preemption import Preempted
 from minirl.sglang.client import Generated, ServerInfo
-from minirl.sglang.replica import PushedWeights, Requirements
+from minirl.sglang.pool import PushedWeights, Requirements
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.types import Decoding, Request
 
@@ -23,9 +26,7 @@ from .fake_sglang import STOP, VOCAB
 
 REQUEST = Request(0, (5, 6, 7), 8, Decoding())
 NUMBERS = itertools.count()
-DEADLINES: dict[str, Any] = dict.fromkeys(
-    ("timeout_s", "health_s", "start_s", "push_s", "wait_s"), 30.0
-)
+DEADLINES: dict[str, Any] = dict.fromkeys(("timeout_s", "health_s", "wait_s"), 30.0)
 
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -36,10 +37,10 @@ def serve(served, tmp_path):
     """Return `serve(fakes, **settings)`: servers in use, with the weights that fakes agree with."""
     opened = []
 
-    def begin(fakes, *, push=True, push_with="disk", lora=None, **settings):
+    def begin(fakes, *, push=True, lora=None, **settings):
         if "launch" not in settings:
             settings["urls"] = tuple(fake.url for fake in fakes)
-        config = SglangConfig(push=push_with, **{**DEADLINES, **settings})
+        config = SglangConfig(**{**DEADLINES, **settings})
         limits = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
         found = Servers(config, served, limits, dtype="float32", seed=0, folder=tmp_path, lora=lora)
         opened.append(found.__enter__())
@@ -76,10 +77,11 @@ def nurses(fakes, monkeypatch):
     return made
 
 
-def send(servers, name, buckets=None):
-    """Push weights of this name; without buckets, a folder that no server opens."""
-    sent = PushedWeights(name, next(NUMBERS), ord(name), [-0.25] * 10)
-    servers.push(sent, buckets or iter([folder_of(servers, name)]))
+def send(servers, name):
+    """Push weights of this name; no server opens their folder."""
+    folder = folder_of(servers, name)
+    sent = PushedWeights(name, next(NUMBERS), ord(name), folder, [-0.25] * 10)
+    servers.run(servers.pool.push(sent))
 
 
 def folder_of(servers, name):
@@ -238,9 +240,10 @@ def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve)
     assert reply.top.ids.tolist() == [[10, 11], [11, 12]]
     np.testing.assert_allclose(reply.top.logprobs, [[-0.1, -2], [-1 / 11, -2]])
     body = next(b for f in fakes for b in f.bodies if b["sampling_params"]["max_new_tokens"] == 2)
-    assert body.pop("rid").startswith("minirl-")
+    assert body.pop("rid")
     assert body == {
         "input_ids": [5],
+        "lora_path": None,
         "return_logprob": True,
         "top_logprobs_num": 2,
         "sampling_params": {
@@ -322,7 +325,7 @@ def test_when_none_is_left_the_rest_waits_and_goes_on(fakes, serve):
 
 
 def test_when_none_comes_back_the_servers_are_lost(fakes, serve):
-    servers = serve(fakes, wait_s=0.5)
+    servers = serve(fakes, wait_s=2)
     for fake in fakes:
         fake.down = True
     for call in (ask, partial(send, name="b")):
@@ -333,7 +336,7 @@ def test_when_none_comes_back_the_servers_are_lost(fakes, serve):
 def test_a_server_that_misses_new_weights_holds_nobody_up_and_gets_them_later(
     fakes, serve, monkeypatch
 ):
-    servers = serve(fakes, push_s=90)
+    servers = serve(fakes, wait_s=90)
     monkeypatch.setattr("minirl.sglang.client.BRIEF_S", 3.0)
     fakes[0].faults["/flush_cache"] = ["hang"]
     start = time.monotonic()
@@ -343,6 +346,30 @@ def test_a_server_that_misses_new_weights_holds_nobody_up_and_gets_them_later(
     fakes[0].hung.set()
     wait_until(lambda: numbers_are(servers, taken_back=1, failed_deadline=1))
     assert fakes[0].weights == "b"
+
+
+def test_a_signal_in_the_middle_of_a_push_leaves_servers_at_work(fakes, serve, monkeypatch):
+    for fake in fakes:
+        fake.paused = True  # by a run that was killed
+    servers = serve(fakes)
+    fakes[0].faults["/update_weights_from_disk"] = ["hang"]
+
+    def noticed():
+        return signal.SIGTERM if fakes[0].hanging else None
+
+    monkeypatch.setattr(preemption, "noticed", noticed)
+    with pytest.raises(Preempted):
+        send(servers, "b")
+    fakes[0].hung.set()
+    wait_until(lambda: not any(fake.paused for fake in fakes))
+
+
+def test_a_server_that_missed_nothing_comes_back_with_the_weights_it_has(fakes, serve):
+    servers = serve(fakes)
+    fakes[0].faults["/generate"] = [500]
+    assert ask(servers)[0].ids == (10, 11, STOP)
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
+    assert [fake.given["/update_weights_from_disk"] for fake in fakes] == [1, 1]
 
 
 def test_a_server_that_newer_weights_overtake_comes_back_with_these(fakes, serve):
@@ -385,11 +412,13 @@ RIGHT = {"version": "0.5.23", "architectures": ["Toy"], "data": [{"max_model_len
         ({"architectures": ["Other"]}, "serves a Other, and the learner's .* Toy"),
         ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
         ({"max_req_input_len": 28}, "takes 32 tokens, .*--max-total-tokens"),
-        ({"pp_size": 2}, "which only .*push=disk reaches"),
+        ({"dp_size": 2}, "loads no adapters with --dp-size"),
     ],
 )
 def test_a_server_that_cannot_serve_the_model_is_refused(change, words):
-    requirements = Requirements(("Toy",), VOCAB, 64, (5, 6, 7), 0.1, is_one_group=True)
+    requirements = Requirements(
+        ("Toy",), VOCAB, 64, has_adapters=True, probe_ids=(5, 6, 7), tolerance=0.1
+    )
     requirements.check(ServerInfo.model_validate(RIGHT), "http://one")
     with pytest.raises(UserError, match=f"http://one .*{words}"):
         requirements.check(ServerInfo.model_validate(RIGHT | change), "http://one")
@@ -398,15 +427,15 @@ def test_a_server_that_cannot_serve_the_model_is_refused(change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"faults": {"/server_info": [404]}}, "is no SGLang server .*404"),
-        ({"down": True}, "serves nothing after start_s = 0.5 s"),
+        ({"faults": {"/server_info": [404]}}, "this is no SGLang server: .*404"),
+        ({"down": True}, "serves nothing after wait_s = 0.5 s"),
     ],
 )
 def test_what_is_wrong_with_a_server_is_said_at_the_start(fakes, serve, change, words):
     for key, value in change.items():
         setattr(fakes[1], key, value)
     with pytest.raises(UserError, match=words):
-        serve(fakes, start_s=0.5 if "down" in change else 30)
+        serve(fakes, wait_s=0.5 if "down" in change else 30)
 
 
 def test_a_server_that_takes_no_weights_is_refused_at_the_first_push(fakes, serve):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minirl.config import SGLANG_PYTHON, SglangConfig, check_installed
+from minirl.config import SGLANG_PYTHON, SglangConfig
 from minirl.errors import UserError
 from minirl.sglang import process
 from minirl.sglang.process import ChildServer, close, launch
@@ -154,4 +154,4 @@ def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, mon
                 child.close()
     monkeypatch.setenv(SGLANG_PYTHON, "no-such-python")
     with pytest.raises(UserError, match=r"python \(or MINIRL_SGLANG_PYTHON\): .* no-such-python"):
-        check_installed(SglangConfig(launch=1))
+        SglangConfig(launch=1).find_python()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +21,9 @@ from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.sglang import transfer
 from minirl.sglang.transfer import (
-    Adapters,
-    bucketed,
     remove_versions,
-    version_folder,
     whole_tensors,
+    write_adapters,
     write_version,
 )
 
@@ -53,7 +50,7 @@ def test_a_version_is_the_model_wherever_it_lies(toy, tmp_path):
     params = nnx.state(model, nnx.Param)
     params = jax.device_put(params, param_shardings(params, make_mesh({"fsdp": 4, "tensor": 2})))
     folder = write_version(tmp_path / "w", "x-3", params, dtype="float32")
-    assert folder == version_folder(tmp_path / "w", "x-3")
+    assert folder == tmp_path / "w" / "version-x-3"
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
     equal(load_file(folder / "model.safetensors"), by_file(model, tmp_path / "export"))
 
@@ -78,7 +75,7 @@ def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(
     with pytest.raises(OSError, match=r"No space.*model\.safetensors"):
         write_version(tmp_path / "w", "x", params, dtype="float32")
     assert sorted(asked) == sorted(by_file(toy.model(), tmp_path / "export"))
-    assert not version_folder(tmp_path / "w", "x").exists()
+    assert not (tmp_path / "w" / "version-x").exists()
 
 
 def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(toy, tmp_path):
@@ -86,8 +83,8 @@ def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(toy, tmp_path)
     model = spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
     add_adapters(model, lora, seed=0)
     params = split(model)[1]
-    (folder,) = Adapters(tmp_path, lora, base=tmp_path / "base").buckets(params, "x-3")
-    assert folder == version_folder(tmp_path, "x-3")
+    folder = write_adapters(tmp_path, "x-3", params, lora, base=tmp_path / "base")
+    assert folder == tmp_path / "version-x-3"
     shapes = huggingface.tensor_shapes(params)
     expected = huggingface.tensors(params)
     huggingface.write_adapter(tmp_path / "e", shapes, expected, lora, base=str(tmp_path / "base"))
@@ -112,26 +109,16 @@ def test_tensors_have_the_type_that_servers_compute_in(toy):
     np.testing.assert_array_equal(found["model.norm.weight"], norm)
 
 
-def test_buckets_are_bounded_and_in_order():
-    sizes = [3, 4, 20, 1, 1, 8, 2]
-    tensors = [(str(n), jnp.zeros(size, jnp.uint8)) for n, size in enumerate(sizes)]
-    found = list(bucketed(tensors, max_bytes=10))
-    assert [[name for name, _ in one.tensors] for one in found] == [
-        ["0", "1"], ["2"], ["3", "4", "5"], ["6"],
-    ]  # fmt: skip
-    assert [one.is_last for one in found] == [False, False, False, True]
-
-
-# How much more than the model a process holds while it makes buckets of it.
+# How much more than the model a process holds while it writes it.
 PEAK = """
 import dataclasses, sys
-import jax, jax.numpy as jnp, numpy as np
+import jax, jax.numpy as jnp
 from flax import nnx
 from pathlib import Path
 from conftest import CONFIG
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import make_mesh, param_shardings
-from minirl.sglang.transfer import bucketed, whole_tensors, write_version
+from minirl.sglang.transfer import whole_tensors, write_version
 from tests.memory import peak_bytes
 sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 32}
 config = dataclasses.replace(CONFIG, **sizes, num_attention_heads=8)
@@ -139,30 +126,21 @@ shapes = nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))
 places = param_shardings(shapes, make_mesh({"fsdp": 2, "tensor": 2}))
 params = jax.tree.map(lambda leaf, place: jnp.ones(leaf.shape, device=place), shapes, places)
 size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-
-def work(way):
-    if way == "disk":
-        write_version(Path(sys.argv[1]), "x", params, dtype="float32")
-        return
-    for bucket in bucketed(whole_tensors(params, "float32"), max_bytes=size // 32):
-        held = [np.array(array) for _, array in bucket.tensors]  # as a tensor of PyTorch would be
-
-for way in sys.argv[2:]:
-    next(whole_tensors(params, "float32"))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = peak_bytes()
-    work(way)
-    print(way, round((peak_bytes() - before) / size, 3))
+next(whole_tensors(params, "float32"))
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = peak_bytes()
+write_version(Path(sys.argv[1]), "x", params, dtype="float32")
+print(round((peak_bytes() - before) / size, 3))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_model_is_never_in_memory_twice(tmp_path):
-    """A model of 218 MB over four devices; what is above it are buckets, or a part of one."""
+    """A model of 218 MB over four devices; what is above it is a part of the file."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
     variables = {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "XLA_FLAGS": flags}
     found = subprocess.run(
-        [sys.executable, "-c", PEAK, tmp_path, "broadcast", "disk"],
+        [sys.executable, "-c", PEAK, tmp_path],
         env=os.environ | variables,
         capture_output=True,
         text=True,
@@ -170,21 +148,4 @@ def test_a_model_is_never_in_memory_twice(tmp_path):
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    shares = {line.split()[0]: float(line.split()[1]) for line in found.stdout.splitlines()}
-    assert shares.keys() == {"broadcast", "disk"}
-    assert max(shares.values()) < 0.6, shares
-
-
-@pytest.mark.parametrize(
-    ("url", "port"), [("http://one", 80), ("https://one", 443), ("https://one:7", 7)]
-)
-def test_a_server_is_found_at_the_port_of_its_address(monkeypatch, url, port):
-    asked = []
-
-    def connect(address, **_):
-        asked.append(address)
-        return socket.socket()
-
-    monkeypatch.setattr(socket, "create_connection", connect)
-    transfer._own_address(url)
-    assert asked == [("one", port)]
+    assert float(found.stdout) < 0.6
