@@ -16,7 +16,7 @@ import pytest
 from launch import train
 from launch.config import load_config
 from minirl.config import SGLANG_PYTHON
-from minirl.sglang.client import TESTED
+from minirl.sglang.answers import TESTED
 
 ROOT = Path(__file__).parents[1]
 TARGETS = ("tpu", "gpu", "cpu")

@@ -30,15 +30,11 @@ from minirl.model.config import read_config
 from minirl.run import distributed, preemption
 from minirl.run.files import read_json
 from minirl.sglang import process
-from minirl.sglang.client import Generated, Server, make_session
-from minirl.sglang.pool import PushedWeights, Requirements, ServerPool
+from minirl.sglang.answers import Generated, Requirements
+from minirl.sglang.pool import ServerPool
 from minirl.sglang.process import ChildServer
-from minirl.sglang.transfer import (
-    lora_options,
-    remove_versions,
-    write_adapters,
-    write_version,
-)
+from minirl.sglang.server import PushedWeights, Server, make_session
+from minirl.sglang.transfer import lora_options, remove_versions, write_adapters, write_version
 from minirl.types import Reply, Request, Tokenizer, Work
 
 _CLOSE_S = 10.0
@@ -170,11 +166,13 @@ class Servers:
         shares = max(1, min(distributed.count(), len(config.urls)))
         urls = config.urls[here % shares :: shares]
         _allow_connections(len(children or urls) * config.parallel)
-        session = self._session = make_session()
-        servers: list[tuple[Server, ChildServer | None]]
-        servers = [(Server(child.url, session), child) for child in children]
-        servers += [(Server(url, session), None) for url in urls]
-        self.pool = ServerPool(servers, config, self.requirements)
+        self._session = make_session()
+        launched, given = ((child.url, child) for child in children), ((url, None) for url in urls)
+        servers = [
+            Server(url, self._session, config, self.requirements, child)
+            for url, child in (*launched, *given)
+        ]
+        self.pool = ServerPool(servers, config)
         await self.pool.check()
 
     def _stop(self, thread: Thread) -> None:

@@ -72,6 +72,12 @@ class Script:
 
     def free_memory(self) -> None: ...
 
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    def apart(self) -> Script:
+        return self
+
     def release(self, episode: int) -> None:
         """Keep nothing."""
 

@@ -17,9 +17,9 @@ from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import LostError, UserError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
-from minirl.sglang.client import Generated, ServerInfo
-from minirl.sglang.pool import PushedWeights, Requirements
+from minirl.sglang.answers import Generated, Requirements, ServerInfo
 from minirl.sglang.sampler import Servers, SglangSampler
+from minirl.sglang.server import PushedWeights
 from minirl.types import Decoding, Request
 
 from .fake_sglang import STOP, VOCAB
@@ -337,7 +337,7 @@ def test_a_server_that_misses_new_weights_holds_nobody_up_and_gets_them_later(
     fakes, serve, monkeypatch
 ):
     servers = serve(fakes, wait_s=90)
-    monkeypatch.setattr("minirl.sglang.client.BRIEF_S", 3.0)
+    monkeypatch.setattr("minirl.sglang.server.BRIEF_S", 3.0)
     fakes[0].faults["/flush_cache"] = ["hang"]
     start = time.monotonic()
     send(servers, "b")

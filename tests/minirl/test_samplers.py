@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +25,7 @@ from minirl.train.rollouts import gather_metrics, make_sampler
 from .test_pool import serve  # noqa: F401
 from .test_rollout import Turns
 
+ROOT = Path(__file__).parents[2]
 LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 
 
@@ -46,6 +50,13 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
     one.set_weights(first, version=4)  # as from a checkpoint: equal, but other arrays
     assert pushes() == 4
     assert len(list(servers.place.iterdir())) == 1  # each is as large as the model
+
+
+def test_a_native_run_imports_nothing_that_talks_to_servers():
+    modules = "launch.train, launch.build, launch.evaluation.sampling, minirl.train.trainer"
+    code = f"import sys, {modules}; print({{'aiohttp', 'tenacity'}} & {{*sys.modules}})"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout == "set()\n", found.stderr
 
 
 def test_connections_are_allowed_or_refused(serve, fakes):

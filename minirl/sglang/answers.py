@@ -1,0 +1,169 @@
+"""What SGLang servers answer (written for SGLang 0.5.23), and what of it cannot be true."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationInfo,
+    model_validator,
+)
+
+from minirl.errors import UserError
+from minirl.types import TopTokens
+
+TESTED = "0.5.23"
+_OLDEST = (0, 5)
+# The context length less `max_req_input_len`, which is about prompts alone.
+_INPUT_MARGIN = 4
+# Rounding may put the probability of a certain token above 1.
+_MAX_LOGPROB = 1e-3
+
+
+class ServerInfo(BaseModel):
+    """What a server says of itself and its model."""
+
+    version: str
+    architectures: tuple[str, ...] | None = None
+    dp_size: PositiveInt = 1
+    max_req_input_len: NonNegativeInt | None = None
+    max_model_len: NonNegativeInt = Field(validation_alias=AliasPath("data", 0, "max_model_len"))
+
+    @property
+    def context(self) -> int:
+        """Return the longest prompt and reply together: a small cache holds less than the model."""
+        held = math.inf if self.max_req_input_len is None else self.max_req_input_len
+        return int(min(self.max_model_len, held + _INPUT_MARGIN))
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a server has to be: the model's architectures (one of them), rows of the embedding,
+    tokens of the longest episode, whether it is given adapters; and how its log-probabilities of
+    some tokens may differ.
+    """
+
+    architectures: tuple[str, ...]
+    vocab_size: int
+    context: int
+    has_adapters: bool
+    probe_ids: tuple[int, ...]
+    tolerance: float
+
+    def check(self, info: ServerInfo, url: str) -> None:
+        """Raise a `UserError` for a server that cannot serve the model."""
+        found, own = info.architectures or self.architectures, self.architectures
+        version = tuple(int(part) for part in info.version.split(".")[:2] if part.isdigit())
+        flaws = {
+            f"is SGLang {info.version}; use {TESTED}": version < _OLDEST,
+            f"serves a {', '.join(found)}, and the learner's model is a {', '.join(own)}": (
+                not set(found) & set(own)
+            ),
+            f"takes {info.context} tokens, and episodes have up to {self.context}; start it with "
+            "a larger --context-length, or a larger cache (--max-total-tokens, "
+            "--mem-fraction-static)": info.context < self.context,
+            "loads no adapters with --dp-size; start several servers in its place": (
+                self.has_adapters and info.dp_size > 1
+            ),
+        }
+        for words, is_so in flaws.items():
+            if is_so:
+                raise UserError(f"rollout.sglang: {url} {words}")
+
+
+class _Span(BaseModel):
+    """Which ids some weights have sampled."""
+
+    version: str
+    start: NonNegativeInt
+    end: NonNegativeInt
+
+
+def _meta(*path: str) -> Any:
+    return Field(validation_alias=AliasPath("meta_info", *path))
+
+
+_IdLogprob = tuple[FiniteFloat, NonNegativeInt, Any]
+
+
+class Generated(BaseModel):
+    """What a server sampled; validated with (rid, request, stop ids, size of the vocabulary) as
+    context, which refuses what cannot be true.
+
+    Of each id, `scored` has the log-probability under softmax(logits / temperature), the id, and
+    text or null; `likeliest` has the same of the likeliest ids in its place. Without `spans`,
+    `version` has sampled all.
+    """
+
+    ids: Annotated[tuple[NonNegativeInt, ...], Field(validation_alias="output_ids")]
+    rid: Annotated[str, _meta("id")]
+    finish: Annotated[Literal["stop", "length"], _meta("finish_reason", "type")]
+    prompt_tokens: Annotated[int, _meta("prompt_tokens")]
+    cached: Annotated[NonNegativeInt, _meta("cached_tokens")] = 0
+    version: Annotated[str, _meta("weight_version")]
+    spans: Annotated[list[_Span], _meta("weight_versions")] = []
+    scored: Annotated[list[_IdLogprob], _meta("output_token_logprobs")]
+    likeliest: Annotated[list[list[_IdLogprob]] | None, _meta("output_top_logprobs")] = None
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Return the log-probability of each id."""
+        return tuple(value for value, *_ in self.scored)
+
+    @property
+    def top(self) -> TopTokens | None:
+        """Return the likeliest ids in the place of each id."""
+        if not self.likeliest:
+            return None
+        ids = [[one[1] for one in each] for each in self.likeliest]
+        values = [[one[0] for one in each] for each in self.likeliest]
+        return TopTokens(np.array(ids, np.int32), np.array(values, np.float32))
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Return the name of the weights that sampled each id."""
+        spans = self.spans or [_Span(version=self.version, start=0, end=len(self.ids))]
+        return tuple(span.version for span in spans for _ in range(span.start, span.end))
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Generated:
+        assert info.context is not None
+        rid, request, stop_ids, vocab_size = info.context
+        ids, is_stopped = self.ids, bool(self.ids) and self.ids[-1] in stop_ids
+        spans = [(span.start, span.end) for span in self.spans] or [(0, len(ids))]
+        borders, top = [0, *(end for _, end in spans)], request.decoding.top_logprobs
+        flaws = {
+            "of another request": (self.rid, self.prompt_tokens) != (rid, len(request.ids)),
+            "empty": not ids,
+            "longer than asked": len(ids) > request.max_tokens,
+            "log-probabilities of other ids": list(ids) != [one[1] for one in self.scored],
+            "another number of likeliest ids": top > 0
+            and [len(each) for each in self.likeliest or ()] != [top] * len(ids),
+            "ids outside of the vocabulary": any(i >= vocab_size for i in ids),
+            "log-probabilities above 0": any(one[0] > _MAX_LOGPROB for one in self.scored),
+            "tokens after a stop token": any(i in stop_ids for i in ids[:-1]),
+            "an end without a reason": not is_stopped and len(ids) != request.max_tokens,
+            "weight versions of other tokens": borders != sorted(borders)
+            or [*(start for start, _ in spans), len(ids)] != borders,
+        }
+        for flaw, is_so in flaws.items():
+            if is_so:
+                raise ValueError(flaw)
+        return self
+
+
+class Scored(BaseModel):
+    """The log-probabilities of ids that were sent."""
+
+    version: Annotated[str, _meta("weight_version")]
+    # Nothing predicts the first token: its log-probability is null.
+    logprobs: Annotated[list[tuple[FiniteFloat | None, int, Any]], _meta("input_token_logprobs")]

@@ -1,0 +1,289 @@
+"""One SGLang server over HTTP (written for SGLang 0.5.23): its endpoints, and how it stands.
+
+Every request has a deadline and every answer is checked. What follows from a failure is for the
+pool to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import numpy as np
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+
+from minirl.config import SglangConfig
+from minirl.sglang.answers import Generated, Requirements, Scored, ServerInfo
+from minirl.sglang.metrics import Failure
+from minirl.sglang.process import ChildServer
+from minirl.types import Request
+
+# Longest wait for what a server does at once.
+BRIEF_S = 30.0
+_CONNECT_S = 10.0
+# Characters of a useless answer that a message shows.
+_SHOWN = 160
+_Read = TypeVar("_Read", bound=BaseModel)
+
+
+class ServerError(Exception):
+    """A server failed in a way that `kind` names; another one, or this one later, may do better."""
+
+    def __init__(self, kind: Failure, message: str) -> None:
+        super().__init__(message)
+        self.kind: Failure = kind
+
+
+class RejectedError(Exception):
+    """A server understood a request and will never accept it (a status of 400 to 499)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushedWeights:
+    """Weights of the learner: as servers call them, each name used once; in the order of pushes; as
+    the learner counts them; where servers read them; and its log-probabilities of the probe's last
+    ids, at temperature 1.
+    """
+
+    name: str
+    number: int
+    version: int
+    folder: Path
+    probe: Sequence[float]
+
+
+def make_session() -> aiohttp.ClientSession:
+    """Open what all servers are talked to by; to be called in a running event loop."""
+    return aiohttp.ClientSession(
+        # Servers close idle connections, which a busy client would notice by a failing request.
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+class Server:
+    """A server and what is known of it. To be made in a running event loop.
+
+    Methods that ask it raise `ServerError` where it does not answer, or its answer cannot be true,
+    and `RejectedError` where it will never do what was asked.
+
+    Attributes:
+        child: Its process, if this process started it.
+        asked: Replies under way, and those that wait for one of the `slots`.
+        waiting: Of those under way, what can end the waiting.
+        lock: Held while weights are brought to it.
+        left_out: Set while it is not in use.
+        weights: Last ones that it was compared with.
+        gap: Its difference to the learner with these.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        session: aiohttp.ClientSession,
+        config: SglangConfig,
+        requirements: Requirements,
+        child: ChildServer | None = None,
+    ) -> None:
+        self.url, self.child = url.rstrip("/"), child
+        self._session, self._config, self._requirements = session, config, requirements
+        # Adapters that it is asked with, and those before, with which replies are under way.
+        self._adapter: str | None = None
+        self._former: str | None = None
+        self.asked, self.gap = 0, 0.0
+        self.waiting: set[asyncio.Timeout] = set()
+        self.slots, self.lock = asyncio.Semaphore(config.parallel), asyncio.Lock()
+        self.left_out = asyncio.Event()
+        self.weights: PushedWeights | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Tell whether it is asked."""
+        return not self.left_out.is_set()
+
+    async def generate(self, request: Request, stop_ids: Sequence[int], *, rid: str) -> Generated:
+        """Sample a reply; `rid` names the request for `abort`."""
+        adapter = self._adapter
+        body = {
+            "rid": rid,
+            "input_ids": request.ids,
+            "lora_path": adapter,
+            "return_logprob": True,
+            "top_logprobs_num": request.decoding.top_logprobs,
+            # A server may have presets of its own: leave nothing to them.
+            "sampling_params": {
+                "max_new_tokens": request.max_tokens,
+                "temperature": request.decoding.temperature,
+                "top_p": request.decoding.top_p,
+                "top_k": -1,
+                "min_p": 0.0,
+                "min_new_tokens": 0,
+                "repetition_penalty": 1.0,
+                "frequency_penalty": 0.0,
+                "presence_penalty": 0.0,
+                "stop_token_ids": stop_ids,
+            },
+        }
+        try:
+            async with asyncio.timeout(None) as waiting:
+                self.waiting.add(waiting)
+                content = await self._post("/generate", body, timeout_s=self._config.timeout_s)
+        except TimeoutError:
+            raise self.error("hung", "hangs, and with it this request") from None
+        finally:
+            self.waiting.discard(waiting)
+        context = (rid, request, stop_ids, self._requirements.vocab_size)
+        found = self._read(Generated, content, context)
+        # The server's own version is that of the weights below the adapters.
+        return found.model_copy(update={"version": adapter, "spans": []} if adapter else {})
+
+    def give_up(self) -> None:
+        """Let the replies under way fail now, unless it is in use."""
+        for waiting in () if self.is_used else self.waiting:
+            if not waiting.expired():
+                waiting.reschedule(0)
+
+    async def abort(self, rid: str) -> None:
+        """Stop a request; a server that cannot be told is left alone."""
+        with suppress(ServerError, RejectedError):
+            await self._post("/abort_request", {"rid": rid})
+
+    async def check_health(self) -> None:
+        """See that it samples."""
+        await self._ask("GET", "/health", timeout_s=self._config.health_s)
+
+    async def check_ready(self) -> None:
+        """See that it samples, also if a run that was killed left it paused, and what."""
+        await self._resume()
+        await self.check_health()
+        found: dict[str, Any] = {}
+        for path in ("/server_info", "/model_info", "/v1/models"):
+            with suppress(ValueError, TypeError):  # what is missing then, validation tells
+                found |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
+        self._requirements.check(self._read(ServerInfo, to_json(found)), self.url)
+
+    async def load(self, weights: PushedWeights) -> None:
+        """Bring it to these weights, and compare."""
+        load = self._load_adapters if self._requirements.has_adapters else self._load_weights
+        await load(weights.name, str(weights.folder))
+        await self.compare(weights)
+
+    async def compare(self, weights: PushedWeights) -> None:
+        """See that it computes what the learner does with these weights.
+
+        Raises:
+            ServerError: `stale`: it has others; `differs`: it does not.
+        """
+        values, name = await self._score()
+        if name != weights.name:
+            raise self.error("stale", f"has weights {name}, not {weights.name}")
+        probe, tolerance = np.asarray(weights.probe), self._requirements.tolerance
+        self.gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
+        self.weights = weights
+        if not self.gap <= tolerance:
+            raise self.error(
+                "differs",
+                f"log-probabilities of a probe differ from the learner's by {self.gap:.3g} on "
+                f"average, with the same weights; rollout.sglang.tolerance is {tolerance:g}",
+            )
+
+    def error(self, kind: Failure, message: str) -> ServerError:
+        """Return a failure of this server."""
+        return ServerError(kind, f"{self.url}: {message}")
+
+    async def _score(self) -> tuple[list[float], str]:
+        """Return log-probabilities of the probe's ids but the first, and the weights' name."""
+        adapter, ids = self._adapter, self._requirements.probe_ids
+        body = {
+            "input_ids": ids,
+            "lora_path": adapter,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        }
+        try:
+            content = await self._post("/generate", body, timeout_s=self._config.wait_s)
+        except RejectedError as error:
+            if adapter is None:
+                raise
+            raise self.error("stale", f"has no adapters {adapter} ({error})") from None
+        scored = self._read(Scored, content)
+        values = [value for value, *_ in scored.logprobs[1:] if value is not None]
+        if tuple(one[1] for one in scored.logprobs) != ids or len(values) != len(ids) - 1:
+            raise self.error("garbage", "scored other ids than were sent, or not all")
+        return values, adapter or scored.version
+
+    async def _load_weights(self, name: str, folder: str) -> None:
+        """Take all weights; what it samples goes on with them, and an empty cache."""
+        await self._post("/pause_generation", {"mode": "retract"})
+        try:
+            await self._post("/flush_cache", {})
+            body = {"model_path": folder, "weight_version": name, "flush_cache": True}
+            await self._post("/update_weights_from_disk", body, timeout_s=self._config.wait_s)
+        finally:
+            await self._resume()
+
+    async def _load_adapters(self, name: str, folder: str) -> None:
+        """Take adapters, beside its weights, and be asked with them from now on.
+
+        Each version has a name, and so have its keys in the cache: nothing is paused, and a reply
+        ends with the adapters that it began with.
+        """
+        body = {"lora_name": name, "lora_path": folder}
+        await self._post("/load_lora_adapter", body, timeout_s=self._config.wait_s)
+        if name == self._adapter:
+            return
+        oldest, self._former, self._adapter = self._former, self._adapter, name
+        if oldest is not None:
+            with suppress(RejectedError):  # a server that was restarted has none
+                # It waits for the replies under way with them.
+                body, timeout_s = {"lora_name": oldest}, self._config.wait_s
+                await self._post("/unload_lora_adapter", body, timeout_s=timeout_s)
+
+    async def _resume(self) -> None:
+        await self._post("/continue_generation", {})
+
+    async def _post(self, path: str, body: Any, *, timeout_s: float | None = None) -> bytes:
+        # The standard library takes three times as long for the ids of a long prompt.
+        return await self._ask("POST", path, to_json(body), timeout_s=timeout_s or BRIEF_S)
+
+    async def _ask(
+        self, method: str, path: str, data: bytes | None = None, *, timeout_s: float
+    ) -> bytes:
+        url, headers = self.url + path, {"Content-Type": "application/json"}
+        call = self._session.request(method, url, data=data, headers=headers, allow_redirects=False)
+        try:
+            async with asyncio.timeout(timeout_s), call as response:
+                content = await response.read()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            message = f"{path}: {type(error).__name__} {error}".strip()
+            raise self.error("connection", message) from None
+        except TimeoutError:
+            raise self.error("deadline", f"{path}: no answer within {timeout_s:g} s") from None
+        message = f"{path}: {response.status} {_shown(content)}"
+        if 400 <= response.status < 500 and response.status not in (408, 429):
+            raise RejectedError(f"{self.url}: {message}")
+        if not 200 <= response.status < 300:
+            raise self.error("status", message)
+        return content
+
+    def _read(self, model: type[_Read], content: bytes, context: Any = None) -> _Read:
+        try:
+            return model.model_validate_json(content, context=context)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            message = f"{where} {first['msg']} in {_shown(content)!r}".strip()
+            raise self.error("garbage", message) from None
+
+
+def _shown(content: bytes) -> str:
+    return content[: 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
