@@ -35,7 +35,7 @@ VARIABLES = {
 
 
 @contextmanager
-def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Generator[str]:
+def serve(python: str, model: Path, log: Path, *, start_s: float = 480) -> Generator[str]:
     """Serve a Hugging Face folder as the model `tiny` until the block ends; give its address."""
     (port,) = free_ports(1)
     options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": port}

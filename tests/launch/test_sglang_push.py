@@ -87,7 +87,7 @@ def test_a_server_is_given_adapters_alone(sglang_python, model, tmp_path):
     arguments = {name: value for name, value in OPTIONS.items() if name != "dtype"}
     config = SglangConfig(
         launch=1, python=sglang_python, arguments=arguments | {"lora-backend": "torch_native"},
-        variables=VARIABLES, wait_s=240,
+        variables=VARIABLES, wait_s=480,
     )  # fmt: skip
     gaps, request = [], Request(1, (5, 6, 7), LONG, Decoding())
     with Servers(
