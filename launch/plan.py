@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, PositiveInt, ValidationError
+from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 from rich.table import Table as RichTable
 
 from launch import cli, config_merge
@@ -129,15 +129,16 @@ def plan_memory(config: JobConfig, shape: ModelConfig, folder: Path) -> JobConfi
         found = min(tokens, key=lambda plan: plan.micro_batch_tokens)
         distributed.from_first(lambda: write_json(path, found.model_dump()))
     _log.info("memory: %s", found)
-    return _with_tokens(config, found.micro_batch_tokens)
+    return _with_plan(config, found)
 
 
 class Plan(BaseModel):
-    """What a run was planned with on a device: tokens of a micro-batch, and bytes by kind; none for
-    a model too small to be planned.
+    """What a run was planned with on a device: tokens of a micro-batch, 10^9 bytes for the
+    sampler's cache, and bytes by kind; neither for a model too small to be planned.
     """
 
     micro_batch_tokens: PositiveInt
+    cache_gb: PositiveFloat | None = None
     memory_bytes: dict[str, float] = {}
 
     def __str__(self) -> str:
@@ -163,6 +164,7 @@ def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
     from minirl.plan.fit import FILLED, Devices
     from minirl.plan.programs import training_of
     from minirl.run.memory import free_bytes, resident_bytes
+    from minirl.sample.cache import GB
 
     mesh, own = arrange(config, shape), jax.local_devices()
     free, taken = free_bytes(own[0]), 0.0
@@ -175,7 +177,8 @@ def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
         return Plan(micro_batch_tokens=config.train.batching.budget)
     with cli.progress_bar("memory") as progress:
         found = _fitting(config, shape, Devices(mesh, own, room, taken), progress)
-    return Plan(micro_batch_tokens=found.tokens, memory_bytes=found.largest)
+    cache_gb = None if found.cache_room is None else found.cache_room / GB
+    return Plan(micro_batch_tokens=found.tokens, cache_gb=cache_gb, memory_bytes=found.largest)
 
 
 def _fitting(config: JobConfig, shape: ModelConfig, devices: Devices, progress: Any) -> Fit:
@@ -227,12 +230,16 @@ def _changed(config: JobConfig, setting: str) -> JobConfig:
         return config
 
 
-def _with_tokens(config: JobConfig, tokens: int) -> JobConfig:
-    """Return a job whose micro-batches have so many tokens where they were left to the program."""
-    changes = {}
+def _with_plan(config: JobConfig, plan: Plan) -> JobConfig:
+    """Return a job with the sizes of a plan where they were left to the program."""
+    changes: dict[str, Any] = {}
+    if config.sampler.cache_gb is None:
+        sampler = config.sampler.model_copy(update={"cache_gb": plan.cache_gb})
+        changes["sampler"] = sampler
     for name, phase in (("train", config.train), ("warm_start", config.warm_start)):
         if phase is not None and phase.batching.micro_batch_tokens == "auto":
-            batching = phase.batching.model_copy(update={"micro_batch_tokens": tokens})
+            tokens = {"micro_batch_tokens": plan.micro_batch_tokens}
+            batching = phase.batching.model_copy(update=tokens)
             changes[name] = phase.model_copy(update={"batching": batching})
     return config.model_copy(update=changes)
 

@@ -62,10 +62,12 @@ class Devices:
 class Fit:
     """What a job needs on a device while the update runs and while the sampler works (nothing where
     others sample), with micro-batches of so many tokens: the largest that fit where the settings
-    say `auto`. `problem` is the compiler's word where an empty device is too small.
+    say `auto`. `cache_room` is what the sampler's cache may take, and `problem` the compiler's word
+    where an empty device is too small.
     """
 
     tokens: int
+    cache_room: float | None
     parameters: int
     sampler_mesh: Mesh | None
     update: Memory
@@ -100,9 +102,12 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
         return programs[name]
 
     held = ({"process": devices.taken} if devices.taken else {}) | training.memory
-    generation, sampler_mesh = Memory(), None
+    generation, sampler_mesh, cache_room = Memory(), None, None
     if has_sampler:
-        sampling = sampling_of(work, devices.mesh, devices.own, memory_bytes=devices.room)
+        sampling = sampling_of(
+            work, devices.mesh, devices.own, memory_bytes=devices.room, held_bytes=_total(held)
+        )
+        cache_room = sampling.cache_room
         held |= {"sampler's frozen weights": sampling.frozen} if sampling.frozen else {}
         generation, sampler_mesh = held | _of_sampler(sampling, compiled), sampling.model.mesh
 
@@ -117,7 +122,14 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
     problems = (programs[name].problem for name in (*tried, _gradient(tokens)))
     problem = next(filter(None, problems), "")
     return Fit(
-        tokens, training.parameters, sampler_mesh, update(tokens), generation, programs, problem
+        tokens,
+        cache_room,
+        training.parameters,
+        sampler_mesh,
+        update(tokens),
+        generation,
+        programs,
+        problem,
     )
 
 

@@ -25,7 +25,7 @@ from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import MESH_AXES, axes_sharding, device_bytes, placed, row_parts
-from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
+from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train.batching import Batch, empty_batch
@@ -74,14 +74,15 @@ class Training:
 class Sampling:
     """The native sampler's side, on the devices of one of the processes that sample.
 
-    Bytes are those of a device: of the copy of frozen weights that it holds all the time
-    (`frozen`), and of the trained weights that come from other devices before a rollout
-    (`received`).
+    Bytes are those of a device: of the cache and of what it may take (`cache_room`), of the copy of
+    frozen weights that it holds all the time (`frozen`), and of the trained weights that come from
+    other devices before a rollout (`received`).
     """
 
     model: Decoder
     cache: CacheShape
     cache_bytes: float
+    cache_room: float
     frozen: float
     received: float
 
@@ -140,10 +141,15 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
 
 
 def sampling_of(
-    work: Workload, mesh: Mesh | None, own: Sequence[Any], *, memory_bytes: float
+    work: Workload,
+    mesh: Mesh | None,
+    own: Sequence[Any],
+    *,
+    memory_bytes: float,
+    held_bytes: float,
 ) -> Sampling:
     """Describe the native sampler's side of a workload; `own` are the devices of one process, of
-    so much memory each.
+    so much memory each, of which the learner holds some.
     """
     lora = work.train.lora
     _, *shapes = abstract_model(work.model, work.source, None, lora=lora)
@@ -152,31 +158,31 @@ def sampling_of(
         local = Mesh(np.array(own).reshape(1, 1, 1), MESH_AXES)
     graph, *weights = abstract_model(work.model, work.source, local, lora=lora)
     trained, frozen = (copy_shapes(part, local, work.dtype) for part in weights)
-    cache = _largest_cache(work, mesh, local, memory_bytes=memory_bytes)
-    arrays = cache_shapes(cache, work.model, dtype=work.dtype, mesh=local)
-    # On a single device the learner's own weights are read.
     is_copied = mesh is not None and mesh.size > 1
-    copied = (device_bytes(part) if is_copied else 0.0 for part in (frozen, trained))
-    return Sampling(nnx.merge(graph, trained, frozen), cache, device_bytes(arrays), *copied)
+    # On a single device the learner's own weights are read.
+    copied = [device_bytes(part) if is_copied else 0.0 for part in (frozen, trained)]
+    held_bytes += device_bytes((trained, frozen)) + copied[0]
+    room = cache_room(memory_bytes, held_bytes=held_bytes, platform=own[0].platform)
+    cache = _largest_cache(work, mesh, local, room=room)
+    arrays = cache_shapes(cache, work.model, dtype=work.dtype, mesh=local)
+    model = nnx.merge(graph, trained, frozen)
+    return Sampling(model, cache, device_bytes(arrays), room, *copied)
 
 
-def _largest_cache(
-    work: Workload, mesh: Mesh | None, local: Mesh, *, memory_bytes: float
-) -> CacheShape:
+def _largest_cache(work: Workload, mesh: Mesh | None, local: Mesh, *, room: float) -> CacheShape:
     """Return the larger of the caches of rollouts and of evaluations."""
     processes = 1 if mesh is None else mesh.size // local.size
     uses = [(own_slots(work.sampler, work.train, processes=processes), work.train.group_size)]
     if work.evaluation is not None:
         uses.append((work.evaluation, 1))
-    # The most that the sampler would take.
-    most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
     caches = [
         plan_cache(
             work.model,
-            config.model_copy(update={"cache_gb": config.cache_gb or most}),
+            config,
             group_size=size,
             itemsize=work.dtype.itemsize,
             mesh=local,
+            room=room,
         )
         for config, size in uses
     ]

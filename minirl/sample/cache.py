@@ -24,10 +24,11 @@ from minirl.model.config import ModelConfig
 from minirl.model.sharding import axes_sharding, platform_of, row_parts
 from minirl.run.memory import device_bytes
 
-# Without `sampler.cache_gb`, the cache takes at most this share of a device's memory: of all of it,
-# not of what is free, so that a resumed run has the same slots.
-MEMORY_SHARE = 0.25
-_GB = 1e9
+# Without `sampler.cache_gb`, the cache takes at most this share of what weights leave of a device's
+# memory, the rest being the programs'; or of all memory of a CPU, which is not ours alone. Not of
+# what is free, so that a resumed run has the same slots.
+_SHARE, _CPU_SHARE = 0.9, 0.25
+GB = 1e9
 # Positions are rounded up to a multiple of this.
 _TILE = 32
 # A CPU takes as long as there are rows and tokens, and compiles a program in seconds. Others read
@@ -83,8 +84,10 @@ def plan_cache(
     group_size: int,
     itemsize: int,
     mesh: Mesh | None,
+    room: float,
 ) -> CacheShape:
-    """Choose the number of slots: `config.slots`, or as many as there is memory for.
+    """Choose the number of slots: `config.slots`, or as many as there is memory for: `room` bytes,
+    or `sampler.cache_gb`.
 
     There is room for twice as many prompts as full groups need, because groups end one by one.
 
@@ -107,15 +110,12 @@ def plan_cache(
         return CacheShape(parts, slots, group, prompts, *lengths, rows, pieces)
 
     least = shape(1).tokens * token_bytes
-    if config.cache_gb is None:
-        limit = max(MEMORY_SHARE * device_memory(mesh), least)
-    else:
-        limit = config.cache_gb * _GB
+    limit = max(room, least) if config.cache_gb is None else config.cache_gb * GB
     if limit < least:
         raise UserError(
             f"sampler.cache_gb: {config.cache_gb:g} GB hold no episode of "
             f"{config.max_prompt_tokens} + {config.max_response_tokens} tokens; write "
-            f"{math.ceil(least / _GB * 100) / 100:g} or more, or lower sampler.max_prompt_tokens "
+            f"{math.ceil(least / GB * 100) / 100:g} or more, or lower sampler.max_prompt_tokens "
             "and sampler.max_response_tokens"
         )
     slots = next(n for n in range(most, 0, -1) if shape(n).tokens * token_bytes <= limit)
@@ -123,7 +123,7 @@ def plan_cache(
         _log.info(
             "sampler: %d of %d slots fit into %.3g GB of cache on each device; set "
             "sampler.cache_gb, or lower sampler.max_response_tokens, for more",
-            slots * parts, config.slots, limit / _GB,
+            slots * parts, config.slots, limit / GB,
         )  # fmt: skip
     return shape(slots)
 
@@ -138,6 +138,13 @@ def _token_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     heads = heads if heads % tensor else heads // tensor
     return 2 * model.num_hidden_layers * heads * model.head_dim * itemsize
+
+
+def cache_room(memory_bytes: float, *, held_bytes: float, platform: str) -> float:
+    """Return the bytes that the cache may take of a device which holds weights and more."""
+    if platform == "cpu":
+        return _CPU_SHARE * memory_bytes
+    return _SHARE * (memory_bytes - held_bytes)
 
 
 def device_memory(mesh: Mesh | None) -> float:

@@ -19,11 +19,18 @@ from flax import nnx
 
 from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
-from minirl.model.sharding import platform_of
+from minirl.model.sharding import device_bytes, platform_of
 from minirl.sample import decode
-from minirl.sample.cache import Cache, cache_shapes, empty_cache, plan_cache
+from minirl.sample.cache import (
+    Cache,
+    cache_room,
+    cache_shapes,
+    device_memory,
+    empty_cache,
+    plan_cache,
+)
 from minirl.sample.slots import SlotEpisode, Slots
-from minirl.sample.weights import local_model, local_params
+from minirl.sample.weights import copy_shapes, local_model, local_params
 from minirl.types import Reply, Request, Tokenizer, TopTokens, Work
 
 TOP_P_CUT = "sampler/top_p_cut"
@@ -65,12 +72,19 @@ class NativeSampler:
         known = config.repeatable
         self.is_repeatable = platform_of(self._mesh) == "cpu" if known is None else known
         self._woken = Event()
+        weights = nnx.state(model)
+        copy = copy_shapes(weights, self._mesh, model.dtype)
         shape = plan_cache(
             model.config,
             config,
             group_size=group_size,
             itemsize=np.dtype(model.dtype).itemsize,
             mesh=self._mesh,
+            room=cache_room(
+                device_memory(self._mesh),
+                held_bytes=device_bytes((weights, copy)),
+                platform=platform_of(self._mesh),
+            ),
         )
         self._arrays = cache_shapes(shape, model.config, dtype=model.dtype, mesh=self._mesh)
         self._slots = Slots(shape)

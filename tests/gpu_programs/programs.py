@@ -65,7 +65,7 @@ def _update_programs(model: str, topology: str) -> dict[str, Any]:
 def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
     work, mesh, devices = _workload(model, topology)
     memory = parse_topology(topology).chip.memory_bytes
-    return dict(sampling_of(work, mesh, devices, memory_bytes=memory).programs())
+    return dict(sampling_of(work, mesh, devices, memory_bytes=memory, held_bytes=0).programs())
 
 
 @functools.cache

@@ -103,7 +103,7 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
     monkeypatch.setattr("minirl.sample.weights.COPY_SHARE", 0.9 * copy / 2**34)
     job = plan.workload_of(config(), tiny_shape(config().model.tiny))
     own = jax.devices()[:4]
-    shared = sampling_of(job, make_mesh({"fsdp": 4}, own), own, memory_bytes=2.0**34)
+    shared = sampling_of(job, make_mesh({"fsdp": 4}, own), own, memory_bytes=2.0**34, held_bytes=0)
     assert shared.model.mesh is not None
     assert dict(shared.model.mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     assert device_bytes(nnx.state(shared.model)) < copy
@@ -235,13 +235,25 @@ def test_a_small_model_is_not_compiled_to_be_planned(tiny_folder, tmp_path, monk
     assert planned.train.batching.micro_batch_tokens == 16_384
 
 
+def test_a_resumed_run_has_the_cache_that_was_planned(tiny_folder, tmp_path, free, monkeypatch):
+    monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: 0)
+    free(2.0**30)
+    asked, shape = config("sampler.cache_gb=null"), read_config(tiny_folder)
+    planned = plan.plan_memory(asked, shape, tmp_path)
+    # A quarter of a CPU's memory, of which each of eight devices has a part.
+    assert planned.sampler.cache_gb == pytest.approx(2.0**30 / 4 / 8 / 1e9)
+    free(2.0**40)
+    assert plan.plan_memory(asked, shape, tmp_path) == planned
+
+
 def test_nothing_of_a_sampler_is_planned_where_servers_sample(
     tiny_folder, tmp_path, free, monkeypatch
 ):
     servers = ["rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]"]
     free(2.0**32)
     monkeypatch.setattr("minirl.plan.fit.sampling_of", None)
-    plan.plan_memory(config(*servers), read_config(tiny_folder), tmp_path)
+    planned = plan.plan_memory(config(*servers), read_config(tiny_folder), tmp_path)
+    assert planned.sampler.cache_gb is None
     kept = json.loads((tmp_path / plan.PLAN).read_text())["memory_bytes"]
     assert {"weights", "gradient", "temporaries"} <= set(kept)
     assert "cache" not in kept

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from minirl.config import LoraConfig, SamplerConfig
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import MESH_AXES, device_bytes, make_mesh, placed
-from minirl.sample.cache import ROWS, cache_shapes, device_memory, plan_cache
+from minirl.sample.cache import ROWS, cache_room, cache_shapes, device_memory, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import (
     COPY_SHARE,
@@ -62,17 +62,26 @@ def test_a_mesh_samples_the_same(toy, on_one_device, shape, monkeypatch):
 @pytest.mark.parametrize("shape", [None, {"fsdp": 4, "tensor": 2}], ids=str)
 def test_every_device_keeps_its_share_of_the_cache(toy, shape):
     mesh = None if shape is None else make_mesh(shape)
-    shape = plan_cache(toy.CONFIG, SIZES, group_size=4, itemsize=4, mesh=mesh)
+    shape = plan_cache(toy.CONFIG, SIZES, group_size=4, itemsize=4, mesh=mesh, room=1e9)
     cache = cache_shapes(shape, toy.CONFIG, dtype=np.float32, mesh=mesh)
     assert device_bytes(cache.own) == 16 * 96 * TOKEN_BYTES / (1 if mesh is None else 8)
 
 
 def test_the_cache_is_cut_to_its_bytes(toy):
     config = SIZES.model_copy(update={"cache_gb": 200_000e-9})
-    shape = plan_cache(toy.CONFIG, config, group_size=4, itemsize=4, mesh=None)
+    shape = plan_cache(toy.CONFIG, config, group_size=4, itemsize=4, mesh=None, room=1e9)
     # Four slots and two prompts; a fifth slot would have two prompts more.
     assert (shape.slots, shape.tokens) == (4, 6 * 96)
     assert shape.tokens * TOKEN_BYTES <= 200_000 < (5 + 4) * 96 * TOKEN_BYTES
+
+
+def test_without_a_setting_the_cache_fills_what_weights_leave(toy):
+    """Nine tenths, on accelerators: 512 slots where weights and optimizer take half of an H100."""
+    assert cache_room(80e9, held_bytes=40e9, platform="gpu") == pytest.approx(36e9)
+    assert cache_room(24e9, held_bytes=4e9, platform="cpu") == pytest.approx(6e9)
+    config = SIZES.model_copy(update={"cache_gb": None})
+    shape = plan_cache(toy.CONFIG, config, group_size=4, itemsize=4, mesh=None, room=200_000)
+    assert shape.slots == 4
 
 
 class Gpu:
@@ -105,7 +114,7 @@ def test_programs_write_in_place_and_no_device_asks_another_for_a_token(toy, sha
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
     model = nnx.merge(graph, placed(like, mesh))
     model.mesh = model.layers.mesh = mesh
-    sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, itemsize=4, mesh=mesh)
+    sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, itemsize=4, mesh=mesh, room=1e9)
     calls = lowered_programs(model, sizes)
     fill, decode = (calls[name].compile() for name in ("fill", "decode"))
     for program, rows in ((fill, sizes.prompts), (decode, sizes.slots)):
