@@ -32,7 +32,7 @@ from sqlglot.errors import SqlglotError
 from benchmarks import markdown
 from launch.evaluation.questions import find, folder_and_file
 from rewards.compose import build_reward
-from rewards.config import RewardConfig, tree_of
+from rewards.config import RewardConfig
 from rewards.execution import columns_of
 from rewards.progress.feedback import build_feedback
 from rewards.types import Score
@@ -269,7 +269,7 @@ def _scores(
         read.env,
         executor=executor,
         first_prompt=lambda _: (),
-        feedback=build_feedback(columns, tree_of(read.reward), style="progress"),
+        feedback=build_feedback(columns, style="progress"),
     )
     reward = build_reward(read.reward, columns_of=columns, executor=executor)
     found = []

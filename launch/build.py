@@ -19,7 +19,7 @@ from minirl.config import LoraConfig, SamplerConfig
 from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
-from rewards.config import ProgressiveConfig, tree_of
+from rewards.config import ProgressiveConfig
 from rewards.execution import columns_of, gold_result
 from rewards.expo.reward import ExpoReward
 from rewards.progress.feedback import build_feedback
@@ -76,7 +76,6 @@ class SqlSide:
         )
         self._feedback = build_feedback(
             self._columns_of,
-            tree_of(config.reward),
             style="demo" if config.prompt.style == "demo" else "progress",
         )
         self._judge = (

@@ -13,28 +13,6 @@ from pydantic import Field
 from sqlenv.config import EnvConfig, Settings
 
 
-class TreeConfig(Settings):
-    """Readings of the oracle-guided diagnostic tree (Progress-SQL, appendix D)."""
-
-    empty_child: Literal["one", "renorm"] = "one"
-    """Score of nested queries where neither side has any: `one`, or leave them out of the mean."""
-
-    qualify: Literal["resolve", "bare", "raw"] = "resolve"
-    """How columns are compared: by base table and name, by name only, or as they are written."""
-
-    join_type: Literal["ignored", "included"] = "ignored"
-    """Whether the type of a join, such as LEFT, is part of its condition."""
-
-    lift_implicit: bool = False
-    """Whether `a.x = b.y` in WHERE counts as a join condition instead."""
-
-    join_missing: Literal["fewer", "differs"] = "fewer"
-    """Emit JOIN_MISSING if the prediction has fewer joins than the gold query, or not as many."""
-
-    tag_exclusive: bool = True
-    """Whether the tag of a missing clause replaces the mismatch tag of that clause."""
-
-
 class ProgressiveConfig(Settings):
     """Progress-SQL's reward (section 4.2): format, execution status, latency, alignment."""
 
@@ -58,12 +36,6 @@ class ProgressiveConfig(Settings):
 
     deterioration: float = -0.25
     """Reward when only the first query runs."""
-
-    fmt_scope: Literal["final", "all"] = "final"
-    """Whether the last reply alone or every reply must follow the format."""
-
-    tree: TreeConfig = TreeConfig()
-    """The diagnostic tree."""
 
 
 class ExecutionConfig(Settings):
@@ -205,8 +177,3 @@ def contradictions(reward: RewardConfig, env: EnvConfig) -> list[tuple[bool, str
             "use astra",
         ),
     ]
-
-
-def tree_of(reward: RewardConfig) -> TreeConfig:
-    """Return the tree that episodes are diagnosed by; but for a progressive reward the paper's."""
-    return reward.tree if isinstance(reward, ProgressiveConfig) else TreeConfig()

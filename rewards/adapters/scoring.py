@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rewards.compose import build_reward
-from rewards.config import ProgressiveConfig, RewardConfig, contradictions, tree_of
+from rewards.config import ProgressiveConfig, RewardConfig, contradictions
 from rewards.execution import columns_of, gold_result
 from rewards.progress.feedback import build_feedback
 from rewards.types import Score
@@ -68,8 +68,7 @@ class Scorer:
 
     def environment(self, *, replies: int) -> Environment:
         """Build the environment of the settings, for episodes of at most so many replies."""
-        reward = self.config.reward
-        feedback = build_feedback(self._columns_of, tree_of(reward), style="progress")
+        feedback = build_feedback(self._columns_of, style="progress")
         return self._build(shorten(self.config.env, replies), feedback=feedback)
 
     def score(self, example: Example, replies: Sequence[str]) -> Score:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from rewards.config import TreeConfig
 from rewards.progress.normalisation import Schema, schema_of
-from rewards.progress.tree import Node, Profile, build_tree
+from rewards.progress.tree import Node, Profile, build_tree, ctes, renamed
 from sqlenv.sql.cache import cached
 
 T = TypeVar("T")
-_PAPER = TreeConfig()
 
 ALPHA = 0.70
 """Share of a SELECT's own clauses in its score; the rest is its nested queries' (table 4)."""
@@ -58,29 +56,46 @@ def diagnose(
     pred_sql: str,
     gold_sql: str,
     columns: Mapping[str, Sequence[str]] | None = None,
-    config: TreeConfig = _PAPER,
 ) -> Diagnosis:
     """Compare the trees of a prediction, whatever the model wrote, and of the gold query.
 
     `columns` are names by table, to find the table of an unqualified column.
     """
-    return _diagnose(pred_sql, gold_sql, schema_of(columns), config)
+    return _diagnose(pred_sql, gold_sql, schema_of(columns))
 
 
 @cached(maxsize=16384)
-def _diagnose(pred_sql: str, gold_sql: str, schema: Schema | None, config: TreeConfig) -> Diagnosis:
-    pred = build_tree(pred_sql, schema, config)
-    gold = build_tree(gold_sql, schema, config)
+def _diagnose(pred_sql: str, gold_sql: str, schema: Schema | None) -> Diagnosis:
+    pred = build_tree(pred_sql, schema)
+    gold = build_tree(gold_sql, schema)
     if pred is None or gold is None:
         return Diagnosis(0.0, (), pred is not None, gold is not None)
-    match = _match(pred, gold, config)
+    pred = renamed(pred, _names_of_ctes(pred, gold))
+    match = _match(pred, gold)
     # Operands match in any order: the gold's first SELECT is compared with the one it matched.
-    tags = _clause_tags(match.main or _main_profile(pred), _main_profile(gold), config)
+    tags = _clause_tags(match.main or _main_profile(pred), _main_profile(gold))
     if match.missing:
         tags.append("SUBQUERY_MISSING")
     if match.extra:
         tags.append("EXTRA_SUBQUERY_OR_CTE")
     return Diagnosis(match.score, tuple(tags), pred_parsed=True, gold_parsed=True)
+
+
+def _names_of_ctes(pred: Node, gold: Node) -> dict[str, str]:
+    """Map the names of a prediction's WITH items to the gold's, where these have other names.
+
+    A name is only an alias: each item whose name the gold lacks stands for the gold item that it
+    is most like, of those whose name the prediction lacks.
+    """
+    own, theirs = list(ctes(pred)), list(ctes(gold))
+    left = [node for node in theirs if node.name not in {one.name for one in own}]
+    names: dict[str, str] = {}
+    for node in own:
+        if not left or node.name in names or any(node.name == one.name for one in theirs):
+            continue
+        likeness = [_match(renamed(node, names | {node.name: g.name}), g).score for g in left]
+        names[node.name] = left.pop(likeness.index(max(likeness))).name
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +112,17 @@ class _Match:
     main: Profile | None = None
 
 
-def _match(pred: Node, gold: Node, config: TreeConfig) -> _Match:
+def _match(pred: Node, gold: Node) -> _Match:
     """Score two nodes of one type: a SELECT by its clauses and children, others by children."""
-    below = _match_children(pred.children, gold.children, config)
+    below = _match_children(pred.children, gold.children)
     if pred.profile is None or gold.profile is None:
         return below
     local = local_similarity(pred.profile, gold.profile)
-    if config.empty_child == "renorm" and not pred.children and not gold.children:
-        return _Match(local, main=pred.profile)
     score = ALPHA * local + (1 - ALPHA) * below.score
     return _Match(score, below.missing, below.extra, pred.profile)
 
 
-def _match_children(preds: tuple[Node, ...], golds: tuple[Node, ...], config: TreeConfig) -> _Match:
+def _match_children(preds: tuple[Node, ...], golds: tuple[Node, ...]) -> _Match:
     """Give each gold child, in order, the best predicted child that is left and compatible."""
     if not preds and not golds:
         return _Match(1.0)
@@ -118,7 +131,7 @@ def _match_children(preds: tuple[Node, ...], golds: tuple[Node, ...], config: Tr
     unmatched: list[Node] = []
     main: Profile | None = None
     for at, gold in enumerate(golds):
-        scored = [(_match(p, gold, config), p) for p in left if _is_compatible(p, gold)]
+        scored = [(_match(p, gold), p) for p in left if _is_compatible(p, gold)]
         if not scored:
             unmatched.append(gold)
             continue
@@ -171,24 +184,23 @@ def _main_profile(root: Node) -> Profile:
     return node.profile
 
 
-def _clause_tags(pred: Profile, gold: Profile, config: TreeConfig) -> list[str]:
+def _clause_tags(pred: Profile, gold: Profile) -> list[str]:
     """Name the clauses that differ (tables 6 and 7), in the order of the case study."""
     differ = {
         name: jaccard(getattr(pred, name), getattr(gold, name)) < threshold
         for name, threshold in THRESHOLDS.items()
     }
-    fewer = pred.joins < gold.joins
-    no_joins = config.tag_exclusive and not pred.joins and gold.joins > 0
+    no_joins = not pred.joins and gold.joins > 0
     no_group = not pred.group and bool(gold.group)
     rules = {
-        "JOIN_MISSING": fewer if config.join_missing == "fewer" else pred.joins != gold.joins,
+        "JOIN_MISSING": pred.joins < gold.joins,
         "JOIN_KEY_MISMATCH": not no_joins and differ["join"],
         "FROM_OR_JOIN_TABLE_MISMATCH": differ["tables"],
         "WHERE_ERROR": differ["where"],
         "SELECT_ERROR": differ["select"],
         "AGGREGATE_ERROR": pred.aggregate != gold.aggregate,
         "GROUP_BY_MISSING": no_group,
-        "GROUP_BY_ERROR": not (config.tag_exclusive and no_group) and differ["group"],
+        "GROUP_BY_ERROR": not no_group and differ["group"],
         "ORDER_BY_MISMATCH": differ["order"],
         "DISTINCT_MISMATCH": pred.distinct != gold.distinct,
     }

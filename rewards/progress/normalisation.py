@@ -8,7 +8,6 @@ from functools import lru_cache
 
 from sqlglot import exp
 
-from rewards.config import TreeConfig
 from sqlenv.sql import extraction
 
 Features = frozenset[str]
@@ -64,12 +63,10 @@ class Writer:
         self,
         scope: Scope,
         schema: Schema | None,
-        config: TreeConfig,
         nest: Callable[[exp.Expression], None],
     ) -> None:
         self.aggregate = False
         self._scope, self._schema, self._nest = scope, schema, nest
-        self._qualify = config.qualify
 
     def text(self, node: exp.Expression) -> str:
         """Write an expression in normal form."""
@@ -82,8 +79,20 @@ class Writer:
 
     def qualified(self, alias: str, name: str) -> str:
         """Write a column of one of the sources, as USING names it."""
-        table = self._scope.sources.get(alias) if self._qualify == "resolve" else None
+        table = self._scope.sources.get(alias)
         return f"{table}.{name}" if table else name
+
+    def nearest(self, name: str, right: str) -> str | None:
+        """Find the last source before another that has such a column, by the schema."""
+        aliases = list(self._scope.sources)
+        before = aliases[: aliases.index(right)]
+        return next((alias for alias in reversed(before) if name in self.columns(alias)), None)
+
+    def columns(self, alias: str) -> Features:
+        """Name the columns of a source; none where it is no table of the schema."""
+        table = self._scope.sources.get(alias)
+        known = self._schema.columns if self._schema else {}
+        return known.get(table, frozenset()) if table else frozenset()
 
     def owners(self, name: str) -> list[str]:
         """List the base tables with such a column in the nearest scope that has any."""
@@ -100,15 +109,13 @@ class Writer:
         name = "*" if isinstance(column.this, exp.Star) else column.name.lower()
         qualifier = column.args.get("table")
         if qualifier is not None:
-            if self._qualify == "raw":
-                return f"{qualifier.name.lower()}.{name}"
             table = self._base_table(qualifier.name.lower())
         else:
             owners = self.owners(name)
             if not owners and column.this.args.get("quoted") and self._knows_all_columns():
                 return "?"  # SQLite takes "x" for text where no column has that name
             table = owners[0] if len(owners) == 1 else self._only_table(owners)
-        return f"{table}.{name}" if table and self._qualify == "resolve" else name
+        return f"{table}.{name}" if table else name
 
     def _base_table(self, alias: str) -> str | None:
         for scope in self._scope.outward():

@@ -52,7 +52,7 @@ class ProgressiveReward:
     def align(self, example: Example, sql: str) -> Alignment:
         """Measure F of one query, in [0, 1]: the mean of structure and words, or one of them."""
         columns = self._columns_of(example)
-        found = diagnose(sql, example.gold_sql, columns, self._config.tree)
+        found = diagnose(sql, example.gold_sql, columns)
         lexical = lexical_similarity(sql, example.gold_sql)
         value = {
             "both": (found.struct + lexical) / 2,
@@ -80,9 +80,8 @@ class ProgressiveReward:
         return self.align(episode.example, first), self.align(episode.example, last)
 
     def _format(self, episode: Episode) -> float:
-        judged = episode.attempts if self._config.fmt_scope == "all" else episode.attempts[-1:]
-        kept = bool(judged) and all(attempt.answer.in_form for attempt in judged)
-        return FORMAT if kept else 0.0
+        answer = episode.answer
+        return FORMAT if answer is not None and answer.answer.in_form else 0.0
 
     def _execution(self, episode: Episode) -> float:
         """Reward the change of execution status (equation 3)."""

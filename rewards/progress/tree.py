@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sqlglot import exp
 
-from rewards.config import TreeConfig
 from rewards.progress.normalisation import SUBQUERY, Features, Schema, Scope, Writer
 from sqlenv.sql import extraction
 from sqlenv.sql.cache import cached
@@ -45,24 +44,42 @@ class Node:
 
 
 @cached(maxsize=8192)
-def build_tree(sql: str, schema: Schema | None, config: TreeConfig) -> Node | None:
+def build_tree(sql: str, schema: Schema | None) -> Node | None:
     """Build the tree of a query: the ROOT node; None when the text does not parse as one query."""
     query = extraction.parse(sql)
     if query is None:
         return None
-    return Node("ROOT", _nodes_of(query, Scope(None, {}, frozenset()), schema, config))
+    return Node("ROOT", _nodes_of(query, Scope(None, {}, frozenset()), schema))
 
 
-def _nodes_of(
-    query: exp.Expression, scope: Scope, schema: Schema | None, config: TreeConfig
-) -> tuple[Node, ...]:
+def ctes(node: Node) -> Iterator[Node]:
+    """Yield the WITH items of a tree."""
+    for child in node.children:
+        if child.kind == "CTE":
+            yield child
+        yield from ctes(child)
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """Give WITH items other names, also where they are read."""
+    if not names:
+        return node
+    children = tuple(renamed(child, names) for child in node.children)
+    profile = node.profile and replace(
+        node.profile, tables=frozenset(names.get(table, table) for table in node.profile.tables)
+    )
+    name = names.get(node.name, node.name) if node.kind == "CTE" else node.name
+    return Node(node.kind, children, name, profile)
+
+
+def _nodes_of(query: exp.Expression, scope: Scope, schema: Schema | None) -> tuple[Node, ...]:
     """Build what hangs under the owner of a query: its main node, then one CTE node a WITH item."""
     query = extraction.bare(query)
     items = extraction.ctes(query) if isinstance(query, extraction.Query) else []
     scope = Scope(scope.parent, scope.sources, scope.ctes | {item.alias.lower() for item in items})
 
     def nodes_of(inner: exp.Expression) -> tuple[Node, ...]:
-        return _nodes_of(inner, scope, schema, config)
+        return _nodes_of(inner, scope, schema)
 
     below = [Node("CTE", nodes_of(item.this), item.alias.lower()) for item in items]
     if isinstance(query, exp.Subquery):  # bracketed, with a WITH of its own
@@ -71,7 +88,7 @@ def _nodes_of(
         children = (*nodes_of(query.this), *nodes_of(query.expression))
         return (Node("SET_OP", children, query.key), *below)
     if isinstance(query, exp.Select):
-        return (_SelectReader(query, scope, schema, config).node(), *below)
+        return (_SelectReader(query, scope, schema).node(), *below)
     return (Node("SELECT", (), profile=_EMPTY), *below)  # VALUES
 
 
@@ -117,14 +134,12 @@ class _Sources:
 
 
 class _SelectReader:
-    def __init__(
-        self, select: exp.Select, outer: Scope, schema: Schema | None, config: TreeConfig
-    ) -> None:
+    def __init__(self, select: exp.Select, outer: Scope, schema: Schema | None) -> None:
         self._select, self._outer = select, outer
-        self._schema, self._config = schema, config
+        self._schema = schema
         self._sources = _Sources(select, outer.ctes)
         self._scope = Scope(outer, self._sources.names, outer.ctes)
-        self._writer = Writer(self._scope, schema, config, self._nest)
+        self._writer = Writer(self._scope, schema, self._nest)
         self._children: list[Node] = []
 
     def node(self) -> Node:
@@ -134,10 +149,7 @@ class _SelectReader:
         for derived in self._sources.derived:
             self._nest(derived, self._outer)
         join = {atom for one in self._sources.joins for atom in self._join_atoms(*one)}
-        where: set[str] = set()
-        for atom in _atoms(extraction.clause(select, "where")):
-            lifted = self._config.lift_implicit and _links_tables(atom)
-            (join if lifted else where).add(text(atom))
+        where = {text(atom) for atom in _atoms(extraction.clause(select, "where"))}
         groups = extraction.clause(select, "group")
         group = {self._item(item, items, alias_first=False) for item in groups}
         having = {text(atom) for atom in _atoms(extraction.clause(select, "having"))}
@@ -164,12 +176,13 @@ class _SelectReader:
             for atom in _atoms([condition] if condition else [])
             if not isinstance(atom, exp.Boolean)  # sqlglot writes ON TRUE where there is no ON
         ]
-        for column in join.args.get("using") or []:
-            name = column.name.lower()
-            atoms.append("=".join(sorted(self._writer.qualified(s, name) for s in (left, right))))
-        if self._config.join_type == "included":
-            kind = " ".join(filter(None, (join.side, join.kind))).lower()
-            return [f"{kind} {atom}" for atom in atoms]
+        writer = self._writer
+        shared = [column.name.lower() for column in join.args.get("using") or []]
+        if join.method.upper() == "NATURAL":
+            shared += [name for name in writer.columns(right) if writer.nearest(name, right)]
+        for name in shared:
+            pair = (writer.nearest(name, right) or left, right)
+            atoms.append("=".join(sorted(writer.qualified(alias, name) for alias in pair)))
         return atoms
 
     def _item(self, node: exp.Expression, items: Sequence[str], *, alias_first: bool) -> str:
@@ -193,21 +206,12 @@ class _SelectReader:
         return f"{self._item(target, items, alias_first=True)} {direction}"
 
     def _nest(self, query: exp.Expression, scope: Scope | None = None) -> None:
-        nodes = _nodes_of(query, scope or self._scope, self._schema, self._config)
+        nodes = _nodes_of(query, scope or self._scope, self._schema)
         self._children.append(Node("SUBQUERY", nodes))
 
 
 def _atoms(conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
     return [atom for condition in conditions for atom in extraction.split(condition, exp.And)]
-
-
-def _links_tables(atom: exp.Expression) -> bool:
-    sides = (atom.this, atom.args.get("expression"))
-    return (
-        isinstance(atom, exp.EQ)
-        and all(isinstance(side, exp.Column) for side in sides)
-        and atom.this.table.lower() != atom.expression.table.lower()
-    )
 
 
 _EMPTY = Profile(0, 0, *[frozenset[str]()] * 7, distinct=False, aggregate=False)

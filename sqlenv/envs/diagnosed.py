@@ -7,10 +7,20 @@ from dataclasses import replace
 
 from sqlenv.config import DiagnosedConfig
 from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner
-from sqlenv.types import Denied, Episode, Example, Message, Observation, Result, SqlError, Table
+from sqlenv.types import (
+    Attempt,
+    Denied,
+    Episode,
+    Example,
+    Message,
+    Observation,
+    Result,
+    SqlError,
+    Table,
+)
 
-Feedback = Callable[[Example, str, str], tuple[tuple[str, ...], str]]
-"""From an example, the query and the database's message ("" where the model may not see it) to
+Feedback = Callable[[Example, Attempt, str], tuple[tuple[str, ...], str]]
+"""From an example, the attempt and the database's message ("" where the model may not see it) to
 the tags and the text of the next message."""
 
 
@@ -35,7 +45,7 @@ class Diagnosed(BaseEnvironment[DiagnosedConfig]):
         if attempt.correct or len(episode.attempts) + 1 >= config.turns:
             return replace(episode, attempts=(*episode.attempts, attempt)), None
         error = describe_failure(attempt.result) if config.feedback_exec_error else ""
-        tags, text = self._feedback(example, attempt.sql, error)
+        tags, text = self._feedback(example, attempt, error)
         attempt = replace(attempt, tags=tags)
         return replace(episode, attempts=(*episode.attempts, attempt)), (Message("user", text),)
 

@@ -13,19 +13,25 @@ from sqlenv.types import ENGINES, Example, Message, Observation
 PromptStyle = Literal["progress", "omnisql", "paverl", "short", "demo"]
 FeedbackStyle = Literal["progress", "demo"]
 
-_UNPARSED = {
-    "progress": (
-        "the structure of your previous SQL could not be diagnosed. "
-        "Fix its syntax and its identifiers first."
-    ),
-    "demo": "SYNTAX.",
-}
-_CLOSE = {
-    "progress": (
-        "the structure of your previous SQL looks close, but its result is wrong. "
-        "Check values, conditions and logic again."
-    ),
-    "demo": "VALUES.",
+Undiagnosed = Literal["close", "runs", "fails"]
+"""Why a wrong query has no tags: its structure is the gold's, or the two could not be compared."""
+
+_GENERIC: dict[FeedbackStyle, dict[Undiagnosed, str]] = {
+    "progress": {
+        "close": (
+            "the structure of your previous SQL looks close, but its result is wrong. "
+            "Check values, conditions and logic again."
+        ),
+        "runs": (
+            "the structure of your previous SQL could not be diagnosed. It runs, but its result "
+            "is wrong. Check tables, conditions and logic again."
+        ),
+        "fails": (
+            "the structure of your previous SQL could not be diagnosed. "
+            "Fix its syntax and its identifiers first."
+        ),
+    },
+    "demo": {"close": "VALUES.", "runs": "VALUES.", "fails": "SYNTAX."},
 }
 
 
@@ -70,13 +76,14 @@ def feedback_text(
     tags: Sequence[str],
     *,
     style: FeedbackStyle = "progress",
-    parsed: bool = True,
+    undiagnosed: Undiagnosed = "close",
     error: str = "",
 ) -> str:
     """Ask for another attempt (Progress-SQL, appendix F, round 2 and later).
 
     Without tags a generic text replaces them, and another where the previous or the gold query
-    could not be parsed (the paper's note). `demo` leaves out the sentences of the tags.
+    could not be parsed (the paper's note); of what ran it never says that its syntax is wrong.
+    `demo` leaves out the sentences of the tags.
     """
     template, engine = demo if style == "demo" else progress, _engine(example)
     if tags:
@@ -85,8 +92,7 @@ def feedback_text(
             error_codes=", ".join(tags), error_descriptions=descriptions
         )
     else:
-        generic = (_CLOSE if parsed else _UNPARSED)[style]
-        issues = template.GENERIC_FEEDBACK.format(generic=generic)
+        issues = template.GENERIC_FEEDBACK.format(generic=_GENERIC[style][undiagnosed])
     message = f"{engine} says: {error}. " if error else ""
     return issues + message + template.REVISE.format(db_engine=engine)
 

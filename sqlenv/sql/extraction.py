@@ -8,6 +8,7 @@ a scan over the tokens refuses such text before sqlglot sees it.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -17,7 +18,7 @@ from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.sql.cache import cached
-from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokens
+from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokenize, tokens
 
 Query = exp.Select | exp.SetOperation | exp.Subquery
 
@@ -46,6 +47,13 @@ _TYPES = frozenset(
     for word, token in SQLite.Tokenizer.KEYWORDS.items()
     if token in SQLite.Parser.TYPE_TOKENS
 )
+_SQLITE_ONLY = re.compile(r"\d_\d|\bcast\b", re.IGNORECASE)
+_AFFINITIES = {
+    "INTEGER": ("INT",),
+    "TEXT": ("CHAR", "CLOB", "TEXT"),
+    "BLOB": ("BLOB",),
+    "REAL": ("REAL", "FLOA", "DOUB"),
+}
 _REPEATED = ("from", "<", "struct")
 _AFTER_FROM = frozenset(
     {"where", "group", "having", "order", "limit", "window", "union", "except", "intersect", ","}
@@ -69,7 +77,9 @@ def parse(sql: str) -> Query | None:
         return None
     try:
         tree = sqlglot.parse_one(
-            strip_comments(sql).rstrip("; \t\r\n"), read="sqlite", error_level=ErrorLevel.IMMEDIATE
+            _for_sqlglot(strip_comments(sql).rstrip("; \t\r\n")),
+            read="sqlite",
+            error_level=ErrorLevel.IMMEDIATE,
         )
     except PARSE_FAILURES:
         return None
@@ -78,6 +88,36 @@ def parse(sql: str) -> Query | None:
     if len(sql) > MAX_TREE_DEPTH and depth(tree) > MAX_TREE_DEPTH:
         return None
     return tree if tree.selects else None  # sqlglot takes `SELECT FROM t` for a query
+
+
+def _for_sqlglot(sql: str) -> str:
+    """Write what only SQLite reads for sqlglot: `1_000`, and types of several words in CAST."""
+    if not _SQLITE_ONLY.search(sql):
+        return sql
+    words, parts, at, casts = tokenize(sql), list[str](), 0, list[int]()
+    for index, word in enumerate(words):
+        start, end, text = word.start, word.end, ""
+        if word.kind == "number" and "_" in word.text:
+            text = word.text.replace("_", "")
+        elif word.is_word("cast"):
+            casts.append(word.depth + 1)
+        elif casts and word.is_word("as") and word.depth == casts[-1]:
+            close = next((w for w in words[index:] if w.depth < casts[-1]), word)
+            casts.pop()
+            start, end = word.end, close.start
+            text = f" {_affinity(sql[start:end])}" if len(sql[start:end].split()) > 1 else ""
+        if text and start >= at:
+            parts += [sql[at:start], text]
+            at = end
+    return "".join([*parts, sql[at:]])
+
+
+def _affinity(name: str) -> str:
+    """Name the affinity of a type as SQLite finds it (https://sqlite.org/datatype3.html, 3.1)."""
+    for affinity, marks in _AFFINITIES.items():
+        if any(mark in name.upper() for mark in marks):
+            return affinity
+    return "NUMERIC"
 
 
 def is_within_limits(words: tuple[str, ...]) -> bool:

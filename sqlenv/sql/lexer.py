@@ -19,11 +19,13 @@ MAX_CHARS = 10_000  # longer text has no `tokens`; the benchmarks' gold queries 
 # As in SQLite, strings, quoted names and block comments without an end run to that of the text.
 _COMMENT = r"--[^\n]*|/\*.*?(?:\*/|\Z)"
 _COMMENTS = re.compile(_COMMENT, re.DOTALL)
+_DIGITS = r"\d+(?:_\d+)*"
 _TOKEN = re.compile(
     rf"""
     \s*(?:(?:{_COMMENT})\s*)*
     (?: (?P<word> [^\W\d]\w* )
-      | (?P<number> 0[xX][0-9a-fA-F]+ | (?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)? )
+      | (?P<number> 0[xX][0-9a-fA-F]+(?:_[0-9a-fA-F]+)*
+        | (?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][+-]?{_DIGITS})? )
       | (?P<text> '[^']*(?:''[^']*)*(?:'|\Z) )
       | (?P<name> "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\[\]]*\] )
       | (?P<sign> <=|>=|<>|!=|==|\|\||. )

@@ -102,11 +102,9 @@ def test_ablations_leave_one_alignment(alignment, weights):
     assert score.parts["alignment"] == pytest.approx(of[last["id"]] - of[first["id"]], abs=2e-6)
 
 
-def test_format_of_all_turns():
+def test_the_format_is_that_of_the_last_reply():
     episode = Episode(EXAMPLE, (attempt("0", text="<sql>a</sql>"), attempt("0")))
-    final = KnownAlignment(ProgressiveConfig(), lambda _: None)(episode)
-    every = KnownAlignment(ProgressiveConfig(fmt_scope="all"), lambda _: None)(episode)
-    assert (final.parts["format"], every.parts["format"]) == (0.5, 0.0)
+    assert KnownAlignment(ProgressiveConfig(), lambda _: None)(episode).parts["format"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.prompts import feedback_text
 from sqlenv.prompts.tags import TAG_SENTENCES
-from sqlenv.types import Example, Message, Observation, SqlError, Table
+from sqlenv.types import Attempt, Example, Message, Observation, SqlError, Table
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR")
 RIGHT = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20</sql>"
@@ -45,8 +45,10 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
 
-    def __call__(self, example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
-        self.calls.append((sql, error))
+    def __call__(
+        self, example: Example, attempt: Attempt, error: str
+    ) -> tuple[tuple[str, ...], str]:
+        self.calls.append((attempt.sql, error))
         return TAGS, feedback_text(example, TAGS, error=error)
 
 
