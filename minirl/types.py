@@ -236,6 +236,9 @@ class Sampler(Protocol):
         All processes have to call it.
         """
 
+    def send_weights(self, weights: Any, *, version: int) -> None:
+        """Begin what `set_weights` will end, where that is done beside the learner."""
+
     def free_memory(self) -> None:
         """Give back what is needed only to sample; `set_weights` takes it again."""
 

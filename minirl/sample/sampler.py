@@ -114,6 +114,9 @@ class NativeSampler:
         self._slots.forget()
         self._cut, self._cut_tokens = 0.0, 0
 
+    def send_weights(self, weights: nnx.State, *, version: int) -> None:
+        """Do nothing: the copy takes memory that the learner may need."""
+
     def numbers(self) -> dict[str, float]:
         """Return metrics since the weights were set, and the programs compiled so far."""
         cut = {TOP_P_CUT: self._cut / max(self._cut_tokens, 1)} if self._config.top_p < 1 else {}

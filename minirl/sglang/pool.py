@@ -63,18 +63,22 @@ class ServerPool:
         for server in self._servers:
             self._spawn(self._look_after(server))
 
-    async def push(self, weights: PushedWeights) -> None:
+    async def push(self, weights: PushedWeights) -> float:
         """Bring all servers in use to new weights; those that fail are left out.
+
+        Returns:
+            The seconds that it took.
 
         Raises:
             UserError: A server computes something else with them than the learner.
             LostError: No server has taken them.
         """
-        is_first = self._weights is None
+        is_first, begun = self._weights is None, time.monotonic()
         self._weights = self._pushed[weights.name] = weights
         used = (server for server in self._servers if server.is_used)
         await asyncio.gather(*(self._push_to(one, weights, is_first=is_first) for one in used))
         await self._wait_for_any()
+        return time.monotonic() - begun
 
     def version_of(self, name: str) -> int:
         """Return the learner's version of weights that were pushed."""

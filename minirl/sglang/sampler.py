@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import resource
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -51,11 +53,29 @@ _Made = TypeVar("_Made")
 Logprobs = Callable[[nnx.State, Sequence[int], int], np.ndarray]
 
 
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """Weights on their way to the servers: the learner's version and first array, for an update
+    makes new ones; their folder, the seconds that it took, and when it was there; and what gives
+    the seconds that servers took, when all have them.
+    """
+
+    version: int
+    first: ref[Any]
+    folder: Path
+    write_s: float
+    written: float
+    taken: Future[float]
+
+
 class Servers:
     """The servers of this process, which serve the model of a folder, inside of a `with` block;
     with `lora` they are given adapters, and keep its weights.
 
     The seed decides the probe, and what launched servers draw.
+
+    Attributes:
+        times: Metrics of the last push: its seconds, and those while the learner did other things.
     """
 
     def __init__(
@@ -89,10 +109,11 @@ class Servers:
             tolerance=config.tolerance or _TOLERANCE[dtype],
         )
         self.pool: ServerPool
+        self.times: dict[str, float] = {}
         # Servers may still have weights of another run.
         self._name, self._pushes = distributed.from_first(lambda: uuid.uuid4().hex[:8]), 0
-        # Version and first array of the weights that were pushed last; an update makes new arrays.
-        self._pushed: tuple[int, ref[Any]] | None = None
+        self._push: _Push | None = None  # the last one
+        self._is_settled = True
         self._session: aiohttp.ClientSession | None = None
         self._loop, self._stack = asyncio.new_event_loop(), ExitStack()
 
@@ -124,36 +145,46 @@ class Servers:
 
     def run(self, work: Coroutine[Any, Any, _Made]) -> _Made:
         """Do something in the loop, and wait for it; a signal abandons it."""
-        future = self.start(work)
-        while not wait([future], preemption.POLL_S).done:
-            try:
-                preemption.check()
-            except BaseException:
-                future.cancel()
-                raise
-        return future.result()
+        return _result(self.start(work))
 
-    def push(self, weights: nnx.State, *, version: int, logprobs: Logprobs) -> None:
-        """Bring all servers to new weights, unless they have them; all processes have to call this.
+    def send(self, weights: nnx.State, *, version: int, logprobs: Logprobs) -> None:
+        """Begin to bring all servers to new weights, unless they have them or are about to.
 
-        Raises:
-            UserError: A server computes something else with them.
-            LostError: No server took them.
+        All processes have to call this. Returns when the files are written that servers read.
         """
-        first = jax.tree.leaves(weights)[0]
-        last = self._pushed
-        if last is not None and last[0] == version and last[1]() is first:
+        first, last = jax.tree.leaves(weights)[0], self._push
+        if last is not None and last.version == version and last.first() is first:
             return
-        self._pushed = None
+        self.settle()
+        begun = time.monotonic()
         probe = logprobs(weights, self.requirements.probe_ids, _PROBE_PROMPT)
         # A version may come twice: as it was trained, and from its checkpoint.
         self._pushes += 1
         name = f"{self._name}-{version}-{self._pushes}"
-        folder = self._write(weights, name)
+        folder, written = self._write(weights, name), time.monotonic()
         pushed = PushedWeights(name, self._pushes, version, folder, probe.tolist())
-        distributed.gather(lambda: self.run(self.pool.push(pushed)))
-        remove_versions(self.place, but=folder)
-        self._pushed = version, ref(first)
+        taken = self.start(self.pool.push(pushed))
+        self._push = _Push(version, ref(first), folder, written - begun, written, taken)
+        self._is_settled = False
+
+    def settle(self) -> None:
+        """Wait until all servers have what was sent; all processes have to call this.
+
+        Raises:
+            UserError: A server computes something else with it.
+            LostError: No server took it.
+        """
+        if self._push is None or self._is_settled:
+            return
+        push, self._push, self._is_settled = self._push, None, True
+        apart_s = time.monotonic() - push.written
+        servers_s = max(distributed.gather(lambda: _result(push.taken)))
+        remove_versions(self.place, but=push.folder)
+        self._push = push
+        self.times = {
+            "time/push_s": push.write_s + servers_s,
+            "time/push_hidden_s": min(apart_s, servers_s),
+        }
 
     def _write(self, weights: nnx.State, name: str) -> Path:
         if self._lora is not None:
@@ -193,6 +224,17 @@ class Servers:
         remove_versions(self.place)
 
 
+def _result(future: Future[_Made]) -> _Made:
+    """Wait for something in the loop; a signal abandons it."""
+    while not wait([future], preemption.POLL_S).done:
+        try:
+            preemption.check()
+        except BaseException:
+            future.cancel()
+            raise
+    return future.result()
+
+
 def _allow_connections(count: int) -> None:
     """Let this process have so many connections at once, besides its other files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -224,13 +266,18 @@ class SglangSampler:
         """Return another sampler of the same servers and their weights, for another thread."""
         return SglangSampler(self._tokenizer, self._servers, logprobs=self._logprobs)
 
+    def send_weights(self, weights: nnx.State, *, version: int) -> None:
+        """Begin to bring the servers to these weights; what they sample goes on with them."""
+        self._servers.send(weights, version=version, logprobs=self._logprobs)
+
     def set_weights(self, weights: nnx.State, *, version: int) -> None:
-        """Bring the servers to these weights, see `Servers.push`; what they sample goes on."""
-        self._servers.push(weights, version=version, logprobs=self._logprobs)
+        """Bring the servers to these weights; raises as `Servers.settle` does."""
+        self.send_weights(weights, version=version)
+        self._servers.settle()
 
     def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
-        return self._servers.run(self._servers.pool.numbers())
+        return self._servers.run(self._servers.pool.numbers()) | self._servers.times
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""

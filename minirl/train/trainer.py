@@ -145,6 +145,8 @@ class Trainer:
                         if self.steps_done == config.steps:
                             self._begin_second_stage()
                         self._facts.unfinished = self.step()
+                        # Servers take them while metrics and a checkpoint are written.
+                        self._sampler.send_weights(self.params, version=self.steps_done)
                     progress(self.steps_done, config.all_steps, self._record_step())
                     distributed.check()
             except (Preempted, LostError) as stop:
@@ -157,7 +159,7 @@ class Trainer:
     def step(self) -> dict[str, float]:
         """Make the next step, and return its metrics; one that is abandoned leaves no trace."""
         watch, version, updates = Stopwatch(), self.steps_done, []
-        # Push the weights of the step before.
+        # Servers may have them already.
         with watch.phase("weights"):
             self._sampler.set_weights(self._state.params, version=version)
         # Roll out and score; `trained` is what the filters leave.

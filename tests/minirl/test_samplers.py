@@ -22,7 +22,7 @@ from minirl.model.lora import split
 from minirl.sample.rollout import rollout
 from minirl.train.rollouts import gather_metrics, make_sampler
 
-from .test_pool import serve  # noqa: F401
+from .test_pool import serve, wait_until  # noqa: F401
 from .test_rollout import Turns
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,26 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
     one.set_weights(first, version=4)  # as from a checkpoint: equal, but other arrays
     assert pushes() == 4
     assert len(list(servers.place.iterdir())) == 1  # each is as large as the model
+
+
+def test_weights_come_while_the_learner_does_other_things(toy, serve, fakes):
+    servers = serve(fakes[:1], push=False, tolerance=1e9)
+    sampler = make_sampler(
+        toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers
+    )
+    go = threading.Event()
+    fakes[0].faults["/update_weights_from_disk"] = [lambda right: go.wait(60) and right]
+    weights = split(toy.model())[1]
+    sampler.send_weights(weights, version=3)
+    wait_until(lambda: fakes[0].paused)
+    time.sleep(0.5)  # nobody waits for it
+    assert fakes[0].paused
+    go.set()
+    sampler.set_weights(weights, version=3)
+    assert ("-3-" in fakes[0].weights, fakes[0].paused) == (True, False)
+    numbers = sampler.numbers()
+    assert 0.5 <= numbers["time/push_hidden_s"] <= numbers["time/push_s"]
+    assert fakes[0].order.count("/update_weights_from_disk") == 1
 
 
 def test_a_native_run_imports_nothing_that_talks_to_servers():
