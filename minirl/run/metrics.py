@@ -89,62 +89,46 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, *, resume_step: int) -> None:
-        path, board = folder / _METRICS, folder / "tensorboard"
+        path = folder / _METRICS
         self._lines = JsonLines(path, resume_step=resume_step, kind=StepMetrics)
         if self._lines.last_step != resume_step:
             raise UserError(
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
                 "go as far; restore them, or set run.dir to another folder"
             )
-        self._board: _Board | None = None
-        if distributed.is_first():
-            self._board = _Board(board, purge_step=resume_step + 1)
+        self._board, self._resume_step = folder / "tensorboard", resume_step
+        self._events: EventsWriter | None = None
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record the numbers of a step."""
         self._lines.write(step, dict(sorted(numbers.items())))
-        if self._board is not None:
-            self._board.write(step, numbers)
+        if distributed.is_first():
+            with naming(self._board):
+                self._write_events(step, numbers)
+
+    def _write_events(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Write TensorBoard's events at once.
+
+        tensorboardX's `SummaryWriter` writes in a thread, which a full disk ends; then whoever
+        fills its queue waits for ever.
+        """
+        events = [Event(step=step, summary=scalar(*number)) for number in numbers.items()]
+        if self._events is None:
+            self._board.mkdir(parents=True, exist_ok=True)
+            self._events = EventsWriter(str(self._board / "events"))
+            begun = SessionLog(status=SessionLog.START)
+            events.insert(0, Event(step=self._resume_step + 1, session_log=begun))
+        for event in events:
+            event.wall_time = time()
+            self._events.write_event(event)
+        self._events.flush()
 
     def close(self) -> None:
         """Close the files; all is written."""
-        if self._board is not None:
-            self._board.close()
-
-
-class _Board:
-    """TensorBoard's events, written synchronously.
-
-    tensorboardX's `SummaryWriter` writes in a thread, which a full disk ends; then whoever fills
-    its queue waits for ever.
-    """
-
-    def __init__(self, folder: Path, *, purge_step: int) -> None:
-        with naming(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._purge_step = folder, purge_step
-        self._file: EventsWriter | None = None
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        now = time()
-        events = [
-            Event(step=step, wall_time=now, summary=scalar(name, value))
-            for name, value in numbers.items()
-        ]
-        with naming(self._folder):
-            if self._file is None:
-                self._file = EventsWriter(str(self._folder / "events"))
-                begun = SessionLog(status=SessionLog.START)
-                events.insert(0, Event(step=self._purge_step, wall_time=now, session_log=begun))
-            for event in events:
-                self._file.write_event(event)
-            self._file.flush()
-
-    def close(self) -> None:
         # What could not be written was told then.
         with suppress(OSError):
-            if self._file is not None:
-                self._file.close()
+            if self._events is not None:
+                self._events.close()
 
 
 class Stopwatch:

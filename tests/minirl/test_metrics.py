@@ -106,8 +106,8 @@ def test_a_full_disk_names_the_file_and_nothing_waits(tmp_path):
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
     path.unlink()
     # The same of TensorBoard's file.
-    board: Any = metrics._board
-    recorder = board._file._py_recordio_writer
+    events: Any = metrics._events
+    recorder = events._py_recordio_writer
     recorder._writer.close()
     recorder._writer = Path("/dev/full").open("wb")  # noqa: SIM115
     with pytest.raises(OSError, match="No space left on device") as caught:
