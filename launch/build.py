@@ -60,7 +60,7 @@ class SqlSide:
     """
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
-        self._config = config
+        self._config, self._folder = config, folder
         self._root = config.data.root or folder / "data"
         if config.data.demo is not None:
             from minirl.run import distributed
@@ -150,13 +150,17 @@ class SqlSide:
         validate: Callable[[Any, int], float],
     ) -> TrainingTask:
         """Give the learner what it sees of the job."""
+        from launch.reporting.recording import StepRecorder
         from minirl.train.rollouts import TrainingTask
 
+        has_tokens = self._config.train.sample_tokens
+        recorder = StepRecorder(self._folder, tokenizer.decode, has_tokens=has_tokens)
         return TrainingTask(
             environment=self.environment(tokenizer),
             score=self.reward,
             describe=self.describe,
             record=self.record,
+            write=recorder.write,
             train=train,
             validate=validate,
             max_turns=max_replies(self._config.env),

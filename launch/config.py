@@ -195,12 +195,40 @@ class VerbalConfig(JudgeConfig):
     pauses, before the command stops."""
 
 
+class SecondStage(Settings):
+    """A restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
+
+    steps: PositiveInt | None = None
+    """Steps of the second stage; None for as many as the first has."""
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Share of its first learning rate that the cosine ends at."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Level of the test for a rise of the first stage's accuracies."""
+
+
 class CourseConfig(TrainConfig):
-    """The course of reinforcement learning, also in passes over the data."""
+    """The course of reinforcement learning, also in passes over the data and in two stages."""
 
     epochs: PositiveInt | None = None
     """Passes over the `data.train.total` questions, in place of `steps`, which are counted from
     it when a config is read; None where `steps` is given."""
+    second_stage: SecondStage | None = None
+    """What follows the first stage; None for nothing."""
+    sample_tokens: bool = False
+    """Whether each token of the groups in trajectories.jsonl has advantage and log-probabilities
+    there."""
+
+    @property
+    def all_steps(self) -> int:
+        """Return the steps of all stages."""
+        return self.steps + self.second_steps
+
+    @property
+    def second_steps(self) -> int:
+        """Return the steps of the second stage."""
+        if self.second_stage is None:
+            return 0
+        return self.second_stage.steps or self.steps
 
     @model_validator(mode="after")
     def _check_length(self) -> CourseConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from launch import cli
+from launch import cli, second_stage
 from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
@@ -90,7 +90,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         )  # fmt: skip
         with cli.progress_bar("learning") as progress:
             progress(trainer.steps_done, config.train.all_steps, "")
-            trainer.run(progress)
+            second = second_stage.train(trainer, config.train, progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
         after = _measure(evaluator, test, folder / "after")
@@ -100,7 +100,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     result = {
         **_gain(before, after),
         "best_step": best,
-        **({"second_stage": str(trainer.restart)} if trainer.restart else {}),
+        **({"second_stage": str(second)} if second else {}),
         "seed": config.seed,
         "accelerator": accelerator,
         **notes,

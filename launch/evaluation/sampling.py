@@ -13,6 +13,8 @@ from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.outcomes import End, Outcomes, look, parts_of
 from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
 from launch.evaluation.verdicts import Verdict, accuracy, read_verdicts
+from launch.reporting.record import RECORDS
+from launch.reporting.recording import group_line, open_records
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
 from minirl.model.decoder import Decoder
@@ -22,7 +24,6 @@ from minirl.run import distributed
 from minirl.run.files import naming
 from minirl.sample.rollout import rollout
 from minirl.sglang.metrics import EVENTS
-from minirl.train.recording import TRAJECTORIES, group_line, open_records
 from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Decoding, Environment, Score, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt
@@ -146,7 +147,7 @@ class Evaluator:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         done = distributed.from_first(lambda: read_verdicts(path) if path.exists() else [])
-        records = open_records(path.with_name(TRAJECTORIES), resume_step=len(done))
+        records = open_records(path.with_name(RECORDS), resume_step=len(done))
         asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
         if asked != [(verdict.id, verdict.gold) for verdict in done]:
             raise UserError(f"{path}: holds predictions for other questions; move it away")

@@ -15,7 +15,7 @@ from sqlenv.types import Attempt, Episode, Example, Result, Table, Value, status
 
 RECORDS = "trajectories.jsonl"
 RECORDS_VERSION = 2
-"""Of the lines' form, which the first line names (`minirl.train.recording`)."""
+"""Of the lines' form, which the first line names; version 1 had no first line and no groups."""
 ROWS = 20
 _COLUMNS = 100
 _CELL_CHARS = 200

@@ -24,7 +24,6 @@ from minirl.config.train import (
     ModelSource,
     OptimizerConfig,
     Remat,
-    SecondStage,
     SftConfig,
     TrainConfig,
     check_together,

@@ -42,9 +42,6 @@ class OptimizerConfig(Settings):
     schedule: Literal["constant", "cosine", "ramp_cosine"] = "constant"
     """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low for 3 % of the steps, a linear rise
     up to 10 %, then a cosine."""
-    lr_ramp: Literal["continuous", "code"] = "continuous"
-    """That rise: continuous, or from step 0 as in PaVeRL-SQL's code, which jumps where the flat
-    part ends."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of the learning rate that a cosine ends at, and a flat start begins with."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -159,24 +156,11 @@ class SftConfig(_Phase):
     """Steps between checkpoints."""
 
 
-class SecondStage(Settings):
-    """A restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
-
-    steps: PositiveInt | None = None
-    """Steps of the second stage; None for as many as the first has."""
-    final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Share of its first learning rate that the cosine ends at."""
-    alpha: float = Field(default=0.05, gt=0, lt=1)
-    """Level of the test for a rise of the first stage's accuracies."""
-
-
 class TrainConfig(_Phase):
     """The course of reinforcement learning."""
 
     steps: PositiveInt = 312
     """Steps (of the first stage); 312 batches of 64 prompts pass once over 20,000 examples."""
-    second_stage: SecondStage | None = None
-    """What follows the first stage; None for nothing."""
     prompts_per_step: PositiveInt = 64
     group_size: PositiveInt = 8
     """Trajectories a prompt (G)."""
@@ -195,8 +179,6 @@ class TrainConfig(_Phase):
     forward pass and a copy of the start weights. None for no measurements, no copy."""
     sample_every: PositiveInt = 10
     """Steps between those whose groups are written to trajectories.jsonl (docs/reports.md)."""
-    sample_tokens: bool = False
-    """Whether each of their tokens has advantage and log-probabilities there."""
     env_workers: PositiveInt = 32
     """Threads that wait for environments."""
 
@@ -204,18 +186,6 @@ class TrainConfig(_Phase):
     def has_reference(self) -> bool:
         """Return whether a KL to the start weights is wanted, and so a copy of them."""
         return self.algorithm.kl_coef > 0 or self.kl_every is not None
-
-    @property
-    def all_steps(self) -> int:
-        """Return the steps of all stages."""
-        return self.steps + self.second_steps
-
-    @property
-    def second_steps(self) -> int:
-        """Return the steps of the second stage."""
-        if self.second_stage is None:
-            return 0
-        return self.second_stage.steps or self.steps
 
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:

@@ -96,7 +96,7 @@ class Metrics:
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
                 "go as far; restore them, or set run.dir to another folder"
             )
-        self._board, self._resume_step = folder / "tensorboard", resume_step
+        self._board = folder / "tensorboard"
         self._events: EventsWriter | None = None
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -115,20 +115,21 @@ class Metrics:
         events = [Event(step=step, summary=scalar(*number)) for number in numbers.items()]
         if self._events is None:
             self._board.mkdir(parents=True, exist_ok=True)
-            self._events = EventsWriter(str(self._board / "events"))
-            begun = SessionLog(status=SessionLog.START)
-            events.insert(0, Event(step=self._resume_step + 1, session_log=begun))
+            self._events = EventsWriter(str(self._board / "events"), f".{step}")
+            # What other files have from this step on does not count.
+            events.insert(0, Event(step=step, session_log=SessionLog(status=SessionLog.START)))
         for event in events:
             event.wall_time = time()
             self._events.write_event(event)
         self._events.flush()
 
     def close(self) -> None:
-        """Close the files; all is written."""
+        """Close the files, which another `write` opens again; all is written."""
         # What could not be written was told then.
         with suppress(OSError):
             if self._events is not None:
                 self._events.close()
+        self._events = None
 
 
 class Stopwatch:

@@ -88,12 +88,11 @@ def ramp_cosine(count: Any, config: OptimizerConfig, *, steps: int) -> Any:
     PaVeRL-SQL, section III-C: low for 3 % of the steps, at the maximum after 10 %, then a cosine.
 
     Note:
-        The released code counts the rise from step 0, so that the rate jumps where the flat part
-        ends (`lr_ramp="code"`); the paper's words describe a continuous one.
+        The rise is continuous, as the paper's words have it; the released code counts it from
+        step 0, so that the rate jumps where the flat part ends.
     """
     low, flat, top = config.final_fraction, _FLAT_SHARE * steps, _RAMP_SHARE * steps
-    start = flat if config.lr_ramp == "continuous" else 0.0
-    rise = (count - start) / (top - start)
+    rise = (count - flat) / (top - flat)
     fall = (1 + jnp.cos(jnp.pi * jnp.minimum((count - top) / (steps - top), 1.0))) / 2
     share = jnp.where(count < flat, 0.0, jnp.where(count < top, rise, fall))
     return low + (1 - low) * share

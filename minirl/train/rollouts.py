@@ -52,6 +52,8 @@ class TrainingTask:
     Attributes:
         record: A final episode for a person to look at: `example`, which all episodes of a group
             share, and `turns`, one mapping for each reply.
+        write: Takes the groups of a step that is sampled (`train.sample_every`), whose episodes
+            have their records, with the rows of those that were trained on, None for others.
         shares: Of the numbers of `describe`, shares that the status line of a step tells, with the
             words for each.
         validate: The accuracy of weights, given with their version, that the best checkpoint is
@@ -63,6 +65,9 @@ class TrainingTask:
     score: Callable[[Any], Score]
     describe: Callable[[Any], Mapping[str, float]]
     record: Callable[[Any], Mapping[str, Any]]
+    write: Callable[
+        [int, Sequence[Sequence[Trajectory]], Sequence[Sequence[TokenRow] | None]], None
+    ]
     train: Sequence[Any]
     validate: Callable[[nnx.State, int], float]
     max_turns: int

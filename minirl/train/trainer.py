@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
-from minirl.config import RolloutConfig, SamplerConfig, TrainConfig
+from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainConfig
 from minirl.errors import LostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
@@ -31,11 +31,10 @@ from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
 from minirl.sample.weights import in_compute_type
-from minirl.train import advantages, batching, recording, rollouts, summary
+from minirl.train import advantages, batching, rollouts, summary
 from minirl.train.losses import kl_divergence
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
 from minirl.train.rollouts import Episodes, Rollouts, TrainingTask
-from minirl.train.second_stage import Restart, restart, second_optimizer
 from minirl.train.update import Learner, TrainState, policy_objective
 from minirl.types import Progress, Tokenizer, TokenRow
 
@@ -109,45 +108,42 @@ class Trainer:
         self._rollouts = Rollouts(
             self._sampler, tokenizer, task, config, sampler, self._rollout_config, seed=seed
         )
-        self._checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep_checkpoints)
+        self._checkpoints = self._open_checkpoints()
         self.steps_done = self._checkpoints.newest_step()
         self._facts = _Facts()
-        self.restart: Restart | None = None
+        self._last = config.steps
         if self.steps_done:
             newest = self._checkpoints.restore_newest(given_up(self._state), _Facts)
             self._state, self._facts = newest
-        if self.steps_done > config.steps:
-            self._decide()
         written = self.steps_done - (self._facts.unfinished is not None)
         self._metrics = Metrics(folder, resume_step=written)
-        self._samples = recording.open_records(
-            folder / recording.TRAJECTORIES, resume_step=self.steps_done
-        )
 
     @property
     def params(self) -> nnx.State:
         """Return the weights that are trained, as they are now."""
         return self._state.params
 
+    @property
+    def curve(self) -> Sequence[tuple[int, float]]:
+        """Return the validation accuracies so far, with the steps of their weights."""
+        return self._facts.curve
+
     def run(self, progress: Progress) -> None:
-        """Train to the last step.
+        """Train to the last step of the stage.
 
         Raises:
             Preempted: A signal came, and all is saved.
             LostError: Nobody samples any more, and all is saved.
         """
-        config = self._config
         # After an error too: what is being written is whole, and threads end.
         with closing(self._metrics), closing(self._checkpoints), closing(self._rollouts):
             try:
-                while self.steps_done < config.all_steps or self._facts.unfinished is not None:
+                while self.steps_done < self._last or self._facts.unfinished is not None:
                     if self._facts.unfinished is None:
-                        if self.steps_done == config.steps:
-                            self._begin_second_stage()
                         self._facts.unfinished = self.step()
                         # Servers take them while metrics and a checkpoint are written.
                         self._sampler.send_weights(self.params, version=self.steps_done)
-                    progress(self.steps_done, config.all_steps, self._record_step())
+                    progress(self.steps_done, self._last, self._record_step())
                     distributed.check()
             except (Preempted, LostError) as stop:
                 self._checkpoints.leave(self.steps_done, self._state, self._facts.model_dump())
@@ -155,6 +151,21 @@ class Trainer:
                 if isinstance(stop, Preempted):
                     raise Preempted(stop.signal, saved) from None
                 raise LostError(f"{stop}; {saved}: run the same command again to resume") from None
+
+    def begin_stage(
+        self, optimizer: OptimizerConfig, *, first: int, steps: int, start: int
+    ) -> None:
+        """Go on for more steps after the `first` ones: from the weights of a checkpoint (`start`),
+        with a fresh optimizer state and a learning rate that counts its steps anew.
+
+        A stage that had begun is resumed.
+        """
+        rate = learning_rate(optimizer, steps=steps)
+        self._rate, self._last = lambda step: rate(step - first), first + steps
+        if self.steps_done == first:
+            # Closed when the stage before had ended.
+            self._checkpoints = self._open_checkpoints()
+            self._state = self._learner.init(self._read_weights(start))
 
     def step(self) -> dict[str, float]:
         """Make the next step, and return its metrics; one that is abandoned leaves no trace."""
@@ -182,7 +193,7 @@ class Trainer:
                 if part[0][0].old_logprobs is None:  # the only update of the step
                     rows = self._with_logprobs(part, known)
         if self._is_recorded(version + 1):
-            self._record(sampled, trained, rows)
+            self._write(sampled, trained, rows)
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds
         numbers |= {"groups/trained": float(len(rows))} | summary.over_updates(updates)
         numbers |= summary.summarise(sampled) | summary.speeds(sampled, rows, watch)
@@ -210,7 +221,7 @@ class Trainer:
         config, version, sampled, rounds = self._config, self.steps_done, Episodes(), 0
         algorithm, kept = config.algorithm, []
         # Nothing is played ahead of a stage's end.
-        left = self._last(version + 1) - (version + 1)
+        left = self._last - (version + 1)
         ahead = min(self._rollout_config.lag, left)
         while rounds < algorithm.max_rounds and len(kept) < config.prompts_per_step:
             number = self._facts.rollouts + rounds
@@ -318,28 +329,17 @@ class Trainer:
     def _is_recorded(self, step: int) -> bool:
         return step % self._config.sample_every == 0 or step == 1
 
-    def _record(self, sampled: Episodes, trained: Episodes, groups: batching.Groups) -> None:
-        """Write the groups of this step, and the rows of those that are trained on."""
+    def _write(self, sampled: Episodes, trained: Episodes, groups: batching.Groups) -> None:
+        """Let the task write the groups of this step down, and the rows of those trained on."""
         rows_of = {id(group[0]): rows for group, rows in zip(trained.groups, groups, strict=True)}
-        lines = (
-            recording.group_line(
-                group,
-                [trajectory.episode.record for trajectory in group],
-                self._tokenizer.decode,
-                scores=[trajectory.episode.score for trajectory in group],
-                rows=rows_of.get(id(group[0])),
-                has_tokens=self._config.sample_tokens,
-            )
-            for group in sampled.groups
-        )
-        for number, line in enumerate(recording.within_limit(lines)):
-            self._samples.write(self.steps_done + 1, {"group": number, **line})
+        rows = [rows_of.get(id(group[0])) for group in sampled.groups]
+        self._task.write(self.steps_done + 1, sampled.groups, rows)
 
     def _record_step(self) -> str:
         """Validate, write metrics and a checkpoint where they are due; return a status line."""
         config, step = self._config, self.steps_done
         numbers = dict(self._facts.unfinished or {})
-        is_last = step == self._last(step)
+        is_last = step == self._last
         if step % config.eval_every == 0 or is_last:
             with activity.doing(lambda: "validation"):
                 numbers["validation/accuracy"] = self._task.validate(self.params, step)
@@ -354,32 +354,8 @@ class Trainer:
             self._checkpoints.save(step, self._state, self._facts.model_dump(), score=score)
         return summary.status(numbers, self._task.shares)
 
-    def _last(self, step: int) -> int:
-        return self._config.steps if step <= self._config.steps else self._config.all_steps
-
-    def _begin_second_stage(self) -> None:
-        """Take the weights of the first stage's best checkpoint, and a fresh optimizer state."""
-        start = self._decide()
-        _log.info("%s", start)
-        self._rollouts.close()
-        self._checkpoints.wait()
-        self._state = self._learner.init(self._read_weights(start.step))
-
-    def _decide(self) -> Restart:
-        """Decide how the second stage begins, from the first one's curve alone; set its rate."""
-        config, stage = self._config, self._config.second_stage
-        assert stage is not None
-        self.restart = restart(
-            [point for point in self._facts.curve if point[0] <= config.steps],
-            config.optimizer,
-            steps=config.steps,
-            saved={*range(0, config.steps, config.checkpoint_every), config.steps},
-            alpha=stage.alpha,
-        )
-        optimizer = second_optimizer(config.optimizer, stage, self.restart)
-        rate = learning_rate(optimizer, steps=config.second_steps)
-        self._rate = lambda step: rate(step - config.steps)
-        return self.restart
+    def _open_checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._folder / "checkpoints", keep=self._config.keep_checkpoints)
 
     def _read_weights(self, step: int) -> nnx.State:
         """Read the weights of a checkpoint, in place of the current state."""

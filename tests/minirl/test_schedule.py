@@ -10,29 +10,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl.config import OptimizerConfig, SecondStage
+from launch.config import SecondStage
+from launch.second_stage import restart, rise_p_value, second_optimizer
+from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
-from minirl.train.second_stage import restart, rise_p_value, second_optimizer
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "schedule.json").read_text())
 RAMP = CASES["ramp_cosine"]
 
 
-def ramp(**settings):
+def ramp():
     return OptimizerConfig(
         learning_rate=1e-5,
         schedule="ramp_cosine",
         final_fraction=RAMP["final_fraction"],
-        **settings,
     )
 
 
-@pytest.mark.parametrize("lr_ramp", ["continuous", "code"])
-def test_flat_ramp_cosine(lr_ramp):
-    rate = learning_rate(ramp(lr_ramp=lr_ramp), steps=RAMP["steps"])
-    counts = jnp.array([int(count) for count in RAMP[lr_ramp]])
+def test_flat_ramp_cosine():
+    rate = learning_rate(ramp(), steps=RAMP["steps"])
+    counts = jnp.array([int(count) for count in RAMP["shares"]])
     shares = np.array(jax.jit(rate)(counts)) / 1e-5
-    np.testing.assert_allclose(shares, list(RAMP[lr_ramp].values()), atol=1e-6)
+    np.testing.assert_allclose(shares, list(RAMP["shares"].values()), atol=1e-6)
     # Beyond the end it stays low.
     assert float(rate(2000)) == pytest.approx(1e-7)
 
@@ -79,8 +78,8 @@ def test_the_best_checkpoint_is_started_from_of_equals_the_newest(saved, step):
 
 def test_the_second_cosine_starts_at_once():
     curve = curve_of("up, then level")
-    start = restart(curve, ramp(lr_ramp="code"), steps=200, saved={200})
-    config = second_optimizer(ramp(lr_ramp="code"), SecondStage(steps=100), start)
+    start = restart(curve, ramp(), steps=200, saved={200})
+    config = second_optimizer(ramp(), SecondStage(steps=100), start)
     rate = learning_rate(config, steps=100)
     # From the maximum to a tenth of it.
     np.testing.assert_allclose(

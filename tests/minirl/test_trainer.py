@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from launch.reporting.recording import open_records, within_limit
 from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.errors import LostError
 from minirl.run.preemption import Preempted
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import learning_rate, make_optimizer
-from minirl.train.recording import open_records, within_limit
 from minirl.train.rollouts import examples_of_step
 from minirl.train.update import Learner, policy_objective
 
@@ -421,16 +421,15 @@ def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path, monkeypatc
 
     monkeypatch.setattr(trainer._sampler, "set_weights", spy)
     monkeypatch.setattr(trainer._learner, "init", init_alone)
-    trainer.run(counted)
+    restart = toy_run.run(trainer, counted)
     # Adam's state is fresh.
     assert counts == [{1}, {2}, {3}, {4}, {1}, {2}, {3}]
     assert_same_weights(sampled[3], weights[3])
     # After the first stage's fourth update come the weights of its second.
     assert_same_weights(sampled[4], weights[2])
-    assert trainer.restart is not None
-    assert (trainer.restart.step, trainer.restart.rose) == (2, False)
+    assert (restart.step, restart.rose) == (2, False)
     # The rate is constant here, and half of it remains.
-    assert trainer.restart.learning_rate == pytest.approx(0.05)
+    assert restart.learning_rate == pytest.approx(0.05)
     # The best of both stages, of equals the newest.
     assert trainer.use_best() == 6
 

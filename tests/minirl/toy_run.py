@@ -15,23 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from launch import cli
-from minirl.config import (
-    BatchingConfig,
-    Grpo,
-    GuardConfig,
-    OptimizerConfig,
-    SamplerConfig,
-    SecondStage,
-    TrainConfig,
-)
+from launch import cli, second_stage
+from launch.config import CourseConfig, SecondStage
+from launch.reporting.recording import StepRecorder
+from minirl.config import BatchingConfig, Grpo, GuardConfig, OptimizerConfig, SamplerConfig
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.run import distributed
 from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
 
 STEPS = 8
-CONFIG = TrainConfig(
+CONFIG = CourseConfig(
     steps=STEPS,
     prompts_per_step=4,
     group_size=8,
@@ -157,11 +151,18 @@ def take_course(toy, folder, course):
     return make_trainer(toy, folder, validate=validate, judge=judge, **changes)
 
 
+def run(trainer, progress):
+    """Run all stages of a trainer's course; return how the second began."""
+    return second_stage.train(trainer, trainer._config, progress)
+
+
 def make_trainer(
     toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
     servers=None, rollout=None, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of the toy model: the update takes the arrays over."""
+    config, tokenizer = CONFIG.model_copy(update=changes), toy.Tokenizer()
+    recorder = StepRecorder(folder, tokenizer.decode, has_tokens=config.sample_tokens)
     task = TrainingTask(
         environment=Capitals(),
         score=judge,
@@ -170,15 +171,16 @@ def make_trainer(
             "example": {"id": episode.example},
             "turns": [{"said": reply} for reply in episode.replies],
         },
+        write=recorder.write,
         train=examples,
         validate=validate or (lambda params, version: ACCURACY[version]),
         max_turns=2,
     )
     return Trainer(
         spread(toy.model(), make_mesh() if distributed.count() > 1 else mesh),
-        toy.Tokenizer(),
+        tokenizer,
         task,
-        CONFIG.model_copy(update=changes),
+        config,
         SAMPLER,
         seed=seed,
         folder=folder,
@@ -270,7 +272,7 @@ def main(folder, course, moment, at, coordinator="", processes="1", process="0")
     trainer = take_course(toy, Path(folder), course)
     if int(process) == int(processes) - 1:
         arm(trainer, moment, int(at), die)
-    trainer.run(lambda *_: None)
+    run(trainer, lambda *_: None)
 
 
 if __name__ == "__main__":

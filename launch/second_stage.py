@@ -6,6 +6,7 @@ stage's accuracy rose.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,13 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from scipy.stats import permutation_test
 
-from minirl.config import OptimizerConfig, SecondStage
+from launch.config import CourseConfig, SecondStage
+from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
+from minirl.train.trainer import Trainer
+from minirl.types import Progress
+
+_log = logging.getLogger(__name__)
 
 # Orders that the test of a rise compares with; where there are fewer, all of them.
 _PERMUTATIONS = 5000
@@ -41,6 +47,32 @@ class Restart:
             f"second stage from step {self.step} (accuracy {self.accuracy:.3f}); the accuracies "
             f"show {verdict} rate, {self.learning_rate:.2e} (p = {self.p_value:.4f})"
         )
+
+
+def train(trainer: Trainer, config: CourseConfig, progress: Progress) -> Restart | None:
+    """Train the stages that a course has, or what is left of them; return how the second began."""
+
+    def of_all(done: int, _: int, status: str) -> None:
+        progress(done, config.all_steps, status)
+
+    first, stage = config.steps, config.second_stage
+    if trainer.steps_done <= first:
+        trainer.run(of_all)
+    if stage is None:
+        return None
+    # Resumed, it is decided again, by the same accuracies.
+    start = restart(
+        [point for point in trainer.curve if point[0] <= first],
+        config.optimizer,
+        steps=first,
+        saved={*range(0, first, config.checkpoint_every), first},
+        alpha=stage.alpha,
+    )
+    _log.info("%s", start)
+    optimizer = second_optimizer(config.optimizer, stage, start)
+    trainer.begin_stage(optimizer, first=first, steps=config.second_steps, start=start.step)
+    trainer.run(of_all)
+    return start
 
 
 def restart(
@@ -79,7 +111,6 @@ def second_optimizer(
             "learning_rate": start.learning_rate,
             "schedule": "cosine",
             "warmup_steps": 0,
-            "lr_ramp": "continuous",
             "final_fraction": stage.final_fraction,
         }
     )

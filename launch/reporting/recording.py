@@ -1,6 +1,6 @@
-"""What `trajectories.jsonl` holds: whole groups of sampled steps, a line each, to be looked at.
+"""The lines of `trajectories.jsonl`: whole groups of sampled steps, to be looked at.
 
-docs/reports.md describes the lines. What stands in them of questions and queries is the task's.
+docs/reports.md describes them; `record.episode_record` is what they hold of questions and queries.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from launch.reporting.record import RECORDS, RECORDS_VERSION
 from minirl.run.metrics import JsonLines
 from minirl.train.advantages import Decode, character_ranges
 from minirl.types import Score, TokenRow, Trajectory, Turn
 
-TRAJECTORIES = "trajectories.jsonl"
-VERSION = 2
-"""Of the lines' form; the first line names it. Version 1 had no first line and no groups."""
 STEP_BYTES = 1_900_000
 """Most bytes of a sampled step, but for its first group: 51 of them stay under 100 MB."""
 _PLACES = 6
@@ -30,8 +28,41 @@ def open_records(path: Path, *, resume_step: int) -> JsonLines:
     """Open a file of trajectories, without lines of later steps; the first names the version."""
     lines = JsonLines(path, resume_step=resume_step)
     if not path.exists() or not path.stat().st_size:  # a full disk leaves it empty
-        lines.write(0, {"version": VERSION})
+        lines.write(0, {"version": RECORDS_VERSION})
     return lines
+
+
+class StepRecorder:
+    """Writes the groups of a training run's sampled steps into its folder."""
+
+    def __init__(self, folder: Path, decode: Decode, *, has_tokens: bool) -> None:
+        self._path, self._decode, self._has_tokens = folder / RECORDS, decode, has_tokens
+        self._lines: JsonLines | None = None
+
+    def write(
+        self,
+        step: int,
+        groups: Sequence[Sequence[Trajectory]],
+        rows: Sequence[Sequence[TokenRow] | None],
+    ) -> None:
+        """Write down a step: its groups, whose episodes have records, and the rows of each of
+        them that took part in the update.
+        """
+        if self._lines is None:
+            self._lines = open_records(self._path, resume_step=step - 1)
+        lines = (
+            group_line(
+                group,
+                [trajectory.episode.record for trajectory in group],
+                self._decode,
+                scores=[trajectory.episode.score for trajectory in group],
+                rows=own,
+                has_tokens=self._has_tokens,
+            )
+            for group, own in zip(groups, rows, strict=True)
+        )
+        for number, line in enumerate(within_limit(lines)):
+            self._lines.write(step, {"group": number, **line})
 
 
 def within_limit(lines: Iterable[Mapping[str, Any]], limit: int = STEP_BYTES) -> Iterator[Any]:
