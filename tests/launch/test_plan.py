@@ -77,6 +77,17 @@ def test_a_plan_says_what_there_is_to_know(made):
     json.dumps(found)
 
 
+SERVERS = ("rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]")
+
+
+def test_a_plan_has_no_sampler_where_servers_sample():
+    found, _ = make("cpux1", *SERVERS)
+    assert set(found["compile_s"]) == {"gradient of 2048 tokens", "apply"}
+    assert (found["generation_memory_bytes"], found["sampler_mesh"]) == ({}, None)
+    _, step = plan._tables(found)
+    assert "samplers" not in [*step.columns[0].cells]
+
+
 def held(mesh, *overrides):
     """Return what is held while the update runs, and while the sampler does."""
     own = jax.devices()[:4]
@@ -249,10 +260,9 @@ def test_a_resumed_run_has_the_cache_that_was_planned(tiny_folder, tmp_path, fre
 def test_nothing_of_a_sampler_is_planned_where_servers_sample(
     tiny_folder, tmp_path, free, monkeypatch
 ):
-    servers = ["rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]"]
     free(2.0**32)
     monkeypatch.setattr("minirl.plan.fit.sampling_of", None)
-    planned = plan.plan_memory(config(*servers), read_config(tiny_folder), tmp_path)
+    planned = plan.plan_memory(config(*SERVERS), read_config(tiny_folder), tmp_path)
     assert planned.sampler.cache_gb is None
     kept = json.loads((tmp_path / plan.PLAN).read_text())["memory_bytes"]
     assert {"weights", "gradient", "temporaries"} <= set(kept)
