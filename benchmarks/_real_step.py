@@ -62,7 +62,7 @@ def read_prompts(path: Path) -> Prompts:
 def demo_prompts(count: int) -> Prompts:
     """Put questions to the demo's databases as OmniSQL does."""
     prompt = "prompt={style: omnisql, schema_style: omnisql, example_values: 2}"
-    config = load_config("progress-demo.yaml", [prompt])
+    config = load_config("progress-demo.yaml", [prompt, "env.wrapping=any"])
     with tempfile.TemporaryDirectory() as folder, SqlSide(config, Path(folder)) as sql:
         return [sql.prompts.single_turn(one) for one in sql.examples("train", limit=count)]
 

@@ -10,8 +10,8 @@ import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-import rewards.config
 from launch import config_merge
+from launch.compatibility import clashes
 from launch.evaluation.testsets import Split
 from minirl.config import (
     MeshConfig,
@@ -263,9 +263,10 @@ class JobConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> JobConfig:
         check_together(self.train, self.sampler)
-        for is_wrong, message in _contradictions(self):
-            if is_wrong:
-                raise PydanticCustomError("contradiction", "{message}", {"message": message})
+        for clash in clashes(self):
+            if clash.is_there:
+                told = {"message": clash.told(self)}
+                raise PydanticCustomError("contradiction", "{message}", told)
         return self
 
     @property
@@ -293,29 +294,6 @@ class JobConfig(Settings):
         if own.max_response_tokens is not None:
             changed |= {"max_response_tokens": own.max_response_tokens, "max_reply_tokens": None}
         return self.sampler.model_copy(update=changed)
-
-
-def _contradictions(config: JobConfig) -> Iterator[tuple[bool, str]]:
-    """List rules between settings of different parts: whether one is broken, and what to write."""
-    data, model, train = config.data, config.model, config.train
-    env, reward = config.env, config.reward
-    passes = "train.epochs: counts passes over data.train.total questions; set that, or train.steps"
-    yield train.epochs is not None and data.train.total is None, passes
-    one = "model: give one of model.path (a folder) and model.tiny (made on the spot)"
-    yield (model.path is None) == (model.tiny is None), f"{one}; set the other to null"
-    greedy = "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0"
-    yield config.sampler.temperature == 0, greedy
-    yield from rewards.config.contradictions(reward, env)
-    if reward.kind == "astra" and reward.aggregate == "steps":
-        scores = "reward.aggregate: the scores of steps are advantages as they are; set "
-        is_direct = train.algorithm.estimator == "direct"
-        yield not is_direct, f"{scores}train.algorithm.estimator=direct"
-    if env.kind == "agentic":
-        tags = "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
-        yield config.prompt.style == "progress", f"{tags}omnisql"
-    else:
-        calls = "evaluation.episode: agentic measures tool-calling episodes; set env.kind=agentic, "
-        yield config.evaluation.episode == "agentic", f"{calls}or use single_turn"
 
 
 def load_config(name: str, overrides: Sequence[str]) -> JobConfig:

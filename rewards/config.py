@@ -6,9 +6,10 @@ equation that uses them.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import reduce
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from sqlenv.config import EnvConfig, Settings
 
@@ -164,16 +165,51 @@ class JudgeConfig(Settings):
     """Scores as they are, or standardised within each judgement."""
 
 
-def contradictions(reward: RewardConfig, env: EnvConfig) -> list[tuple[bool, str]]:
-    """List rules that a reward and an environment may break: whether they do, and what to write."""
+class Clash(NamedTuple):
+    """Two settings that may not go together: their keys, whether they do not, and what to do."""
+
+    keys: tuple[str, str]
+    is_there: bool
+    advice: str
+
+    def told(self, settings: BaseModel) -> str:
+        """Name both settings with their values."""
+        pairs = (f"{key}={_shown(reduce(getattr, key.split('.'), settings))}" for key in self.keys)
+        return f"{' and '.join(pairs)}: {self.advice}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    return "{...}" if isinstance(value, BaseModel) else str(value)
+
+
+def clashes(reward: RewardConfig, env: EnvConfig, *, asks_for_tags: bool = True) -> list[Clash]:
+    """List the pairs of settings of a reward and an environment that may not go together.
+
+    `asks_for_tags` tells whether feedback does, as all but the demo's.
+    """
+    is_agentic = env.kind == "agentic"
     return [
-        (
-            reward.kind == "progressive" and env.wrapping == "fence",
-            "env.wrapping: the progressive reward's feedback asks for the <sql> tag; use sql_tag",
+        Clash(
+            ("env.kind", "env.wrapping"),
+            asks_for_tags and env.kind == "diagnosed" and env.wrapping == "fence",
+            "the feedback asks for <sql> tags, which are not read; use env.wrapping=sql_tag",
         ),
-        (
-            reward.kind == "expo" and env.kind == "agentic",
-            "reward.kind: expo credits the clauses of replies that are answers; with tool calls "
-            "use astra",
+        Clash(
+            ("reward.kind", "env.kind"),
+            reward.kind == "progressive" and is_agentic,
+            "a call with the right result would pay for a wrong answer after it; use "
+            "reward.kind=astra",
+        ),
+        Clash(
+            ("reward.kind", "env.kind"),
+            reward.kind == "expo" and is_agentic,
+            "expo credits the clauses of answers, not of calls; use reward.kind=astra",
+        ),
+        Clash(
+            ("reward.final_step", "env.kind"),
+            reward.kind == "astra" and reward.final_step != "dedup" and not is_agentic,
+            "without calls of a tool every step is a final one; use reward.final_step=dedup",
         ),
     ]

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rewards.compose import build_reward
-from rewards.config import ProgressiveConfig, RewardConfig, contradictions
+from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import columns_of, gold_result
 from rewards.progress.feedback import build_feedback
 from rewards.types import Score
@@ -123,9 +123,9 @@ def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> Adapter
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"settings of the SQL reward: {where}: {first['msg']}") from None
-    for is_wrong, message in contradictions(config.reward, config.env):
-        if is_wrong:
-            raise UserError(f"settings of the SQL reward: {message}")
+    for clash in clashes(config.reward, config.env):
+        if clash.is_there:
+            raise UserError(f"settings of the SQL reward: {clash.told(config)}")
     return config
 
 

@@ -8,10 +8,18 @@ from typing import Literal
 from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra, demo, omnisql, paverl, progress, short
 from sqlenv.prompts.tags import TAG_SENTENCES
-from sqlenv.types import ENGINES, Example, Message, Observation
+from sqlenv.types import ENGINES, Example, Message, Observation, Wrapping
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "short", "demo"]
 FeedbackStyle = Literal["progress", "demo"]
+ASKED_FOR: dict[PromptStyle, Wrapping | None] = {
+    "progress": "sql_tag",
+    "omnisql": "fence",
+    "paverl": "fence",
+    "short": "fence",
+    "demo": None,
+}
+"""Where each style asks for the query; the demo's says nothing, its policy is shown replies."""
 
 Undiagnosed = Literal["close", "runs", "fails"]
 """Why a wrong query has no tags: its structure is the gold's, or the two could not be compared."""

@@ -14,6 +14,7 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
     settings |= {
         "reward": {"kind": "expo"},
         "env": {"kind": "single_turn", "wrapping": "fence"},
+        "train": {**settings["train"], "algorithm": {"kind": "expo"}},
     }
     path = tmp_path / "expo.yaml"
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")

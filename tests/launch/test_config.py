@@ -99,14 +99,10 @@ ADDRESSES = (
     *("http://gpu1:99999", f"http://{'g' * 64}:30000"),
 )
 CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("model: ", ("model={path: null, tiny: null}",)),
     ("data.demo: ", ("data.root=x",)),
-    ("sampler.temperature", ("sampler.temperature=0",)),
     ("sampler.max_reply_tokens", ("sampler.max_response_tokens=63",)),
     ("train.group_size", ("train.group_size=1",)),
     ("train.algorithm.overlong_tokens", ("train.algorithm.kind=dapo",)),
-    ("env.wrapping", ("env.wrapping=fence",)),
-    ("evaluation.episode", ("evaluation.episode=agentic",)),
     ("warm_start.optimizer.warmup_steps", ("warm_start.optimizer.schedule=ramp_cosine",)),
     ("train.mini_batches", ("train.mini_batches=17",)),
     ("model.tiny.kv_heads", ("model.tiny.heads=5",)),
@@ -128,16 +124,91 @@ def test_contradictions_are_refused(key, overrides):
     assert message(DEMO, *overrides).startswith(f"command line: {key}")
 
 
+# Two settings with their values, the config, and the overrides that bring them together.
+CLASHES = (
+    ("train.epochs=5 and data.train.total=null", "expo.yaml", ("data.train.total=null",)),
+    ("model.path=null and model.tiny=null", DEMO, ("model={path: null, tiny: null}",)),
+    ("model.path=x and model.tiny={...}", DEMO, ("model.path=x",)),
+    ("sampler.temperature=0.0 and train.algorithm.kind=grpo", DEMO, ("sampler.temperature=0",)),
+    ("prompt.style=omnisql and env.wrapping=sql_tag", "progress.yaml", ("prompt.style=omnisql",)),
+    ("prompt.style=short and env.wrapping=sql_tag", "expo.yaml", ("prompt.style=short",)),
+    ("prompt.style=paverl and env.wrapping=sql_tag", "paverl.yaml", ("env.wrapping=sql_tag",)),
+    ("prompt.style=progress and env.wrapping=fence", "progress.yaml", ("env.wrapping=fence",)),
+    ("prompt.style=progress and env.wrapping=fence", "astra.yaml", ("prompt.style=progress",)),
+    (
+        "prompt.style=progress and env.kind=agentic",
+        "astra.yaml",
+        ("prompt.style=progress", "env.wrapping=any"),
+    ),
+    ("evaluation.episode=agentic and env.kind=diagnosed", DEMO, ("evaluation.episode=agentic",)),
+    (
+        "env.kind=diagnosed and env.wrapping=fence",
+        "paverl.yaml",
+        ("env={kind: diagnosed, wrapping: fence}",),
+    ),
+    ("reward.kind=progressive and env.kind=agentic", DEMO, ("env={kind: agentic}",)),
+    ("reward.kind=expo and env.kind=agentic", "expo-demo.yaml", ("env={kind: agentic}",)),
+    (
+        "reward.final_step=never and env.kind=diagnosed",
+        DEMO,
+        ("reward={kind: astra, final_step: never}",),
+    ),
+    (
+        "reward.final_step=always and env.kind=diagnosed",
+        DEMO,
+        ("reward={kind: astra, final_step: always}",),
+    ),
+    *(
+        (
+            f"reward.gap_scale=1.0 and train.algorithm.estimator={estimator}",
+            "expo.yaml",
+            (f"train.algorithm={{kind: {kind}, overlong_tokens: 9}}", "train.group_size=4"),
+        )
+        for kind, estimator in {
+            "grpo": "group_normalised",
+            "dr_grpo": "group_centred",
+            "gspo": "group_normalised",
+            "gspo_token": "group_normalised",
+            "dapo": "group_normalised",
+            "rloo": "leave_one_out",
+        }.items()
+    ),
+    (
+        "reward.gap_scale=1.0 and train.algorithm.token_credit=return_to_go",
+        "expo.yaml",
+        ("train.algorithm={kind: reinforce_pp}",),
+    ),
+    (
+        "reward.aggregate=steps and train.algorithm.estimator=group_normalised",
+        "astra.yaml",
+        ("reward.aggregate=steps",),
+    ),
+    (
+        "reward.aggregate=steps and train.algorithm.token_credit=return_to_go",
+        "astra.yaml",
+        ("reward.aggregate=steps", "train.algorithm={kind: reinforce_pp}"),
+    ),
+)
+
+
+@pytest.mark.parametrize(("pair", "name", "overrides"), CLASHES)
+def test_two_settings_that_do_not_go_together_are_both_named(pair, name, overrides):
+    assert message(name, *overrides).startswith(f"command line: {pair}: ")
+
+
 @pytest.mark.parametrize(
-    ("key", "override"),
+    ("name", "overrides"),
     [
-        ("prompt.style", "prompt.style=progress"),
-        ("reward.aggregate", "reward.aggregate=steps"),
+        ("progress.yaml", ("env.wrapping=any", "prompt.style=omnisql")),
+        (DEMO, ("env.wrapping=fence",)),  # the demo's feedback asks for nothing
+        ("expo.yaml", ("reward.gap_scale=0", "train.algorithm={kind: grpo}", "train.group_size=8")),
+        ("expo.yaml", ("train.algorithm={kind: reinforce_pp, token_credit: own}",)),
+        ("expo.yaml", ("train.algorithm={kind: gspo_token, estimator: direct}",)),
+        ("astra.yaml", ("reward.final_step=never",)),
     ],
 )
-def test_contradictions_of_episodes_with_a_tool_are_refused(key, override):
-    direct = "train.algorithm.estimator=group_normalised"
-    assert message("astra.yaml", override, direct).startswith(f"command line: {key}: ")
+def test_what_goes_together_is_accepted(name, overrides):
+    assert load_config(name, overrides)
 
 
 def test_servers_and_rollouts_ahead_are_taken():
@@ -226,7 +297,9 @@ def test_bases_lie_beside_the_file_or_are_packaged(written, tmp_path, monkeypatc
 
 def test_another_kind_does_not_clash_with_the_bases_settings(written):
     env = {"kind": "single_turn"}
-    config = load_config(written("o.yaml", base=DEMO, env=env, reward={"kind": "expo"}), [])
+    direct = {"algorithm": {"kind": "expo"}}
+    expo = written("o.yaml", base=DEMO, env=env, reward={"kind": "expo"}, train=direct)
+    config = load_config(expo, [])
     assert (config.env, config.reward) == (SingleTurnConfig(), ExpoConfig())
     # Settings of the same kind, and of the one that the base left to the default.
     for kind in ({}, {"kind": "progressive"}):

@@ -94,10 +94,12 @@ def test_another_config_that_asks_differently_is_told_in_a_line(place, tiny, cap
     run = str(place / "finished")
     find("--cfg", str(tiny), "--checkpoint", run, "sampler.slots=3", "train.steps=9")
     assert not caplog.messages
-    config, _ = find("--cfg", str(tiny), "--checkpoint", run, "prompt.style=omnisql", "env.turns=3")
+    config, _ = find(
+        "--cfg", str(tiny), "--checkpoint", run, "prompt.style=progress", "env.turns=3"
+    )
     [line] = caplog.messages
-    assert "prompt.style is omnisql (there demo), env.turns is 3 (there 2); without --cfg" in line
-    assert (config.prompt.style, config.answer_wrapping) == ("omnisql", "sql_tag")
+    assert "prompt.style is progress (there demo), env.turns is 3 (there 2); without --cfg" in line
+    assert (config.prompt.style, config.answer_wrapping) == ("progress", "sql_tag")
 
 
 def test_runs_are_told_from_models(place):
