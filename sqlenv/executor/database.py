@@ -90,12 +90,15 @@ def connect(
         max_value_bytes: The longest string or blob, also of what is computed; None for what the
             file can hold.
         immutable: Read the file as if nobody could write it: no lock is asked for.
-        vfs: Name of the layer below SQLite; empty for its own.
+        vfs: Name of the layer below SQLite; empty for its own, which also opens files whose path is
+            no UTF-8: layers in Python know none.
         replacing: Replace slow functions by those of `functions.py`, which take valid text alone.
     """
-    uri = f"file:{quote(bytes(path.resolve()))}?mode=ro{'&immutable=1' * immutable}"
+    name = bytes(path.resolve())
+    uri = f"file:{quote(name)}?mode=ro{'&immutable=1' * immutable}"
+    layer = vfs if vfs and _is_utf8(name) else None
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    connection = apsw.Connection(uri, flags=flags, vfs=vfs or None, statementcachesize=0)
+    connection = apsw.Connection(uri, flags=flags, vfs=layer, statementcachesize=0)
     if max_value_bytes is None:
         # Text of a UTF-16 file can take half as much again in UTF-8.
         max_value_bytes = max(2 * path.stat().st_size, _SHORTEST_LIMIT_BYTES)
@@ -109,6 +112,14 @@ def connect(
     for name, value in _PRAGMAS.items():
         connection.pragma(name, value)
     return connection
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def codec_of(connection: apsw.Connection) -> str:
