@@ -151,9 +151,10 @@ def _by_order(
     while len(predictions) > len(examples) and not any(predictions[-1].queries):
         predictions = predictions[:-1]  # blank lines at the end are no predictions
     if len(predictions) != len(examples):
+        sample = f" or a sample of {len(asked)}" if len(asked) < len(examples) else ""
         raise UserError(
-            f"{path}: {len(predictions)} predictions for {len(examples)} questions; give one a "
-            "line, in the order of --data, or a .jsonl file with the field `id` or `question`"
+            f"{path}: {len(predictions)} predictions for {len(examples)} questions{sample}; give "
+            "one a line, in the order of --data, or a .jsonl file with the field `id` or `question`"
         )
     return list(zip(examples, predictions, strict=True))
 

@@ -231,6 +231,9 @@ def test_a_file_may_hold_the_questions_of_a_sample_alone(spider, tmp_path):
         path.write_text(text)
         found = read_samples(path, examples, GREEDY, asked=asked)
         assert found == [(GOLDS[3],), (GOLDS[0],)], name
+    path.write_text("SELECT 1\n")
+    with pytest.raises(UserError, match="1 predictions for 5 questions or a sample of 2; give"):
+        read_samples(path, examples, GREEDY, asked=asked)
 
 
 def test_bird_is_judged_by_its_own_rule(bird, tmp_path):
