@@ -122,6 +122,9 @@ class CheckpointSource(Source):
         model, tokenizer = load_policy(self.policy, config)
         sql.check_test_prompts(examples, tokenizer)
         is_agentic, limits = sql.evaluation_turns > 1, config.evaluation_sampler
+        # Few questions need no cache for more.
+        slots = min(limits.slots, len(examples) * self.decode.samples)
+        limits = limits.model_copy(update={"slots": slots})
         wrapping = config.answer_wrapping
         taken = TakenAsTheyAre(sql.evaluation_prompt, wrapping)
         cache, found = DiskCache(out / SAMPLES), []
