@@ -80,6 +80,8 @@ _EXPO = {
     "train.optimizer.warmup_steps": "6",
     "train.optimizer.final_fraction": "0.0",
 }
+# As when the study was registered: the default is now equation 4's `zero`.
+_EXPO_REWARD = "kind: expo, outside_tokens: query"
 _EXPO_SINGLE = {
     **_SINGLE,
     **_EXPO,
@@ -99,11 +101,11 @@ ARMS = {
         Arm("execution", "replies", (_EXECUTION,)),
         Arm("grpo-4", "replies", (_FOUR,)),
         Arm("gspo-4", "replies", ({"train.algorithm": "{kind: gspo}", **_FOUR},)),
-        Arm("expo-turns", "replies", ({"reward": "{kind: expo}", **_EXPO},)),
+        Arm("expo-turns", "replies", ({"reward": f"{{{_EXPO_REWARD}}}", **_EXPO},)),
         Arm("paverl-turns", "replies", ({"reward": "{kind: paverl}"},)),
         Arm("astra-turns", "replies", ({"reward": "{kind: astra}"},)),
         *(
-            Arm(name, "replies", ({**_EXPO_SINGLE, "reward": f"{{kind: expo, {setting}}}"},))
+            Arm(name, "replies", ({**_EXPO_SINGLE, "reward": f"{{{_EXPO_REWARD}, {setting}}}"},))
             for name, setting in {
                 "clause": "",
                 "query": "gap_scale: 0",

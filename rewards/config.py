@@ -67,9 +67,10 @@ class ExpoConfig(Settings):
     """For which failures clauses are told apart (table 4): wrong results, failing queries, or both.
     The other kind has its uniform reward."""
 
-    outside_tokens: Literal["zero", "query"] = "query"
-    """Credit of tokens outside the SQL, such as the thinking: `zero` (equation 4), or `query`: the
-    reward of a blamed clause, or of a match."""
+    outside_tokens: Literal["zero", "query"] = "zero"
+    """Credit of tokens outside the SQL, such as the thinking: `zero` (equation 4 sums over the
+    tokens of clauses), or `query`: the reward of a blamed clause, or of a match, so that the
+    thinking is trained too."""
 
     attribution: Literal["both", "types", "execution"] = "both"
     """How the clauses of a wrong result are found (table 5): by the types of difference and

@@ -86,7 +86,7 @@ def test_many_operands_take_little_time(play, executor):
 
 
 def test_each_case_has_its_rewards(play, executor):
-    reward = reward_of(executor)
+    reward = reward_of(executor, outside_tokens="query")
     cases = {GOLD: [1.5, 1.5, 1.5], WRONG: [0.5, 0.5, -0.5], FAILING: [-0.5, -0.5, -1.5]}
     query_level = {GOLD: 1.5, WRONG: -0.5, FAILING: -1.5}
     for sql, values in cases.items():
@@ -139,7 +139,7 @@ def test_rewards_by_setting(settings, wrong, failing, play, executor):
 
 @pytest.mark.parametrize("reply", ["I do not know.", "<sql>SELECT 1", "<sql> \n </sql>"])
 def test_a_reply_without_sql_is_punished_everywhere(reply, play, executor):
-    score = reward_of(executor, outside_tokens="zero")(play(reply))
+    score = reward_of(executor)(play(reply))
     assert score.total == -1.5
     assert credit_of(score, reply) == [(reply, -1.5)]
     assert reward_of(executor)(play("")).spans == ()
@@ -148,13 +148,13 @@ def test_a_reply_without_sql_is_punished_everywhere(reply, play, executor):
 def test_a_draft_in_the_reasoning_has_no_clauses(play, executor):
     reply = f"<think><sql>{GOLD}</sql></think> <sql>{GOLD}</sql>"
     start = reply.rindex(GOLD)
-    spans = reward_of(executor, outside_tokens="zero")(play(reply)).spans
+    spans = reward_of(executor)(play(reply)).spans
     assert (spans[0].start, spans[-1].end) == (start, start + len(GOLD))
 
 
 def test_every_turn_has_its_credit_and_the_last_one_counts(play, executor):
     replies = [REPLY.format(WRONG), "?", REPLY.format(GOLD)]
-    score = reward_of(executor)(play(*replies))
+    score = reward_of(executor, outside_tokens="query")(play(*replies))
     assert score.total == 1.5
     for turn, reply in enumerate(replies):
         own = [span for span in score.spans if span.turn == turn]
