@@ -73,6 +73,7 @@ class SqlSide:
             config.reward,
             columns_of=self._columns_of,
             executor=self.executor,
+            numbers=config.env.compared,
         )
         self._feedback = build_feedback(
             self._columns_of,

@@ -19,6 +19,7 @@ import json
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -59,7 +60,7 @@ from sqlenv.data.records import read_records
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
 from sqlenv.executor.database import check_contents
-from sqlenv.types import Example
+from sqlenv.types import Example, Numbers
 
 Write = Callable[[Mapping[str, Any]], None]
 
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
 def _score_pair(fields: Mapping[str, str], options: Namespace, config: ExecutorConfig) -> None:
     pair = make_pair(fields, options.dialect)
     check_contents(pair.example.database)
-    with open_workbench(config.model_copy(update={"workers": 1})) as bench:
+    with open_workbench(config.model_copy(update={"workers": 1}), options.numbers) as bench:
         score = bench.score(pair.example, pair.pred)
     if options.json:
         _print(score.record())
@@ -106,7 +107,7 @@ def _score_file_of_pairs(options: Namespace, path: Path, config: ExecutorConfig)
     pairs = read_pairs(path, options.dialect)
     with _lines(options) as write:
         check_databases(pair.example.database for pair in pairs)
-        scores = score_all([(pair.example, pair.pred) for pair in pairs], config)
+        scores = score_all([(pair.example, pair.pred) for pair in pairs], config, options.numbers)
         for pair, score in zip(pairs, scores, strict=True):
             write({"id": pair.id, **score.record()})
 
@@ -127,8 +128,8 @@ def _score_predictions(options: Namespace, paths: Sequence[Path], config: Execut
     check_golds(list(dict.fromkeys(asked)))
     with _lines(options) as write:
         check_databases(example.database for example in asked)
-        pairs = _score_queries(paired, config, write)
-        rewards = _score_episodes(played, config, write)
+        pairs = _score_queries(paired, config, options.numbers, write)
+        rewards = _score_episodes(played, config, options.numbers, write)
     # With --json and nowhere else to write, the lines take the place of the tables.
     if options.out or not options.json:
         console = cli.Console()
@@ -138,9 +139,10 @@ def _score_predictions(options: Namespace, paths: Sequence[Path], config: Execut
 
 
 def _score_queries(
-    files: Sequence[tuple[str, Paired]], config: ExecutorConfig, write: Write
+    files: Sequence[tuple[str, Paired]], config: ExecutorConfig, numbers: Numbers, write: Write
 ) -> list[Means]:
-    scores = iter(list(score_all([pair for _, pairs in files for pair in pairs], config)))
+    every = [pair for _, pairs in files for pair in pairs]
+    scores = iter(list(score_all(every, config, numbers)))
     means: list[Means] = []
     for name, pairs in files:
         own = list(islice(scores, len(pairs)))
@@ -151,12 +153,16 @@ def _score_queries(
 
 
 def _score_episodes(
-    files: Sequence[tuple[str, Sequence[Played]]], config: ExecutorConfig, write: Write
+    files: Sequence[tuple[str, Sequence[Played]]],
+    config: ExecutorConfig,
+    numbers: Numbers,
+    write: Write,
 ) -> list[Means]:
+    make = partial(make_trajectory_scorer, numbers=numbers)
     means: list[Means] = []
     for name, episodes in files:
         jobs = [(example, turns) for _, example, turns in episodes]
-        rewards = list(spread(make_trajectory_scorer, config, jobs, title=name))
+        rewards = list(spread(make, config, jobs, title=name))
         for (record, example, _), reward in zip(episodes, rewards, strict=True):
             write({"file": name, "id": example.id, "step": record.get("step"), **reward})
         means.append((name, episode_means(rewards)))
@@ -252,6 +258,11 @@ def _read(arguments: Sequence[str]) -> Namespace:
         "--dialect", default="sqlite", choices=tuple(NAMES), metavar="NAME",
         help=f"what queries are written in, where a record does not say it: {', '.join(NAMES)} "
         "(default: sqlite); others run on SQLite where they mean the same there",
+    )  # fmt: skip
+    parser.add_argument(
+        "--numbers", default="close", choices=get_args(Numbers), metavar="RULE",
+        help="when two numbers are the same: close (their last bits may differ; the default) or "
+        "exact (as in official programs)",
     )  # fmt: skip
     add = parser.add_argument_group("limits of one query").add_argument
     add("--timeout-s", type=float, help="wall time (default: 30)")

@@ -18,7 +18,7 @@ from rewards.execution import ColumnsOf, StepRunner, execution_reward
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Score
-from sqlenv.types import Episode
+from sqlenv.types import Episode, Numbers
 
 Reward = Callable[[Episode], Score]
 
@@ -28,8 +28,9 @@ def build_reward(
     *,
     columns_of: ColumnsOf,
     executor: StepRunner | None = None,
+    numbers: Numbers = "close",
 ) -> Reward:
-    """Build the reward that the settings name.
+    """Build the reward that the settings name; `numbers` are compared as the environment does.
 
     Raises:
         ValueError: The family needs an executor.
@@ -43,7 +44,7 @@ def build_reward(
     if executor is None:
         raise ValueError(f"the reward {config.kind} runs queries: give it an executor")
     if isinstance(config, ExpoConfig):
-        return ExpoReward(config, columns_of=columns_of, executor=executor)
+        return ExpoReward(config, columns_of=columns_of, executor=executor, numbers=numbers)
     if isinstance(config, PaverlConfig):
         return PaverlReward(config, executor)
     return AstraReward(config, executor)

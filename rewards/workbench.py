@@ -29,7 +29,7 @@ from rewards.types import Turn
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import run, transpile
 from sqlenv.envs.single_turn import find_matches, judge_answer
-from sqlenv.evaluators.equality import matches
+from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Answer,
@@ -37,6 +37,7 @@ from sqlenv.types import (
     Episode,
     Example,
     MatchMode,
+    Numbers,
     Result,
     SqlError,
     Status,
@@ -124,9 +125,13 @@ class PairScore:
 class Workbench:
     """Runs predictions and asks every family. One thread at a time."""
 
-    def __init__(self, executor: StepRunner, columns_of: ColumnsOf) -> None:
-        self._executor = executor
-        self._expo = ExpoReward(ExpoConfig(), columns_of=columns_of, executor=executor)
+    def __init__(
+        self, executor: StepRunner, columns_of: ColumnsOf, numbers: Numbers = "close"
+    ) -> None:
+        self._executor, self._numbers = executor, numbers
+        self._expo = ExpoReward(
+            ExpoConfig(), columns_of=columns_of, executor=executor, numbers=numbers
+        )
         self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)
         self._families = {
             "progressive": self._progressive,
@@ -141,6 +146,7 @@ class Workbench:
         start = time.perf_counter()
         sql = sql if sql.strip() else ""
         predicted = run(self._executor.execute, example, sql) if sql else SqlError("no SQL")
+        predicted = like_gold(predicted, gold, self._numbers)
         ex = find_matches(example, sql, predicted, self._executor, MODES)
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
@@ -183,7 +189,7 @@ class Workbench:
         answer = answer_of(turn.text, "any").with_sql(turn.sql)
         if turn.kind == "bad_call":
             return Attempt(answer, SqlError("no call"), correct=False, kind=turn.kind)
-        judged = judge_answer(example, answer, self._executor, AnswerConfig())
+        judged = judge_answer(example, answer, self._executor, AnswerConfig(numbers=self._numbers))
         return replace(judged, kind=turn.kind)
 
     def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from sqlenv.types import Dialect, ExecutionMatch, Wrapping
+from sqlenv.types import Dialect, ExecutionMatch, MatchMode, Numbers, Wrapping
 
 
 class Settings(BaseModel):
@@ -187,6 +187,11 @@ class AnswerConfig(Settings):
     match: ExecutionMatch = "set"
     """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
 
+    numbers: Numbers = "close"
+    """When two numbers are the same, for `match` and all rewards: `close` ignores last bits, so
+    that `avg(x)*100` is `100.0*sum(x)/count(*)` (relative 1e-12); or `exact`. Where `match` names
+    an official program, numbers are as exact as there."""
+
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of an answer is: in the last `<sql>…</sql>`; in the last `fence` marked `sql`
     (or as a dialect, or unmarked); or `any`: the tag, else the fence, else a reply that is one
@@ -195,6 +200,11 @@ class AnswerConfig(Settings):
     nondeterministic: Luck = "wrong"
     """A query whose result depends on chance, or on the time where `executor.now` is null: `wrong`,
     whatever it gave this time, so that no reward pays for luck; or `judged` as any other."""
+
+    @property
+    def compared(self) -> Numbers:
+        """Return how numbers are compared: exactly where `match` is an official program."""
+        return self.numbers if self.match in get_args(MatchMode) else "exact"
 
 
 class SingleTurnConfig(AnswerConfig):

@@ -21,6 +21,8 @@ Form = Literal["sql_tag", "fence", "bare"]
 """Where it was found; a bare query is the whole of what the reply says."""
 MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
 """A rule for two results, whatever the queries were."""
+Numbers = Literal["exact", "close"]
+"""When two numbers are the same: when they are equal, or when only their last bits differ."""
 ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
 """Those of `sqlenv.evaluators.comparators` that need a gold query and its database alone."""
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.errors import UserError
 from sqlenv.executor.database import check_database
-from sqlenv.types import Example
+from sqlenv.types import Example, Numbers
 
 _NAMED = 3
 
@@ -68,12 +68,14 @@ def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
     return [read(*numbered) for numbered in read_lines(path)]
 
 
-def score_all(pairs: Sequence[tuple[Example, str]], config: ExecutorConfig) -> Iterator[PairScore]:
+def score_all(
+    pairs: Sequence[tuple[Example, str]], config: ExecutorConfig, numbers: Numbers
+) -> Iterator[PairScore]:
     """Score predictions in order on all cores; say on standard error which gold queries fail at
     the end: nothing is right there.
     """
     failing: dict[str, None] = {}
-    scores = spread(make_pair_scorer, config, pairs, title="scoring")
+    scores = spread(partial(make_pair_scorer, numbers=numbers), config, pairs, title="scoring")
     for (example, _), score in zip(pairs, scores, strict=True):
         if not score.gold_ran:
             failing[example.id] = None

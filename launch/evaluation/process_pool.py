@@ -23,7 +23,7 @@ from rewards.types import Turn
 from rewards.workbench import PairScore, Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
-from sqlenv.types import Example
+from sqlenv.types import Example, Numbers
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -85,27 +85,27 @@ def process_pool(
 
 
 @contextmanager
-def open_workbench(config: ExecutorConfig) -> Generator[Workbench]:
+def open_workbench(config: ExecutorConfig, numbers: Numbers) -> Generator[Workbench]:
     """Open a workbench with an executor of its own."""
     with Executor(config) as executor:
-        yield Workbench(executor, columns_of())
+        yield Workbench(executor, columns_of(), numbers)
 
 
 @contextmanager
 def make_pair_scorer(
-    config: ExecutorConfig,
+    config: ExecutorConfig, numbers: Numbers
 ) -> Generator[Callable[[tuple[Example, str]], PairScore]]:
     """Make what scores one query; results stay where they were computed."""
-    with open_workbench(config) as bench:
+    with open_workbench(config, numbers) as bench:
         yield lambda pair: bench.score(*pair).without_results()
 
 
 @contextmanager
 def make_trajectory_scorer(
-    config: ExecutorConfig,
+    config: ExecutorConfig, numbers: Numbers
 ) -> Generator[Callable[[tuple[Example, Sequence[Turn]]], dict[str, float]]]:
     """Make what rewards one episode by every family."""
-    with open_workbench(config) as bench:
+    with open_workbench(config, numbers) as bench:
         yield lambda episode: bench.trajectory(*episode)
 
 

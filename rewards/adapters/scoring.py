@@ -61,6 +61,7 @@ class Scorer:
             config.reward,
             columns_of=self._columns_of,
             executor=self._executor,
+            numbers=config.env.compared,
         )
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
         self._told: set[object] = set()

@@ -18,7 +18,6 @@ from rewards.expo.differences import (
     Differences,
     differences,
     leads_away,
-    rounded,
     with_missing,
 )
 from rewards.expo.names import sources
@@ -31,7 +30,7 @@ from rewards.expo.steps import (
     Steps,
     first_rows,
 )
-from sqlenv.types import Table
+from sqlenv.types import Numbers, Table
 
 _EVERY: Differences = frozenset(CANDIDATES)
 _REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
@@ -61,13 +60,14 @@ def find_blamed(
     gold: Table,
     sought: Differences,
     run: Run,
+    numbers: Numbers,
 ) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
     None where no clause can be told. `gold` has its columns named by their attributes, `sought` is
     what sets the results apart (D*), `run` runs a step's query.
     """
-    steps, golds = Steps(sql, predicted, run), Steps(gold_sql, gold, run)
+    steps, golds = Steps(sql, predicted, run, numbers), Steps(gold_sql, gold, run, numbers)
     plan, operands = steps.plan, steps.plan.operands
     if config.attribution == "execution":
         return frozenset(_blame_by_execution(steps, gold))
@@ -170,6 +170,7 @@ def _change(steps: Steps, before: Step, after: Step, sought: Differences) -> Dif
         counts = [steps.count(step) for step in (before, after)] if sought & _MISSING else []
         return _MISSING if None not in counts and len(set(counts)) == 2 else _NOTHING
     left, right = first_rows(left, MAX_STEP_ROWS), first_rows(right, MAX_STEP_ROWS)
+    right = steps.like(right, left)
     if after.effect == "order":
         # The same rows in any case, of which the first ones may be all others.
         return _NOTHING if left.rows == right.rows else _ORDER
@@ -192,8 +193,8 @@ def _before_cut(steps: Steps, golds: Steps, sought: Differences) -> Differences:
     if own is None or own.width != golds.result.width:
         return sought
     is_large = len(own.rows) > MAX_WHOLE_ROWS
-    wanted = Counter(rounded(golds.result.rows))
-    return _NOTHING if is_large or wanted <= Counter(rounded(own.rows)) else sought
+    held = Counter(steps.like(own, golds.result).rows)
+    return _NOTHING if is_large or Counter(golds.result.rows) <= held else sought
 
 
 def _blame_cut(steps: Steps, golds: Steps) -> tuple[int, ...]:
@@ -202,7 +203,8 @@ def _blame_cut(steps: Steps, golds: Steps) -> tuple[int, ...]:
     if order is None or limit is None:  # the other one is missing
         return steps.plan.last.clauses
     again = steps.cut_as(golds.limit_text or f"LIMIT {len(golds.result.rows)}")
-    if again and _same(again, golds.result, ordered=golds.plan.order is not None):
+    ordered = golds.plan.order is not None
+    if again and _same(steps.like(again, golds.result), golds.result, ordered=ordered):
         return limit.clauses
     is_size = len(steps.result.rows) == len(golds.result.rows)
     if steps.window == golds.window if golds.plan.limit else is_size:
@@ -255,8 +257,7 @@ def _before_operators(clauses: Sequence[Clause], operands: int) -> set[int]:
 
 
 def _same(one: Table, other: Table, *, ordered: bool) -> bool:
-    left, right = rounded(one.rows), rounded(other.rows)
-    return left == right if ordered else Counter(left) == Counter(right)
+    return one.rows == other.rows if ordered else Counter(one.rows) == Counter(other.rows)
 
 
 def _blame_by_execution(steps: Steps, gold: Table) -> set[int]:
@@ -281,6 +282,7 @@ def _blame_away(chain: Sequence[Step], steps: Steps, gold: Table) -> set[int]:
         after = steps.rows(step)
         if after is None:
             continue
+        after = steps.like(after, gold)
         # Of large results a filter leaves the first rows, whatever it removes.
         is_cut = before is not None and len(before.rows) > MAX_STEP_ROWS and step.effect != "order"
         if before is not None and not (is_cut and after.rows) and leads_away(gold, before, after):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rewards.expo.clauses import ClauseKind
-from sqlenv.types import Row, Table, Value
+from sqlenv.types import Row, Table
 
 Difference = Literal[
     "col_count",
@@ -40,16 +40,15 @@ CANDIDATES: Mapping[Difference, frozenset[ClauseKind]] = {
 OF_COLUMNS: Differences = frozenset({"col_count", "col_name"})  # the types that tell of columns
 
 _MISSING: Differences = frozenset({"row_subset"})
-_DIGITS = 6
 
 
 def differences(reference: Table, candidate: Table, *, is_computed: bool = False) -> Differences:
     """Name what sets a candidate apart from a reference: one type for columns, one or two for rows.
 
-    Columns are named by their attributes (`with_attributes`). Values compare as Python's do, floats
-    rounded to 6 decimals. Rows of different width are never the same, so a wrong projection is
-    `col_count` and `row_disjoint` (figure 5). Where the candidate's query computes every output, as
-    many rows align with the reference's though no column agrees.
+    Columns are named by their attributes (`with_attributes`). Values compare as Python's do. Rows
+    of different width are never the same, so a wrong projection is `col_count` and `row_disjoint`
+    (figure 5). Where the candidate's query computes every output, as many rows align with the
+    reference's though no column agrees.
     """
     rows = _of_rows(reference, candidate, is_computed=is_computed)
     return rows | _of_columns(reference, candidate)
@@ -75,15 +74,15 @@ def leads_away(gold: Table, before: Table, after: Table) -> bool:
         return len(after.rows) > len(before.rows)
     if _count_held(gold, after) < _count_held(gold, before):
         return True
-    ordered, found = (dict.fromkeys(rounded(table.rows)) for table in (gold, after))
+    ordered, found = (dict.fromkeys(table.rows) for table in (gold, after))
     is_sorted = before.width == after.width and len(before.rows) == len(after.rows)
     return is_sorted and [r for r in ordered if r in found] != [r for r in found if r in ordered]
 
 
 def _count_held(gold: Table, table: Table) -> int:
     """Count the values of the gold columns that some column of a table has, at best."""
-    held = [Counter(column) for column in zip(*rounded(table.rows), strict=True)]
-    wanted = [Counter(column) for column in zip(*rounded(gold.rows), strict=True)]
+    held = [Counter(column) for column in zip(*table.rows, strict=True)]
+    wanted = [Counter(column) for column in zip(*gold.rows, strict=True)]
     return sum(max(((want & have).total() for have in held), default=0) for want in wanted)
 
 
@@ -100,7 +99,7 @@ def _of_rows(reference: Table, candidate: Table, *, is_computed: bool) -> Differ
         return _of_emptiness(reference, candidate)
     if reference.width != candidate.width:
         return frozenset({"row_disjoint"})
-    left, right = rounded(reference.rows), rounded(candidate.rows)
+    left, right = reference.rows, candidate.rows
     if left == right:
         return frozenset()
     left_set, right_set = set(left), set(right)
@@ -128,14 +127,3 @@ def _shares_a_column(left: Sequence[Row], right: Sequence[Row]) -> bool:
     """Tell whether some column position holds the same bag of values on both sides."""
     pairs = zip(zip(*left, strict=True), zip(*right, strict=True), strict=True)
     return any(Counter(ours) == Counter(theirs) for ours, theirs in pairs)
-
-
-def rounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Round floats as they are compared."""
-    if float not in {type(value) for row in rows for value in row}:
-        return rows
-    return tuple([tuple([_round(value) for value in row]) for row in rows])
-
-
-def _round(value: Value) -> Value:
-    return round(value, _DIGITS) if isinstance(value, float) else value

@@ -24,7 +24,7 @@ from rewards.expo.differences import Differences, differences
 from rewards.expo.failures import trace_error
 from rewards.types import CreditSpan, Score
 from sqlenv.dialects import run
-from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
+from sqlenv.types import Attempt, Episode, Example, Numbers, Result, SqlError, Table
 
 Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
@@ -62,8 +62,9 @@ class ExpoReward:
         *,
         columns_of: ColumnsOf,
         executor: StepRunner,
+        numbers: Numbers = "close",
     ) -> None:
-        self._config, self._executor = config, executor
+        self._config, self._executor, self._numbers = config, executor, numbers
         self._columns_of = columns_of
         # The metrics ask again for what the reward has just found.
         self._verdicts: dict[Any, ClauseVerdict] = {}
@@ -171,6 +172,7 @@ class ExpoReward:
             gold=gold,
             sought=sought,
             run=partial(run, ask, example),
+            numbers=self._numbers,
         )
         return ClauseVerdict("incorrect", clauses, blamed or everyone, sought)
 

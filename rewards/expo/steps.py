@@ -14,8 +14,9 @@ from rewards.expo.attributes import is_computed, select_aliases, with_attributes
 from rewards.expo.clauses import WHOLE, Clause, ClauseKind, scan_clauses
 from rewards.expo.differences import Differences, differences
 from rewards.expo.names import replace_names, sources
+from sqlenv.evaluators.equality import like_gold
 from sqlenv.sql.lexer import tokens
-from sqlenv.types import Result, SqlError, Table
+from sqlenv.types import Numbers, Result, SqlError, Table
 
 Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
 Run = Callable[[str], Result]
@@ -130,10 +131,10 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
 class Steps:
     """Runs the steps of a query when their results are asked for, each once."""
 
-    def __init__(self, sql: str, result: Table, run: Run) -> None:
+    def __init__(self, sql: str, result: Table, run: Run, numbers: Numbers) -> None:
         self.plan = plan_steps(sql, scan_clauses(sql))
         self.result = result
-        self._sql, self._run = sql, run
+        self._sql, self._run, self._numbers = sql, run, numbers
         self._empty: set[str] = set()
         self._seen: dict[str, tuple[int, Table | None]] = {self.plan.last.sql: (_ALL, result)}
         if not result.rows and len(self.plan.operands) == 1:
@@ -196,8 +197,16 @@ class Steps:
         """Name what sets a step's result, its columns named, apart from another."""
         computed = step.effect in ("project", "collapse")
         return differences(
-            reference, table, is_computed=computed and is_computed(self._sql, step.operand)
+            reference,
+            self.like(table, reference),
+            is_computed=computed and is_computed(self._sql, step.operand),
         )
+
+    def like(self, table: Table, reference: Table) -> Table:
+        """Write numbers as another result has them, where they are the same."""
+        found = like_gold(table, reference, self._numbers)
+        assert isinstance(found, Table)
+        return found
 
     def named(self, step: Step, table: Table) -> Table:
         """Name the columns of a step's result by their attributes."""

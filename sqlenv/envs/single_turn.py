@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from sqlenv.config import AnswerConfig, SingleTurnConfig
 from sqlenv.dialects import run, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
+from sqlenv.evaluators.equality import like_gold
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Answer,
@@ -78,16 +79,19 @@ def judge_answer(
     A reply without a query is an error and never runs; so is a query of
     another dialect that cannot be transpiled. A failing gold query matches nothing. What depends on
     the clock or on chance is not right, and its result stays marked, so that no reward pays for a
-    part of it either; where it is to be judged, the mark is taken away.
+    part of it either; where it is to be judged, the mark is taken away. Numbers of the result that
+    are the same as the gold result's are written as there, so that rewards compare them likewise.
     """
     sql = answer.sql
     if not sql:
         return Attempt(answer, SqlError("no SQL in the reply"), correct=False)
     result = run(executor.execute, example, sql)
-    if isinstance(result, Table) and result.nondeterministic:
-        if config.nondeterministic == "wrong":
-            return Attempt(answer, result, correct=False)
-        result = replace(result, nondeterministic=False)
+    if isinstance(result, Table):
+        if result.nondeterministic:
+            if config.nondeterministic == "wrong":
+                return Attempt(answer, result, correct=False)
+            result = replace(result, nondeterministic=False)
+        result = like_gold(result, run(executor.gold, example, example.gold_sql), config.compared)
     correct = find_matches(example, sql, result, executor, (config.match,))[config.match]
     return Attempt(answer, result, correct=correct)
 

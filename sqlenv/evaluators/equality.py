@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import marshal
+import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 
 from sqlenv.sql.lexer import tokenize
-from sqlenv.types import MatchMode, Result, Row, Table, Value
+from sqlenv.types import MatchMode, Numbers, Result, Row, Table, Value
 
 _Column = tuple[Value, ...]
 _Bag = frozenset[tuple[Value, int]]
@@ -15,6 +19,49 @@ _Bag = frozenset[tuple[Value, int]]
 _SEARCHED_CELLS = 10_000_000
 """Cells that a search for the order of columns looks at, some seconds of work; a result that needs
 more is no match. Only tables of many columns with the same few values come near it."""
+
+
+CLOSE = 1e-12
+"""How far apart close numbers are at most, relative to the larger one. 4,500 units in the last
+place of a double: more than sums, quotients and moderate differences lose to rounding, and less
+than what data tell apart, such as the seconds of a julianday (4.7e-12)."""
+
+
+def like_gold(predicted: Result, gold: Result, numbers: Numbers) -> Result:
+    """Write a result's numbers as the gold result has them, where they are the same (`numbers`).
+
+    After this, equality of Python's values decides everything: matches, columns, differences. A
+    float becomes the nearest close number of the gold result, an integer only a float's.
+    """
+    if numbers == "exact" or not isinstance(predicted, Table) or not isinstance(gold, Table):
+        return predicted
+    own, known = _numbers(predicted), _numbers(gold)
+    if predicted.rows == gold.rows or float not in {*map(type, own), *map(type, known)}:
+        return predicted
+    ordered = sorted(known)
+    named = {value: _nearest(value, ordered) for value in own - known}
+    changed = {value: near for value, near in named.items() if near != value}
+    if not changed:
+        return predicted
+    # Text that is written as a number is no key, and neither are bytes.
+    rows = tuple([tuple([changed.get(value, value) for value in row]) for row in predicted.rows])
+    return replace(predicted, rows=rows)
+
+
+def _numbers(table: Table) -> set[int | float]:
+    values = chain.from_iterable(table.rows)
+    return {value for value in values if isinstance(value, int | float)}
+
+
+def _nearest(value: int | float, ordered: Sequence[int | float]) -> int | float:
+    """Return the nearest of close numbers in order; the value itself where none is close."""
+    at = bisect_left(ordered, value)
+    near = [
+        other
+        for other in ordered[max(at - 1, 0) : at + 1]
+        if float in (type(value), type(other)) and math.isclose(value, other, rel_tol=CLOSE)
+    ]
+    return min(near, key=lambda other: abs(other - value), default=value)
 
 
 def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str = "") -> bool:

@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from rewards.types import Turn
 from rewards.workbench import MODES, Workbench
-from sqlenv.config import ExecutorConfig
+from sqlenv.config import AnswerConfig, ExecutorConfig
+from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
-from sqlenv.types import Example
+from sqlenv.types import Example, Numbers
 
 from .conftest import read
 
 CASES = read("workbench")
+LAST_BITS = read("numbers")
 
 
 @pytest.fixture(scope="module")
 def database(make_database) -> Path:
     return make_database([CASES["tables"]])
+
+
+@pytest.fixture(scope="module")
+def shifts(make_database) -> Path:
+    return make_database([LAST_BITS["tables"]])
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +41,30 @@ def bench():
 
 def example(database: Path, gold: str) -> Example:
     return Example("1", "", "emp", database, gold)
+
+
+@pytest.mark.parametrize("numbers", get_args(Numbers))
+@pytest.mark.parametrize("case", LAST_BITS["cases"], ids=lambda case: case["id"])
+def test_all_families_say_the_same_of_last_bits(case, numbers, shifts, executor):
+    bench = Workbench(executor, lambda _example: None, numbers)
+    record = bench.score(example(shifts, case["gold"]), case["pred"]).record()
+    found = {
+        "ex": [record["ex"][mode] for mode in MODES],
+        **{key: record["expo"][key] for key in ("case", "diff_types", "error_clauses")},
+        "ex_f": record["paverl"]["ex_f"],
+        "csmr": pytest.approx(record["astra"]["csmr"]),
+    }
+    assert found == case[numbers]
+    # Environments, and so all training, say the same.
+    for at, mode in enumerate(MODES):
+        config = AnswerConfig(match=mode, numbers=numbers)
+        reply = f"<sql>{case['pred']}</sql>"
+        assert (
+            judge(example(shifts, case["gold"]), reply, executor, config).correct == found["ex"][at]
+        )
+    official = AnswerConfig(match="bird_ex", numbers=numbers)
+    by_bird = judge(example(shifts, case["gold"]), f"<sql>{case['pred']}</sql>", executor, official)
+    assert by_bird.correct == case["exact"]["ex"][0]
 
 
 @pytest.mark.parametrize("case", CASES["pairs"], ids=lambda case: case["name"])
