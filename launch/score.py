@@ -225,8 +225,9 @@ def _examples(options: Namespace) -> tuple[Example, ...]:
 
 def _limits(options: Namespace) -> ExecutorConfig:
     named = {name: getattr(options, name) for name in ("timeout_s", "max_rows", "max_bytes")}
+    given = {name: value for name, value in named.items() if value is not None}
     try:
-        return ExecutorConfig(**{name: value for name, value in named.items() if value is not None})
+        return ExecutorConfig(isolation="process", **given)
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")

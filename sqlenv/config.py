@@ -114,17 +114,18 @@ STILL = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
 class ExecutorConfig(Settings):
     """How queries run, and what one of them may use up."""
 
-    isolation: Literal["thread", "process"] = "process"
-    """`process`: worker processes, for training and for files of unknown origin. `thread`: inside
-    this process, for tests and small runs; slow while Python threads keep the interpreter busy."""
+    isolation: Literal["thread", "process"] = "thread"
+    """`thread`: inside this process, on as many threads as ask. `process`: in worker processes, for
+    files of unknown origin, since a crash of SQLite ends a worker alone; and where comparing many
+    large results takes all cores."""
 
     workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
-    """Worker processes, or threads of `execute_many`. Default: one a CPU core, at most 16. Of two
-    or more processes, single queries leave one to those that end quickly."""
+    """Queries that run at a time; with `process` the number of workers. Default: one a CPU core, at
+    most 16. Of two or more, single queries leave one to those that end quickly."""
 
     timeout_s: float = Field(default=30.0, gt=0, le=1_000_000)
-    """Wall time of one query, in seconds, from when a worker starts it. The papers use 30. A worker
-    is killed at twice this."""
+    """Wall time of one query, in seconds, from when it starts. The papers use 30. A worker process
+    that is silent for twice this ends."""
 
     max_steps: int = Field(default=1_000_000_000, gt=0, le=10**18)
     """Steps of SQLite's virtual machine: stops a query at the same place on every machine. A core
@@ -164,6 +165,7 @@ class ExecutorConfig(Settings):
 
 
 OFFICIAL = ExecutorConfig(
+    isolation="process",
     now=None,
     timeout_s=60,
     max_steps=10**15,

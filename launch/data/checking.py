@@ -16,7 +16,7 @@ import apsw
 
 from launch.cli import progress_bar
 from launch.data.request import PrepareRequest
-from launch.evaluation.cache import DiskCache
+from sqlenv.cache import DiskCache
 from sqlenv.data.issues import Checked
 from sqlenv.executor.database import identify
 from sqlenv.types import Example

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from launch.evaluation.cache import DiskCache
 from launch.evaluation.outcomes import End
 from rewards.verbal import Ask
+from sqlenv.cache import DiskCache
 from sqlenv.types import Observation
 
 ANSWERS = "answers"

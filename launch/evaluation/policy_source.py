@@ -12,7 +12,6 @@ from typing import Any
 
 from launch.build import SqlSide, serving
 from launch.config import JobConfig
-from launch.evaluation.cache import DiskCache
 from launch.evaluation.client import Answer, CachedClient, ModelRequest
 from launch.evaluation.decoding import Decode
 from launch.evaluation.deliberation import deliberate
@@ -29,6 +28,7 @@ from minirl.run import activity
 from minirl.sample.pace import Pace
 from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Request
+from sqlenv.cache import DiskCache
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from sqlenv.types import Result, Row, Table, Value
@@ -11,13 +10,6 @@ VoteBy = Literal["set", "table"]
 """What makes two results one vote. `set`: equal sets of rows (OmniSQL, evaluate_bird.py).
 `table`: equal printed tables, so that names and order of columns, order and repetition of rows
 matter (PaVeRL-SQL, evaluate_paverl.py)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ballot:
-    """The vote of a query, as a worker sends it in place of the rows."""
-
-    vote: str | None
 
 
 def ballot(result: Result, by: VoteBy = "set") -> str | None:

@@ -1,41 +1,54 @@
 """Run queries that nobody has vetted, and get values back.
 
-The way of a query: `guard.refuse_text`, then `Engine.execute` in this process or, through
-`WorkerPool`, in another; there `Guard.run` on a connection with every control set.
+The way of a query: `Engine.execute` in this process or, through `Processes`, in another; there
+`Guard.run` on a connection with every control set.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from threading import get_ident
+from typing import Self, TypeVar
 
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import Case, Judgement, Runs, check_case
-from sqlenv.evaluators.votes import Ballot, VoteBy
-from sqlenv.executor.channel import RESULTS
+from sqlenv.evaluators.comparators import Case, Judgement, check_case
+from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor.database import Identity, identify
-from sqlenv.executor.engine import Answer, Engine, Execution, Question, Trial
-from sqlenv.executor.gold import GoldCache, Query
-from sqlenv.executor.guard import refuse_text
-from sqlenv.executor.pool import WorkerPool
-from sqlenv.types import Result, status_of
+from sqlenv.executor.engine import NAG_S, Engine, Location
+from sqlenv.executor.gold import GoldCache
+from sqlenv.executor.processes import Processes
+from sqlenv.types import Result, TimedOut, status_of
 
 _log = logging.getLogger(__name__)
+# What a query may take before it counts as slow: some 20 to 50 ms.
+_QUICK_STEPS = 5_000_000
+# Queries that are asked for together: enough to hide the cost of that, few enough to keep all
+# workers busy to the end.
+_MOST_TOGETHER = 16
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 class Executor:
-    """Executes SQL on SQLite files, read-only and bounded. Threads may share one; forks may not."""
+    """Executes SQL on SQLite files, read-only and bounded. Threads may share one; forks may not.
+
+    All single queries have few steps at first, and those that need more run again: of slow ones
+    there is one less at a time than there are workers.
+    """
 
     def __init__(self, config: ExecutorConfig):
         self.config = config
         self._process = os.getpid()
         self._gold = GoldCache(config)
         self._seen: dict[Path, Identity] = {}
-        self._backend = _Threads(config) if config.isolation == "thread" else WorkerPool(config)
+        self._slow = threading.Semaphore(config.workers - 1) if config.workers > 1 else None
+        self._backend = Engine(config) if config.isolation == "thread" else Processes(config)
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +58,8 @@ class Executor:
 
     def start(self) -> None:
         """Start worker processes now, so that they are there when the first query comes."""
-        self._backend.start()
+        if isinstance(self._backend, Processes):
+            self._backend.start()
 
     def execute(self, database: Path, sql: str, *, max_steps: int | None = None) -> Result:
         """Run one query of any text; a budget of steps may take the place of the settings'.
@@ -56,19 +70,31 @@ class Executor:
         Raises:
             UserError: The database cannot be used; see `check_database`.
         """
-        return self._run([Execution(database, sql, max_steps)])[0]
+        ((database, sql),) = self._checked([(database, sql)])
+        steps = max_steps or self.config.max_steps
+        if self._slow is None or steps <= _QUICK_STEPS:
+            return self._backend.run(Engine.execute, database, sql, steps)
+        result = self._backend.run(Engine.execute, database, sql, _QUICK_STEPS)
+        if result != TimedOut("steps"):
+            return result
+        with self._slow:
+            return self._backend.run(Engine.execute, database, sql, steps)
 
-    def execute_many(self, queries: Sequence[Query]) -> list[Result]:
+    def execute_many(self, queries: Sequence[Location]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in their order."""
-        return self._run([Execution(database, sql) for database, sql in queries])
+        distinct = list(dict.fromkeys(queries))
+        results = self._run_many(Engine.execute_many, self._checked(distinct))
+        found = dict(zip(distinct, results, strict=True))
+        return [found[query] for query in queries]
 
-    def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
+    def votes(self, queries: Sequence[Location], by: VoteBy) -> list[str | None]:
         """Run queries as `execute_many` does, and give their votes in the queries' order.
 
-        Rows stay in the workers, however many queries there are; none of one that does not run.
+        Rows stay where they were read, however many queries there are; none of one that does not
+        run.
         """
-        answers = self._answer([Execution(database, sql, vote_by=by) for database, sql in queries])
-        return [answer.vote if isinstance(answer, Ballot) else None for answer in answers]
+        votes = self._run_many(Engine.votes, self._checked(queries), by)
+        return [vote if isinstance(vote, str) else None for vote in votes]
 
     def gold(self, database: Path, sql: str) -> Result:
         """Give a gold query's result, computed once for this database, query and set of limits.
@@ -77,7 +103,7 @@ class Executor:
         """
         return self.gold_many([(database, sql)])[0]
 
-    def gold_many(self, queries: Sequence[Query]) -> list[Result]:
+    def gold_many(self, queries: Sequence[Location]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
         self._check_use(database for database, _ in queries)
         return self._gold.get(queries, self.execute_many)
@@ -91,24 +117,51 @@ class Executor:
         for case in cases:
             check_case(case, names)
         self._check_use(file for case in cases for file in (case.database, *case.suite))
-        answers = self._backend.run([Trial(case, tuple(names)) for case in cases])
-        return [_judgement(answer, names) for answer in answers]
+        judged = self._run_many(Engine.judge, cases, tuple(names))
+        return [_judgement(one, names) for one in judged]
 
     def close(self) -> None:
         """End the workers and close the connections."""
         self._backend.close()
 
-    def _run(self, queries: Sequence[Execution]) -> list[Result]:
-        return [answer for answer in self._answer(queries) if isinstance(answer, RESULTS)]
+    def _run_many(
+        self, method: Callable[..., list[T]], asked: Sequence[A], *rest: object
+    ) -> list[T | Result]:
+        """Call a method of `Engine` with parts of what is asked, on all workers."""
+        workers = self.config.workers
+        threads: set[int] = set()
+        is_over = threading.Event()
 
-    def _answer(self, queries: Sequence[Execution]) -> list[Answer]:
-        """Refuse texts that must not reach SQLite, and run the other queries, each once."""
-        limit = self.config.max_sql_chars
-        refused = {query: refuse_text(query.sql, max_sql_chars=limit) for query in queries}
-        accepted = [query for query, refusal in refused.items() if refusal is None]
-        self._check_use(query.database for query in accepted)
-        found = dict(zip(accepted, self._backend.run(accepted), strict=True))
-        return [refused[query] or found[query] for query in queries]
+        def run(part: Sequence[A]) -> list[T | Result]:
+            answers = self._backend.run(method, part, *rest)
+            if isinstance(answers, list):
+                return list(answers)
+            if is_over.is_set():
+                raise CancelledError
+            # The worker died, and of several it does not say whose fault that is.
+            return [answers] if len(part) == 1 else [one for each in part for one in run([each])]
+
+        if len(asked) <= 1:
+            return run(asked)
+        length = min(-(-len(asked) // (4 * workers)), _MOST_TOGETHER)
+        parts = [asked[at : at + length] for at in range(0, len(asked), length)]
+        with ThreadPoolExecutor(workers, initializer=lambda: threads.add(get_ident())) as pool:
+            futures = [pool.submit(run, part) for part in parts]
+            try:
+                return [answer for future in futures for answer in future.result()]
+            except BaseException:
+                is_over.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                while not all(future.done() for future in futures):
+                    self._backend.cancel(threads)
+                    time.sleep(NAG_S)
+                raise
+
+    def _checked(self, queries: Sequence[Location]) -> list[Location]:
+        self._check_use(database for database, _ in queries)
+        # More of a text is not needed to refuse it, and a worker has no room for any.
+        longest = self.config.max_sql_chars + 1
+        return [(database, sql[:longest]) for database, sql in queries]
 
     def _check_use(self, databases: Iterable[Path]) -> None:
         """Name files that were written to since they were last looked at; they are read anew."""
@@ -125,32 +178,9 @@ class Executor:
             self._seen[database] = identity
 
 
-class _Threads:
-    """What `WorkerPool` does, in this process; one question in the thread that asks it."""
-
-    def __init__(self, config: ExecutorConfig):
-        self._engine = Engine(config)
-        self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="sqlenv")
-
-    def start(self) -> None:
-        pass
-
-    def run(self, questions: Sequence[Question]) -> list[Answer]:
-        run = map if len(questions) == 1 else self._threads.map
-        return list(run(self._answer, questions))
-
-    def _answer(self, question: Question) -> Answer:
-        engine = self._engine
-        return engine.answer(question, Runs(engine.ask, stopwatch=engine.seconds))
-
-    def close(self) -> None:
-        self._threads.shutdown()
-        self._engine.close()
-
-
-def _judgement(answer: Answer, names: Sequence[str]) -> Judgement:
+def _judgement(answer: Judgement | Result, names: Sequence[str]) -> Judgement:
     """Give a case's judgement, or one of a prediction that took its worker down."""
     if isinstance(answer, Judgement):
         return answer
-    status = status_of(answer) if isinstance(answer, RESULTS) else "error"
+    status = status_of(answer)
     return Judgement(dict.fromkeys(names, 0.0), status, "ok", is_late=status == "timeout")

@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import apsw
 
+from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
-from sqlenv.errors import UserError
-from sqlenv.executor.channel import RESULTS, pack, unpack
 from sqlenv.executor.database import Identity, fingerprint, identify
+from sqlenv.executor.engine import Location
 from sqlenv.executor.guard import weigh
-from sqlenv.types import Result, Table, TimedOut, TooLarge
-
-Query = tuple[Path, str]
+from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge, Value
 
 # What can change the result, beside the database and the query.
 _LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars"}
@@ -35,7 +35,7 @@ _MEMORY_BYTES = 128_000_000
 _ENTRY_BYTES = 1000
 
 Key = tuple[Identity, str]
-RunMany = Callable[[Sequence[Query]], list[Result]]
+RunMany = Callable[[Sequence[Location]], list[Result]]
 
 
 class GoldCache:
@@ -57,7 +57,7 @@ class GoldCache:
         self._sizes: OrderedDict[Key, int] = OrderedDict()
         self._memory_bytes = 0
 
-    def get(self, queries: Sequence[Query], run: RunMany) -> list[Result]:
+    def get(self, queries: Sequence[Location], run: RunMany) -> list[Result]:
         """Look results up in memory, then on disk; run the rest, all at once, and keep them."""
         keys = [(identify(database), sql) for database, sql in queries]
         with self._lock:
@@ -77,7 +77,7 @@ class GoldCache:
         except CancelledError:  # who computed it failed: the turn is ours
             return self.get(queries, run)
 
-    def keep(self, query: Query, result: Result) -> None:
+    def keep(self, query: Location, result: Result) -> None:
         """Keep a result that was computed elsewhere, if results like it are kept."""
         self.get([query], lambda _: [result])
 
@@ -112,36 +112,25 @@ class GoldCache:
             else:
                 future.cancel()
 
-    def _path(self, key: Key) -> Path:
+    @cached_property
+    def _disk(self) -> DiskCache:
+        return DiskCache(self._folder or Path())
+
+    def _name(self, key: Key) -> str:
         identity, sql = key
         text = json.dumps([fingerprint(Path(identity[0])), sql, self._context])
-        name = hashlib.sha256(text.encode()).hexdigest()
-        return Path(self._folder or "") / name[:2] / f"{name}.msgpack"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _read(self, key: Key) -> Result | None:
-        # A damaged or foreign file is the same as none: it is written again.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-            result = unpack(self._path(key).read_bytes())
-            is_whole = not isinstance(result, Table) or all(
-                len(row) == result.width for row in result.rows
-            )
-            return result if isinstance(result, RESULTS) and is_whole else None
+        if not (self._folder and self._folder.exists()):
+            return None
+        # What is no result is the same as none: it is written again.
+        with contextlib.suppress(LookupError, ValueError, TypeError):
+            return _from_json(self._disk.get(self._name(key)))
         return None
 
     def _write(self, key: Key, result: Result) -> None:
-        """Write a file whole or not at all: other processes may read and write the same one."""
-        path = self._path(key)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as scratch:
-                written = Path(scratch) / path.name
-                written.write_bytes(pack(result))
-                written.replace(path)
-        except OSError as error:
-            raise UserError(
-                f"{self._folder}: cannot keep gold results here ({error.strerror}); "
-                "set cache_dir to a folder with room that you may write"
-            ) from None
+        self._disk[self._name(key)] = _to_json(result)
 
 
 def _is_lasting(result: Result) -> bool:
@@ -151,3 +140,34 @@ def _is_lasting(result: Result) -> bool:
 def _weigh(key: Key, result: Result) -> int:
     rows = result.rows if isinstance(result, Table) else ()
     return _ENTRY_BYTES + 4 * len(key[1]) + (weigh(rows) if rows else 0)
+
+
+_KINDS = {kind.__name__: kind for kind in (Table, SqlError, TimedOut, TooLarge, Denied)}
+
+
+def _to_json(result: Result) -> list[Any]:
+    """Write a result, bytes in hexadecimal, without anything that runs when it is read."""
+    values = {field.name: getattr(result, field.name) for field in fields(result)}
+    if isinstance(result, Table):
+        values["rows"] = [[_cell_to_json(value) for value in row] for row in result.rows]
+    return [type(result).__name__, values]
+
+
+def _from_json(written: Any) -> Result:
+    """Read a result; LookupError, ValueError or TypeError where it is none."""
+    name, values = written
+    if name == "Table":
+        columns = tuple(values["columns"])
+        rows = tuple(tuple([_cell(value) for value in row]) for row in values["rows"])
+        if any(len(row) != len(columns) for row in rows):
+            raise ValueError("rows are not as wide as the table")
+        values |= {"columns": columns, "rows": rows}
+    return _KINDS[name](**values)
+
+
+def _cell_to_json(value: Value) -> Any:
+    return {"hex": value.hex()} if isinstance(value, bytes) else value
+
+
+def _cell(value: Any) -> Value:
+    return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value

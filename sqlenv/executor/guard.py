@@ -9,7 +9,7 @@
 | one slow call that nothing can interrupt | `database.py`, `allowed.py`, `functions.py` |
 | many of them in a row, with no loop around | `_limit_values` |
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
-| many rows | `_collect` |
+| many rows | `_fetch` |
 
 Also marks results that depend on chance, or on a clock that runs (`functions.py`).
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import marshal
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from sys import getsizeof
@@ -55,20 +56,46 @@ _SQUARE_VALUE_BYTES = 30_000
 # the values are shorter.
 _LONG_SCANS = 4
 _NATIVE_SCANS = SCANS | frozenset(REPLACED)
-_Lengths = Literal["short", "long", "records"]
-_FIRST_LENGTHS: tuple[_Lengths, ...] = ("short", "long")
 
 
 class _AsksClockError(Exception):
     """A query may read the clock: it has to run where ours is."""
 
 
-class _GivenUpError(Exception):
-    """A query is given up; carries the result that says why."""
+class _DeniedError(Exception):
+    """A statement that compiled is none that may run; says what it is."""
 
-    def __init__(self, result: Result):
-        super().__init__(result)
-        self.result = result
+
+_FAILURES = (apsw.Error, UnicodeDecodeError, MemoryError, _AsksClockError, _DeniedError)
+_REASONS: dict[type[Exception], Result] = {
+    apsw.NoMemError: TooLarge("memory"),
+    MemoryError: TooLarge("memory"),
+    apsw.TooBigError: TooLarge("bytes"),
+    apsw.BindingsError: Denied("parameters"),
+    UnicodeDecodeError: SqlError("the database holds text that is not valid"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a query is run: cheaply at first, then as it turned out to need.
+
+    Attributes:
+        sql: The query, or one around it.
+        columns: What the query calls its columns; empty while `sql` is the query itself.
+        is_timed: On a connection that asks our clock.
+        is_native: With SQLite's own functions, which take text that is not valid.
+        is_bytes: Texts arrive as bytes (`_as_bytes`).
+        lengths: As if values were short; as long as they may be; so that a record of SQLite's, such
+            as a sorter's, may have the length of many (`_as_bounded`).
+    """
+
+    sql: str
+    columns: tuple[str, ...] = ()
+    is_timed: bool = False
+    is_native: bool = False
+    is_bytes: bool = False
+    lengths: Literal["short", "long", "records"] = "short"
 
 
 def refuse_text(sql: str, *, max_sql_chars: int) -> Result | None:
@@ -98,28 +125,28 @@ class Guard:
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self._clock = clock(config.now)
-        self._is_timed = self._is_native = False
         self._connections = {(False, False): self.connection}
         self._watch(self.connection)
-        self._forget()
 
     def run(self, sql: str, max_steps: int) -> Result:
-        """Run one query whose text passed `refuse_text`."""
+        """Run one query whose text passed `refuse_text`, in the first way that serves it."""
+        way: _Way | None = _Way(sql)
         reads = self._clock.reads
-        try:
-            rows = self._read_anywhere(sql, max_steps)
-        except _GivenUpError as given_up:
-            return given_up.result
-        except apsw.Error as error:
-            return self._explain(error)
-        except MemoryError:
-            return TooLarge("memory")
-        except UnicodeDecodeError:
-            return SqlError("the database holds text that is not valid")
-        if not self._statement:
-            return SqlError("the query is empty")
-        varies = self._uses_chance or self._clock.reads != reads
-        return Table(self._columns, tuple(rows), self._is_mended, varies)
+        while True:
+            try:
+                result = self._fetch(way, max_steps)
+            except _FAILURES as error:
+                failed, way = way, self._next_way(sql, way, error)
+                if not way:
+                    return self._explain(error, failed)
+            else:
+                if isinstance(result, Table) and self._clock.reads != reads:
+                    return replace(result, nondeterministic=True)
+                return result
+
+    def interrupt(self) -> None:
+        """End the query that is running; another thread calls this."""
+        self.connection.interrupt()
 
     def close(self) -> None:
         """Close the connection."""
@@ -150,92 +177,63 @@ class Guard:
         connection.exec_trace = self._inspect
         connection.authorizer = self._authorize
 
-    def _read_anywhere(self, sql: str, max_steps: int) -> list[Row]:
-        """Run a query with our clock if it asks for one, and SQLite's functions if need be."""
-        self._is_timed = self._is_native = False
-        while True:
-            self._choose(max_steps)
-            try:
-                return self._read(sql)
-            except _AsksClockError:
-                self._is_timed = True
-            except UnicodeDecodeError:
-                if self._is_native:
-                    raise
-                self._is_native = True
+    def _next_way(self, sql: str, way: _Way, error: Exception) -> _Way | None:
+        """Find the way that a query needs which failed in another one; None where there is none."""
+        columns = way.columns or self._columns
+        if isinstance(error, _AsksClockError):
+            return replace(way, is_timed=True)
+        if isinstance(error, UnicodeDecodeError) and columns and not way.is_bytes:
+            around = _as_bytes(self._statement, len(columns))
+            return replace(way, sql=around, columns=columns, is_bytes=True, lengths="short")
+        if isinstance(error, UnicodeDecodeError) and not way.is_native:
+            return _Way(sql, is_timed=way.is_timed, is_native=True)
+        if not isinstance(error, apsw.TooBigError) or self._longest == self._ceiling:
+            return None
+        if way.lengths == "short":
+            return replace(way, lengths="long")
+        if way.lengths == "records":
+            return None
+        around = _as_bounded(self._statement, len(self._columns), self._longest)
+        rest = way.sql.partition(self._statement)[2]
+        return replace(way, sql=f"{around};{rest}", columns=columns, lengths="records")
 
-    def _choose(self, max_steps: int) -> None:
-        """Take the connection that the query turned out to need, with all its steps ahead."""
-        key = self._is_timed, self._is_native
+    def _begin(self, way: _Way, max_steps: int) -> None:
+        """Take the connection that a way needs, with all the steps ahead and nothing seen yet."""
+        key = way.is_timed, way.is_native
         if key not in self._connections:
-            vfs = self._clock.name if self._is_timed else ""
-            connection = self._open(vfs=vfs, replacing=not self._is_native)
+            vfs = self._clock.name if way.is_timed else ""
+            connection = self._open(vfs=vfs, replacing=not way.is_native)
             self._watch(connection)
             self._connections[key] = connection
         self.connection = self._connections[key]
+        self._way = way
         self._steps_left, self._stride = max_steps, min(max_steps, _MOST_STRIDE)
         self.connection.set_progress_handler(self._out_of_steps, self._stride)
+        self._forget()
 
     def _note_chance(self) -> int:
         self._uses_chance = True
         return self._longest
 
-    def _forget(self, lengths: _Lengths = "short") -> None:
+    def _forget(self) -> None:
         self._columns: tuple[str, ...] = ()
         self._statement = ""
         self._denied = ""
-        self._is_mended = False
         self._uses_chance = False
         self._asks_clock = False
         self._spent = False
         self._reads_virtual = False
         self._scans = self._squares = 0
-        self._lengths = lengths
         self._longest = self._ceiling = self._config.max_value_bytes
         self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
 
-    def _read(self, sql: str) -> list[Row]:
-        try:
-            return self._collect(sql)
-        except UnicodeDecodeError:
-            if not self._columns:
-                raise
-        columns, query = self._columns, _as_bytes(self._statement, len(self._columns))
-        try:
-            rows = self._collect(query, is_bytes=True)
-        except apsw.SQLError as error:
-            # Its place would be one in the query around, which nobody wrote.
-            raise _GivenUpError(SqlError(str(error))) from None
-        self._columns = columns
-        self._is_mended = True
-        return rows
-
-    def _collect(self, sql: str, *, is_bytes: bool = False) -> list[Row]:
-        """Run a query as if its values were short; if they are not, so that they may be longer; and
-        then so that a record of SQLite's, such as a sorter's, may have the length of many.
-        """
-        for lengths in _FIRST_LENGTHS:
-            self._forget(lengths)
-            try:
-                return self._fetch(sql, is_bytes=is_bytes)
-            except apsw.TooBigError:
-                if self._longest == self._ceiling:
-                    raise
-        columns, statement = self._columns, self._statement
-        bounded = _as_bounded(statement, len(columns), self._longest)
-        self._forget("records")
-        try:
-            return self._fetch(f"{bounded};{sql.partition(statement)[2]}", is_bytes=is_bytes)
-        except apsw.SQLError:  # a PRAGMA is no part of another statement
-            raise apsw.TooBigError from None
-        finally:
-            self._columns = columns
-
-    def _fetch(self, sql: str, *, is_bytes: bool) -> list[Row]:
+    def _fetch(self, way: _Way, max_steps: int) -> Result:
+        """Run a query in one way; raises what shows that it needs another."""
         config = self._config
+        self._begin(way, max_steps)
         cursor = self.connection.cursor()
         try:
-            cursor.execute(sql)
+            cursor.execute(way.sql)
             # The most that a row can take, at four bytes a character.
             row_bytes = 4 * self._longest * max(len(self._columns), 1)
             rows: list[Row] = []
@@ -244,17 +242,20 @@ class Guard:
             while chunk := list(
                 islice(cursor, min(1 + (config.max_bytes - size_bytes) // row_bytes, 1000))
             ):
-                if is_bytes:
+                if way.is_bytes:
                     chunk = [self._decode(row) for row in chunk]
                 rows += chunk
                 size_bytes += weigh(chunk)
                 if len(rows) > config.max_rows:
-                    raise _GivenUpError(TooLarge("rows"))
+                    return TooLarge("rows")
                 if size_bytes > config.max_bytes:
-                    raise _GivenUpError(TooLarge("bytes"))
-            return rows
+                    return TooLarge("bytes")
         finally:
             cursor.close(True)  # noqa: FBT003 - positional in APSW
+        if not self._statement:
+            return SqlError("the query is empty")
+        columns = way.columns or self._columns
+        return Table(columns, tuple(rows), way.is_bytes, self._uses_chance)
 
     def _decode(self, row: Row) -> Row:
         def text(value: Value) -> Value:
@@ -270,13 +271,13 @@ class Guard:
         if not cursor.has_vdbe:  # a trailing comment
             return True
         if self._statement:
-            raise _GivenUpError(Denied("several statements"))
+            raise _DeniedError("several statements")
         if cursor.is_explain:
-            raise _GivenUpError(Denied("EXPLAIN"))
+            raise _DeniedError("EXPLAIN")
         columns = cursor.get_description()
         if not cursor.is_readonly or not columns:
-            raise _GivenUpError(Denied("not a query"))
-        if self._asks_clock and not self._is_timed:
+            raise _DeniedError("not a query")
+        if self._asks_clock and not self._way.is_timed:
             raise _AsksClockError
         self._statement = sql
         self._columns = tuple([column[0] for column in columns])
@@ -287,18 +288,18 @@ class Guard:
         """Bound what a row weighs, which nothing can look at before all of it is in memory."""
         max_bytes = self._config.max_bytes
         ceiling = self._config.max_value_bytes
-        if squares := self._squares or int(self._reads_virtual or self._is_native):
+        if squares := self._squares or int(self._reads_virtual or self._way.is_native):
             ceiling = min(ceiling, _SQUARE_VALUE_BYTES // squares)
         if self._scans > _LONG_SCANS:
             ceiling = min(ceiling, _LONG_SCANS * self._config.max_value_bytes // self._scans)
         longest = max(max_bytes // (6 * width), _WIDE_VALUE_BYTES)
-        if self._lengths == "short":
+        if self._way.lengths == "short":
             # Of short values many rows fit at once, and few at once take twice the time.
             longest = min(
                 longest, max(max_bytes // (4 * width * _ROWS_AT_ONCE), _SHORT_VALUE_BYTES)
             )
         self._longest, self._ceiling = min(longest, ceiling), ceiling
-        length = ceiling if self._lengths == "records" else self._longest
+        length = ceiling if self._way.lengths == "records" else self._longest
         self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, length)
 
     def _authorize(
@@ -316,7 +317,7 @@ class Guard:
             self._reads_virtual |= kind == "virtual"
         if action == apsw.SQLITE_FUNCTION:
             function = str(second).lower()
-            self._scans += function in (_NATIVE_SCANS if self._is_native else SCANS)
+            self._scans += function in (_NATIVE_SCANS if self._way.is_native else SCANS)
             self._squares += function in SQUARES
             self._asks_clock |= function in CLOCK_FUNCTIONS
         if denied:
@@ -328,18 +329,17 @@ class Guard:
         self._spent = self._steps_left <= 0
         return self._spent
 
-    def _explain(self, error: apsw.Error) -> Result:
+    def _explain(self, error: Exception, way: _Way) -> Result:
+        if result := _REASONS.get(type(error)):
+            return result
         if isinstance(error, apsw.InterruptError):
             return TimedOut("steps" if self._spent else "wall")
-        if isinstance(error, apsw.NoMemError):
-            return TooLarge("memory")
-        if isinstance(error, apsw.TooBigError):
-            return TooLarge("bytes")
-        if isinstance(error, apsw.BindingsError):
-            return Denied("parameters")
-        if self._denied:
-            return Denied(self._denied)
-        offset = getattr(error, "error_offset", -1)
+        if isinstance(error, _DeniedError) or self._denied:
+            return Denied(self._denied or str(error))
+        if way.lengths == "records" and isinstance(error, apsw.SQLError):
+            return TooLarge("bytes")  # a PRAGMA is no part of another statement
+        # A place in the query around is none in the query.
+        offset = -1 if way.columns else getattr(error, "error_offset", -1)
         return SqlError(str(error).replace(self._path, "the database"), offset)
 
 

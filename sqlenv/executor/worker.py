@@ -1,31 +1,25 @@
-"""The child's side of `pool.py`: `python -m sqlenv.executor.worker FD CONFIG` answers questions.
+"""The child's side of `processes.py`: calls the methods of an engine that it is asked to.
 
-Only the standard library, msgpack and APSW are imported here: a worker starts in 0.06 s and never
-loads pydantic, JAX nor the program that uses it.
+Only the standard library and APSW are imported here: a worker starts in 0.06 s and never loads
+pydantic, JAX nor the program that uses it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
+import pickle
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from sqlenv.errors import UserError
-from sqlenv.evaluators.comparators import Runs
-from sqlenv.executor.channel import Channel
-from sqlenv.executor.engine import Answer, Engine, Question
+from sqlenv.executor.engine import Engine
 from sqlenv.types import Result
 
 if TYPE_CHECKING:
@@ -33,64 +27,61 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = 77  # exit status
 
-# Answers are sent together, since a message costs more than a tiny query; none waits longer.
-_GATHER_S = 0.02
+# On top of twice the time-out, which a query may take that is asked once more alone.
+_GRACE_S = 0.1
+_LOOK_S = 0.5
 # Address space that is not SQLite's heap: Python, stacks, and a result in its forms on the way out.
 _OTHER_BYTES = 1_000_000_000
 
 
+class _TimedEngine(Engine):
+    """Lets the system end this process where one query, or what is between two, takes too long."""
+
+    def __init__(self, config: ExecutorConfig):
+        super().__init__(config)
+        self._limit_s = 2 * config.timeout_s + _GRACE_S
+
+    def execute(self, database: Path, sql: str, max_steps: int | None = None) -> Result:
+        self.wind()
+        result = super().execute(database, sql, max_steps)
+        self.wind()
+        return result
+
+    def wind(self) -> None:
+        """Begin the time anew."""
+        signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+
+
 def main() -> None:
-    """Answer lists of questions from the parent, in order, until it closes its end."""
-    descriptor, settings = int(sys.argv[1]), json.loads(sys.argv[2])
+    """Answer requests from the parent, in order, until it closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    # The settings were checked where they come from; their class would take longest to import.
-    if settings["now"]:
-        settings["now"] = datetime.fromisoformat(settings["now"])
-    config = cast("ExecutorConfig", SimpleNamespace(**settings))
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where anything else that is said goes
+    config = pickle.load(requests)
     _limit_memory(config)
     # Results are many small tuples, which the collector would look through again and again.
     gc.set_threshold(50_000)
-    engine = Engine(config)
-    channel = Channel(socket.socket(fileno=descriptor))
-    channel.send([])  # ready
+    engine = _TimedEngine(config)
     while True:
         try:
-            questions = channel.receive()
-        except (EOFError, ConnectionResetError):
+            method, *arguments = pickle.load(requests)
+        except EOFError:
             return
-        _answer(channel, engine, questions)
-
-
-def _answer(channel: Channel, engine: Engine, questions: Sequence[Question]) -> None:
-    answers: list[Answer] = []
-    last_s = time.monotonic()
-
-    def send(*, at_once: bool) -> None:
-        nonlocal last_s
-        if at_once or time.monotonic() - last_s > _GATHER_S:
-            channel.send(answers)
-            answers.clear()
-            last_s = time.monotonic()
-
-    def ask(database: Path, sql: str) -> Result:
-        result = engine.ask(database, sql)
-        send(at_once=False)  # a case of many slow queries is not overdue
-        return result
-
-    runs = Runs(ask, stopwatch=engine.seconds)
-    for position, question in enumerate(questions, 1):
+        engine.wind()
         try:
-            answers.append(engine.answer(question, runs))
+            answer = getattr(engine, method.__name__)(*arguments)
         except UserError as error:
-            answers.append(error)
-        send(at_once=position == len(questions))
+            answer = error
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
-def _die_with_parent() -> None:
-    """End this process when its parent ends, however that happens: then standard input closes."""
-    while os.read(0, 1):
-        pass
+def _die_with(parent: int) -> None:
+    """End this process when its parent ends, however that happens."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
     os._exit(0)
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -154,6 +156,25 @@ def test_wall_time_ends_a_query_and_the_next_one_is_not_hurt(
         # All its steps would take minutes; on a busy machine it hears late that its time is over.
         assert 0.9 < time.monotonic() - start_s < 20
         assert executor.execute(database, "SELECT 1") == Table(("1",), ((1,),))
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_an_interrupted_batch_is_given_up_at_once(isolation: Any, database: Path) -> None:
+    config = ExecutorConfig(isolation=isolation, workers=2, timeout_s=15, max_steps=2**31 - 1)
+    stop = (threading.main_thread().ident or 0, signal.SIGINT)
+    # A shell ignores Ctrl-C for what it runs in the background, and so would the tests.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Executor(config) as executor:
+            executor.start()
+            threading.Timer(1, signal.pthread_kill, stop).start()
+            start_s = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                executor.execute_many([(database, f"{ENDLESS} -- {n}") for n in range(100)])
+            assert time.monotonic() - start_s < 10
+            assert executor.execute(database, "SELECT 1") == Table(("1",), ((1,),))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_wide_rows_are_sorted(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.evaluators.votes import Ballot
 from sqlenv.executor import Executor
-from sqlenv.executor.channel import pack
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 from tests.sqlenv.conftest import make_file
 
@@ -111,16 +110,32 @@ def test_results_of_the_moment_are_not_kept(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_damaged_file_is_written_again(database: Path, tmp_path: Path) -> None:
-    cache, sql = tmp_path / "cache", "SELECT x'00'"
-    narrow, no_record = pack(Table(("a",), ((1, 2),))), b"\xd4\x7f\x00"
-    for damage in (b"\x91" * 100_000, narrow, b"", no_record, pack(Ballot("x")), pack(["x"])):
-        with make_executor(cache) as executor:
+def test_what_is_no_result_on_disk_is_written_again(database: Path, tmp_path: Path) -> None:
+    sql = "SELECT x'00'"
+    narrow = ["Table", {"columns": ["a"], "rows": [[1, 2]]}]
+    wrong = [narrow, [], "text", 5, ["Path", {}], ["Denied", {"who": 1}], ["Table", {"rows": []}]]
+    for value in wrong:
+        with make_executor(tmp_path / "cache") as executor:
             assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
-        [file] = [path for path in cache.rglob("*") if path.is_file()]
-        file.write_bytes(damage)
-    with make_executor(cache) as executor:
+        disk = DiskCache(tmp_path / "cache")
+        [kept] = disk.values()
+        assert kept == ["Table", {**kept[1], "columns": ["x'00'"], "rows": [[{"hex": "00"}]]}]
+        [key] = disk
+        disk[key] = value
+        disk.close()
+    with make_executor(tmp_path / "cache") as executor:
         assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
+
+
+def test_a_damaged_cache_is_named(database: Path, tmp_path: Path) -> None:
+    with make_executor(tmp_path / "cache") as executor:
+        executor.gold(database, "SELECT 1")
+    (tmp_path / "cache" / "cache.db").write_bytes(b"no database" * 1000)
+    with (
+        make_executor(tmp_path / "cache") as executor,
+        pytest.raises(UserError, match="cache: damaged"),
+    ):
+        executor.gold(database, "SELECT 1")
 
 
 def test_many_gold_queries_in_order(database: Path, tmp_path: Path) -> None:
@@ -189,16 +204,15 @@ def test_callers_at_the_same_time_share_a_result_and_no_failure(
             assert isinstance(first.exception(), failure)
 
 
-def test_a_full_disk_leaves_no_part_behind(
+def test_a_full_disk_is_the_users_to_mend(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill(*_arguments: Any, **_keywords: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sqlenv.executor.gold.pack", fill)
+    monkeypatch.setattr("diskcache.Cache.set", fill)
     with (
         make_executor(tmp_path / "cache") as executor,
         pytest.raises(UserError, match="No space left on device"),
     ):
         executor.gold(database, "SELECT 1")
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
