@@ -17,11 +17,10 @@ from rewards.types import Score
 from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 
-EXTRA_COLUMNS = 5
-"""As many columns more than the gold has are too many for EX_b (tau of PaVeRL-SQL)."""
-_ALL_COLUMNS, _EXECUTED = 10.0, 0.5
+_DEFAULTS = PaverlConfig()
 _SHORTEST_SQL = 16  # the released program never runs a shorter query
-_ROW_CUTOFF = 5  # the released program's largest difference of numbers of rows
+# The largest difference of numbers of rows in the released reward, and in the released evaluator.
+_ROW_CUTOFF, _EVALUATED_ROW_CUTOFF = 5, 30
 # Blanks are those of ASCII: `int` does not know all the others.
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
@@ -39,10 +38,11 @@ class PaverlReward:
     def __call__(self, episode: Episode) -> Score:
         """Score an episode by its answer; see `payment`."""
         answer = episode.answer
+        config = self._config
         if answer is None or not is_executable(answer) or self._is_too_short(answer.sql):
-            parts = payment(0.0, ran=False)
+            parts = payment(0.0, config, ran=False)
         else:
-            parts = payment(self._share(episode, answer), ran=True)
+            parts = payment(self._share(episode, answer), config, ran=True)
         return Score(sum(parts.values()), is_correct(episode), parts)
 
     def _is_too_short(self, sql: str) -> bool:
@@ -51,22 +51,23 @@ class PaverlReward:
     def _share(self, episode: Episode, answer: Attempt) -> float:
         results = payable(answer.result), gold_result(self._executor, episode.example)
         if self._config.payoff == "binary":
-            return binary_accuracy(*results)
+            return binary_accuracy(*results, extra_columns=self._config.extra_columns)
         if self._config.ex_f == "code":
             return released_accuracy(*results)
         return fractional_accuracy(*results)
 
 
-def payment(share: float, *, ran: bool) -> dict[str, float]:
-    """Pay 10 times a share of gold columns; without any, 0.5 for a query that ran (III-C)."""
-    return {"columns": _ALL_COLUMNS * share, "executed": _EXECUTED if ran and not share else 0.0}
+def payment(share: float, config: PaverlConfig = _DEFAULTS, *, ran: bool) -> dict[str, float]:
+    """Pay a share of gold columns; without any, for a query that ran (III-C)."""
+    executed = config.executed if ran and not share else 0.0
+    return {"columns": config.all_columns * share, "executed": executed}
 
 
 def fractional_accuracy(predicted: Result, gold: Result) -> float:
     """Return the share of gold columns that the prediction reproduces (EX_f, PaVeRL-SQL, III-A).
 
-    A gold column is reproduced by a predicted column, used once, with the same values as often, in
-    any order. NULL equals NULL alone, text that is a number is that number, numbers agree to three
+    A gold column is reproduced where some predicted column has the same values as often, in any
+    order. NULL equals NULL alone, text that is a number is that number, numbers agree to three
     decimals. Further columns and names do not count. 0.0 where either gave no table.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table) or not gold.width:
@@ -75,16 +76,23 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
         return 1.0
     if len(predicted.rows) != len(gold.rows):
         return 0.0
-    wanted, found = Counter(_bags(gold)), Counter(_bags(predicted))
-    return (wanted & found).total() / gold.width
+    found = set(_bags(predicted))
+    return sum(column in found for column in _bags(gold)) / gold.width
 
 
-def binary_accuracy(predicted: Result, gold: Result) -> float:
-    """Tell whether all gold columns are there, with few others (EX_b, PaVeRL-SQL, III-A)."""
+def binary_accuracy(
+    predicted: Result, gold: Result, *, extra_columns: int = _DEFAULTS.extra_columns
+) -> float:
+    """Tell whether all gold columns are there, with few others (EX_b, PaVeRL-SQL, III-A).
+
+    Others are those that equal no gold column: fewer than `extra_columns` (tau) of them.
+    """
     if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
-    is_narrow = predicted.width - gold.width < EXTRA_COLUMNS
-    return float(is_narrow and fractional_accuracy(predicted, gold) == 1)
+    if fractional_accuracy(predicted, gold) < 1:
+        return 0.0
+    known = set(_bags(gold))
+    return float(sum(column not in known for column in _bags(predicted)) < extra_columns)
 
 
 def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
@@ -144,11 +152,12 @@ class _TypedColumn(NamedTuple):
     values: tuple[Any, ...]
 
 
-def released_accuracy(predicted: Result, gold: Result) -> float:
+def released_accuracy(predicted: Result, gold: Result, *, row_cutoff: int = _ROW_CUTOFF) -> float:
     """Score columns and rows as PaVeRL-SQL's released code does: the share of the gold's cells.
 
-    Numbers of rows may differ: a key column picks the rows that both sides have. Rows too many then
-    cost nothing, missing rows cost their share. Two predicted columns of one name are no match.
+    Numbers of rows may differ by the cutoff: a key column picks the rows that both sides have. Rows
+    too many then cost nothing, missing rows cost their share. Two predicted columns of one name are
+    no match.
     Floats agree within 0.005; in a column of numbers NULL is -1e10, in one of text 'none'. At most
     1, unlike in the program, which compares data frames read from CSV: this keeps its rules and not
     its accidents.
@@ -156,7 +165,7 @@ def released_accuracy(predicted: Result, gold: Result) -> float:
     if not isinstance(predicted, Table) or not isinstance(gold, Table) or not gold.width:
         return 0.0
     surplus = len(predicted.rows) - len(gold.rows)
-    if abs(surplus) > _ROW_CUTOFF or len(set(predicted.columns)) < predicted.width:
+    if abs(surplus) > row_cutoff or len(set(predicted.columns)) < predicted.width:
         return 0.0
     found, wanted = ([_typed(column) for column in _columns(t)] for t in (predicted, gold))
     if surplus > 0:
@@ -169,6 +178,11 @@ def released_accuracy(predicted: Result, gold: Result) -> float:
     if not wanted or not found or len(found[0].values) != rows:
         return 0.0
     return _matched(wanted, found) / gold.width * (rows / len(gold.rows) if gold.rows else 1.0)
+
+
+def evaluated_accuracy(predicted: Result, gold: Result) -> float:
+    """Score as the released code's evaluator does, whose numbers of rows may differ by 30."""
+    return released_accuracy(predicted, gold, row_cutoff=_EVALUATED_ROW_CUTOFF)
 
 
 def _typed(column: Sequence[Value]) -> _TypedColumn:

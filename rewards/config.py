@@ -83,7 +83,7 @@ class ExpoConfig(Settings):
 
 
 class PaverlConfig(Settings):
-    """PaVeRL-SQL's reward (section III-C): 10 for all gold columns, a share of it for some."""
+    """PaVeRL-SQL's reward (section III-C), by the share of gold columns that a result has."""
 
     kind: Literal["paverl"] = "paverl"
     """Tag of the union."""
@@ -93,6 +93,15 @@ class PaverlConfig(Settings):
 
     payoff: Literal["fraction", "binary"] = "fraction"
     """Reward the share of gold columns (EX_f), or only all of them (EX_b)."""
+
+    extra_columns: int = Field(default=5, ge=1)
+    """As many columns that are none of the gold's are too many for EX_b (tau)."""
+
+    all_columns: float = 10.0
+    """Reward of all gold columns; EX_f of it for some."""
+
+    executed: float = 0.5
+    """Reward of a query that runs, and has no gold column."""
 
 
 class AtrConfig(Settings):

@@ -18,7 +18,7 @@ from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Table
+from sqlenv.types import Example, Result, Table
 
 _FIRST, _MOST = 32, 256
 """Queries at a time: what an interruption may cost, and what is held in memory together."""
@@ -199,9 +199,19 @@ class _Judge:
         """
         if not names:
             return [{} for _ in asked]
-        from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+        from rewards.columns import (
+            binary_accuracy,
+            csmr,
+            evaluated_accuracy,
+            fractional_accuracy,
+        )
 
-        functions = {"ex_f": fractional_accuracy, "ex_b": binary_accuracy, "csmr": csmr}
+        functions: Mapping[str, Callable[[Result, Result], float]] = {
+            "ex_f": fractional_accuracy,
+            "ex_b": binary_accuracy,
+            "ex_f_code": evaluated_accuracy,
+            "csmr": csmr,
+        }
         references = self._questions.references
         texts = [(self._examples[place], sql) for place, sql in asked]
         results = run_many(self._executor.execute_many, texts)

@@ -31,9 +31,9 @@ from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
-PARTIAL = ("ex_f", "ex_b", "csmr")
+PARTIAL = ("ex_f", "ex_b", "ex_f_code", "csmr")
 """The papers' measures of how much of the gold result a prediction reproduces: PaVeRL-SQL's EX_f
-and EX_b, SQL-ASTRA's CSMR."""
+and EX_b, EX_f as its released evaluator computes it, SQL-ASTRA's CSMR."""
 REFERENCED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "reference")
 """Comparators that look at Spider 2's gold results alone; all others look at gold queries, those of
 `PARTIAL` at either."""

@@ -38,7 +38,7 @@ class QuestionVerdict:
         is_late: Whether a limit of time decided a score.
         samples: Queries that were sampled; 0 where the answer is the only one.
         right: Samples that are right by the first measure.
-        turns: Replies of the answer's episode; 0 where the model has no tool.
+        turns: Of the answer's episode, its calls of the tool, or 1; 0 where the model has no tool.
         clauses: What the gold query has (`sqlenv.evaluators.features.clauses_of`), if there is one.
         tags: In what the answer differs from the gold query in structure (Progress-SQL's diagnostic
             tree), `none` where in nothing, `unparsed` where it is no query; none without a gold

@@ -225,7 +225,15 @@ class Evaluator:
         return Verdict.of(example, sql, correct=correct, turns=turns, outcomes=outcomes)
 
     def _turns(self, group: _SampledGroup) -> tuple[int, ...]:
-        return tuple(len(one.attempts) for one in group.episodes) if self._max_turns > 1 else ()
+        return tuple(map(_turns_of, group.episodes)) if self._max_turns > 1 else ()
+
+
+def _turns_of(episode: Episode) -> int:
+    """Count the turns of an episode as SQL-ASTRA's appendices D and F do: its calls of the tool.
+
+    The answer belongs to the last one; without any call it is the only turn.
+    """
+    return max(1, sum(attempt.kind != "answer" for attempt in episode.attempts))
 
 
 def reply_limit(config: SamplerConfig) -> str:

@@ -43,7 +43,7 @@ class Sampled:
     Attributes:
         queries: One, or several samples.
         replies: The texts that they stand in; none in a file of predictions.
-        turns: Replies of each episode, where the model may call a tool.
+        turns: Turns of each episode, where the model may call a tool.
         line: Of `trajectories.jsonl`, where episodes have several turns.
         choice: How the query was chosen among the model's own, with `judge@K`.
         ends: How each reply ended.

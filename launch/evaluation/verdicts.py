@@ -29,7 +29,7 @@ class Verdict:
 
     Attributes:
         samples: All queries that were sampled, where there are several.
-        turns: Replies of each sampled episode, where the model may call a tool.
+        turns: Turns of each sampled episode, where the model may call a tool: its calls, or 1.
         outcomes: What became of the replies.
     """
 

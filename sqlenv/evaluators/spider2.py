@@ -14,7 +14,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -155,7 +155,8 @@ def _equal(one: Cell, other: Cell) -> bool:
 
 def as_read(result: Table) -> Table:
     """Give a result the values that it has once written to a file and read, as the golds."""
-    return _table(columns_of_rows(result.rows, result.width))
+    read = _table(columns_of_rows(result.rows, result.width))
+    return replace(read, columns=result.columns)
 
 
 def _table(columns: Sequence[Column]) -> Table:

@@ -156,12 +156,12 @@ def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, **more: An
 
 
 def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, script, tmp_path):
-    """SQL-ASTRA, table 3 and figure 5: a turn is a reply, the one with the answer too."""
+    """SQL-ASTRA, table 3 and figure 5: a turn is a call; an answer without any is one too."""
     asked = [replace(example, id=str(number)) for number in range(4)]
     path = tmp_path / "predictions.jsonl"
     asks = evaluator(tokenizer, env, GREEDY)
     found = asks.predict(asked, path, progress=lambda *_: None)
-    assert [one.turns for one in found] == [(3,), (1,), (3,), (1,)]
+    assert [one.turns for one in found] == [(2,), (1,), (2,), (1,)]
     assert read_verdicts(path) == found
     # A kill in the middle of a line: that question is asked again, no other one is.
     content = path.read_text()
@@ -174,7 +174,7 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, s
         asks.predict(asked[:2], path, progress=lambda *_: None)
     script.given.clear()
     (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([example], first=0)
-    assert sampled.turns == (3, 1)
+    assert sampled.turns == (2, 1)
     assert len(sampled.queries) == 2
 
 
@@ -211,6 +211,7 @@ def test_the_papers_constants():
     astra, fig2 = load_config("astra.yaml", []), load_config("astra-fig2.yaml", [])
     assert (astra.train.prompts_per_step, astra.train.group_size) == (128, 8)
     assert (astra.sampler.top_p, astra.sampler.temperature) == (0.95, 1.0)
+    assert astra.sampler.max_response_tokens == 2048
     assert astra.train.optimizer.learning_rate == 1e-6
     assert (astra.env.kind, astra.evaluation.episode) == ("agentic", "agentic")
     drawn = astra.evaluation

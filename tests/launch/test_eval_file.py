@@ -167,7 +167,7 @@ def test_spider_2_has_columns_matched_too(tmp_path):
         "SELECT 1",
         "SELECT 0.3333, NULL, 1, 2, 3, 4, 5",  # all columns, and five more
     ]
-    names = "spider2_local,ex_f,ex_b,csmr"
+    names = "spider2_local,ex_f,ex_b,ex_f_code,csmr"
     sheet = evaluate(
         write(tmp_path / "p.sql", queries), root, tmp_path / "o.json", "--comparators", names,
         data="spider2-local",
@@ -175,6 +175,7 @@ def test_spider_2_has_columns_matched_too(tmp_path):
     assert verdicts(sheet, "spider2_local") == [1, 1, 1]
     assert verdicts(sheet, "ex_f") == [1, 0.5, 1]
     assert verdicts(sheet, "ex_b") == [1, 0, 0]
+    assert verdicts(sheet, "ex_f_code") == [1, 0.5, 1]
     assert verdicts(sheet, "csmr") == pytest.approx([1, 0.8 / 2, 0.8 / 14])
     with pytest.raises(UserError, match="ex_f"):
         evaluate(

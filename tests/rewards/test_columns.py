@@ -12,6 +12,7 @@ from rewards.columns import (
     PaverlReward,
     binary_accuracy,
     csmr,
+    evaluated_accuracy,
     fractional_accuracy,
     released_accuracy,
 )
@@ -76,6 +77,24 @@ def test_what_the_released_code_never_runs():
     assert reward(pred, gold, sql="SELECT a FROM t", ex_f="code").total == 0
     assert reward(pred, gold, sql="SELECT aa FROM t", ex_f="code").total == 10
     assert reward(pred, gold, sql="SELECT 1").total == 10
+
+
+@pytest.mark.parametrize(("rows", "score"), [(5, 1), (35, 1), (36, 0), (4, 0.8), (0, 0)], ids=str)
+def test_the_released_evaluator_allows_thirty_rows_more_or_fewer(rows, score):
+    gold = table([[f"g{n}", n] for n in range(5)])
+    pred = table([[f"g{n}", n] for n in range(rows)])
+    assert evaluated_accuracy(pred, gold) == pytest.approx(score)
+    # Its reward allows five.
+    assert released_accuracy(pred, gold) == pytest.approx(0 if rows > 10 else score)
+
+
+def test_the_rewards_numbers_are_settings():
+    gold, one, none = table([[1, 2]]), table([[1]]), table([[3]])
+    numbers: dict[str, Any] = {"all_columns": 2, "executed": 0.25}
+    assert [reward(pred, gold, **numbers).total for pred in (gold, one, none)] == [2, 1, 0.25]
+    wide = table([[1, 2, 3, 4, 5]])
+    paid = [reward(wide, gold, payoff="binary", extra_columns=tau).total for tau in (3, 4)]
+    assert paid == [0.5, 10]
 
 
 def test_without_an_answer_or_a_gold_result_nothing_is_paid():
