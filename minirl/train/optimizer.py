@@ -116,23 +116,23 @@ def guarded(
     A skipped update leaves weights and the rule's state as they are. `update` takes the loss as
     `value`, as optax's own rules that look at it do; `least` is that of `norm_limit`.
     """
+    masked = optax.transforms.conditionally_mask(
+        rule, lambda _step, is_sound: is_sound, forward_extra_args=True
+    )
 
     def init(params: Any) -> GuardState:
         norms_W = jnp.full(config.window, jnp.nan)
-        return GuardState(rule.init(params), norms_W, jnp.zeros((), jnp.int32))
+        return GuardState(masked.init(params), norms_W, jnp.zeros((), jnp.int32))
 
     def update(
-        updates: Any, state: Any, params: Any = None, **extra: Any
+        updates: Any, state: Any, params: Any = None, *, value: Any = 0.0
     ) -> tuple[Any, GuardState]:
         norm = optax.tree.norm(updates)
         limit = norm_limit(state, config, least=least)
-        is_sound = jnp.isfinite(extra.get("value", 0.0)) & jnp.isfinite(norm) & (norm <= limit)
-        updates, inner = rule.update(updates, state.inner, params)
-        norms_W = jnp.roll(state.norms_W, -1).at[-1].set(norm)
-        applied = GuardState(inner, norms_W, jnp.zeros((), jnp.int32))
-        skipped = state._replace(skipped=state.skipped + 1)
-        state = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), applied, skipped)
-        return jax.tree.map(lambda leaf: jnp.where(is_sound, leaf, 0), updates), state
+        is_sound = jnp.isfinite(value) & jnp.isfinite(norm) & (norm <= limit)
+        updates, inner = masked.update(updates, state.inner, params, is_sound=is_sound)
+        norms_W = jnp.where(is_sound, jnp.roll(state.norms_W, -1).at[-1].set(norm), state.norms_W)
+        return updates, GuardState(inner, norms_W, jnp.where(is_sound, 0, state.skipped + 1))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

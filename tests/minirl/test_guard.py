@@ -68,8 +68,8 @@ def test_what_is_skipped_leaves_weights_and_optimizer_as_they_were(toy):
         assert found["skipped"] == 1
         assert int(state.opt_state.skipped) == number
         for ours, theirs in zip(
-            jax.tree.leaves((state.params, state.opt_state.inner)),
-            jax.tree.leaves((before.params, before.opt_state.inner)),
+            jax.tree.leaves((state.params, state.opt_state.inner.inner_state)),
+            jax.tree.leaves((before.params, before.opt_state.inner.inner_state)),
             strict=True,
         ):
             np.testing.assert_array_equal(ours, theirs)
