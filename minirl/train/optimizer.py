@@ -117,7 +117,7 @@ def guarded(
     `value`, as optax's own rules that look at it do; `least` is that of `norm_limit`.
     """
     masked = optax.transforms.conditionally_mask(
-        rule, lambda _step, is_sound: is_sound, forward_extra_args=True
+        rule, lambda step, **known: known["is_sound"], forward_extra_args=True
     )
 
     def init(params: Any) -> GuardState:
