@@ -6,7 +6,12 @@ Suffixes of array names, one letter an axis:
     S sampler slots       L cache positions, keys       V vocabulary
     D width               F feed-forward width          E size of one head
     H query heads         K key/value heads
-    W steps of a decode run               X, Q any rows and their queries
+    W steps of a decode run               I, O inputs, outputs of a matrix; R their rank
+    J ids that a token's log-probability is wanted of; K the likeliest ids
+In attention:
+    X flat lists, or any rows             R cells of the rows of a flat list
+    Y heads K of all rows X               Q queries of a head K: of its query heads, at all T
+    M queries that a kernel takes at once, or of all rows of a prompt; C of a kernel, blocks of M
 """
 
 # ruff: noqa: D102 - the docstring of a protocol says what its properties are
@@ -151,6 +156,11 @@ class Trajectory:
     def is_cut_off(self) -> bool:
         """Return whether a token limit ended the last reply."""
         return self.turns[-1].reply.finish == "length"
+
+    @property
+    def versions(self) -> list[int]:
+        """Return the version of the weights that sampled each id."""
+        return [version for turn in self.turns for version in turn.reply.versions]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Rows(NamedTuple):
         token_NP: The token of its list at each column of a prompt; T in padding.
         token_BC: The same of answers.
         cell_XT: The cell of each token, counted over the list's rows of prompts and then over those
-            of answers; as many as there are cells in padding.
+            of answers; in padding the number of all cells.
     """
 
     token_NP: Any
@@ -54,7 +54,11 @@ def causal(*, mesh: Mesh | None = None) -> Attend:
     """
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
-        function = functools.partial(_causal, _kernel(q_BTHE, mesh))
+        kernel = _kernel(q_BTHE, mesh)
+
+        def function(q: Array, k: Array, v: Array, _rows: Any) -> Array:
+            return attend_to_sets(kernel, q, [KeySet(k, v)])
+
         return _on_devices(function, (q_BTHE, k_BTKE, v_BTKE), (), mesh), cache
 
     return attend
@@ -68,10 +72,15 @@ def shared_prefix(rows: Rows, *, mesh: Mesh | None = None) -> Attend:
     """
 
     def attend(q_XTHE: Array, k_XTKE: Array, v_XTKE: Array, cache: Any) -> tuple[Array, Any]:
-        function = functools.partial(_shared, _kernel(q_XTHE, mesh))
+        function = functools.partial(_attend_in_rows, _kernel(q_XTHE, mesh))
         return _on_devices(function, (q_XTHE, k_XTKE, v_XTKE), rows, mesh), cache
 
     return attend
+
+
+def answers(values_XT: Array, rows: Rows) -> Array:
+    """Bring numbers of tokens to the rows of answers, BC; 0 in padding."""
+    return _to_rows(values_XT, rows)[1]
 
 
 def _on_devices(
@@ -100,92 +109,45 @@ def _on_devices(
     )(q, k, v, rows)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _causal(kernel: Kernel, q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, rows: Any) -> Array:
-    return _causal_forward(kernel, q_BTHE, k_BTKE, v_BTKE, rows)[0]
-
-
-def _causal_forward(
-    kernel: Kernel, q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, rows: Any
-) -> tuple[Array, Any]:
-    del rows
-    out_BTHE, lse_BTH = _attend_to_sets(kernel, q_BTHE, [KeySet(k_BTKE, v_BTKE)])
-    return out_BTHE, (q_BTHE, k_BTKE, v_BTKE, out_BTHE, lse_BTH)
-
-
-def _causal_backward(kernel: Kernel, saved: Any, dout_BTHE: Array) -> tuple[Any, ...]:
-    q_BTHE, k_BTKE, v_BTKE, *values = saved
-    dq, ((dk, dv),) = _pull_back(kernel, q_BTHE, [KeySet(k_BTKE, v_BTKE)], *values, dout_BTHE)
-    return dq, dk, dv, None
-
-
-_causal.defvjp(_causal_forward, _causal_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _shared(kernel: Kernel, q_XTHE: Array, k_XTKE: Array, v_XTKE: Array, rows: Rows) -> Array:
-    return _shared_forward(kernel, q_XTHE, k_XTKE, v_XTKE, rows)[0]
-
-
-def _shared_forward(
+def _attend_in_rows(
     kernel: Kernel, q_XTHE: Array, k_XTKE: Array, v_XTKE: Array, rows: Rows
-) -> tuple[Array, Any]:
-    """Attend in rows. What the gradient needs is kept as flat lists."""
-    cells = _Cells(rows)
-    (q_N, q_B), prompts, sets = cells.queries_and_keys(q_XTHE, k_XTKE, v_XTKE)
-    of_prompts = _attend_to_sets(kernel, q_N, [prompts])
-    of_answers = _attend_to_sets(kernel, q_B, sets)
-    out_XTHE, lse_XTH = map(cells.to_list, of_prompts, of_answers)
-    return out_XTHE, (q_XTHE, k_XTKE, v_XTKE, rows, out_XTHE, lse_XTH)
+) -> Array:
+    """Attend from prompts to themselves, and from answers to their prompt and to themselves."""
+    (q_N, q_B), (k_N, k_B), (v_N, v_B) = (_to_rows(x, rows) for x in (q_XTHE, k_XTKE, v_XTKE))
+    length_N = jnp.sum(rows.token_NP < q_XTHE.shape[1], axis=1, dtype=jnp.int32)
+    of_prompts = attend_to_sets(kernel, q_N, [KeySet(k_N, v_N)])
+    of_answers = attend_to_sets(kernel, q_B, [KeySet(k_N, v_N, length_N), KeySet(k_B, v_B)])
+    return _to_list((of_prompts, of_answers), rows)
 
 
-def _shared_backward(kernel: Kernel, saved: Any, dout_XTHE: Array) -> tuple[Any, ...]:
-    q_XTHE, k_XTKE, v_XTKE, rows, out_XTHE, lse_XTH = saved
-    cells = _Cells(rows)
-    (q_N, q_B), prompts, sets = cells.queries_and_keys(q_XTHE, k_XTKE, v_XTKE)
-    values_N, values_B = zip(*map(cells.to_rows, (out_XTHE, lse_XTH, dout_XTHE)), strict=True)
-    dq_N, (own_N,) = _pull_back(kernel, q_N, [prompts], *values_N)
-    dq_B, (from_B, own_B) = _pull_back(kernel, q_B, sets, *values_B)
-    dkv_N = (own + other for own, other in zip(own_N, from_B, strict=True))
-    return (cells.to_list(dq_N, dq_B), *map(cells.to_list, dkv_N, own_B), None)
+# Tokens go to rows and back by index both ways: the gradient of an index is a slow sum.
+@jax.custom_vjp
+def _to_rows(list_XT: Array, rows: Rows) -> tuple[Array, Array]:
+    """Bring what tokens have to the rows of prompts, NP, and of answers, BC; 0 in padding."""
+    X, rest = len(list_XT), list_XT.shape[2:]
+
+    def to_rows(token: Array) -> Array:
+        return _taken(list_XT, token.reshape(X, -1)).reshape(*token.shape, *rest)
+
+    return to_rows(rows.token_NP), to_rows(rows.token_BC)
 
 
-_shared.defvjp(_shared_forward, _shared_backward)
+@jax.custom_vjp
+def _to_list(arrays: tuple[Array, Array], rows: Rows) -> Array:
+    """Undo `_to_rows`."""
+    X, rest = len(rows.cell_XT), arrays[0].shape[2:]
+    cells = [array.reshape(X, -1, *rest) for array in arrays]
+    return _taken(jnp.concatenate(cells, axis=1), rows.cell_XT)
 
 
-def answers(values_XT: Array, rows: Rows) -> Array:
-    """Bring numbers of tokens to the rows of answers, BC; 0 in padding."""
-    return _Cells(rows).to_rows(values_XT)[1]
-
-
-class _Cells:
-    """The rows of one device, and how tokens get there and back."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._length_N = jnp.sum(rows.token_NP < rows.cell_XT.shape[1], axis=1, dtype=jnp.int32)
-
-    def to_rows(self, list_XT: Array) -> tuple[Array, Array]:
-        """Bring what tokens have to the rows of prompts, NP, and of answers, BC; 0 in padding."""
-        X = len(list_XT)
-        tokens = (self._rows.token_NP, self._rows.token_BC)
-        found_N, found_B = (_taken(list_XT, token.reshape(X, -1)) for token in tokens)
-        rest = list_XT.shape[2:]
-        return found_N.reshape(*tokens[0].shape, *rest), found_B.reshape(*tokens[1].shape, *rest)
-
-    def to_list(self, array_NP: Array, array_BC: Array) -> Array:
-        """Undo `to_rows`."""
-        X, rest = len(self._rows.cell_XT), array_NP.shape[2:]
-        cells = [array.reshape(X, -1, *rest) for array in (array_NP, array_BC)]
-        return _taken(jnp.concatenate(cells, axis=1), self._rows.cell_XT)
-
-    def queries_and_keys(
-        self, q_XTHE: Array, k_XTKE: Array, v_XTKE: Array
-    ) -> tuple[tuple[Array, Array], KeySet, list[KeySet]]:
-        """Return queries by row, the keys of prompts to themselves, and the sets of answers."""
-        (k_N, k_B), (v_N, v_B) = map(self.to_rows, (k_XTKE, v_XTKE))
-        sets = [KeySet(k_N, v_N, self._length_N), KeySet(k_B, v_B)]
-        return self.to_rows(q_XTHE), KeySet(k_N, v_N), sets
+_to_rows.defvjp(
+    lambda list_XT, rows: (_to_rows(list_XT, rows), rows),
+    lambda rows, gradients: (_to_list(gradients, rows), None),
+)
+_to_list.defvjp(
+    lambda arrays, rows: (_to_list(arrays, rows), rows),
+    lambda rows, gradient_XT: (_to_rows(gradient_XT, rows), None),
+)
 
 
 def _taken(array_XA: Array, index_XR: Array) -> Array:
@@ -194,10 +156,13 @@ def _taken(array_XA: Array, index_XR: Array) -> Array:
     return jax.vmap(take)(array_XA, index_XR)
 
 
-def _attend_to_sets(kernel: Kernel, q_BTHE: Array, sets: Sequence[KeySet]) -> tuple[Array, Array]:
-    """Return the values of queries that attend to several sets of keys together, and their
-    log-sum-exp, BTH.
-    """
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend_to_sets(kernel: Kernel, q_BTHE: Array, sets: Sequence[KeySet]) -> Array:
+    """Return the values of queries that attend to several sets of keys together."""
+    return _forward(kernel, q_BTHE, sets)[0]
+
+
+def _forward(kernel: Kernel, q_BTHE: Array, sets: Sequence[KeySet]) -> tuple[Array, Any]:
     parts = []
     for keys in sets:
         out, lse = kernel.forward(_by_key_row(q_BTHE, keys), keys)
@@ -205,33 +170,28 @@ def _attend_to_sets(kernel: Kernel, q_BTHE: Array, sets: Sequence[KeySet]) -> tu
         lse_BTH1 = lse.reshape(*q_BTHE.shape[:3], 1)
         parts.append(Partial(values, lse_BTH1, jnp.ones_like(lse_BTH1)))
     joined = join(parts)
-    return joined.out.astype(q_BTHE.dtype), joined.lse
+    out_BTHE = joined.out.astype(q_BTHE.dtype)
+    return out_BTHE, (q_BTHE, sets, out_BTHE, joined.lse)
 
 
-def _pull_back(
-    kernel: Kernel,
-    q_BTHE: Array,
-    sets: Sequence[KeySet],
-    out_BTHE: Array,
-    lse_BTH: Array,
-    dout_BTHE: Array,
-) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Return the gradient of the queries, and those of keys and values of each set."""
-    dq_BTHE = jnp.zeros(q_BTHE.shape, jnp.float32)
-    gradients = []
+def _backward(kernel: Kernel, saved: Any, dout_BTHE: Array) -> tuple[Array, list[KeySet]]:
+    q_BTHE, sets, out_BTHE, lse_BTH = saved
+    dq_BTHE, gradients = jnp.zeros(q_BTHE.shape, jnp.float32), []
     for keys in sets:
         arrays = (q_BTHE, out_BTHE, lse_BTH, dout_BTHE)
         q, *values = (_by_key_row(array, keys) for array in arrays)
         dq, dk, dv = kernel.backward(q, keys, *values)
         dq_BTHE += dq.reshape(q_BTHE.shape).astype(jnp.float32)
-        gradients.append((dk, dv))
+        gradients.append(KeySet(dk, dv))
     return dq_BTHE.astype(q_BTHE.dtype), gradients
+
+
+attend_to_sets.defvjp(_forward, _backward)
 
 
 def _by_key_row(array_BT: Array, keys: KeySet) -> Array:
     """Put all queries that attend to a row of keys into one row."""
-    X = keys.k_XLKE.shape[0]
-    return array_BT.reshape(X, -1, *array_BT.shape[2:])
+    return array_BT.reshape(len(keys.k_XLKE), -1, *array_BT.shape[2:])
 
 
 # By the platform of the devices. Smaller blocks than 4 MB keep a CPU busy with small products.

@@ -8,7 +8,7 @@ JAX; the tests call both, and check the arguments.
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,46 +40,36 @@ def _serves(q_BTHE: Array) -> bool:
     return q_BTHE.dtype in _FLOATS and E <= _LARGEST_HEAD and E % 8 == 0
 
 
-class _Mask(NamedTuple):
-    """What cuDNN is passed to leave keys out; None where that is not needed.
-
-    Attributes:
-        kind: Kind of mask.
-        queries_X, keys_X: Lengths, at least 1.
-        has_keys_X: Rows with any key: a length of zero is undefined, so that such a row attends to
-            one key, and its log-sum-exp is masked.
-    """
-
-    kind: Any
-    queries_X: Array | None = None
-    keys_X: Array | None = None
-    has_keys_X: Array | None = None
-
-
-def _mask(q_XTHE: Array, keys: KeySet) -> _Mask:
-    length_X = keys.length_X
-    if length_X is None:  # queries never see padding on the right
-        return _Mask(cudnn_kernels.MaskType.CAUSAL)
+def _mask(q_XTHE: Array, keys: KeySet) -> tuple[Any, Array | None, Array | None]:
+    """Return the kind of mask, and the lengths of queries and keys where it has lengths."""
+    if keys.length_X is None:  # queries never see padding on the right
+        return cudnn_kernels.MaskType.CAUSAL, None, None
     queries_X = jnp.full(*q_XTHE.shape[:2], jnp.int32)
-    kind = cudnn_kernels.MaskType.PADDING
-    return _Mask(kind, queries_X, jnp.maximum(length_X, 1), length_X > 0)
+    # A length of zero is undefined: such a row attends to one key, and is masked (`_with_keys`).
+    return cudnn_kernels.MaskType.PADDING, queries_X, jnp.maximum(keys.length_X, 1)
+
+
+def _with_keys(array_X: Array, keys: KeySet, *, otherwise: float) -> Array:
+    """Replace what belongs to rows without any key."""
+    if keys.length_X is None:
+        return array_X
+    has_keys_X = jnp.expand_dims(keys.length_X > 0, range(1, array_X.ndim))
+    return jnp.where(has_keys_X, array_X, otherwise)
 
 
 def _forward(q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
-    mask = _mask(q_XTHE, keys)
+    kind, queries_X, keys_X = _mask(q_XTHE, keys)
     out_XTHE, lse_XHT = _FORWARD(
         q_XTHE,
         keys.k_XLKE,
         keys.v_XLKE,
-        q_seqlen=mask.queries_X,
-        kv_seqlen=mask.keys_X,
+        q_seqlen=queries_X,
+        kv_seqlen=keys_X,
         scale=q_XTHE.shape[-1] ** -0.5,
-        mask_type=mask.kind,
+        mask_type=kind,
         return_residual=True,
     )
-    if mask.has_keys_X is not None:
-        lse_XHT = jnp.where(mask.has_keys_X[:, None, None], lse_XHT, MASKED)
-    return out_XTHE, lse_XHT.swapaxes(1, 2)
+    return out_XTHE, _with_keys(lse_XHT, keys, otherwise=MASKED).swapaxes(1, 2)
 
 
 def _backward(
@@ -89,18 +79,17 @@ def _backward(
     lse_XTH: Array,
     dout_XTHE: Array,
 ) -> tuple[Array, Array, Array]:
-    mask = _mask(q_XTHE, keys)
-    if mask.has_keys_X is not None:
-        lse_XTH = jnp.where(mask.has_keys_X[:, None, None], lse_XTH, -MASKED)
-        dout_XTHE = jnp.where(mask.has_keys_X[:, None, None, None], dout_XTHE, 0)
+    kind, queries_X, keys_X = _mask(q_XTHE, keys)
+    lse_XTH = _with_keys(lse_XTH, keys, otherwise=-MASKED)
+    dout_XTHE = _with_keys(dout_XTHE, keys, otherwise=0)
     none = jnp.zeros(0, q_XTHE.dtype)
     arrays = {
         "query": q_XTHE,
         "key": keys.k_XLKE,
         "value": keys.v_XLKE,
         "bias": none,
-        "q_seqlen": none if mask.queries_X is None else mask.queries_X,
-        "kv_seqlen": none if mask.keys_X is None else mask.keys_X,
+        "q_seqlen": none if queries_X is None else queries_X,
+        "kv_seqlen": none if keys_X is None else keys_X,
         "q_offsets": none,
         "kv_offsets": none,
         "page_table_k": none,
@@ -114,7 +103,7 @@ def _backward(
         "seed": 42,
         "dropout_rate": 0.0,
         "variadic_args": (False, False),  # no bias, and no gradient of one
-        "mask_type": mask.kind,
+        "mask_type": kind,
         "layout": cudnn_kernels.AttentionLayout.BTNH.value,
         "sliding_window_length": None,
     }
@@ -128,11 +117,11 @@ def _newer_settings(known: tuple[str, ...]) -> dict[str, Any]:
 
     A primitive takes its arrays by position: another order would silently mix them up.
     """
-    found = tuple(inspect.signature(_BACKWARD_ARGUMENTS).parameters)
-    if found == known:
+    arguments = tuple(inspect.signature(_BACKWARD_ARGUMENTS).parameters)
+    if arguments == known:
         return {}
     # Changes of scores, from 0.12; arguments of the change are arrays after all others.
-    if found == (*known[:13], "score_mod_args", *known[13:], "score_mod"):
+    if arguments == (*known[:13], "score_mod_args", *known[13:], "score_mod"):
         return {"score_mod": None}
     raise UserError(
         f"jax {jax.__version__}: the gradient of cuDNN's attention takes other arguments than in "

@@ -59,12 +59,12 @@ class Kernel:
             have any finite values, and a log-sum-exp far below all others.
         backward: (q_XTHE, keys, values, log-sum-exp, gradient of the values) -> gradients of
             (q, k, v).
-        serves: Whether it takes q_BTHE.
+        serves: Whether it takes q_XTHE.
     """
 
     forward: Callable[..., tuple[Array, Array]]
     backward: Callable[..., tuple[Array, Array, Array]]
-    serves: Callable[..., bool]
+    serves: Callable[[Array], bool] = lambda _q: True
 
 
 def partial_attention(scores: Float[Array, "... Q L"], v: Float[Array, "... L E"]) -> Partial:
@@ -81,14 +81,11 @@ def join(parts: Sequence[Partial]) -> Partial:
     The rescaling of online softmax (arXiv:1805.02867).
     """
 
-    def add(one: Partial, other: Partial) -> Partial:
-        peak = jnp.maximum(one.peak, other.peak)
-        scale, other_scale = jnp.exp(one.peak - peak), jnp.exp(other.peak - peak)
-        return Partial(
-            scale * one.values + other_scale * other.values,
-            peak,
-            scale * one.total + other_scale * other.total,
-        )
+    def add(a: Partial, b: Partial) -> Partial:
+        peak = jnp.maximum(a.peak, b.peak)
+        scale_a, scale_b = jnp.exp(a.peak - peak), jnp.exp(b.peak - peak)
+        values = scale_a * a.values + scale_b * b.values
+        return Partial(values, peak, scale_a * a.total + scale_b * b.total)
 
     return functools.reduce(add, parts)
 
@@ -102,71 +99,70 @@ def blockwise(block_bytes: int) -> Kernel:
     return Kernel(
         functools.partial(_blockwise_forward, block_bytes),
         functools.partial(_blockwise_backward, block_bytes),
-        lambda _q: True,
     )
 
 
 class _Blocks:
-    """Queries XTHE by key/value head (Y = X x K), in C blocks of M = R x t: t places of R heads."""
+    """Queries XTHE by key/value head (Y = X x K), in C blocks of M = heads x t, t positions."""
 
     def __init__(self, block_bytes: int, q_XTHE: Array, keys: KeySet) -> None:
         self.X, self.T, H, E = q_XTHE.shape
         # Scores are scaled, and not queries: in bf16 they would be rounded once more.
         self.scale = E**-0.5
         L, self.K = keys.k_XLKE.shape[1:3]
-        self.R = H // self.K
-        query_bytes = 4 * L * self.R
+        self.heads = H // self.K
+        query_bytes = 4 * L * self.heads
         self.C = -(-self.T // max(block_bytes // query_bytes, 1))
         self.t = -(-self.T // self.C)
         # Small heads are taken several at a time.
         self._together = max(block_bytes // (query_bytes * self.t), 1)
 
     def over_heads(self, function: Any, keys: KeySet, *blocks: Array) -> Any:
-        """Map over heads: (k_LE, v_LE, number of keys or None), blocks of the queries."""
+        """Map over heads: k_LE, v_LE, number of keys or None, blocks of the queries."""
         k, v = (
             array.swapaxes(1, 2).reshape(self.X * self.K, *array.shape[1::2])
             for array in (keys.k_XLKE, keys.v_XLKE)
         )
         length_Y = None if keys.length_X is None else jnp.repeat(keys.length_X, self.K)
-        arrays = (KeySet(k, v, length_Y), *blocks)
+        arrays = (k, v, length_Y, *blocks)
         return jax.lax.map(lambda xs: function(*xs), arrays, batch_size=self._together)
 
     def split(self, array_XTHE: Array) -> Array:
         """Bring an array XTHE as Y, C, M, E."""
         missing = self.C * self.t - self.T
         array_XTHE = jnp.pad(array_XTHE, ((0, 0), (0, missing), (0, 0), (0, 0)))
-        parts = array_XTHE.reshape(self.X, self.C, self.t, self.K, self.R, -1)
+        parts = array_XTHE.reshape(self.X, self.C, self.t, self.K, self.heads, -1)
         parts = parts.transpose(0, 3, 1, 4, 2, 5)
-        return parts.reshape(self.X * self.K, self.C, self.R * self.t, -1)
+        return parts.reshape(self.X * self.K, self.C, self.heads * self.t, -1)
 
     def merge(self, array_YCME: Array) -> Array:
         """Undo `split`."""
-        parts = array_YCME.reshape(self.X, self.K, self.C, self.R, self.t, -1)
+        parts = array_YCME.reshape(self.X, self.K, self.C, self.heads, self.t, -1)
         parts = parts.transpose(0, 2, 4, 1, 3, 5)
-        return parts.reshape(self.X, self.C * self.t, self.K * self.R, -1)[:, : self.T]
+        return parts.reshape(self.X, self.C * self.t, self.K * self.heads, -1)[:, : self.T]
 
     def merge_keys(self, array_YLE: Array) -> Array:
         """Bring gradients of keys back as XLKE."""
         return array_YLE.reshape(self.X, self.K, *array_YLE.shape[1:]).swapaxes(1, 2)
 
-    def is_seen(self, c: Array, head: KeySet) -> Array:
+    def is_seen(self, c: Array, k_LE: Array, length: Array | None) -> Array:
         """Return which keys of one head each query of a block attends to, ML or 1L."""
-        place_L = jnp.arange(len(head.k_XLKE))
-        if head.length_X is not None:
-            return (place_L < head.length_X)[None]
-        is_seen_TL = (c * self.t + jnp.arange(self.t))[:, None] >= place_L[None]
-        return jnp.tile(is_seen_TL, (self.R, 1))
+        position_L = jnp.arange(len(k_LE))
+        if length is not None:
+            return (position_L < length)[None]
+        is_seen_TL = (c * self.t + jnp.arange(self.t))[:, None] >= position_L[None]
+        return jnp.tile(is_seen_TL, (self.heads, 1))
 
 
 def _blockwise_forward(block_bytes: int, q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
     blocks = _Blocks(block_bytes, q_XTHE, keys)
 
-    def attend(head: KeySet, q_CME: Array) -> Partial:
+    def attend(k_LE: Array, v_LE: Array, length: Array | None, q_CME: Array) -> Partial:
         def block(xs: tuple[Array, Array]) -> Partial:
             c, q_ME = xs
-            scores_ML = blocks.scale * _product(q_ME, head.k_XLKE.T)
-            scores_ML = jnp.where(blocks.is_seen(c, head), scores_ML, MASKED)
-            return partial_attention(scores_ML, head.v_XLKE)
+            scores_ML = blocks.scale * _product(q_ME, k_LE.T)
+            scores_ML = jnp.where(blocks.is_seen(c, k_LE, length), scores_ML, MASKED)
+            return partial_attention(scores_ML, v_LE)
 
         return jax.lax.map(block, (jnp.arange(blocks.C), q_CME))
 
@@ -185,8 +181,9 @@ def _blockwise_backward(
 ) -> tuple[Array, Array, Array]:
     blocks = _Blocks(block_bytes, q_XTHE, keys)
 
-    def pull_back(head: KeySet, *queries: Array) -> tuple[Array, ...]:
-        k_LE, v_LE = head.k_XLKE, head.v_XLKE
+    def pull_back(
+        k_LE: Array, v_LE: Array, length: Array | None, *queries: Array
+    ) -> tuple[Array, ...]:
         k_EL = k_LE.T
 
         def block(total: tuple[Array, Array], xs: tuple[Array, ...]) -> tuple[Any, Array]:
@@ -194,7 +191,7 @@ def _blockwise_backward(
             # Keys before queries: no product of the large arrays needs a transposed copy.
             p_LM = jnp.exp(blocks.scale * _product(k_LE, q_ME.T) - lse_M1.T)
             # Of keys that are not seen it may be infinite.
-            p_LM = jnp.where(blocks.is_seen(c, head).T, p_LM, 0.0)
+            p_LM = jnp.where(blocks.is_seen(c, k_LE, length).T, p_LM, 0.0)
             ds_LM = p_LM * (_product(v_LE, dout_ME.T) - delta_M1.T)
             p_LM, ds_LM = p_LM.astype(v_LE.dtype), ds_LM.astype(k_LE.dtype)
             dk_LE = total[0] + _product(ds_LM, q_ME)
@@ -210,10 +207,9 @@ def _blockwise_backward(
     delta_XTH1 = (dout_XTHE.astype(jnp.float32) * out_XTHE).sum(-1, keepdims=True)
     queries = (q_XTHE, dout_XTHE, lse_XTH[..., None], delta_XTH1)
     dq, dk, dv = blocks.over_heads(pull_back, keys, *map(blocks.split, queries))
-    found = (blocks.merge(dq), *map(blocks.merge_keys, (dk, dv)))
-    factors = (blocks.scale, blocks.scale, 1.0)
-    dq, dk, dv = ((x * f).astype(dtype) for x, f in zip(found, factors, strict=True))
-    return dq, dk, dv
+    dq = (blocks.scale * blocks.merge(dq)).astype(dtype)
+    dk = (blocks.scale * blocks.merge_keys(dk)).astype(dtype)
+    return dq, dk, blocks.merge_keys(dv).astype(dtype)
 
 
 def _product(a: Array, b: Array) -> Array:

@@ -36,7 +36,6 @@ def splash(*, interpret: bool = False) -> Kernel:
     return Kernel(
         functools.partial(_forward, interpret=interpret),
         functools.partial(_backward, interpret=interpret),
-        lambda _q: True,
     )
 
 
@@ -129,11 +128,7 @@ def _kernel(T: int, L: int, H: int, *, causal: bool, interpret: bool) -> Any:
 
 
 def _heads_first(array_XTH: Array) -> Array:
-    return _to_lanes(array_XTH.swapaxes(1, 2), axis=2)
-
-
-def _to_lanes(array: Array, *, axis: int) -> Array:
-    """Pad with zeros, which as a number is padding."""
-    missing = -array.shape[axis] % _LANES
-    widths = [(0, missing if place == axis else 0) for place in range(array.ndim)]
-    return jnp.pad(array, widths) if missing else array
+    """Put heads before positions, and pad these with zeros, which as a number is padding."""
+    widths = [(0, 0)] * array_XTH.ndim
+    widths[2] = (0, -array_XTH.shape[1] % _LANES)
+    return jnp.pad(array_XTH.swapaxes(1, 2), widths)

@@ -29,49 +29,43 @@ _ROWS = Spec(("data", "fsdp"))
 _BLOCK = 256
 
 
-class NewTokens(NamedTuple):
-    """New tokens of rows of the cache, padded on the right."""
-
-    row_B: Any  # the prompt or slot, inside of its part; None for all in order
-    start_B: Any  # how many tokens it has already
-    count_B: Any  # how many are new; 0 leaves it as it is
+# How queries XKQE attend to the first keys of rows of the cache: a function of queries, keys, the
+# rows X or None for all in order, and how many keys each new token sees, XT.
+_ToFirstKeys = Callable[[Array, KeyValues, Any, Array], Partial]
 
 
-class Sharing(NamedTuple):
-    """Which rows look at which prompt, numbered inside of a part."""
+class CacheRows(NamedTuple):
+    """Where new tokens, padded on the right, go in the cache, and which rows look at which prompt.
 
-    row_NG: Any  # the row at each place of a prompt; any row where the place is empty
-    place_B: Any  # the place of each row, n x G + g
-    tokens_N: Any  # length of each prompt
-    prompt_N: Any  # its row of the cache; None for all rows in order
-
-
-class _Ways(NamedTuple):
-    """How queries XKQE attend to the first keys of rows of the cache, (queries, keys, rows X or
-    None for all in order, count of each new token XT): to rows of their own, and to prompts.
+    Rows and prompts are numbered inside of a part.
     """
 
-    own: Callable[[Array, KeyValues, Any, Array], Partial]
-    prompts: Callable[[Array, KeyValues, Any, Array], Partial]
+    row_B: Any  # the prompt or slot that is written; None for all in order
+    start_B: Any  # how many tokens it has already
+    count_B: Any  # how many are new; 0 leaves it as it is
+    member_B: Any  # which query of which prompt it is, n x G + g
+    row_NG: Any  # the number of the row that is each; any number where there is none
+    prompt_N: Any  # the prompt of each n; None for all in order
+    prompt_tokens_N: Any  # its length
 
 
-def attend_to_cache(new: NewTokens, sharing: Sharing | None, *, mesh: Mesh | None) -> Attend:
+def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
     """Let new tokens look at earlier ones of their row, at themselves, and at their prompt.
 
-    A layer's cache is (what is written to, prompts); its new cache is the first of them. Where rows
-    have no prompts, `sharing` and prompts are None.
+    A layer's cache is (what is written to, prompts or None for none); its new cache is the first of
+    them.
     """
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
-        own, prompts = cache
-        heads = _head_spec(own.k.shape[1], mesh)
+        written, prompts = cache
+        heads = _head_spec(written.k.shape[1], mesh)
         run = on_parts(
-            partial(_attend, ways=_ways(q_BTHE, mesh)),
+            partial(_attend, functions=_functions(q_BTHE, mesh)),
             mesh,
-            inputs=(*[heads(2)] * 3, *[heads(1)] * 2, *[_ROWS] * 2),
+            inputs=(*[heads(2)] * 3, *[heads(1)] * 2, _ROWS),
             outputs=(heads(2), heads(1)),
         )
-        return run(q_BTHE, k_BTKE, v_BTKE, own, prompts, new, sharing)
+        return run(q_BTHE, k_BTKE, v_BTKE, written, prompts, rows)
 
     return attend
 
@@ -86,13 +80,16 @@ def copied(keys: KeyValues, source_B: Array, row_B: Array, *, mesh: Mesh | None)
     return on_parts(copy, mesh, inputs=(heads, _ROWS, _ROWS), outputs=heads)(keys, source_B, row_B)
 
 
-def _ways(q_BTHE: Array, mesh: Mesh | None) -> _Ways:
-    """Choose by the device: the host of a GPU would have to wait for the length of every loop."""
+def _functions(q_BTHE: Array, mesh: Mesh | None) -> tuple[_ToFirstKeys, _ToFirstKeys]:
+    """Return how to attend to the rows that are written, and how to prompts.
+
+    By the device: the host of a GPU would have to wait for the length of every loop.
+    """
     if q_BTHE.shape[1] == 1 and gpu_attention.serves(q_BTHE.shape[-1], mesh):
-        return _Ways(_to_first, _to_first)
+        return _to_first, _to_first
     if platform_of(mesh) == "gpu":
-        return _Ways(_to_seen, _to_seen)
-    return _Ways(_to_blocks, _to_blocks_in_turn)
+        return _to_seen, _to_seen
+    return _to_blocks, _to_blocks_in_turn
 
 
 def _head_spec(heads: int, mesh: Mesh | None) -> Callable[[int], Spec]:
@@ -112,27 +109,27 @@ def _attend(
     q_BTHE: Array,
     k_BTKE: Array,
     v_BTKE: Array,
-    own: KeyValues,
+    written: KeyValues,
     prompts: KeyValues | None,
-    new: NewTokens,
-    sharing: Sharing | None,
+    rows: CacheRows,
     *,
-    ways: _Ways,
+    functions: tuple[_ToFirstKeys, _ToFirstKeys],
 ) -> tuple[Array, KeyValues]:
     """Write and attend on one part."""
     B, T, H, E = q_BTHE.shape
     K = k_BTKE.shape[2]
-    place_BT = new.start_B[:, None] + jnp.arange(T)[None]
-    own = _written(own, k_BTKE, v_BTKE, new, place_BT)
+    to_written, to_prompts = functions
+    position_BT = rows.start_B[:, None] + jnp.arange(T)[None]
+    written = _write(written, k_BTKE, v_BTKE, rows, position_BT)
     # Q counts the query heads of a key/value head, and the new tokens.
     q_BKQE = q_BTHE.reshape(B, T, K, H // K, E).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, E)
-    attended = ways.own(q_BKQE, own, new.row_B, place_BT + 1)
-    if prompts is not None and sharing is not None:
-        by_prompt, count_N1 = _by_prompt(q_BKQE, sharing), sharing.tokens_N[:, None]
-        to_prompt = ways.prompts(by_prompt, prompts, sharing.prompt_N, count_N1)
-        attended = join([attended, Partial(*(_by_row(one, sharing) for one in to_prompt))])
+    attended = to_written(q_BKQE, written, rows.row_B, position_BT + 1)
+    if prompts is not None:
+        by_prompt, count_N1 = _by_prompt(q_BKQE, rows), rows.prompt_tokens_N[:, None]
+        of_prompts = to_prompts(by_prompt, prompts, rows.prompt_N, count_N1)
+        attended = join([attended, Partial(*(_by_row(array, rows) for array in of_prompts))])
     out = attended.out.reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
-    return out.reshape(B, T, H, E).astype(q_BTHE.dtype), own
+    return out.reshape(B, T, H, E).astype(q_BTHE.dtype), written
 
 
 def _to_seen(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Partial:
@@ -146,7 +143,7 @@ def _to_first(q_XKQE: Array, keys: KeyValues, row_X: Any, count_X1: Array) -> Pa
     X, K, Q, _ = q_XKQE.shape
     q, k, v = (array.reshape(X * K, *array.shape[2:]) for array in (q_XKQE, *_rows(keys, row_X)))
     attended = gpu_attention.attend_to_first(q, k, v, jnp.repeat(count_X1[:, 0], K))
-    return Partial(*(one.reshape(X, K, Q, -1) for one in attended))
+    return Partial(*(array.reshape(X, K, Q, -1) for array in attended))
 
 
 def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Partial:
@@ -157,10 +154,9 @@ def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> P
     def add(n: Array, known: Partial) -> Partial:
         # The last block begins earlier, so that it ends with the row.
         start = jnp.minimum(n * size, length - size)
-        place_L = start + jnp.arange(size)
-        is_seen_XTL = (place_L >= n * size)[None, None] & (
-            place_L[None, None] < count_XT[..., None]
-        )
+        position_L = start + jnp.arange(size)
+        is_new_L = position_L >= n * size
+        is_seen_XTL = is_new_L[None, None] & (position_L[None, None] < count_XT[..., None])
         return join([known, _masked(q_XKQE, _block(keys, row_X, start, size), is_seen_XTL)])
 
     blocks = pl.cdiv(jnp.minimum(count_XT.max(), length), size)
@@ -172,8 +168,8 @@ def _to_blocks_in_turn(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Arr
 
     def add(x: Array, known: Partial) -> Partial:
         row = x if row_X is None else row_X[x]
-        found = _to_blocks(q_XKQE[x][None], keys, row[None], count_XT[x][None])
-        return jax.tree.map(lambda all_, one: all_.at[x].set(one[0]), known, found)
+        of_row = _to_blocks(q_XKQE[x][None], keys, row[None], count_XT[x][None])
+        return jax.tree.map(lambda array_X, array: array_X.at[x].set(array[0]), known, of_row)
 
     numbers_X = jnp.arange(1, len(count_XT) + 1)
     last = jnp.max(jnp.where(count_XT.max(axis=1) > 0, numbers_X, 0))
@@ -217,31 +213,31 @@ def _rows(keys: KeyValues, row_X: Any) -> KeyValues:
     return keys if row_X is None else jax.tree.map(lambda array: array[row_X], keys)
 
 
-def _written(
-    own: KeyValues, k_BTKE: Array, v_BTKE: Array, new: NewTokens, place_BT: Array
+def _write(
+    keys: KeyValues, k_BTKE: Array, v_BTKE: Array, rows: CacheRows, position_BT: Array
 ) -> KeyValues:
     """Put new keys and values into rows."""
-    rows_B = jnp.arange(len(place_BT)) if new.row_B is None else new.row_B
-    # Padding is dropped: there is no such column.
-    is_new_BT = jnp.arange(place_BT.shape[1])[None] < new.count_B[:, None]
-    column_BT = jnp.where(is_new_BT, place_BT, own.k.shape[-1])
-    k, v = (array.astype(own.k.dtype) for array in (k_BTKE, v_BTKE))
+    row_B = jnp.arange(len(position_BT)) if rows.row_B is None else rows.row_B
+    # Padding is dropped: there is no such position.
+    is_new_BT = jnp.arange(position_BT.shape[1])[None] < rows.count_B[:, None]
+    position_BT = jnp.where(is_new_BT, position_BT, keys.k.shape[-1])
+    k, v = (array.astype(keys.k.dtype) for array in (k_BTKE, v_BTKE))
     return KeyValues(
-        own.k.at[rows_B[:, None], :, :, column_BT].set(k, mode="drop"),
-        own.v.at[rows_B[:, None], :, column_BT].set(v, mode="drop"),
+        keys.k.at[row_B[:, None], :, :, position_BT].set(k, mode="drop"),
+        keys.v.at[row_B[:, None], :, position_BT].set(v, mode="drop"),
     )
 
 
-def _by_prompt(rows_BKQ: Array, sharing: Sharing) -> Array:
+def _by_prompt(array_BKQ: Array, rows: CacheRows) -> Array:
     """Put rows beside their prompt: BKQ to NKM, M = G x Q; any last axis."""
-    N, G = sharing.row_NG.shape
-    _, K, Q, last = rows_BKQ.shape
-    return rows_BKQ[sharing.row_NG].transpose(0, 2, 1, 3, 4).reshape(N, K, G * Q, last)
+    N, G = rows.row_NG.shape
+    _, K, Q, last = array_BKQ.shape
+    return array_BKQ[rows.row_NG].transpose(0, 2, 1, 3, 4).reshape(N, K, G * Q, last)
 
 
-def _by_row(prompts_NKM: Array, sharing: Sharing) -> Array:
+def _by_row(array_NKM: Array, rows: CacheRows) -> Array:
     """Undo `_by_prompt`."""
-    N, G = sharing.row_NG.shape
-    _, K, M, last = prompts_NKM.shape
-    by_place = prompts_NKM.reshape(N, K, G, M // G, last).swapaxes(1, 2)
-    return by_place.reshape(N * G, K, M // G, last)[sharing.place_B]
+    N, G = rows.row_NG.shape
+    _, K, M, last = array_NKM.shape
+    array_NGKQ = array_NKM.reshape(N, K, G, M // G, last).swapaxes(1, 2)
+    return array_NGKQ.reshape(N * G, K, M // G, last)[rows.member_B]

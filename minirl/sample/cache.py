@@ -55,7 +55,7 @@ class Cache(NamedTuple):
     """The keys and values of every layer, of prompts and of slots."""
 
     prompts: list[KeyValues]
-    own: list[KeyValues]
+    slots: list[KeyValues]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class CacheShape:
     group_size: int  # episodes that share a prompt
     prompts: int
     prompt_tokens: int  # room for each prompt
-    own_tokens: int  # room in each slot for the tokens after the prompt
+    slot_tokens: int  # room in each slot for the tokens after the prompt
     rows: tuple[int, ...]  # how many slots a decode program may go over; the last is all
     pieces: tuple[int, ...]  # how many tokens of a prompt are computed at once
 
     @property
     def tokens(self) -> int:
         """Count the positions, of prompts and slots together."""
-        return self.prompts * self.prompt_tokens + self.slots * self.own_tokens
+        return self.prompts * self.prompt_tokens + self.slots * self.slot_tokens
 
 
 def plan_cache(
@@ -160,15 +160,15 @@ def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Me
     depth, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
 
     def array(axes: tuple[str, ...], *sizes: int) -> jax.ShapeDtypeStruct:
-        place = None if mesh is None else axes_sharding(axes, sizes, mesh, name="cache")
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
+        sharding = None if mesh is None else axes_sharding(axes, sizes, mesh, name="cache")
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
     def layers(rows: int, tokens: int) -> list[KeyValues]:
         rows *= shape.parts
         k = array(_KEY_AXES, rows, heads, size, tokens)
         return [KeyValues(k, array(_VALUE_AXES, rows, heads, tokens, size))] * depth
 
-    return Cache(layers(shape.prompts, shape.prompt_tokens), layers(shape.slots, shape.own_tokens))
+    return Cache(layers(shape.prompts, shape.prompt_tokens), layers(shape.slots, shape.slot_tokens))
 
 
 def empty_cache(shapes: Cache) -> Cache:

@@ -19,10 +19,9 @@ from jaxtyping import Array
 
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.sampling import likeliest, sample
-from minirl.model.sharding import row_parts
-from minirl.sample.attention import NewTokens, Sharing, attend_to_cache, copied
+from minirl.sample.attention import attend_to_cache, copied
 from minirl.sample.cache import CacheShape, KeyValues, cache_shapes
-from minirl.sample.slots import CopyRows, FillRows, SlotState
+from minirl.sample.slots import CopyRows, NewTokens, SlotState
 
 # Longest run of the decode loop.
 MAX_STEPS = 32
@@ -41,23 +40,19 @@ def prepare(model: Decoder) -> Decoder:
     return jax.tree.map(lambda leaf: leaf if leaf.ndim < 2 else leaf.astype(model.dtype), model)
 
 
-@partial(jax.jit, donate_argnames="own")
+@partial(jax.jit, donate_argnames="written")
 def fill(
-    model: Decoder, own: list[KeyValues], prompts: list[KeyValues] | None, rows: FillRows
+    model: Decoder, written: list[KeyValues], prompts: list[KeyValues] | None, new: NewTokens
 ) -> list[KeyValues]:
-    """Add known tokens to `own`, which are prompts, or slots beside their prompts; return it.
+    """Add known tokens to prompts, or to slots beside their prompts; return these.
 
     The model is from `prepare`; `prompts` is None where prompts are written.
     """
-    B, T = rows.tokens_BT.shape
-    sharing = None
-    if prompts is not None:
-        place_B = jnp.tile(jnp.arange(B // row_parts(model.mesh)), row_parts(model.mesh))
-        sharing = Sharing(place_B[:, None], place_B, rows.prompt_tokens_B, rows.prompt_B)
-    position_BT = (rows.prompt_tokens_B + rows.new.start_B)[:, None] + jnp.arange(T)[None]
-    attend = attend_to_cache(rows.new, sharing, mesh=model.mesh)
-    caches = list(zip(own, prompts or [None] * len(own), strict=True))
-    return model(rows.tokens_BT, position_BT, attend, caches)[1]
+    start_B = new.rows.prompt_tokens_N + new.rows.start_B
+    position_BT = start_B[:, None] + jnp.arange(new.tokens_BT.shape[1])[None]
+    attend = attend_to_cache(new.rows, mesh=model.mesh)
+    caches = list(zip(written, prompts or [None] * len(written), strict=True))
+    return model(new.tokens_BT, position_BT, attend, caches)[1]
 
 
 @partial(jax.jit, static_argnames="mesh", donate_argnames="prompts")
@@ -69,12 +64,12 @@ def copy(prompts: list[KeyValues], rows: CopyRows, *, mesh: Mesh | None) -> list
 @partial(
     jax.jit,
     static_argnames=("any_top_p", "top_logprobs"),
-    donate_argnames="own",
+    donate_argnames="keys",
     compiler_options=_GPU_OPTIONS,
 )
 def decode(
     model: Decoder,
-    own: list[KeyValues],
+    keys: list[KeyValues],
     prompts: list[KeyValues],
     slots: SlotState,
     key: Array,
@@ -90,7 +85,7 @@ def decode(
 
     Args:
         model: From `prepare`.
-        own: Keys and values of the slots.
+        keys: Keys and values of the slots.
         prompts: Those of the prompts.
         slots: What is asked for.
         key: Of the sampler's seed.
@@ -99,7 +94,7 @@ def decode(
         top_logprobs: K, of how many of the likeliest tokens log-probabilities are wanted.
 
     Returns:
-        `own`; by step, WS, the tokens, their log-probabilities and the shares that were cut off
+        `keys`; by step, WS, the tokens, their log-probabilities and the shares that were cut off
         (`sampling.sample`); with K, WSK, the likeliest tokens and their log-probabilities.
     """
     mesh, count = model.mesh, len(slots.token_S)
@@ -107,13 +102,12 @@ def decode(
     episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
 
     def body(step: Array, carry: Any) -> Any:
-        own, tokens_S, *drawn = carry
-        own_tokens_S = slots.own_tokens_S + step
-        positions_S = slots.prompt_tokens_S + own_tokens_S
-        new = NewTokens(slots.row_S, own_tokens_S, slots.is_active_S)
-        attend = attend_to_cache(new, slots.sharing, mesh=mesh)
-        hidden_BTD, own = model(
-            tokens_S[:, None], positions_S[:, None], attend, list(zip(own, prompts, strict=True))
+        keys, tokens_S, *drawn = carry
+        rows = slots.rows._replace(start_B=slots.rows.start_B + step)
+        positions_S = slots.prompt_tokens_S + rows.start_B
+        attend = attend_to_cache(rows, mesh=mesh)
+        hidden_BTD, keys = model(
+            tokens_S[:, None], positions_S[:, None], attend, list(zip(keys, prompts, strict=True))
         )
         logits_SV = model.logits(hidden_BTD[:, 0])
         tokens_S, *numbers = sample(
@@ -125,14 +119,14 @@ def decode(
         )
         if K:
             numbers += likeliest(logits_SV, slots.temperature_S, count=K)
-        rows = zip(drawn, (tokens_S, *numbers), strict=True)
-        return own, tokens_S, *(all_WS.at[step].set(row_S) for all_WS, row_S in rows)
+        pairs = zip(drawn, (tokens_S, *numbers), strict=True)
+        return keys, tokens_S, *(array_WS.at[step].set(array_S) for array_WS, array_S in pairs)
 
     drawn = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
     if K:
         drawn += [jnp.zeros((MAX_STEPS, count, K), dtype) for dtype in (jnp.int32, jnp.float32)]
-    own, _, *drawn = jax.lax.fori_loop(0, steps, body, (own, slots.token_S, *drawn))
-    return own, *drawn
+    keys, _, *drawn = jax.lax.fori_loop(0, steps, body, (keys, slots.token_S, *drawn))
+    return keys, *drawn
 
 
 def compilations() -> int:
@@ -149,20 +143,20 @@ def lowered_programs(model: Decoder, shape: CacheShape) -> dict[str, Lowered]:
     """
     prepared = prepare.lower(model)
     weights = jax.tree.map(
-        lambda info, place: jax.ShapeDtypeStruct(
-            info.shape, info.dtype, sharding=None if model.mesh is None else place
+        lambda info, sharding: jax.ShapeDtypeStruct(
+            info.shape, info.dtype, sharding=None if model.mesh is None else sharding
         ),
         prepared.out_info,
         prepared.compile().output_shardings,
     )
-    prompts, own = cache_shapes(shape, model.config, dtype=model.dtype, mesh=model.mesh)
-    rows = FillRows.empty(shape, size=shape.pieces[-1])
+    prompts, keys = cache_shapes(shape, model.config, dtype=model.dtype, mesh=model.mesh)
+    new = NewTokens.empty(shape, size=shape.pieces[-1])
     return {
         "prepare": prepared,
-        "fill": fill.lower(weights, prompts, None, rows),
+        "fill": fill.lower(weights, prompts, None, new),
         "decode": decode.lower(
             weights,
-            own,
+            keys,
             prompts,
             SlotState.idle(shape, rows=shape.slots),
             jax.eval_shape(lambda: jax.random.key(0)),

@@ -168,20 +168,20 @@ class NativeSampler:
             raise RuntimeError("no weights to sample with: call set_weights first")
         while self._queue and self._slots.place(self._queue[0]):
             self._queue.popleft()
-        prompts, own = self._cache or empty_cache(self._arrays)
+        prompts, slots = self._cache or empty_cache(self._arrays)
         while True:
             if (copy := self._slots.next_copy()) is not None:
                 prompts = decode.copy(prompts, copy, mesh=self._mesh)
-            if (rows := self._slots.next_fill(of_slots=False)) is None:
+            if (new := self._slots.next_fill(of_slots=False)) is None:
                 break
             # Not before it is there: it is told.
-            prompts = jax.block_until_ready(decode.fill(self._model, prompts, None, rows))
-            self.work.filled += int(rows.new.count_B.sum())
+            prompts = jax.block_until_ready(decode.fill(self._model, prompts, None, new))
+            self.work.filled += int(new.rows.count_B.sum())
             self.work.prompts = self._slots.prompts_filled
-        while (rows := self._slots.next_fill(of_slots=True)) is not None:
-            own = decode.fill(self._model, own, prompts, rows)
-            self.work.filled += int(rows.new.count_B.sum())
-        self._cache = Cache(prompts, own)
+        while (new := self._slots.next_fill(of_slots=True)) is not None:
+            slots = decode.fill(self._model, slots, prompts, new)
+            self.work.filled += int(new.rows.count_B.sum())
+        self._cache = Cache(prompts, slots)
         if active := self._slots.active():
             return self._decode(self._model, self._cache, active, max_steps)
         if not self.is_repeatable:
@@ -209,10 +209,10 @@ class NativeSampler:
         # A slot that ends is soon taken where episodes wait for one; else it can as well idle.
         last = min if self._queue else max
         steps = min(max_steps, decode.MAX_STEPS, last(episode.left for episode in active))
-        state, places = self._slots.state()
-        own, *drawn = decode.decode(
+        state, rows = self._slots.state()
+        slots, *drawn = decode.decode(
             model,
-            cache.own,
+            cache.slots,
             cache.prompts,
             state,
             self._key,
@@ -220,19 +220,19 @@ class NativeSampler:
             any_top_p=self._any_top_p,
             top_logprobs=self._top_logprobs,
         )
-        self._cache = cache._replace(own=own)
-        by_slot = (np.asarray(one)[:steps].swapaxes(0, 1) for one in drawn)
+        self._cache = cache._replace(slots=slots)
+        by_slot = (np.asarray(array_WS)[:steps].swapaxes(0, 1) for array_WS in drawn)
         ids_SW, logprobs_SW, cut_SW, *top_SWK = by_slot
         self.work.steps += steps
         self.work.decoded += steps * len(state.token_S)
         replies = []
-        for s, episode in zip(places, active, strict=True):
+        for s, episode in zip(rows, active, strict=True):
             ids = self._until_end(episode, ids_SW[s].tolist())
             if episode.decoding.top_p < 1:
                 self._cut += float(cut_SW[s, : len(ids)].sum())
                 self._cut_tokens += len(ids)
             if episode.decoding.top_logprobs:
-                episode.top.append(TopTokens(*(one[s, : len(ids)] for one in top_SWK)))
+                episode.top.append(TopTokens(*(array[s, : len(ids)] for array in top_SWK)))
             reply = self._extend(episode, ids, logprobs_SW[s, : len(ids)].tolist())
             if reply is not None:
                 replies.append((episode.number, reply))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minirl.sample.attention import NewTokens, Sharing
+from minirl.sample.attention import CacheRows
 from minirl.sample.cache import CacheShape
 from minirl.types import Decoding, Request, TopTokens
 
@@ -25,31 +25,33 @@ class CopyRows(NamedTuple):
     row_B: Any
 
 
-class FillRows(NamedTuple):
-    """Known tokens to add to the cache, of one prompt or slot in every part."""
+def _no_rows(rows: int, prompts: int, group_size: int) -> CacheRows:
+    by_row = (np.zeros(rows, np.int32) for _ in range(4))
+    by_prompt = (np.zeros(prompts, np.int32) for _ in range(2))
+    return CacheRows(*by_row, np.zeros((prompts, group_size), np.int32), *by_prompt)
+
+
+class NewTokens(NamedTuple):
+    """Known tokens to add to the cache, of one prompt, or of one slot beside its prompt, in every
+    part.
+    """
 
     tokens_BT: Any  # padded on the right
-    new: NewTokens
-    prompt_B: Any  # the prompt of each slot
-    prompt_tokens_B: Any  # its length; 0 where prompts are filled
+    rows: CacheRows
 
     @classmethod
-    def empty(cls, shape: CacheShape, *, size: int) -> FillRows:
+    def empty(cls, shape: CacheShape, *, size: int) -> NewTokens:
         """Describe rows without tokens."""
-        row_B, start_B, count_B, *prompt = (np.zeros(shape.parts, np.int32) for _ in range(5))
-        new = NewTokens(row_B, start_B, count_B)
-        return cls(np.zeros((shape.parts, size), np.int32), new, *prompt)
+        tokens_BT = np.zeros((shape.parts, size), np.int32)
+        return cls(tokens_BT, _no_rows(shape.parts, shape.parts, 1))
 
 
 class SlotState(NamedTuple):
     """What the decode loop needs to know of the slots that it goes over; NumPy on the host."""
 
-    row_S: Any  # the slot, inside of its part; None for all in order
-    sharing: Sharing
+    rows: CacheRows  # one new token where a reply is being sampled
     prompt_tokens_S: Any  # length of the prompt in the cache
-    own_tokens_S: Any  # tokens after it in the cache
     token_S: Any  # the token that is fed next
-    is_active_S: Any  # whether a reply is being sampled
     episode_S: Any  # number of the episode, which decides its random stream
     temperature_S: Any
     top_p_S: Any
@@ -60,21 +62,12 @@ class SlotState(NamedTuple):
         is_all = rows == shape.slots
         slots = shape.parts * rows
         prompts = shape.parts * (shape.prompts if is_all else min(shape.prompts, rows))
-
-        def zeros(*sizes: int) -> np.ndarray:
-            return np.zeros(sizes, np.int32)
-
+        described = _no_rows(slots, prompts, shape.group_size)
+        if is_all:
+            described = described._replace(row_B=None, prompt_N=None)
         return cls(
-            None if is_all else zeros(slots),
-            Sharing(
-                zeros(prompts, shape.group_size),
-                zeros(slots),
-                zeros(prompts),
-                None if is_all else zeros(prompts),
-            ),
-            *(zeros(slots) for _ in range(3)),
-            np.zeros(slots, bool),
-            zeros(slots),
+            described,
+            *(np.zeros(slots, np.int32) for _ in range(3)),
             *(np.ones(slots, np.float32) for _ in range(2)),
         )
 
@@ -84,7 +77,7 @@ class KeptPrompt:
     """A row of the cache for a prompt."""
 
     row: int  # inside of the part
-    places: list[int | None]  # the slots that sample from it
+    slots: list[int | None]  # those that sample from it, None where one more can
     ids: tuple[int, ...] | None = None
     filled: int = 0  # how many of them are in the cache
     used: int = 0  # when somebody last began to sample from it
@@ -92,7 +85,7 @@ class KeptPrompt:
     @property
     def is_in_use(self) -> bool:
         """Tell whether anybody samples from it."""
-        return any(slot is not None for slot in self.places)
+        return any(slot is not None for slot in self.slots)
 
     @property
     def known_ids(self) -> tuple[int, ...]:
@@ -162,11 +155,11 @@ class Slots:
                 prompt.ids, prompt.used = None, 0
 
     def place(self, episode: SlotEpisode) -> bool:
-        """Give an episode a slot and a place beside its prompt, if there are both.
+        """Give an episode a slot beside its prompt, if there are both.
 
         Preferred is a part where the prompt is in use, then one that keeps it, then the emptiest.
         """
-        found = []
+        candidates = []
         for part, prompts in enumerate(self._prompts):
             slots = range(part * self._shape.slots, (part + 1) * self._shape.slots)
             free = [slot for slot in slots if self._episodes[slot] is None]
@@ -174,15 +167,15 @@ class Slots:
             if prompt is not None:
                 is_kept = prompt.ids == episode.prompt_ids
                 rank = (not (is_kept and prompt.is_in_use), not is_kept, -len(free), part)
-                found.append((rank, free[0], prompt))
-        if not found:
+                candidates.append((rank, free[0], prompt))
+        if not candidates:
             return False
-        _, slot, prompt = min(found, key=lambda one: one[0])
+        _, slot, prompt = min(candidates, key=lambda candidate: candidate[0])
         if prompt.ids != episode.prompt_ids:
             prompt.ids, prompt.filled = episode.prompt_ids, 0
         self._joined += 1
         prompt.used = self._joined
-        prompt.places[prompt.places.index(None)] = slot
+        prompt.slots[prompt.slots.index(None)] = slot
         self._episodes[slot] = episode
         episode.slot, episode.prompt, episode.filled = slot, prompt, 0
         return True
@@ -191,8 +184,8 @@ class Slots:
         """Free an episode's slot."""
         assert episode.slot is not None
         assert episode.prompt is not None
-        places = episode.prompt.places
-        places[places.index(episode.slot)] = None
+        slots = episode.prompt.slots
+        slots[slots.index(episode.slot)] = None
         self._episodes[episode.slot] = None
         episode.slot, episode.prompt = None, None
 
@@ -205,43 +198,44 @@ class Slots:
         for part, prompt in enumerate(waiting):
             if not isinstance(prompt, KeptPrompt) or prompt.filled:
                 continue
-            found = max(self._prompts[part], key=lambda other: _shared(prompt, other))
-            if (shared := _shared(prompt, found)) >= _LEAST_COPY:
-                source_B[part], row_B[part] = found.row, prompt.row
+            source = max(self._prompts[part], key=lambda other: _shared(prompt, other))
+            if (shared := _shared(prompt, source)) >= _LEAST_COPY:
+                source_B[part], row_B[part] = source.row, prompt.row
                 prompt.filled = shared
         return CopyRows(source_B, row_B) if (source_B != row_B).any() else None
 
-    def next_fill(self, *, of_slots: bool) -> FillRows | None:
+    def next_fill(self, *, of_slots: bool) -> NewTokens | None:
         """Return the next tokens that the cache misses, of prompts or of slots; None for no more.
 
         They count as filled. There are few sizes, so that few programs are compiled: a piece is
         the largest that is full, or one that is but for less than the smallest.
         """
         shape = self._shape
-        sizes = (min(_TURN_PIECE, shape.own_tokens),) if of_slots else shape.pieces
+        sizes = (min(_TURN_PIECE, shape.slot_tokens),) if of_slots else shape.pieces
         waiting = [self._first_unfilled(part, of_slots=of_slots) for part in range(shape.parts)]
         if not any(waiting):
             return None
-        longest = max(len(one.known_ids) - one.filled for one in waiting if one)
+        longest = max(len(owner.known_ids) - owner.filled for owner in waiting if owner)
         size = max((size for size in sizes if size < longest + sizes[0]), default=sizes[0])
-        rows = FillRows.empty(shape, size=size)
-        for part, one in enumerate(waiting):
-            if one is None:
+        new = NewTokens.empty(shape, size=size)
+        rows = new.rows
+        for part, owner in enumerate(waiting):
+            if owner is None:
                 continue
-            ids = one.known_ids[one.filled : one.filled + size]
-            rows.tokens_BT[part, : len(ids)] = ids
-            rows.new.start_B[part], rows.new.count_B[part] = one.filled, len(ids)
-            if isinstance(one, KeptPrompt):
-                rows.new.row_B[part] = one.row
-                self.prompts_filled += len(ids) == len(one.known_ids) - one.filled
+            ids = owner.known_ids[owner.filled : owner.filled + size]
+            new.tokens_BT[part, : len(ids)] = ids
+            rows.start_B[part], rows.count_B[part] = owner.filled, len(ids)
+            if isinstance(owner, KeptPrompt):
+                rows.row_B[part] = owner.row
+                self.prompts_filled += len(ids) == len(owner.known_ids) - owner.filled
             else:
-                assert one.slot is not None
-                assert one.prompt is not None
-                rows.new.row_B[part] = one.slot % shape.slots
-                rows.prompt_B[part] = one.prompt.row
-                rows.prompt_tokens_B[part] = len(one.prompt_ids)
-            one.filled += len(ids)
-        return rows
+                assert owner.slot is not None
+                assert owner.prompt is not None
+                rows.row_B[part] = owner.slot % shape.slots
+                rows.prompt_N[part] = owner.prompt.row
+                rows.prompt_tokens_N[part] = len(owner.prompt_ids)
+            owner.filled += len(ids)
+        return new
 
     def _first_unfilled(self, part: int, *, of_slots: bool) -> SlotEpisode | KeptPrompt | None:
         size = self._shape.slots
@@ -249,48 +243,49 @@ class Slots:
         if of_slots:
             slots = self._episodes[part * size : (part + 1) * size]
             candidates = [episode for episode in slots if episode and episode.left]
-        return next((one for one in candidates if one.filled < len(one.known_ids)), None)
+        return next((owner for owner in candidates if owner.filled < len(owner.known_ids)), None)
 
     def state(self) -> tuple[SlotState, list[int]]:
         """Describe the slots that a reply is sampled in to the decode loop, and perhaps others;
-        return the place there of each of `active()`.
+        return the row there of each of `active()`.
         """
         shape, active = self._shape, self.active()
         by_part: list[list[SlotEpisode]] = [[] for _ in range(shape.parts)]
         for episode in active:
             assert episode.slot is not None
             by_part[episode.slot // shape.slots].append(episode)
-        rows = next(size for size in shape.rows if size >= max(map(len, by_part)))
-        state, places = SlotState.idle(shape, rows=rows), []
-        prompts = len(state.sharing.tokens_N) // shape.parts
+        size = next(size for size in shape.rows if size >= max(map(len, by_part)))
+        state, active_rows = SlotState.idle(shape, rows=size), []
+        rows = state.rows
+        prompts = len(rows.prompt_tokens_N) // shape.parts
         for part, episodes in enumerate(by_part):
             known: dict[int, int] = {}
             for number, episode in enumerate(episodes):
                 assert episode.slot is not None
                 assert episode.prompt is not None
                 slot, prompt = episode.slot % shape.slots, episode.prompt
-                if state.row_S is None:
+                if rows.row_B is None:
                     row, n = slot, prompt.row
                 else:
                     row, n = number, known.setdefault(prompt.row, len(known))
-                s, at = part * rows + row, part * prompts + n
-                place = prompt.places.index(episode.slot)
-                state.sharing.row_NG[at, place] = row
-                state.sharing.place_B[s] = n * shape.group_size + place
-                state.sharing.tokens_N[at] = len(episode.prompt_ids)
-                if state.row_S is not None:
-                    state.row_S[s], state.sharing.prompt_N[at] = slot, prompt.row
+                s, at = part * size + row, part * prompts + n
+                g = prompt.slots.index(episode.slot)
+                rows.row_NG[at, g] = row
+                rows.member_B[s] = n * shape.group_size + g
+                rows.prompt_tokens_N[at] = len(episode.prompt_ids)
+                if rows.row_B is not None:
+                    rows.row_B[s], rows.prompt_N[at] = slot, prompt.row
+                rows.start_B[s], rows.count_B[s] = episode.filled, 1
                 state.prompt_tokens_S[s] = len(episode.prompt_ids)
-                state.own_tokens_S[s], state.token_S[s] = episode.filled, episode.ids[-1]
-                state.is_active_S[s], state.episode_S[s] = True, episode.number
+                state.token_S[s], state.episode_S[s] = episode.ids[-1], episode.number
                 state.temperature_S[s] = episode.decoding.temperature
                 state.top_p_S[s] = episode.decoding.top_p
-                places.append(s)
-        return state, places
+                active_rows.append(s)
+        return state, active_rows
 
     def _row_for(self, prompts: list[KeptPrompt], ids: tuple[int, ...]) -> KeptPrompt | None:
-        """Return a kept prompt with a free place, or else the row to keep it in."""
-        same = [prompt for prompt in prompts if prompt.ids == ids and None in prompt.places]
+        """Return a kept prompt that one more slot may share, or else the row to keep it in."""
+        same = [prompt for prompt in prompts if prompt.ids == ids and None in prompt.slots]
         if same:
             return same[0]
         unused = [prompt for prompt in prompts if not prompt.is_in_use]

@@ -64,7 +64,7 @@ def test_every_device_keeps_its_share_of_the_cache(toy, shape):
     mesh = None if shape is None else make_mesh(shape)
     shape = plan_cache(toy.CONFIG, SIZES, group_size=4, itemsize=4, mesh=mesh, room=1e9)
     cache = cache_shapes(shape, toy.CONFIG, dtype=np.float32, mesh=mesh)
-    assert device_bytes(cache.own) == 16 * 96 * TOKEN_BYTES / (1 if mesh is None else 8)
+    assert device_bytes(cache.slots) == 16 * 96 * TOKEN_BYTES / (1 if mesh is None else 8)
 
 
 def test_the_cache_is_cut_to_its_bytes(toy):
