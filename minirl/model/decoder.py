@@ -238,8 +238,7 @@ class Decoder(nnx.Module):
             return Block(config, key=key, param_dtype=param_dtype, mesh=mesh)
 
         self.embed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
-        graph = nnx.graphdef(nnx.eval_shape(layer, keys[0]))
-        self.layers = nnx.merge(graph, jax.vmap(lambda key: nnx.state(layer(key)))(keys[1:]))
+        self.layers: Any = jax.vmap(layer)(keys[1:])
         self.final_norm = nnx.Param(jnp.ones(config.hidden_size, param_dtype))
         if not config.tie_word_embeddings:
             self.unembed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
@@ -285,16 +284,14 @@ class Decoder(nnx.Module):
                 carry, new_cache = body(layer, carry, cache)
                 new_caches.append(new_cache)
             return carry, new_caches
-        graph, stacked = nnx.split(self.layers)
 
-        def step(carry: Any, layer: Any) -> tuple[Any, Any]:
-            state, cache = layer
-            return body(nnx.merge(graph, state), carry, cache)
+        def step(carry: Any, layer: tuple[Block, Any]) -> tuple[Any, Any]:
+            return body(layer[0], carry, layer[1])
 
         kept: Callable[..., Any] = step
         if self.remat != "none":
             kept = jax.checkpoint(step, prevent_cse=False, policy=_KEPT[self.remat])
-        return jax.lax.scan(kept, carry, (stacked, caches))
+        return jax.lax.scan(kept, carry, (self.layers, caches))
 
     @property
     def output_table(self) -> Float[Array, "V D"]:
@@ -312,16 +309,11 @@ def unstacked(model: Decoder) -> Decoder:
     For sampling, whose steps read every weight once, a layer cut out of the stack would be read and
     written once more; a few small layers are quicker without a loop. Nothing is computed again.
     """
-    graph, stacked = nnx.split(model.layers)
-    leaves, tree = jax.tree.flatten(stacked)
+    leaves, tree = jax.tree.flatten(model.layers)
     depth = model.config.num_hidden_layers
     # Not by index: the gradient of a split is one concatenation.
     parts = [jax.lax.split(leaf, (1,) * depth) for leaf in leaves]
+    layers = ([part.squeeze(0) for part in layer] for layer in zip(*parts, strict=True))
     apart = copy.copy(model)
-    apart.layers = nnx.List(
-        [
-            nnx.merge(graph, jax.tree.unflatten(tree, [part.squeeze(0) for part in layer]))
-            for layer in zip(*parts, strict=True)
-        ]
-    )
+    apart.layers = nnx.List([jax.tree.unflatten(tree, layer) for layer in layers])
     return apart

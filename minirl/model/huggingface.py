@@ -11,7 +11,6 @@ writer takes all tensors of a file at once. The format
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -33,7 +32,13 @@ from minirl.errors import UserError
 from minirl.model.config import INDEX, SINGLE, ModelConfig, read_config, weight_files
 from minirl.model.decoder import Decoder
 from minirl.model.lora import merged_tensors, split
-from minirl.model.sharding import MATRICES, is_stacked, param_path, param_shardings
+from minirl.model.sharding import (
+    MATRICES,
+    constrain_params,
+    is_stacked,
+    param_path,
+    param_shardings,
+)
 from minirl.run.files import appearing, naming
 
 # Last part of a parameter's path -> its name in the files, for layers within `model.layers.N.`.
@@ -92,12 +97,12 @@ def tensor_names(path: str, shape: tuple[int, ...]) -> list[str]:
 
 def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes in the files of all parameters of a tree."""
-    found = {}
+    shapes = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         name = param_path(path)
         shape = leaf.shape[1:] if is_stacked(name, leaf.ndim) else leaf.shape
-        found |= dict.fromkeys(tensor_names(name, leaf.shape), tuple(shape))
-    return found
+        shapes |= dict.fromkeys(tensor_names(name, leaf.shape), tuple(shape))
+    return shapes
 
 
 def tensors(
@@ -114,9 +119,9 @@ def tensors(
         array = leaf if read is None else read(name)
         names = tensor_names(name, leaf.shape)
         # Not by iteration: JAX would copy a hundred layers at a time.
-        places = range(len(names)) if is_stacked(name, leaf.ndim) else [...]
-        for one, place in zip(names, places, strict=True):
-            yield one, np.asarray(array[place])
+        indices = range(len(names)) if is_stacked(name, leaf.ndim) else [...]
+        for tensor_name, index in zip(names, indices, strict=True):
+            yield tensor_name, np.asarray(array[index])
 
 
 def shapes_of(folder: Path) -> nnx.State:
@@ -138,14 +143,15 @@ def init(
     The weights depend on the seed and not on the mesh; None is the default device. `dtype` is the
     type of the computation.
     """
-    make = functools.partial(Decoder, config, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
-    key = jax.random.key(seed)
-    graph, shapes = nnx.split(nnx.eval_shape(lambda key: make(key=key), key))
-    places = None if mesh is None else param_shardings(shapes, mesh)
+
     # Compiled, so that no device holds a model that fits only the mesh.
-    return nnx.merge(
-        graph, jax.jit(lambda key: nnx.state(make(key=key)), out_shardings=places)(key)
-    )
+    @jax.jit
+    def make(key: jax.Array) -> Decoder:
+        model = Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
+        nnx.update(model, constrain_params(nnx.state(model), mesh))
+        return model
+
+    return make(jax.random.key(seed))
 
 
 def load(
@@ -165,10 +171,11 @@ def load(
     Note:
         `lm_head.weight` is ignored when the embedding is tied to it, as transformers does.
     """
-    make = functools.partial(
-        Decoder, read_config(folder), param_dtype=param_dtype, dtype=dtype, mesh=mesh
+    config, key = read_config(folder), jax.random.key(0)
+    model = nnx.eval_shape(
+        lambda: Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
     )
-    graph, shapes = nnx.split(nnx.eval_shape(lambda: make(key=jax.random.key(0))))
+    shapes = nnx.state(model)
     files = _checked_files(folder, shapes)
 
     def read(path: Any, leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
@@ -178,11 +185,11 @@ def load(
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             index = index or (slice(None),) * leaf.ndim
             cuts = [slice(*cut.indices(size)) for cut, size in zip(index, leaf.shape, strict=True)]
-            found = np.empty([cut.stop - cut.start for cut in cuts], param_dtype)
-            layers = zip(names[cuts[0]], found, strict=True) if stacked else [(names[0], found)]
-            for name, place in layers:
-                place[...] = _read_tensor(files, name, cuts[1:] if stacked else cuts)
-            return found
+            array = np.empty([cut.stop - cut.start for cut in cuts], param_dtype)
+            layers = zip(names[cuts[0]], array, strict=True) if stacked else [(names[0], array)]
+            for name, layer in layers:
+                layer[...] = _read_tensor(files, name, cuts[1:] if stacked else cuts)
+            return array
 
         # Not jnp.asarray, which copies twice. Each is waited for: copies run behind, and those of a
         # whole model could be under way at once.
@@ -191,7 +198,8 @@ def load(
         return jax.make_array_from_callback(leaf.shape, sharding, part).block_until_ready()
 
     rest = () if mesh is None else (param_shardings(shapes, mesh),)
-    return nnx.merge(graph, jax.tree.map_with_path(read, shapes, *rest))
+    nnx.update(model, jax.tree.map_with_path(read, shapes, *rest))
+    return model
 
 
 def check_files(folder: Path) -> None:
@@ -240,20 +248,20 @@ def _checked_files(folder: Path, shapes: nnx.State) -> dict[str, Path]:
     missing = [name for name in expected if name not in files]
     # An output projection beside a tied embedding is left out by transformers too.
     extra = sorted(set(files) - set(expected) - {"lm_head.weight"})
-    for found, what in ((missing, "missing"), (extra, "not of the model in config.json")):
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    for wrong, what in ((missing, "missing"), (extra, "not of the model in config.json")):
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise UserError(
-                f"{folder}: tensor {found[0]}{more} {what}; "
+                f"{folder}: tensor {wrong[0]}{more} {what}; "
                 "config.json and the safetensors files must be of the same model"
             )
     for name, shape in expected.items():
         with safe_open(files[name], "numpy") as file:
             header = file.get_slice(name)
-            found, kind = tuple(header.get_shape()), header.get_dtype()
-        if found != shape:
+            stored, kind = tuple(header.get_shape()), header.get_dtype()
+        if stored != shape:
             raise UserError(
-                f"{files[name]}: tensor {name} has shape {found}, config.json says {shape}; "
+                f"{files[name]}: tensor {name} has shape {stored}, config.json says {shape}; "
                 "they must be of the same model"
             )
         if kind not in _CODES.values():

@@ -147,7 +147,7 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
     Instead of arrays, shapes will do. What is no parameter is replicated.
     """
 
-    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def sharding_of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = param_path(path)
         axes = PARAM_AXES.get(name.rpartition(".")[2])
         if axes is None or leaf.ndim == 0:
@@ -155,7 +155,7 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
         axes = ("layer", *axes) if is_stacked(name, leaf.ndim) else axes
         return axes_sharding(axes, leaf.shape, mesh, name=name)
 
-    return jax.tree.map_with_path(place, params)
+    return jax.tree.map_with_path(sharding_of, params)
 
 
 def placed(shapes: Any, mesh: Mesh | None) -> Any:
@@ -163,7 +163,7 @@ def placed(shapes: Any, mesh: Mesh | None) -> Any:
     if mesh is None:
         return shapes
     return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
         param_shardings(shapes, mesh),
     )
@@ -182,17 +182,26 @@ def constrain(array: jax.Array, axes: Sequence[str], mesh: Mesh | None) -> jax.A
     """Shard an activation by its logical axes, inside a compiled function; nothing without mesh."""
     if mesh is None:
         return array
-    place = NamedSharding(mesh, axes_spec(axes, array.shape, mesh))
-    return jax.lax.with_sharding_constraint(array, place)
+    sharding = NamedSharding(mesh, axes_spec(axes, array.shape, mesh))
+    return jax.lax.with_sharding_constraint(array, sharding)
+
+
+def constrain_params(tree: Any, mesh: Mesh | None) -> Any:
+    """Shard what is shaped like the weights as they are, inside a compiled function, whatever the
+    compiler thinks; nothing without mesh.
+    """
+    if mesh is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, param_shardings(tree, mesh))
 
 
 def split_rows(tree: Any, mesh: Mesh) -> Any:
     """Shard arrays that every process has whole by rows, a multiple of `row_parts`."""
-    place = NamedSharding(mesh, PartitionSpec(_SPLIT_BY["batch"]))
+    sharding = NamedSharding(mesh, PartitionSpec(_SPLIT_BY["batch"]))
 
     def split(array: Any) -> jax.Array:
         rows = np.asarray(array)
-        return jax.make_array_from_callback(rows.shape, place, lambda index: rows[index])
+        return jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
 
     return jax.tree.map(split, tree)
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from minirl.config import AlgorithmConfig
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder, unstacked
-from minirl.model.sharding import param_shardings, placed, row_parts, split_rows
+from minirl.model.sharding import constrain_params, placed, row_parts, split_rows
 from minirl.run import activity, distributed
 from minirl.train import losses
 from minirl.train.batching import Batch
@@ -80,7 +80,7 @@ def token_logprobs(
     target = jnp.maximum(batch.target_XT, 0)
     if batch.top_ids_XTK is not None:
         target = jnp.concatenate([target[..., None], batch.top_ids_XTK], axis=-1)
-    found = logprobs.project(
+    projected = logprobs.project(
         hidden_XTD,
         model.output_table,
         target,
@@ -88,7 +88,7 @@ def token_logprobs(
         temperature=temperature,
         mesh=model.mesh,
     )
-    logp, entropy_BC = (attention.answers(values_XT, batch.rows) for values_XT in found)
+    logp, entropy_BC = (attention.answers(values_XT, batch.rows) for values_XT in projected)
     if batch.top_ids_XTK is None:
         return logp, entropy_BC, None
     return logp[..., 0], entropy_BC, logp[..., 1:]
@@ -105,7 +105,7 @@ def batch_loss(
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss of a micro-batch and its statistics; the gradient is that of `params`."""
-    model = nnx.merge(graph, _split_as_params(params, mesh), frozen)
+    model = nnx.merge(graph, constrain_params(params, mesh), frozen)
     logp_BC, entropy_BC, top_logp_BCK = token_logprobs(
         model, batch, temperature=objective.temperature
     )
@@ -185,7 +185,7 @@ class Learner:
         # One gradient lies beside the sum of those before.
         self._accumulate = CompiledByShape(accumulate, donate_argnums=0)
         self._zeros = CompiledByShape(
-            lambda params: _split_as_params(jax.tree.map(jnp.zeros_like, params), mesh)
+            lambda params: constrain_params(jax.tree.map(jnp.zeros_like, params), mesh)
         )
         self._add = CompiledByShape(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._logp = CompiledByShape(logp)
@@ -198,7 +198,7 @@ class Learner:
             updates, opt_state = rule.update(gradient, opt_state, params, value=loss)
             params = optax.apply_updates(params, optax.tree.scale(rate, updates))
             skipped = jnp.asarray(optax.tree.get(opt_state, "skipped", 0) > 0, jnp.float32)
-            params, opt_state = (_split_as_params(tree, mesh) for tree in (params, opt_state))
+            params, opt_state = (constrain_params(tree, mesh) for tree in (params, opt_state))
             return params, opt_state, {"grad_norm": norm, "skipped": skipped}
 
         self._apply = CompiledByShape(apply, donate_argnums=(0, 1))
@@ -213,7 +213,7 @@ class Learner:
         """Start from weights with fresh optimizer state, which is split as the weights are."""
 
         def init(params: nnx.State) -> optax.OptState:
-            return _split_as_params(self._optimizer.init(params), self._mesh)
+            return constrain_params(self._optimizer.init(params), self._mesh)
 
         return TrainState(params, jax.jit(init)(params))
 
@@ -248,14 +248,14 @@ class Learner:
                 check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
                 add = partial(self._add_gradient, state.params, reference)
-                found = list(pool.map(add, totals, chunk))
-                totals[: len(chunk)] = [total for total, _ in found]
-                numbers += [stats for _, stats in found]
-                losses += [stats["loss"] for _, stats in found]
+                results = list(pool.map(add, totals, chunk))
+                totals[: len(chunk)] = [total for total, _ in results]
+                numbers += [stats for _, stats in results]
+                losses += [stats["loss"] for _, stats in results]
         if not numbers:
             raise ValueError("an update needs at least one micro-batch")
-        gradient, logp = reduce(self._add, totals), [one.pop(_LOGPROBS) for one in numbers]
-        stats = _summed([jax.device_get(one) for one in numbers])
+        gradient, logp = reduce(self._add, totals), [part.pop(_LOGPROBS) for part in numbers]
+        stats = _summed([jax.device_get(part) for part in numbers])
         scalars = map(np.float32, (stats["loss"], rate))
         params, opt_state, added = self._apply(*state, gradient, *scalars)
         stats |= {name: float(value) for name, value in added.items()}
@@ -281,16 +281,16 @@ class Learner:
         logp_BC = batch.sampler_logp_BC
         if reference is not None:
             logp_BC = self._logp(reference, self._frozen, batch)
-        found = self._accumulate(total, params, self._frozen, batch, logp_BC)
-        return jax.block_until_ready(found) if jax.default_backend() == "cpu" else found
+        result = self._accumulate(total, params, self._frozen, batch, logp_BC)
+        return jax.block_until_ready(result) if jax.default_backend() == "cpu" else result
 
     def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
         """Yield the log-probabilities of the targets, BC, of each micro-batch."""
-        batches, found = [*batches], list[Array]()
-        with activity.doing(_told("log-probabilities", found, batches)):
+        batches, logp = [*batches], list[Array]()
+        with activity.doing(_told("log-probabilities", logp, batches)):
             for batch in map(self._place, batches):
-                found.append(self._logp(params, self._frozen, batch))
-                yield distributed.whole(found[-1])
+                logp.append(self._logp(params, self._frozen, batch))
+                yield distributed.whole(logp[-1])
 
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
         """Yield the programs of an update by name, from shapes and places alone."""
@@ -309,19 +309,12 @@ class Learner:
         return split_rows(batch, self._mesh)
 
 
-def _told(what: str, found: Sequence[Any], batches: Sequence[Batch]) -> Callable[[], str]:
+def _told(what: str, arrays: Sequence[Any], batches: Sequence[Batch]) -> Callable[[], str]:
     """Make what tells how many micro-batches are done, by one array of each."""
     # Devices take orders faster than they follow them: the arrays are asked.
-    return lambda: f"{what}: micro-batch {sum(a.is_ready() for a in found)}/{len(batches)}"
-
-
-def _split_as_params(tree: Any, mesh: Mesh | None) -> Any:
-    """Split what is shaped like the weights as they are split, whatever the compiler thinks."""
-    if mesh is None:
-        return tree
-    return jax.lax.with_sharding_constraint(tree, param_shardings(tree, mesh))
+    return lambda: f"{what}: micro-batch {sum(a.is_ready() for a in arrays)}/{len(batches)}"
 
 
 def _summed(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Add the statistics of micro-batches."""
-    return {name: float(sum(one[name] for one in stats)) for name in stats[0]}
+    return {name: float(sum(part[name] for part in stats)) for name in stats[0]}
