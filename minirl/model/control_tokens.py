@@ -39,7 +39,7 @@ class ControlTokens:
 
     def hide(self, text: str) -> str:
         """Give control tokens in a text their names."""
-        return self._either.sub(lambda found: self._other[found[0]], text)
+        return self._either.sub(lambda match: self._other[match[0]], text)
 
     def encode(self, text: str) -> list[int]:
         """Encode a text, in which control tokens are text too."""
@@ -50,8 +50,8 @@ class ControlTokens:
         if self._mark not in rendered:
             return self._tokenizer.encode(rendered, add_special_tokens=False).ids
         tokenizer, ids = self._renamed
-        found = tokenizer.encode(self.hide(rendered), add_special_tokens=False).ids
-        return [ids.get(i, i) for i in found]
+        encoded = tokenizer.encode(self.hide(rendered), add_special_tokens=False).ids
+        return [ids.get(i, i) for i in encoded]
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
@@ -61,10 +61,10 @@ class ControlTokens:
         parts = json.loads(self._tokenizer.to_str())
         added, parts["added_tokens"] = parts["added_tokens"], []
         tokenizer = Tokenizer.from_str(json.dumps(parts))
-        names = {one["id"]: self._other.get(one["content"], one["content"]) for one in added}
+        names = {old["id"]: self._other.get(old["content"], old["content"]) for old in added}
         kinds = ("single_word", "lstrip", "rstrip", "normalized", "special")
         tokenizer.add_tokens(
-            [AddedToken(names[one["id"]], **{kind: one[kind] for kind in kinds}) for one in added]
+            [AddedToken(names[old["id"]], **{kind: old[kind] for kind in kinds}) for old in added]
         )
-        own = ((tokenizer.token_to_id(name), i) for i, name in names.items())
-        return tokenizer, {new: i for new, i in own if new is not None}
+        renamed = ((tokenizer.token_to_id(name), i) for i, name in names.items())
+        return tokenizer, {new: i for new, i in renamed if new is not None}

@@ -143,41 +143,41 @@ def read_tensors(
     Raises:
         UserError: The file holds other tensors than these, or of other shapes.
     """
-    places = {name: _name_in_file(name) for name in shapes}
-    missing = [place for place in places.values() if place not in source.tensors]
-    extra = sorted(set(source.tensors) - set(places.values()) - {_OUTPUT, _STRETCH})
-    for names, what in ((missing, "is missing"), (extra, "is not of such a model")):
-        if names:
+    names = {name: _name_in_file(name) for name in shapes}
+    missing = [theirs for theirs in names.values() if theirs not in source.tensors]
+    extra = sorted(set(source.tensors) - set(names.values()) - {_OUTPUT, _STRETCH})
+    for wrong, what in ((missing, "is missing"), (extra, "is not of such a model")):
+        if wrong:
             raise UserError(
-                f"{source.path}: tensor {names[0]} {what}; only plain models of the architecture "
+                f"{source.path}: tensor {wrong[0]} {what}; only plain models of the architecture "
                 f"{source.architecture} are supported"
             )
-    for name, place in places.items():
-        found = tuple(map(int, reversed(source.tensors[place].shape)))
-        if found != shapes[name]:
+    for name, theirs in names.items():
+        shape = tuple(map(int, reversed(source.tensors[theirs].shape)))
+        if shape != shapes[name]:
             raise UserError(
-                f"{source.path}: tensor {place} has shape {found}, the file's facts say "
+                f"{source.path}: tensor {theirs} has shape {shape}, the file's facts say "
                 f"{shapes[name]}; copy it again"
             )
-    if "lm_head.weight" not in places and _OUTPUT in source.tensors:
+    if "lm_head.weight" not in names and _OUTPUT in source.tensors:
         # Of one matrix that is there twice the finer one.
-        finer = max(_EMBEDDING, _OUTPUT, key=lambda place: source.tensors[place].n_bytes)
-        places["model.embed_tokens.weight"] = finer
-    return ((name, _read(source, place)) for name, place in places.items())
+        finer = max(_EMBEDDING, _OUTPUT, key=lambda name: source.tensors[name].n_bytes)
+        names["model.embed_tokens.weight"] = finer
+    return ((name, _read(source, theirs)) for name, theirs in names.items())
 
 
 def _name_in_file(name: str) -> str:
-    own, _, end = name.rpartition(".")
-    if not own.startswith("model.layers."):
-        return f"{_NAMES[own]}.{end}"
-    _, _, layer, part = own.split(".", 3)
+    parameter, _, end = name.rpartition(".")
+    if not parameter.startswith("model.layers."):
+        return f"{_NAMES[parameter]}.{end}"
+    _, _, layer, part = parameter.split(".", 3)
     return f"blk.{layer}.{_NAMES[part]}.{end}"
 
 
-def _read(source: GgufFile, place: str) -> np.ndarray:
-    tensor = source.tensors[place]
+def _read(source: GgufFile, name: str) -> np.ndarray:
+    tensor = source.tensors[name]
     w = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-    part = place.split(".")[-2]
+    part = name.split(".")[-2]
     if source.architecture != "llama" or part not in ("attn_q", "attn_k"):
         return w
     heads = source.get("attention.head_count")
@@ -229,7 +229,7 @@ def _is_tied(source: GgufFile) -> bool:
 def _llama3(source: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
     """Find the settings of Llama 3.1's rotary embedding, of which a file has the divisors alone."""
     divisors = _read(source, _STRETCH)
-    found = {
+    stretch = {
         "rope_type": "llama3",
         "factor": float(divisors.max()),
         "low_freq_factor": 1.0,
@@ -238,11 +238,11 @@ def _llama3(source: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
     }
     plain, stretched = (
         np.asarray(rotary_frequencies(parse_config({**config, **more}, where=str(source.path))))
-        for more in ({}, {"rope_scaling": found})
+        for more in ({}, {"rope_scaling": stretch})
     )
     if plain.shape != divisors.shape or not np.allclose(plain / stretched, divisors, rtol=1e-3):
         raise UserError(
             f"{source.path}: {_STRETCH} stretches the rotary embedding otherwise than Llama 3.1 "
             "to 3.3 do; export a Hugging Face folder of the same model in its place"
         )
-    return found
+    return stretch

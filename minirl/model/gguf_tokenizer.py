@@ -102,17 +102,17 @@ def make_tokenizer(field: Mapping[str, Any], *, where: str) -> tuple[Tokenizer, 
 def stop_ids(field: Mapping[str, Any]) -> list[int]:
     """Return the ids of a GGUF file that end a reply: its own first, then those known by name."""
     tokens, kinds = field["tokenizer.ggml.tokens"], field["tokenizer.ggml.token_type"]
-    own = [field.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    stated = [field.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     known = [i for i, token in enumerate(tokens) if token in _ENDS and kinds[i] == _CONTROL]
-    return [i for i in dict.fromkeys([*own, *known]) if i is not None]
+    return [i for i in dict.fromkeys([*stated, *known]) if i is not None]
 
 
 def _settings(field: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         number = field.get(f"tokenizer.ggml.{theirs}_token_id")
         if number is not None:
-            found[f"{ours}_token"] = tokens[number]
+            settings[f"{ours}_token"] = tokens[number]
     if template := field.get("tokenizer.chat_template"):
-        found["chat_template"] = template
-    return found | {"clean_up_tokenization_spaces": False}
+        settings["chat_template"] = template
+    return settings | {"clean_up_tokenization_spaces": False}

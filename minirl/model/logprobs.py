@@ -134,18 +134,18 @@ class _Chunks:
         self.targets = target_XTJ.shape[-1]
 
     def __getitem__(self, n: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return places XQ, which are trained XQ, hidden states XQD, targets XQJ, logits XQV."""
+        """Return tokens XQ, which are trained XQ, hidden states XQD, targets XQJ, logits XQV."""
         cut = self._cut
         slot_Q = n * cut.length + jnp.arange(cut.length)
         # The last chunk may end after the last token.
-        place_XQ = self._order_XT[:, jnp.minimum(slot_Q, self._order_XT.shape[1] - 1)]
-        hidden_XQD = jnp.take_along_axis(self._hidden_XTD, place_XQ[..., None], axis=1)
+        token_XQ = self._order_XT[:, jnp.minimum(slot_Q, self._order_XT.shape[1] - 1)]
+        hidden_XQD = jnp.take_along_axis(self._hidden_XTD, token_XQ[..., None], axis=1)
         hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
-        target_XQJ = jnp.take_along_axis(self._target_XTJ, place_XQ[..., None], axis=1)
+        target_XQJ = jnp.take_along_axis(self._target_XTJ, token_XQ[..., None], axis=1)
         logits_XQV = logits(hidden_XQD, self._table_VD) / cut.temperature
         logits_XQV = constrain(logits_XQV, ("batch", "position", "vocab"), cut.mesh)
         is_trained_XQ = slot_Q[None] < self._count_X[:, None]
-        return place_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV
+        return token_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV
 
     def zeros(self, *rest: int, dtype: Any = jnp.float32) -> Array:
         """Return zeros for the tokens of all chunks, in order."""
@@ -155,9 +155,9 @@ class _Chunks:
 
     def back(self, array: Array) -> Array:
         """Bring values of ordered tokens back to the tokens' places."""
-        place_XT = jnp.argsort(self._order_XT, axis=1)
-        place = place_XT.reshape(*place_XT.shape, *(1,) * (array.ndim - 2))
-        return jnp.take_along_axis(array, place, axis=1)
+        slot_XT = jnp.argsort(self._order_XT, axis=1)
+        slot = slot_XT.reshape(*slot_XT.shape, *(1,) * (array.ndim - 2))
+        return jnp.take_along_axis(array, slot, axis=1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -176,12 +176,12 @@ def _ready(cut: _Cut, hidden_XTD: Array, table_VD: Array) -> Array:
 
 
 def _judge_chunks(chunks: _Chunks) -> tuple[Array, Array]:
-    def add(n: Array, found: tuple[Array, Array]) -> tuple[Array, ...]:
+    def add(n: Array, results: tuple[Array, Array]) -> tuple[Array, ...]:
         _, is_trained_XQ, _, target_XQJ, logits_XQV = chunks[n]
         logp_XQJ, entropy_XQ = _judge(logits_XQV, target_XQJ)
         logp_XQJ = jnp.where(is_trained_XQ[..., None], logp_XQJ, 0.0)
         entropy_XQ = jnp.where(is_trained_XQ, entropy_XQ, 0.0)
-        return _write(found[0], n, logp_XQJ), _write(found[1], n, entropy_XQ)
+        return _write(results[0], n, logp_XQJ), _write(results[1], n, entropy_XQ)
 
     empty = chunks.zeros(chunks.targets), chunks.zeros()
     logp, entropy = jax.lax.fori_loop(0, chunks.number, add, empty)
@@ -205,8 +205,8 @@ def _in_chunks_backward(cut: _Cut, known: Any, gradients: tuple[Array, Array]) -
 
     def add(n: Array, total: tuple[Array, Array | None]) -> tuple[Array, Array | None]:
         dhidden, dtable_XVD = total
-        place_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV = chunks[n]
-        dlogp_XQJ = jnp.take_along_axis(gradients[0], place_XQ[..., None], axis=1)
+        token_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV = chunks[n]
+        dlogp_XQJ = jnp.take_along_axis(gradients[0], token_XQ[..., None], axis=1)
         scale_XQJ = jnp.where(is_trained_XQ[..., None], dlogp_XQJ, 0.0) / cut.temperature
         total_XQ1 = scale_XQJ.sum(axis=-1, keepdims=True)
         dlogits_XQV = _spread(scale_XQJ, target_XQJ, V) - jax.nn.softmax(logits_XQV) * total_XQ1
@@ -234,13 +234,13 @@ def _in_chunks_backward(cut: _Cut, known: Any, gradients: tuple[Array, Array]) -
 _in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward, symbolic_zeros=True)
 
 
-def _spread(values_XQJ: Array, place_XQJ: Array, size: int) -> Array:
-    """Add values up at their places in a last axis of this size."""
+def _spread(values_XQJ: Array, target_XQJ: Array, size: int) -> Array:
+    """Add values up at their targets in a last axis of this size."""
     if values_XQJ.shape[-1] == 1:  # a comparison is fused into what follows, and a scatter is not
-        return jnp.where(place_XQJ == jnp.arange(size)[None, None], values_XQJ, 0.0)
-    x, q, _ = jnp.meshgrid(*map(jnp.arange, place_XQJ.shape), indexing="ij")
-    zeros_XQV = jnp.zeros((*place_XQJ.shape[:2], size), values_XQJ.dtype)
-    return zeros_XQV.at[x, q, place_XQJ].add(values_XQJ)
+        return jnp.where(target_XQJ == jnp.arange(size)[None, None], values_XQJ, 0.0)
+    x, q, _ = jnp.meshgrid(*map(jnp.arange, target_XQJ.shape), indexing="ij")
+    zeros_XQV = jnp.zeros((*target_XQJ.shape[:2], size), values_XQJ.dtype)
+    return zeros_XQV.at[x, q, target_XQJ].add(values_XQJ)
 
 
 def _write(array: Array, n: Array, chunk: Array) -> Array:

@@ -38,18 +38,18 @@ def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
     shapes = {name: getattr(layers, name).shape for name in MATRICES if name in lora.targets}
 
     def draw(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
-        found = {}
+        adapters = {}
         for name, (depth, outputs, inputs) in shapes.items():
-            own_key = jax.random.fold_in(key, MATRICES.index(name))
-            normal = jax.random.normal(own_key, (depth, lora.rank, inputs))
-            found[f"{name}_a"] = normal * inputs**-0.5
-            found[f"{name}_b"] = jnp.zeros((depth, outputs, lora.rank))
-        return {"layers": found}
+            matrix_key = jax.random.fold_in(key, MATRICES.index(name))
+            normal = jax.random.normal(matrix_key, (depth, lora.rank, inputs))
+            adapters[f"{name}_a"] = normal * inputs**-0.5
+            adapters[f"{name}_b"] = jnp.zeros((depth, outputs, lora.rank))
+        return {"layers": adapters}
 
     key = jax.random.key(seed)
     mesh = model.mesh
-    places = None if mesh is None else param_shardings(jax.eval_shape(draw, key), mesh)
-    for name, array in jax.jit(draw, out_shardings=places)(key)["layers"].items():
+    shardings = None if mesh is None else param_shardings(jax.eval_shape(draw, key), mesh)
+    for name, array in jax.jit(draw, out_shardings=shardings)(key)["layers"].items():
         setattr(layers, name, nnx.LoRAParam(array))
     layers.lora = lora
 

@@ -168,8 +168,8 @@ def _check_rows(folder: Path, largest: int) -> None:
 
 def _stop_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    own, more = _facts(path).eos_token_id, _facts(folder / "config.json").eos_token_id
-    unique = tuple(dict.fromkeys(i for i in [*own, eos_id, *more] if i is not None))
+    stated, more = _facts(path).eos_token_id, _facts(folder / "config.json").eos_token_id
+    unique = tuple(dict.fromkeys(i for i in [*stated, eos_id, *more] if i is not None))
     if not unique:
         raise UserError(
             f"{path}: no eos_token_id here, in config.json nor in the tokenizer; replies cannot end"

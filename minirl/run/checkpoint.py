@@ -260,12 +260,12 @@ def _opened(where: Path, expected: Mapping[str, Any]) -> Generator[Callable[...,
     with ocp.PyTreeCheckpointer() as reader:
         with _reporting(where, _UNREADABLE):
             stored = dict(reader.metadata(folder).item_metadata)
-            found = {name: tuple(leaf.shape) for name, leaf in stored.items()}
+            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
         for name, leaf in expected.items():
-            if found.get(name) != tuple(leaf.shape):
+            if shapes.get(name) != tuple(leaf.shape):
                 raise UserError(
                     f"{where}: a checkpoint of another model: {name} is "
-                    f"{found.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
+                    f"{shapes.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
                     "use the settings it was made with, or another run.dir"
                 )
 

@@ -193,8 +193,8 @@ def gather(make: Callable[[], _Made]) -> list[_Made]:
         payload = pickle.dumps(make())
     except Preempted as notice:
         stop = int(notice.signal)
-    except Exception as found:  # noqa: BLE001
-        error = found
+    except Exception as raised:  # noqa: BLE001
+        error = raised
     words = None if error is None else f"{error}" or repr(error)
     is_small = len(payload) <= _MESSAGE_BYTES
     is_lost = isinstance(error, LostError)
@@ -244,32 +244,32 @@ class _SharedSignal:
 
     _is_sent, _next_poll = False, 0.0
 
-    def poll(self, own: int | None) -> int | None:
+    def poll(self, signal: int | None) -> int | None:
         """Publish this process's signal, or return one of another process."""
         client = distributed.global_state.client
         if client is None:
-            return own
-        if own is not None and not self._is_sent:
+            return signal
+        if signal is not None and not self._is_sent:
             self._is_sent = True
-            client.key_value_set(f"{_STOP}/{jax.process_index()}", str(own))
-        if own is None and time.monotonic() > self._next_poll:
+            client.key_value_set(f"{_STOP}/{jax.process_index()}", str(signal))
+        if signal is None and time.monotonic() > self._next_poll:
             self._next_poll = time.monotonic() + _POLL_SIGNALS_S
-            found = client.key_value_dir_get(_STOP)
-            own = int(found[0][1]) if found else None
-        return own
+            signals = client.key_value_dir_get(_STOP)
+            signal = int(signals[0][1]) if signals else None
+        return signal
 
 
 def _exchange(message: Any) -> list[Any]:
     """Send all processes a small message, and return the messages of all, in their order."""
-    client, own = distributed.global_state.client, jax.process_index()
+    client, me = distributed.global_state.client, jax.process_index()
     assert client is not None
     number = next(_numbers)
     folder = f"minirl/{number}"
-    client.key_value_set_bytes(f"{folder}/{own}", pickle.dumps(message))
-    found = [message if n == own else _receive(client, f"{folder}/{n}") for n in range(count())]
+    client.key_value_set_bytes(f"{folder}/{me}", pickle.dumps(message))
+    messages = [message if n == me else _receive(client, f"{folder}/{n}") for n in range(count())]
     # All have sent this one, so all have received those of the exchange before it.
-    client.key_value_delete(f"minirl/{number - 1}/{own}")
-    return found
+    client.key_value_delete(f"minirl/{number - 1}/{me}")
+    return messages
 
 
 def _receive(client: Any, key: str) -> Any:

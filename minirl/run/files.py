@@ -50,14 +50,14 @@ def whole_file(path: Path) -> Generator[IO[str]]:
             yield file
             file.flush()
         return
-    place = path.resolve()
-    scratch = place.with_name(f".{place.name}{PART}")
+    target = path.resolve()
+    scratch = target.with_name(f".{target.name}{PART}")
     try:
         with naming(path):
-            place.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             with scratch.open("w", encoding="utf-8") as file:
                 yield file
-            settle(scratch, place)
+            settle(scratch, target)
     except OSError as error:
         if error.filename != str(scratch):
             raise

@@ -33,7 +33,7 @@ class _Received:
     def __init__(self) -> None:
         self.signal: int | None = None
         # Takes this process's signal or None; returns one that any process had.
-        self.shared: Callable[[int | None], int | None] = lambda own: own
+        self.shared: Callable[[int | None], int | None] = lambda signal: signal
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
         if number == signal.SIGINT == self.signal:

@@ -69,12 +69,12 @@ def flatten(trajectory: Trajectory) -> TokenRow:
 
 
 def _laid_out(tops: Sequence[TopTokens], is_action_T: np.ndarray) -> TopTokens:
-    """Bring the likeliest ids of all replies to the places of the sampled ids."""
+    """Bring the likeliest ids of all replies to where the sampled ids are."""
 
     def whole(sampled: np.ndarray) -> np.ndarray:
-        found_TK = np.zeros((len(is_action_T), sampled.shape[1]), sampled.dtype)
-        found_TK[is_action_T] = sampled
-        return found_TK
+        array_TK = np.zeros((len(is_action_T), sampled.shape[1]), sampled.dtype)
+        array_TK[is_action_T] = sampled
+        return array_TK
 
     sampled = TopTokens.joined(tops)
     return TopTokens(whole(sampled.ids), whole(sampled.logprobs))
@@ -249,18 +249,18 @@ class _Rollout:
 
     def _take_results(self) -> bool:
         """Continue with what was returned; tell whether there was any."""
-        found, self.awaited = self.awaited, []
+        results, self.awaited = self.awaited, []
         with suppress(Empty):
             while True:
-                found.append(self.ready.get_nowait())
-        self.under_way -= len(found)
-        for then, n, future in found:
+                results.append(self.ready.get_nowait())
+        self.under_way -= len(results)
+        for then, n, future in results:
             is_dropped = n in self.groups and not self.groups[n]
             if not is_dropped and (error := self._failure(future)) is not None:
                 self._drop(n, error)
             elif not is_dropped:
                 then(future.result())
-        return bool(found)
+        return bool(results)
 
     def _failure(self, future: Future[Any]) -> Exception | None:
         """Return what an environment raised; what is no failure, or nobody's to drop, is raised."""

@@ -55,14 +55,14 @@ def local_mesh(
     return mesh
 
 
-def copy_shapes(params: Any, own: Mesh | None, dtype: Any) -> Any:
+def copy_shapes(params: Any, target: Mesh | None, dtype: Any) -> Any:
     """Return the shapes and places of what `local_params` makes of weights."""
     return placed(
         jax.tree.map_with_path(
             lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, _copy_type(path, leaf, dtype)),
             params,
         ),
-        own,
+        target,
     )
 
 
@@ -76,7 +76,7 @@ def local_model(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, Mesh | None]:
     graph, trained, frozen = split(model)
     if model.mesh is None:
         return graph, frozen, None
-    own = local_mesh(
+    local = local_mesh(
         nnx.merge_state(trained, frozen),
         [device for device in _ordered(model.mesh) if device.process_index == jax.process_index()],
         dtype=model.dtype,
@@ -84,13 +84,13 @@ def local_model(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, Mesh | None]:
         memory_bytes=min(distributed.gather(lambda: device_memory(model.mesh))),
     )
     if model not in _frozen_copies:
-        _frozen_copies[model] = local_params(frozen, own, model.dtype)
+        _frozen_copies[model] = local_params(frozen, local, model.dtype)
     moved = nnx.merge(graph, trained, frozen)
-    moved.mesh = moved.layers.mesh = own
-    return split(moved)[0], _frozen_copies[model], own
+    moved.mesh = moved.layers.mesh = local
+    return split(moved)[0], _frozen_copies[model], local
 
 
-def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
+def local_params(params: nnx.State, target: Mesh | None, dtype: Any) -> nnx.State:
     """Copy weights that are split over a mesh to this process's devices, one after the other.
 
     All processes have to call it. Weights on no mesh stay where they are; what lies whole on every
@@ -99,20 +99,20 @@ def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
     mesh = mesh_of(params) if jax.tree.leaves(params) else None
     if mesh is None:
         return params
-    shape = (1, 1, 1) if own is None else own.devices.shape
+    shape = (1, 1, 1) if target is None else target.devices.shape
     # One row a process: what is split along a row is there once for each of them.
     everyone = Mesh(np.array(_ordered(mesh)).reshape(-1, *shape), ("process", *MESH_AXES))
     single = SingleDeviceSharding(mesh.local_devices[0])
-    targets = () if own is None else (param_shardings(params, own),)
+    shardings = () if target is None else (param_shardings(params, target),)
 
-    def copy(path: Any, leaf: jax.Array, target: NamedSharding | None = None) -> jax.Array:
+    def copy(path: Any, leaf: jax.Array, sharding: NamedSharding | None = None) -> jax.Array:
         leaf = leaf.astype(_copy_type(path, leaf, dtype))
-        spec = PartitionSpec() if target is None else target.spec
+        spec = PartitionSpec() if sharding is None else sharding.spec
         spread = jax.device_put(leaf, NamedSharding(everyone, spec))
         parts = [shard.data for shard in spread.addressable_shards]
-        return jax.make_array_from_single_device_arrays(leaf.shape, target or single, parts)
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding or single, parts)
 
-    return jax.tree.map_with_path(copy, params, *targets)
+    return jax.tree.map_with_path(copy, params, *shardings)
 
 
 def in_compute_type(params: nnx.State, dtype: Any) -> nnx.State:

@@ -130,10 +130,10 @@ def token_advantages(
         kl = None
     penalties = [None] * len(rows) if kl is None else [algorithm.kl_coef * k for k in kl]
     parts = zip(rows, totals_NG.flat, shift_NG.flat, spans, penalties, strict=True)
-    found = [_row_credit(*part, form=algorithm.token_credit) for part in parts]
+    credit = [_row_credit(*part, form=algorithm.token_credit) for part in parts]
     if algorithm.whiten:
-        found = whiten(found, [row.is_action for row in rows])
-    return found
+        credit = whiten(credit, [row.is_action for row in rows])
+    return credit
 
 
 def _row_credit(
@@ -202,23 +202,24 @@ def span_credit(trajectory: Trajectory, spans: Sequence[CreditSpan], decode: Dec
     for turn, text_XC, value_XT in zip(turns, characters, values, strict=True):
         if text_XC[1].any():
             ranges = character_ranges(turn.reply.ids, decode)
-            places = [place(turn.reply.text, *pair) for pair in ranges]
-            value_XT[:, len(turn.observation_ids) :] = text_XC[:, places]
+            firsts = [first_character(turn.reply.text, *pair) for pair in ranges]
+            value_XT[:, len(turn.observation_ids) :] = text_XC[:, firsts]
     value_T, is_covered_T = np.concatenate(values, axis=1)
     return SpanCredit(value_T, is_covered_T > 0)
 
 
-def group_spans(groups: Sequence[Sequence[Trajectory]], decode: Decode) -> list[SpanCredit | None]:
+def all_spans(trajectories: Sequence[Trajectory], decode: Decode) -> list[SpanCredit | None]:
     """Return the credit of scored trajectories; None for those without spans."""
-    scored = [(one, one.episode.score.spans) for group in groups for one in group]
-    return [span_credit(one, spans, decode) if spans else None for one, spans in scored]
+    spans = [trajectory.episode.score.spans for trajectory in trajectories]
+    pairs = zip(trajectories, spans, strict=True)
+    return [span_credit(*pair, decode) if pair[1] else None for pair in pairs]
 
 
-def place(text: str, start: int, end: int) -> int:
+def first_character(text: str, start: int, end: int) -> int:
     """Return where a token lies: at its first non-blank character, else its first or the last."""
-    own = text[start:end]
-    blank = len(own) - len(own.lstrip())
-    offset = start + (blank if blank < len(own) else 0)
+    piece = text[start:end]
+    blank = len(piece) - len(piece.lstrip())
+    offset = start + (blank if blank < len(piece) else 0)
     return min(offset, len(text) - 1)
 
 
@@ -242,13 +243,13 @@ def _ranges(ids: list[int], decode: Decode, *, context: int) -> list[tuple[int, 
     for number in range(len(ids)):
         first = max(0, number - context)
         before, after = decode(ids[first:number]), decode(ids[first : number + 1])
-        start = end - len(before) + _first_own(before, after)
+        start = end - len(before) + _first_new(before, after)
         end += len(after) - len(before)
         ranges.append((min(start, end), end))
     return ranges
 
 
-def _first_own(before: str, after: str) -> int:
+def _first_new(before: str, after: str) -> int:
     # A token begins after what was there without it, or goes on with a character.
     if after.startswith(before) and (len(after) > len(before) or not before.endswith(_BROKEN)):
         return len(before)

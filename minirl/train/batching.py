@@ -90,8 +90,8 @@ def without_cut_off(rows: Sequence[TokenRow], trajectories: Sequence[Trajectory]
     `token_mean` then leaves them out of its count; a mean over rows still counts them.
     """
     return [
-        replace(row, is_action=np.zeros_like(row.is_action)) if one.is_cut_off else row
-        for row, one in zip(rows, trajectories, strict=True)
+        replace(row, is_action=np.zeros_like(row.is_action)) if trajectory.is_cut_off else row
+        for row, trajectory in zip(rows, trajectories, strict=True)
     ]
 
 
@@ -132,13 +132,13 @@ def read_back(
     Returns:
         For each row of each group an array over its ids; 0 on the prompt.
     """
-    found = {}
+    values_of = {}
     arranged = layouts(_extents(groups), sizes, parts=parts)
     for layout, array_BC in zip(arranged, values, strict=True):
         for _, b, row in _answers(layout, groups):
-            own_C = np.asarray(array_BC)[b, : len(row.ids) - row.prompt_length]
-            found[id(row)] = np.pad(own_C, (row.prompt_length, 0))
-    return [[found[id(row)] for row in group] for group in groups]
+            values_C = np.asarray(array_BC)[b, : len(row.ids) - row.prompt_length]
+            values_of[id(row)] = np.pad(values_C, (row.prompt_length, 0))
+    return [[values_of[id(row)] for row in group] for group in groups]
 
 
 def padded_share(groups: Groups, sizes: BatchingConfig, *, parts: int = 1) -> float:
@@ -169,7 +169,7 @@ def _answers(layout: Layout, groups: Groups) -> Iterator[tuple[int, int, TokenRo
 def _fill(
     layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad_id: int, top: int
 ) -> Batch:
-    """Write trajectories to the places of a layout, with weights by their identity."""
+    """Write trajectories to the rows of a layout, with weights by their identity."""
     shape, X = layout.shape, len(layout.parts)
     N, B = X * shape.prompts, X * shape.prompts * shape.answers
     ids_NP, position_NP = np.zeros((2, N, shape.prompt_columns), np.int32)
@@ -180,20 +180,21 @@ def _fill(
     has_old, K = False, top
     top_ids_BCK, top_logp_BCK = (np.zeros((*ids_BC.shape, K), d) for d in (np.int32, np.float32))
     for n, b, row in _answers(layout, groups):
-        length, own = row.prompt_length - 1, len(row.ids) - row.prompt_length
-        length_N[n], length_B[b] = length, own
-        ids_NP[n, :length], position_NP[n, :length] = row.ids[:length], np.arange(length)
-        ids_BC[b, :own], target_BC[b, :own] = row.ids[length:-1], row.ids[length + 1 :]
-        position_BC[b, :own] = np.arange(length, length + own)
-        new = slice(length + 1, None)
-        is_action_BC[b, :own] = row.is_action[new]
-        sampler_logp_BC[b, :own] = row.logprobs[new]
-        advantage_BC[b, :own] = np.broadcast_to(row.advantage, len(row.ids))[new]
-        weight_BC[b, :own] = weight_of[id(row)] * row.is_action[new]
+        start, length = row.prompt_length - 1, len(row.ids) - row.prompt_length
+        length_N[n], length_B[b] = start, length
+        ids_NP[n, :start], position_NP[n, :start] = row.ids[:start], np.arange(start)
+        ids_BC[b, :length], target_BC[b, :length] = row.ids[start:-1], row.ids[start + 1 :]
+        position_BC[b, :length] = np.arange(start, start + length)
+        new = slice(start + 1, None)
+        is_action_BC[b, :length] = row.is_action[new]
+        sampler_logp_BC[b, :length] = row.logprobs[new]
+        advantage_BC[b, :length] = np.broadcast_to(row.advantage, len(row.ids))[new]
+        weight_BC[b, :length] = weight_of[id(row)] * row.is_action[new]
         if row.old_logprobs is not None:
-            has_old, old_logp_BC[b, :own] = True, row.old_logprobs[new]
+            has_old, old_logp_BC[b, :length] = True, row.old_logprobs[new]
         if row.top is not None:
-            top_ids_BCK[b, :own], top_logp_BCK[b, :own] = row.top.ids[new], row.top.logprobs[new]
+            top_ids_BCK[b, :length] = row.top.ids[new]
+            top_logp_BCK[b, :length] = row.top.logprobs[new]
     rows = _rows(length_N, length_B, shape, parts=X)
     target_BC = np.where(is_action_BC, target_BC, -1)
     no_target_NP, no_top_NPK = np.full_like(ids_NP, -1), np.zeros((*ids_NP.shape, K), np.int32)
@@ -216,13 +217,13 @@ def _rows(length_N: np.ndarray, length_B: np.ndarray, shape: Shape, *, parts: in
     """Number the tokens of every part's rows in order."""
     columns = np.arange(shape.prompt_columns), np.arange(shape.answer_columns)
     is_token = columns[0] < length_N[:, None], columns[1] < length_B[:, None]
-    cells = [one.reshape(parts, -1) for one in is_token]
+    cells = [mask.reshape(parts, -1) for mask in is_token]
     is_token_XR = np.concatenate(cells, axis=1)
     token_XR = np.where(is_token_XR, is_token_XR.cumsum(axis=1) - 1, shape.tokens)
     cell_XT = np.full((parts, shape.tokens), is_token_XR.shape[1], np.int32)
     for x, is_token_R in enumerate(is_token_XR):
-        found = np.flatnonzero(is_token_R)
-        cell_XT[x, : len(found)] = found
+        cell_T = np.flatnonzero(is_token_R)
+        cell_XT[x, : len(cell_T)] = cell_T
     token_NP, token_BC = np.split(token_XR.astype(np.int32), [cells[0].shape[1]], axis=1)
     return Rows(token_NP.reshape(is_token[0].shape), token_BC.reshape(is_token[1].shape), cell_XT)
 

@@ -83,20 +83,20 @@ def layouts(
         key=lambda piece: (len(piece.answers), *_columns([piece], sizes), piece.tokens),
         reverse=True,
     )
-    found = list(_chunks(pieces, sizes, parts, budget))
+    chunks = list(_chunks(pieces, sizes, parts, budget))
     low, high = 0, budget
     # With a smaller budget and no more micro-batches, the last one is as full as the others.
     while high - low > budget // 16:
         middle = (low + high) // 2
         even = list(_chunks(pieces, sizes, parts, middle))
-        low, high = (low, middle) if len(even) == len(found) else (middle, high)
+        low, high = (low, middle) if len(even) == len(chunks) else (middle, high)
     return tuple(_layout(chunk, sizes) for chunk in _chunks(pieces, sizes, parts, high))
 
 
-def padding(found: Sequence[Layout]) -> float:
+def padding(micro_batches: Sequence[Layout]) -> float:
     """Return the share of the lists of micro-batches that holds no token; 0 for no micro-batch."""
-    used = sum(piece.tokens for layout in found for part in layout.parts for piece in part)
-    length = sum(layout.shape.tokens * len(layout.parts) for layout in found)
+    used = sum(piece.tokens for layout in micro_batches for part in layout.parts for piece in part)
+    length = sum(layout.shape.tokens * len(layout.parts) for layout in micro_batches)
     return 1 - used / length if length else 0.0
 
 
@@ -124,8 +124,8 @@ def _cut(group: int, extent: Extent, sizes: BatchingConfig) -> Sequence[Piece]:
     for count in range(1, len(order) + 1):
         bounds = [len(order) * n // count for n in range(count + 1)]
         pieces = [
-            Piece(group, tuple(own), Extent(extent.prompt, tuple(extent.answers[g] for g in own)))
-            for own in (order[start:end] for start, end in pairwise(bounds))
+            Piece(group, tuple(part), Extent(extent.prompt, tuple(extent.answers[g] for g in part)))
+            for part in (order[start:end] for start, end in pairwise(bounds))
         ]
         if all(_cost([[piece]], sizes) <= sizes.budget for piece in pieces):
             break
@@ -138,9 +138,9 @@ def _chunks(
     """Cut pieces, in order, into micro-batches; each goes to the part that has the least."""
     chunk: list[list[Piece]] = [[] for _ in range(parts)]
     for piece in pieces:
-        least = min(chunk, key=lambda part: sum(one.tokens for one in part))
+        least = min(chunk, key=lambda part: sum(other.tokens for other in part))
         least.append(piece)
-        if any(one is not piece for part in chunk for one in part) and _cost(chunk, sizes) > budget:
+        if sum(map(len, chunk)) > 1 and _cost(chunk, sizes) > budget:
             least.pop()
             yield chunk
             chunk = [[piece], *([] for _ in range(parts - 1))]
@@ -174,8 +174,8 @@ def _columns(pieces: Sequence[Piece], sizes: BatchingConfig) -> tuple[int, int]:
     """Return the columns of the rows of prompts and of answers."""
     extents = [piece.extent for piece in pieces]
     return (
-        round_up(max(one.prompt for one in extents), multiple=sizes.prompt_multiple),
-        round_up(max(max(one.answers) for one in extents), multiple=sizes.answer_multiple),
+        round_up(max(extent.prompt for extent in extents), multiple=sizes.prompt_multiple),
+        round_up(max(max(extent.answers) for extent in extents), multiple=sizes.answer_multiple),
     )
 
 

@@ -145,7 +145,7 @@ def score_centering(
     """
     now_BTK = jax.lax.stop_gradient(top_logp_BTK)
     p_BTK, q_BTK = jnp.exp(now_BTK), jnp.exp(sampler_logp_BTK)
-    p_tail_BT1, q_tail_BT1 = (1 - one.sum(axis=-1, keepdims=True) for one in (p_BTK, q_BTK))
+    p_tail_BT1, q_tail_BT1 = (1 - p.sum(axis=-1, keepdims=True) for p in (p_BTK, q_BTK))
     rho_BT1 = jnp.maximum(q_tail_BT1, 0.0) / jnp.maximum(p_tail_BT1, _LEAST_TAIL)
     m_BTK = q_BTK * weigh(_ratio(now_BTK - sampler_logp_BTK))
     alpha_BT1 = rho_BT1 * weigh(1 / rho_BT1)
@@ -177,16 +177,16 @@ def policy_loss(
     """
     ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=algorithm.ratio_level)
     if algorithm.surrogate == "cispo":
-        found = cispo(ratio_BT, logp_BT, advantage_BT, clip_high=algorithm.clip_high)
+        surrogate = cispo(ratio_BT, logp_BT, advantage_BT, clip_high=algorithm.clip_high)
     else:
-        found = clipped_surrogate(
+        surrogate = clipped_surrogate(
             ratio_BT,
             advantage_BT,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             dual_clip=algorithm.dual_clip,
         )
-    objective_BT, is_clipped_BT = found
+    objective_BT, is_clipped_BT = surrogate
     loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
     return loss, jnp.sum(weight_BT, where=is_action_BT & is_clipped_BT)
 

@@ -108,32 +108,41 @@ class Episodes:
         return cls([group for group in groups if group], too_long=too_long, failed=failed, **counts)
 
     def __add__(self, other: Episodes) -> Episodes:
-        sums = (getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
-        return Episodes(*sums)
+        names = (field.name for field in fields(self))
+        return Episodes(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def select(self, numbers: Iterable[int]) -> Episodes:
         """Return some of the groups."""
         return Episodes([self.groups[n] for n in numbers])
 
     @property
+    def trajectories(self) -> list[Trajectory]:
+        """Return the trajectories of all groups, in order."""
+        return [trajectory for group in self.groups for trajectory in group]
+
+    @property
     def rewards_NG(self) -> np.ndarray:
         """Return the total reward of each trajectory."""
-        return np.array([[one.episode.score.total for one in group] for group in self.groups])
+        return self._each(lambda trajectory: trajectory.episode.score.total)
 
     @property
     def correct_NG(self) -> np.ndarray:
         """Return whether each trajectory is correct."""
-        return np.array([[one.episode.score.correct for one in group] for group in self.groups])
+        return self._each(lambda trajectory: trajectory.episode.score.correct)
 
     @property
     def lengths_NG(self) -> np.ndarray:
         """Return the tokens of each response, later observations included."""
 
-        def length(one: Trajectory) -> int:
-            tokens = sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in one.turns)
-            return tokens - len(one.turns[0].observation_ids)
+        def length(trajectory: Trajectory) -> int:
+            turns = trajectory.turns
+            tokens = sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in turns)
+            return tokens - len(turns[0].observation_ids)
 
-        return np.array([[length(one) for one in group] for group in self.groups])
+        return self._each(length)
+
+    def _each(self, number: Callable[[Trajectory], Any]) -> np.ndarray:
+        return np.array([[number(trajectory) for trajectory in group] for group in self.groups])
 
 
 def examples_of_step(count: int, step: int, *, per_step: int, seed: int) -> list[int]:
@@ -145,9 +154,9 @@ def examples_of_step(count: int, step: int, *, per_step: int, seed: int) -> list
     def order(epoch: int) -> list[int]:
         return Random(f"{seed} examples {epoch}").sample(range(count), count)
 
-    places = range(step * per_step, (step + 1) * per_step)
-    orders = {epoch: order(epoch) for epoch in {place // count for place in places}}
-    return [orders[place // count][place % count] for place in places]
+    numbers = range(step * per_step, (step + 1) * per_step)
+    orders = {epoch: order(epoch) for epoch in {number // count for number in numbers}}
+    return [orders[number // count][number % count] for number in numbers]
 
 
 def own_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> SamplerConfig:
@@ -200,7 +209,7 @@ class Rollouts:
         self._sampler, self._tokenizer, self._task = sampler, tokenizer, task
         self._train, self._limits, self._config, self._seed = train, limits, rollout, seed
         self._open: dict[int, _AsyncRollout] = {}
-        # Places of this process's examples among those of a rollout.
+        # Numbers of this process's examples among those of a rollout.
         self.share = distributed.own_share(train.prompts_per_step)
 
     def begin(self, numbers: Iterable[int], *, version: int) -> None:
@@ -230,30 +239,32 @@ class Rollouts:
                 played = self.play(self._sampler, number, failed=failures.add)
             with watch.phase("score"):
                 score = partial(self.score, failures=failures, has_record=has_records)
-                return Episodes.of([score(*one) for one in enumerate(played)])
+                return Episodes.of([score(*numbered) for numbered in enumerate(played)])
         config, current = self._config, self._open[number]
         with watch.phase("rollout"):
             round_s = current.wait(int(config.slow_share * len(self.share)))
         watch.seconds["round"] = round_s
-        begun = {n: one for n, one in self._open.items() if n <= number}
+        rollouts = {n: rollout for n, rollout in self._open.items() if n <= number}
         groups = current.taken()
-        late = [group for n, one in begun.items() if n < number for group in one.taken()]
+        late = [group for n, rollout in rollouts.items() if n < number for group in rollout.taken()]
         oldest = -1 if is_last else config.oldest
-        old = [one for one in begun.values() if version + 1 - one.version > oldest]
-        cut = sum(one.cancel() for one in old)
-        self._open = {n: one for n, one in self._open.items() if one.left and one not in old}
+        old = [rollout for rollout in rollouts.values() if version + 1 - rollout.version > oldest]
+        cut = sum(rollout.cancel() for rollout in old)
+        going_on = (item for item in self._open.items() if item[1] not in old)
+        self._open = {n: rollout for n, rollout in going_on if rollout.left}
         taken = Episodes.of(late + groups, late=sum(map(bool, late)), cut=cut)
         if not has_records:  # processes exchange what is taken
-            groups = [[_without_record(one) for one in group] for group in taken.groups]
-            taken = replace(taken, groups=groups)
+            taken = replace(
+                taken, groups=[[*map(_without_record, group)] for group in taken.groups]
+            )
         return taken
 
     def close(self) -> None:
         """Give up what is under way."""
-        for one in self._open.values():
-            one.cancel()
-        for one in self._open.values():
-            one.join()
+        for going_on in self._open.values():
+            going_on.cancel()
+        for going_on in self._open.values():
+            going_on.join()
         self._open = {}
 
     def play(self, sampler: Sampler, number: int, **options: Any) -> list[list[Trajectory]]:
@@ -265,7 +276,7 @@ class Rollouts:
             sampler,
             self._tokenizer,
             self._task.environment,
-            [examples[chosen[place]] for place in self.share],
+            [examples[chosen[number]] for number in self.share],
             config=self._limits,
             decoding=Decoding(
                 self._limits.temperature, self._limits.top_p, train.algorithm.score_centering
@@ -283,10 +294,11 @@ class Rollouts:
         """Score the trajectories of a group: the `episode` of each is then a `ScoredEpisode`."""
         task, scored = self._task, []
         try:
-            for one in group:
-                record = task.record(one.episode) if has_record else None
-                kept = ScoredEpisode(task.score(one.episode), task.describe(one.episode), record)
-                scored.append(replace(one, episode=kept))
+            for trajectory in group:
+                episode = trajectory.episode
+                record = task.record(episode) if has_record else None
+                kept = ScoredEpisode(task.score(episode), task.describe(episode), record)
+                scored.append(replace(trajectory, episode=kept))
         except Exception as error:  # noqa: BLE001 - a reward reads databases too
             failures.add(n, error)
         return None if n in failures.groups else scored
@@ -328,9 +340,9 @@ class _AsyncRollout(Thread):
         with self._changed:
             if self._error is not None:
                 raise self._error
-            found, self._ready = self._ready, {}
-            self.left -= len(found)
-        return [found[place] for place in sorted(found)]
+            groups, self._ready = self._ready, {}
+            self.left -= len(groups)
+        return [groups[n] for n in sorted(groups)]
 
     def cancel(self) -> int:
         """Give up the rest; return how many groups that is."""
@@ -351,8 +363,8 @@ class _AsyncRollout(Thread):
                     ended=lambda *group: scored.append(scoring.submit(self._score, *group)),
                     check=self._check,
                 )
-            for one in scored:
-                one.result()
+            for future in scored:
+                future.result()
         except _CancelledError:
             return
         except BaseException as error:  # noqa: BLE001 - raised where the rollout is waited for
@@ -360,10 +372,10 @@ class _AsyncRollout(Thread):
                 self._error = error
                 self._changed.notify_all()
 
-    def _score(self, place: int, group: list[Trajectory]) -> None:
-        scored = self._rollouts.score(place, group, failures=self._failures, has_record=True)
+    def _score(self, n: int, group: list[Trajectory]) -> None:
+        scored = self._rollouts.score(n, group, failures=self._failures, has_record=True)
         with self._changed:
-            self._ready[place] = scored
+            self._ready[n] = scored
             self._changed.notify_all()
 
     def _check(self) -> None:
@@ -402,8 +414,8 @@ def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
         batches = micro_batches(
             rows, aggregation="token_mean", sizes=sizes, pad_id=pad_id, parts=parts
         )
-        found = read_back(rows, learner.logprobs(params, batches), sizes=sizes, parts=parts)
-        return found[0][0][prompt_length:]
+        logp = read_back(rows, learner.logprobs(params, batches), sizes=sizes, parts=parts)
+        return logp[0][0][prompt_length:]
 
     return logprobs
 
@@ -419,12 +431,12 @@ def gather_metrics(
     """
     parts = distributed.gather(sampler.numbers)
     over = dict.fromkeys(EVENTS, sum) | {IN_USE: min}
-    found = {name: over.get(name, max)(one[name] for one in parts) for name in parts[0]}
+    joined = {name: over.get(name, max)(numbers[name] for numbers in parts) for name in parts[0]}
     if since is None:
-        return found
+        return joined
     join = dict.fromkeys(EVENTS, sum) | {PROBE_GAP: max}
     return {
-        name: over((since.get(name, 0.0), found[name]))
+        name: over((since.get(name, 0.0), joined[name]))
         for name, over in join.items()
-        if name in found
+        if name in joined
     }

@@ -19,8 +19,9 @@ _FAR, _LARGEST_GAP = 0.01, 20.0
 def summarise(episodes: Episodes) -> dict[str, float]:
     """Average rewards, their parts and the task's numbers over the episodes that have them."""
     values: defaultdict[str, list[float]] = defaultdict(list)
-    for trajectory in (trajectory for group in episodes.groups for trajectory in group):
-        score, lengths = trajectory.episode.score, [len(one.reply.ids) for one in trajectory.turns]
+    for trajectory in episodes.trajectories:
+        score = trajectory.episode.score
+        lengths = [len(turn.reply.ids) for turn in trajectory.turns]
         numbers = {
             "reward/total": score.total,
             "rollout/accuracy": float(score.correct),
@@ -32,7 +33,7 @@ def summarise(episodes: Episodes) -> dict[str, float]:
         numbers |= {f"reward/{name}": value for name, value in score.parts.items()}
         for name, value in (numbers | dict(trajectory.episode.numbers)).items():
             values[name].append(value)
-    means = {name: sum(found) / len(found) for name, found in values.items()}
+    means = {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
     equal = [float(np.ptp(rewards) == 0) for rewards in episodes.rewards_NG if len(rewards) > 1]
     if equal:
         means["groups/equal_share"] = sum(equal) / len(equal)
@@ -43,8 +44,7 @@ def summarise(episodes: Episodes) -> dict[str, float]:
 def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, float]:
     """Return how far behind a step's weights (`version`) its episodes were, and what was late."""
     numbers = {"groups/late": float(sampled.late), "groups/cut": float(sampled.cut)}
-    turns = (turn for group in trained.groups for one in group for turn in one.turns)
-    versions = [number for turn in turns for number in turn.reply.versions]
+    versions = [number for trajectory in trained.trajectories for number in trajectory.versions]
     if versions:
         age = version - np.array(versions)
         numbers |= {"rollout/age_mean": float(age.mean()), "rollout/age_max": float(age.max())}
@@ -58,17 +58,16 @@ def mismatch(trained: Episodes, rows: Groups, *, version: int) -> dict[str, floa
     sampled some of them, by how many updates older they are.
     """
     gaps, ages = [], []
-    trajectories = (trajectory for group in trained.groups for trajectory in group)
-    for trajectory, row in zip(trajectories, (row for group in rows for row in group), strict=True):
+    in_order = (row for group in rows for row in group)
+    for trajectory, row in zip(trained.trajectories, in_order, strict=True):
         if row.is_action.any() and row.old_logprobs is not None:
             gaps.append((row.old_logprobs - row.logprobs)[row.is_action])
-            versions = [number for turn in trajectory.turns for number in turn.reply.versions]
-            ages.append(version - np.array(versions))
+            ages.append(version - np.array(trajectory.versions))
     if not gaps:
         return {}
     numbers = {f"mismatch/{name}": value for name, value in gap_numbers(gaps).items()}
-    found = np.unique(np.concatenate(ages)).tolist()
-    for age in found if found != [0] else ():
+    known_ages = np.unique(np.concatenate(ages)).tolist()
+    for age in known_ages if known_ages != [0] else ():
         of_age = [gap[of == age] for gap, of in zip(gaps, ages, strict=True) if (of == age).any()]
         for name, value in gap_numbers(of_age).items():
             numbers[f"mismatch/{name}/age_{age}"] = value
@@ -90,7 +89,7 @@ def gap_numbers(gaps: Sequence[np.ndarray]) -> dict[str, float]:
         **{f"gap_p{q}": float(np.percentile(size, q)) for q in _PERCENTILES},
         "gap_max": float(size.max()),
         "kl": float(np.mean(np.expm1(np.minimum(gap, _LARGEST_GAP)) - gap)),
-        "far_share": float(np.mean([abs(one.mean()) > _FAR for one in gaps])),
+        "far_share": float(np.mean([abs(gap.mean()) > _FAR for gap in gaps])),
     }
 
 
@@ -109,12 +108,12 @@ def speeds(sampled: Episodes, rows: Groups, watch: Stopwatch) -> dict[str, float
 
     Where rollouts overlap with updates, `round` is what the last one took.
     """
-    turns = (turn for group in sampled.groups for one in group for turn in one.turns)
     trained = sum(len(row.ids) for group in rows for row in group)
     trained -= sum(row.prompt_length for group in rows for row in group[1:])
+    tokens = sum(len(trajectory.versions) for trajectory in sampled.trajectories)
     rollout_s = watch.seconds.get("round", watch.seconds["rollout"])
     return watch.numbers() | {
-        "time/rollout_tokens_per_s": sum(len(turn.reply.ids) for turn in turns) / rollout_s,
+        "time/rollout_tokens_per_s": tokens / rollout_s,
         "time/update_tokens_per_s": trained / watch.seconds["update"],
     }
 

@@ -143,8 +143,10 @@ def supervise(
     rate = learning_rate(config.optimizer, steps=config.steps)
     learner = Learner(graph, LIKELIHOOD, optimizer, frozen=frozen, mesh=model.mesh)
     state = learner.init(params)
-    rows = [encode(one, tokenizer, learn_prompt=config.learn_prompt) for one in demonstrations]
-    kinds = tuple((one.key, len(row.ids)) for one, row in zip(demonstrations, rows, strict=True))
+    as_row = partial(encode, tokenizer=tokenizer, learn_prompt=config.learn_prompt)
+    rows = [as_row(demonstration) for demonstration in demonstrations]
+    keys = (demonstration.key for demonstration in demonstrations)
+    kinds = tuple((key, len(row.ids)) for key, row in zip(keys, rows, strict=True))
 
     def step(state: TrainState, groups: Groups) -> tuple[TrainState, dict[str, float]]:
         batches = micro_batches(

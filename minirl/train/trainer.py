@@ -258,7 +258,7 @@ class Trainer:
         algorithm, numbers, kl, spans = self._config.algorithm, {}, None, None
         if not episodes.groups:
             return [], numbers
-        rows = [flatten(one) for group in episodes.groups for one in group]
+        rows = [flatten(trajectory) for trajectory in episodes.trajectories]
         penalties = self._penalties(episodes)
         if algorithm.overlong_tokens:
             numbers["reward/overlong"] = float(penalties.mean())
@@ -269,15 +269,13 @@ class Trainer:
             kl = [np.where(row.is_action, estimate(row.logprobs, r), 0.0) for row, r in known]
             numbers["update/kl"] = batching.token_mean(kl, rows)
         if algorithm.estimator == "direct":
-            spans = advantages.group_spans(episodes.groups, self._tokenizer.decode)
+            spans = advantages.all_spans(episodes.trajectories, self._tokenizer.decode)
         credit = advantages.token_advantages(
             rows, episodes.rewards_NG, algorithm, penalty_NG=penalties, spans=spans, kl=kl
         )
-        rows = [replace(row, advantage=own) for row, own in zip(rows, credit, strict=True)]
+        rows = [replace(row, advantage=value) for row, value in zip(rows, credit, strict=True)]
         if algorithm.mask_cut_off:
-            rows = batching.without_cut_off(
-                rows, [one for group in episodes.groups for one in group]
-            )
+            rows = batching.without_cut_off(rows, episodes.trajectories)
         groups = self._grouped(rows)
         if min(self._config.mini_batches, len(groups)) > 1:
             # From the second update on the weights that the ratio compares with are gone.
@@ -292,7 +290,7 @@ class Trainer:
         known = batching.read_back(groups, values, sizes=self._config.batching, parts=self._parts)
         pairs = zip(groups, known, strict=True)
         return [
-            [replace(row, old_logprobs=one) for row, one in zip(*pair, strict=True)]
+            [replace(row, old_logprobs=logprobs) for row, logprobs in zip(*pair, strict=True)]
             for pair in pairs
         ]
 
@@ -306,8 +304,8 @@ class Trainer:
         groups = self._grouped(rows)
         values = self._learner.logprobs(params, self._micro_batches(groups))
         sizes = self._config.batching
-        found = batching.read_back(groups, values, sizes=sizes, parts=self._parts)
-        return [logp for group in found for logp in group]
+        by_group = batching.read_back(groups, values, sizes=sizes, parts=self._parts)
+        return [logp for group in by_group for logp in group]
 
     @property
     def _reference_to_measure(self) -> nnx.State | None:

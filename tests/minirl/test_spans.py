@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.tiny import train_tokenizer
-from minirl.train.advantages import character_ranges, place, span_credit
+from minirl.train.advantages import character_ranges, first_character, span_credit
 from minirl.types import Reply, Trajectory, Turn
 
 from .toy_run import Span
@@ -119,4 +119,4 @@ def check_cover(ids, tokenizer):
 
 def test_place_of_blanks():
     ranges = (("a  b", 1, 3), ("a  b", 1, 4), ("ab", 2, 2), ("ab", 0, 0), ("ab", 5, 9))
-    assert [place(*one) for one in ranges] == [1, 3, 1, 0, 1]
+    assert [first_character(*one) for one in ranges] == [1, 3, 1, 0, 1]
