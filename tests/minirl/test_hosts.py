@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from minirl.run import distributed, preemption
+from minirl.run import distributed
 from minirl.sglang.transfer import whole_tensors
 
 from . import toy_run
@@ -20,46 +18,6 @@ from .processes import LIMIT_S, ends, start
 
 # `ends` kills what hangs, and tells what it said, before pytest ends the test.
 pytestmark = pytest.mark.timeout(2 * LIMIT_S + 120)
-# A process that ends, and with it the other.
-LEAVES = """
-import sys
-from minirl.run import distributed
-coordinator, process = sys.argv[1], int(sys.argv[3])
-distributed.join(distributed.ProcessConfig(coordinator, 2, process, heartbeat_s=10))
-from launch import cli
-from minirl.errors import UserError
-
-def main(arguments):
-    if process == 1:
-        raise UserError("only here")
-    distributed.check()
-
-cli.run(main)
-"""
-# Compiles a program of all devices and says whether all were read; the cache of the host is gone.
-COMPILES = """
-import os, sys
-folder, coordinator, process = sys.argv[1], sys.argv[2], int(sys.argv[4])
-os.environ["MINIRL_CACHE"] = f"{folder}/{process}-{os.getpid()}"
-from argparse import Namespace
-from pathlib import Path
-from launch import cli
-options = Namespace(coordinator=coordinator, processes=2, process=process)
-cli.use_accelerator("cpu", options, folder=Path(folder, "run"))
-import jax
-from minirl.model.sharding import make_mesh
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-told = []
-jax.monitoring.register_event_listener(lambda event, **_: told.append(event))
-spread = jax.NamedSharding(make_mesh({"fsdp": 4}), jax.P("fsdp"))
-array = jax.make_array_from_callback((8,), spread, lambda index: jax.numpy.ones(8)[index])
-jax.block_until_ready(jax.jit(lambda x: jax.numpy.sin(x).sum() + 3)(array))
-asked, read = (
-    told.count("/jax/compilation_cache/" + event)
-    for event in ("compile_requests_use_cache", "cache_hits")
-)
-print(asked == read > 0)
-"""
 # What two processes of two devices exchange: values, messages, weights, an update, a signal.
 TALK = """
 import signal, sys, time
@@ -72,7 +30,6 @@ from minirl.run import distributed, preemption
 folder, coordinator, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
 import conftest, mesh_update, toy_run
-from launch import cli
 from minirl.errors import LostError, UserError
 from minirl.model.sharding import MESH_AXES, make_mesh, param_path
 from minirl.sample.weights import local_mesh, local_params
@@ -143,7 +100,10 @@ def fail(error):
 try:
     distributed.gather(lambda: fail(LostError("none is left")))
 except LostError:
-    cli.run(lambda _: distributed.gather(lambda: fail(UserError("no such file"))))
+    try:
+        distributed.gather(lambda: fail(UserError("no such file")))
+    except UserError as error:
+        print(error)
 """
 # A run of three steps over servers, played one step ahead.
 AHEAD = """
@@ -173,18 +133,11 @@ with servers:
 """
 
 
-def test_every_process_finds_the_programs_that_it_compiled(tmp_path):
-    for is_read in (False, True):
-        found = ends(start([tmp_path], code=COMPILES, count=2))
-        assert [(status, said.split()[-1]) for status, said, _ in found] == [(0, str(is_read))] * 2
-
-
 def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
     first, second = ends(start([tmp_path], code=TALK, count=2))
-    assert (first[0], second[0]) == (2, 2), first[2] + second[2]
-    assert all(one[1].endswith("SIGTERM\n") for one in (first, second))
-    assert "error: process 1 failed: no such file" in first[2].splitlines()
-    assert "error: no such file" in second[2].splitlines()
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert first[1].splitlines()[-2:] == ["SIGTERM", "process 1 failed: no such file"]
+    assert second[1].splitlines()[-2:] == ["SIGTERM", "no such file"]
     learner, state = start_update(toy, None)
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
     logprobs = logprobs_of(learner, reference)
@@ -205,43 +158,6 @@ def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
                 assert set(found) == set(whole)
                 for name, array in whole.items():
                     np.testing.assert_array_equal(found[name], array)
-
-
-@pytest.mark.nightly
-def test_a_process_that_leaves_alone_ends_the_others(tmp_path):
-    first, second = ends(start([], code=LEAVES, count=2, cwd=tmp_path))
-    assert second[0] == 2
-    assert first[0] not in (0, -signal.SIGKILL)  # with which `ends` ends what hangs
-    assert "another task died" in first[2] or "another process" in first[2]
-
-
-def test_two_processes_of_which_one_is_killed_run_as_one_device_does(toy, tmp_path):
-    """One device begins and is stopped, two processes go on, and one device ends the run."""
-    one, folder = toy_run.take_course(toy, tmp_path / "one", "short"), tmp_path / "run"
-    one.run(lambda *_: None)
-    first = toy_run.take_course(toy, folder, "short")
-    toy_run.arm(first, "advance", 2, toy_run.be_told)
-    with preemption.watched(), pytest.raises(preemption.Preempted):
-        first.run(lambda *_: None)
-    assert first.steps_done == 1
-    survivor, killed = ends(start([folder, "short", "advance", 4], count=2))
-    assert killed[0] == -signal.SIGKILL, killed[2]
-    assert survivor[0] not in (0, -signal.SIGKILL)
-    assert "a peer process" in survivor[2] or "another task died" in survivor[2], survivor[2]
-    last = toy_run.take_course(toy, folder, "short")
-    assert last.steps_done in (2, 3)  # what was still being written is lost
-    last.run(lambda *_: None)
-    ours, theirs = toy_run.metrics_of(folder), toy_run.metrics_of(tmp_path / "one")
-    assert len(ours) == len(theirs) == 4
-    for line, twin in zip(ours, theirs, strict=True):
-        for numbers in (line, twin):  # of the mesh
-            assert numbers.pop("update/padding") > 0
-        assert line == pytest.approx(twin, rel=1e-5, abs=1e-6)
-    name = "trajectories.jsonl"
-    assert (folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-    for leaf, twin in zip(*map(jax.tree.leaves, (last.params, one.params)), strict=True):
-        # Four updates of AdamW at a rate of 0.1 make more of the rounding than one does.
-        np.testing.assert_allclose(leaf, twin, rtol=1e-3, atol=1e-4 * np.abs(twin).max())
 
 
 @pytest.mark.parametrize(

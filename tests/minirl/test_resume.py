@@ -40,7 +40,7 @@ LIVES = (
 def test_a_run_of_everything_that_ends_six_times(toy, tmp_path):
     """Two stages, dynamic sampling, mini-batches, a correction, skipped updates."""
     whole = toy_run.take_course(toy, tmp_path / "whole", "all")
-    restart = toy_run.run(whole, lambda *_: None)
+    toy_run.run(whole, "all", lambda *_: None)
     assert {line["update/skipped"] for line in toy_run.metrics_of(tmp_path / "whole")} > {0.0}
     folder = tmp_path / "run"
     for end, step, moment, nth, saved in LIVES:
@@ -51,16 +51,16 @@ def test_a_run_of_everything_that_ends_six_times(toy, tmp_path):
             trainer = toy_run.take_course(toy, folder, "all")
             toy_run.arm(trainer, moment, step, end, nth=nth)
             with preemption.watched(), pytest.raises(DiedError if end is die else Preempted):
-                toy_run.run(trainer, lambda *_: None)
+                toy_run.run(trainer, "all", lambda *_: None)
         names = sorted(path.name for path in (folder / "checkpoints").glob("[0-9]*"))
         assert [name for name in names if "tmp" not in name] == saved
         assert (names == saved) == (end is not toy_run.die)
     trainer = toy_run.take_course(toy, folder, "all")
     assert trainer.steps_done == whole.steps_done == 6
-    assert toy_run.run(trainer, lambda *_: pytest.fail("there is nothing left")) == restart
+    toy_run.run(trainer, "all", lambda *_: pytest.fail("there is nothing left"))
     assert toy_run.without_times(folder) == toy_run.without_times(tmp_path / "whole")
-    name = "trajectories.jsonl"
-    assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    sampled = (folder / toy_run.SAMPLED).read_bytes()
+    assert sampled == (tmp_path / "whole" / toy_run.SAMPLED).read_bytes()
     for ours, theirs in zip(*map(jax.tree.leaves, (trainer._state, whole._state)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.tiny import train_tokenizer
 from minirl.train.advantages import character_ranges, first_character, span_credit
 from minirl.types import Reply, Trajectory, Turn
 
+from .byte_bpe import train_tokenizer
 from .toy_run import Span
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "credit.json").read_text())["spans"]
@@ -100,7 +100,7 @@ def tiny():
 
 @given(st.lists(st.integers(0, 319)))
 def test_ranges_of_a_byte_level_bpe_cover_any_ids(tiny, ids):
-    # The demo's decoder joins a quote and the word after it, across tokens.
+    # The decoder joins a quote and the word after it, across tokens.
     check_cover([i % tiny.size for i in ids], tiny)
 
 

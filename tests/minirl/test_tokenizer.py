@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.tiny import train_tokenizer
 from minirl.errors import UserError
 from minirl.model.tokenizer import ChatTokenizer
+
+from .byte_bpe import train_tokenizer
 
 TEXTS = ["How many singers are there?", "SELECT count(*) FROM singer", "user assistant tool"]
 
@@ -78,7 +79,7 @@ def test_control_tokens(plain):
     ids = plain.encode_chat(QUESTION)
     text = plain.decode(ids)
     assert text.startswith("<|im_start|>")
-    assert text.endswith("<|im_start|> assistant\n")
+    assert text.endswith("<|im_start|>assistant\n")
     assert plain.decode(plain.stop_ids) == "<|im_end|>"
     assert plain.decode([plain.pad_id]) == "<|endoftext|>"
     assert plain.vocab_size <= 400

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 import sqlite3
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from launch.reporting.recording import open_records, within_limit
 from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.errors import LostError
 from minirl.run.preemption import Preempted
@@ -76,10 +74,6 @@ def finished(toy, tmp_path_factory):
     return SimpleNamespace(
         folder=folder, trainer=trainer, weights=weights, seen=seen, episodes=episodes
     )
-
-
-def numbers_in(text):
-    return np.frombuffer(base64.b64decode(text), "<f2")
 
 
 def test_the_reward_rises_and_what_is_due_is_measured(finished):
@@ -158,49 +152,9 @@ def test_what_a_nucleus_cuts_off_is_told(toy, tmp_path, monkeypatch):
     assert line["mismatch/gap_max"] < 1e-4
 
 
-def test_trajectories_are_there_to_read(finished):
-    lines = (finished.folder / "trajectories.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    head, *groups = records
-    assert head == {"step": 0, "version": 2}
-    assert Counter(group["step"] for group in groups) == {1: 4, 3: 4, 6: 4}
-    assert [group["group"] for group in groups] == 3 * [0, 1, 2, 3]
-    for group in groups:
-        assert set(group) == {"step", "group", "id", "prompt", "trajectories"}
-        assert group["id"] in group["prompt"]
-        assert len(group["trajectories"]) == 8
-        for one in group["trajectories"]:
-            keys = ("reward", "parts", "correct", "advantage", "ended", "versions", "turns")
-            assert set(one) == {*keys}
-            assert one["versions"] == [group["step"] - 1] * 2
-            first, *others = one["turns"]
-            assert first == first | {"reply": first["said"]}
-            assert set(first) == {"reply", "finish", "said"}
-            assert all("NO" in turn["observation"] for turn in others)
-        # Of a group's advantages, normalised, the mean is 0; they are in the order of the rewards.
-        pairs = [(one["reward"], one["advantage"]) for one in group["trajectories"]]
-        assert sum(advantage for _, advantage in pairs) == pytest.approx(0, abs=1e-4)
-        assert [a for _, a in sorted(pairs)] == sorted(a for _, a in pairs)
-
-
-def test_one_seed_gives_one_run_whether_tokens_are_written_or_not(toy, finished, tmp_path):
-    toy_run.make_trainer(toy, tmp_path, steps=2, sample_tokens=True).run(ignore)
+def test_one_seed_gives_one_run(toy, finished, tmp_path):
+    toy_run.make_trainer(toy, tmp_path, steps=2).run(ignore)
     assert without_times(tmp_path) == without_times(finished.folder)[:2]
-    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
-    for one in (one for group in groups for one in group["trajectories"]):
-        for turn in one["turns"]:
-            tokens = turn["tokens"]
-            count = len(tokens["ends"])
-            assert sorted(tokens["ends"]) == tokens["ends"]
-            assert tokens["ends"][-1:] == [len(turn["reply"])] * bool(count)
-            assert tokens["versions"] == [0]
-            mask, advantage, sampler, learner = (
-                numbers_in(tokens[key]) for key in ("mask", "advantage", "sampler", "learner")
-            )
-            assert mask.tolist() == [1.0] * count
-            assert advantage == pytest.approx(one["advantage"], abs=1e-3)
-            # The weights that sampled: sampler and learner agree.
-            assert sampler == pytest.approx(learner, abs=1e-2)
 
 
 def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
@@ -216,16 +170,6 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
     assert not jax.tree.leaves(finished.trainer._state.opt_state)
     assert_same_weights(finished.trainer.params, finished.weights[4])
-
-
-def test_records_begin_with_their_version_and_are_bounded(tmp_path):
-    path = tmp_path / "trajectories.jsonl"
-    path.write_text('{"step": 0, "ver')  # left by a full disk
-    open_records(path, resume_step=0)
-    assert path.read_text() == '{"step": 0, "version": 2}\n'
-    # A step's first group is written in any case.
-    lines = [{"text": "x" * 90}] * 5
-    assert [len(list(within_limit(lines, limit))) for limit in (250, 10)] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -367,6 +311,18 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     assert records[1]["update/kl"] > 0.01
 
 
+def sampled_in(toy, folder, **changes):
+    """Run a trainer; return the trajectories of its sampled steps, each with its row."""
+    pairs = []
+
+    def write(_, groups, rows):
+        for group, known in zip(groups, rows, strict=True):
+            pairs.extend(zip(group, known, strict=True))
+
+    toy_run.make_trainer(toy, folder, write=write, **changes).run(ignore)
+    return pairs
+
+
 def one_batch(rows):
     """Put a group into a micro-batch of the run's size, so that rounding is the run's too."""
     (batch,) = micro_batches(
@@ -377,11 +333,10 @@ def one_batch(rows):
 
 def test_replies_that_the_limit_cut_off_are_not_learned_from(toy, tmp_path):
     algorithm = Grpo(mask_cut_off=True)
-    toy_run.make_trainer(toy, tmp_path, steps=1, validate=nothing, algorithm=algorithm).run(ignore)
-    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
-    every = [one for group in groups for one in group["trajectories"]]
-    found = {(one["turns"][-1]["finish"], one["advantage"] is None) for one in every}
-    assert found == {("stop", False), ("length", True)}
+    changes = {"steps": 1, "validate": nothing, "algorithm": algorithm}
+    pairs = sampled_in(toy, tmp_path, **changes)
+    ends = {(one.turns[-1].reply.finish, bool(row.is_action.any())) for one, row in pairs}
+    assert ends == {("stop", True), ("length", False)}
     (line,) = metrics_of(tmp_path)
     assert 0 < line["rollout/cut_share"] < 1
 
@@ -395,45 +350,6 @@ def test_where_sampler_and_learner_agree_nothing_is_centred(toy, finished, tmp_p
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3)
 
 
-def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path, monkeypatch):
-    weights, sampled, counts = {}, {}, []
-    changes, accuracy = toy_run.COURSES["two stages"]
-
-    def validate(params, version):
-        weights[version] = copy(params)
-        return accuracy[version]
-
-    trainer = toy_run.make_trainer(toy, tmp_path, validate=validate, **changes)
-    set_weights, init = trainer._sampler.set_weights, trainer._learner.init
-
-    def spy(params, *, version):
-        sampled[version] = copy(params)
-        set_weights(params, version=version)
-
-    def init_alone(params):
-        # No two optimizer states, nor two copies of the weights, are there at once.
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trainer._state))
-        return init(params)
-
-    def counted(*_):
-        leaves = jax.tree.leaves(trainer._state.opt_state.inner)
-        counts.append({int(leaf) for leaf in leaves if leaf.ndim == 0})
-
-    monkeypatch.setattr(trainer._sampler, "set_weights", spy)
-    monkeypatch.setattr(trainer._learner, "init", init_alone)
-    restart = toy_run.run(trainer, counted)
-    # Adam's state is fresh.
-    assert counts == [{1}, {2}, {3}, {4}, {1}, {2}, {3}]
-    assert_same_weights(sampled[3], weights[3])
-    # After the first stage's fourth update come the weights of its second.
-    assert_same_weights(sampled[4], weights[2])
-    assert (restart.step, restart.rose) == (2, False)
-    # The rate is constant here, and half of it remains.
-    assert restart.learning_rate == pytest.approx(0.05)
-    # The best of both stages, of equals the newest.
-    assert trainer.use_best() == 6
-
-
 def credited(episode):
     """Credit each letter of each reply: 1 for a capital, -1 for another."""
     spans = tuple(
@@ -445,22 +361,22 @@ def credited(episode):
 
 
 def test_credit_of_letters_and_penalties_of_long_responses_reach_single_trajectories(toy, tmp_path):
-    trainer = toy_run.make_trainer(
+    pairs = sampled_in(
         toy, tmp_path, steps=1, group_size=1, prompts_per_step=24, judge=credited,
-        algorithm=Expo(overlong_tokens=10), sample_tokens=True, validate=nothing,
+        algorithm=Expo(overlong_tokens=10), validate=nothing,
         batching=BatchingConfig(prompt_multiple=8, answer_multiple=24),
     )  # fmt: skip
-    trainer.run(ignore)
-    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
     free, penalties = toy_run.SAMPLER.max_response_tokens - 10, []
-    for one in (one for group in groups for one in group["trajectories"]):
-        replies = sum(len(turn["tokens"]["ends"]) for turn in one["turns"])
-        shown = sum(len(turn.get("observation", "")) for turn in one["turns"])  # an id each
-        penalties.append(-max(replies + shown - free, 0) / 10)
-        for turn in one["turns"]:
-            found = numbers_in(turn["tokens"]["advantage"])[: len(turn["reply"])]
-            expected = [1.0 if "A" <= letter < "a" else -1.0 for letter in turn["reply"]]
-            assert found == pytest.approx(np.add(expected, penalties[-1]), abs=1e-2)
+    for trajectory, row in pairs:
+        penalties.append(-max(len(row.ids) - row.prompt_length - free, 0) / 10)
+        end = 0
+        for turn in trajectory.turns:
+            start = end + len(turn.observation_ids)
+            end = start + len(turn.reply.ids)
+            # The stop token has no letter.
+            advantage = row.advantage[start:end][: len(turn.reply.text)]
+            expected = [1.0 if "A" <= letter < "a" else -1.0 for letter in turn.reply.text]
+            assert advantage == pytest.approx(np.add(expected, penalties[-1]), abs=1e-6)
     assert len(set(penalties)) > 2
     (record,) = metrics_of(tmp_path)
     assert record["reward/overlong"] == pytest.approx(np.mean(penalties))

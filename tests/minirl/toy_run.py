@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,17 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from launch import cli, second_stage
-from launch.config import CourseConfig, SecondStage
-from launch.reporting.recording import StepRecorder
-from minirl.config import BatchingConfig, Grpo, GuardConfig, OptimizerConfig, SamplerConfig
+from minirl.config import (
+    BatchingConfig,
+    Grpo,
+    GuardConfig,
+    OptimizerConfig,
+    SamplerConfig,
+    TrainConfig,
+)
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.run import distributed
+from minirl.run.metrics import JsonLines
 from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
 
 STEPS = 8
-CONFIG = CourseConfig(
+SAMPLED = "sampled.jsonl"
+CONFIG = TrainConfig(
     steps=STEPS,
     prompts_per_step=4,
     group_size=8,
@@ -46,20 +53,15 @@ EXAMPLES = ("AB", "CDE", "F", "GH", "IJKL", "MNO")
 ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 
 
-# Courses that a run can take, by name: changes of the settings, and what is said of its weights.
+# Courses that a run can take, by name: changes of the settings, what is said of its weights, and
+# the steps of a second stage, which starts from the second step's.
 COURSES = {
-    "short": ({"steps": 4, "eval_every": 2, "checkpoint_every": 1}, ACCURACY),
-    # The first stage fluctuates; its best checkpoint is the second of four.
-    "two stages": (
-        {"steps": 4, "second_stage": SecondStage(steps=3), "eval_every": 1, "checkpoint_every": 1},
-        {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.5, 6: 0.75, 7: 0.5},
-    ),
+    "short": ({"steps": 4, "eval_every": 2, "checkpoint_every": 1}, ACCURACY, 0),
     # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
     # micro-batches, whose ratio compares with the step's start; some are skipped.
     "all": (
         {
             "steps": 4,
-            "second_stage": SecondStage(steps=2),
             "mini_batches": 2,
             "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
             "optimizer": OptimizerConfig(
@@ -74,6 +76,7 @@ COURSES = {
         },
         # The best of the first stage has no checkpoint.
         {1: 0.25, 2: 0.5, 3: 0.75, 4: 0.25, 5: 0.25, 6: 0.25},
+        2,
     ),
 }
 
@@ -141,7 +144,7 @@ def seldom_mixed(episode):
 
 def take_course(toy, folder, course):
     """Make the trainer of a course."""
-    changes, accuracy = COURSES[course]
+    changes, accuracy, _ = COURSES[course]
     judge = seldom_mixed if course == "all" else score
 
     def validate(params, version):
@@ -151,18 +154,38 @@ def take_course(toy, folder, course):
     return make_trainer(toy, folder, validate=validate, judge=judge, **changes)
 
 
-def run(trainer, progress):
-    """Run all stages of a trainer's course; return how the second began."""
-    return second_stage.train(trainer, trainer._config, progress)
+def run(trainer, course, progress):
+    """Run all stages of a trainer's course."""
+    config, (*_, second) = trainer._config, COURSES[course]
+    if trainer.steps_done <= config.steps:
+        trainer.run(progress)
+    if second:
+        trainer.begin_stage(config.optimizer, first=config.steps, steps=second, start=2)
+        trainer.run(progress)
+
+
+class Writer:
+    """Writes what a sampled step hands on, a line a trajectory."""
+
+    def __init__(self, folder):
+        self.path, self.lines = folder / SAMPLED, None
+
+    def __call__(self, step, groups, rows):
+        if self.lines is None:
+            self.lines = JsonLines(self.path, resume_step=step - 1)
+        for group, known in zip(groups, rows, strict=True):
+            for trajectory, row in zip(group, known or [None] * len(group), strict=True):
+                advantage = None if row is None else np.round(row.advantage, 6).tolist()
+                line = {"record": trajectory.episode.record, "advantage": advantage}
+                self.lines.write(step, line)
 
 
 def make_trainer(
     toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
-    servers=None, rollout=None, **changes,
+    servers=None, rollout=None, write=None, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of the toy model: the update takes the arrays over."""
     config, tokenizer = CONFIG.model_copy(update=changes), toy.Tokenizer()
-    recorder = StepRecorder(folder, tokenizer.decode, has_tokens=config.sample_tokens)
     task = TrainingTask(
         environment=Capitals(),
         score=judge,
@@ -171,7 +194,7 @@ def make_trainer(
             "example": {"id": episode.example},
             "turns": [{"said": reply} for reply in episode.replies],
         },
-        write=recorder.write,
+        write=write or Writer(folder),
         train=examples,
         validate=validate or (lambda params, version: ACCURACY[version]),
         max_turns=2,
@@ -195,10 +218,10 @@ def spread(model, mesh):
     if mesh is None:
         return nnx.merge(graph, jax.tree.map(jnp.copy, params))
 
-    def place(leaf, to):
+    def shard(leaf, to):
         return jax.make_array_from_callback(leaf.shape, to, np.asarray(leaf).__getitem__)
 
-    copied = nnx.merge(graph, jax.tree.map(place, params, param_shardings(params, mesh)))
+    copied = nnx.merge(graph, jax.tree.map(shard, params, param_shardings(params, mesh)))
     for _, node in nnx.iter_graph(copied):
         if isinstance(node, nnx.Module) and hasattr(node, "mesh"):
             node.mesh = mesh
@@ -272,9 +295,8 @@ def main(folder, course, moment, at, coordinator="", processes="1", process="0")
     trainer = take_course(toy, Path(folder), course)
     if int(process) == int(processes) - 1:
         arm(trainer, moment, int(at), die)
-    run(trainer, lambda *_: None)
+    run(trainer, course, lambda *_: None)
 
 
 if __name__ == "__main__":
-    # As a command, so that its end is one's.
-    cli.run(lambda arguments: main(*arguments))
+    main(*sys.argv[1:])

@@ -1,0 +1,80 @@
+"""The trajectories of a run's sampled steps are there to read, in bounded files."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from launch.reporting.recording import StepRecorder, open_records, within_limit
+from tests.minirl import toy_run
+from tests.minirl.conftest import ToyTokenizer, toy_model
+
+TOY = SimpleNamespace(model=toy_model, Tokenizer=ToyTokenizer)
+
+
+def recorded(folder, *, steps, has_tokens=False):
+    """Return the lines that a toy run writes."""
+    recorder = StepRecorder(folder, ToyTokenizer().decode, has_tokens=has_tokens)
+    trainer = toy_run.make_trainer(TOY, folder, steps=steps, write=recorder.write)
+    trainer.run(lambda *_: None)
+    return [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+
+
+def numbers_in(text):
+    return np.frombuffer(base64.b64decode(text), "<f2")
+
+
+def test_trajectories_are_there_to_read(tmp_path):
+    head, *groups = recorded(tmp_path, steps=4)
+    assert head == {"step": 0, "version": 2}
+    assert Counter(group["step"] for group in groups) == {1: 4, 3: 4}
+    assert [group["group"] for group in groups] == 2 * [0, 1, 2, 3]
+    for group in groups:
+        assert set(group) == {"step", "group", "id", "prompt", "trajectories"}
+        assert group["id"] in group["prompt"]
+        assert len(group["trajectories"]) == 8
+        for one in group["trajectories"]:
+            keys = ("reward", "parts", "correct", "advantage", "ended", "versions", "turns")
+            assert set(one) == {*keys}
+            assert one["versions"] == [group["step"] - 1] * 2
+            first, *others = one["turns"]
+            assert first == first | {"reply": first["said"]}
+            assert set(first) == {"reply", "finish", "said"}
+            assert all("NO" in turn["observation"] for turn in others)
+        # Of a group's advantages, normalised, the mean is 0; they are in the order of the rewards.
+        pairs = [(one["reward"], one["advantage"]) for one in group["trajectories"]]
+        assert sum(advantage for _, advantage in pairs) == pytest.approx(0, abs=1e-4)
+        assert [a for _, a in sorted(pairs)] == sorted(a for _, a in pairs)
+
+
+def test_each_token_has_its_numbers(tmp_path):
+    _, *groups = recorded(tmp_path, steps=2, has_tokens=True)
+    for one in (one for group in groups for one in group["trajectories"]):
+        for turn in one["turns"]:
+            tokens = turn["tokens"]
+            count = len(tokens["ends"])
+            assert sorted(tokens["ends"]) == tokens["ends"]
+            assert tokens["ends"][-1:] == [len(turn["reply"])] * bool(count)
+            assert tokens["versions"] == [0]
+            mask, advantage, sampler, learner = (
+                numbers_in(tokens[key]) for key in ("mask", "advantage", "sampler", "learner")
+            )
+            assert mask.tolist() == [1.0] * count
+            assert advantage == pytest.approx(one["advantage"], abs=1e-3)
+            # The weights that sampled: sampler and learner agree.
+            assert sampler == pytest.approx(learner, abs=1e-2)
+
+
+def test_records_begin_with_their_version_and_are_bounded(tmp_path):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text('{"step": 0, "ver')  # left by a full disk
+    open_records(path, resume_step=0)
+    assert path.read_text() == '{"step": 0, "version": 2}\n'
+    # A step's first group is written in any case.
+    lines = [{"text": "x" * 90}] * 5
+    assert [len(list(within_limit(lines, limit))) for limit in (250, 10)] == [2, 1]

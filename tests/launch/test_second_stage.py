@@ -1,0 +1,135 @@
+"""How PaVeRL-SQL's second stage is decided, and that it begins so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from launch.config import CourseConfig, SecondStage
+from launch.second_stage import restart, rise_p_value, second_optimizer, train
+from minirl.config import OptimizerConfig
+from minirl.train.optimizer import learning_rate
+from tests.minirl import toy_run
+from tests.minirl.conftest import ToyTokenizer, toy_model
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "schedule.json").read_text())
+TOY = SimpleNamespace(model=toy_model, Tokenizer=ToyTokenizer)
+
+
+def ramp():
+    return OptimizerConfig(
+        learning_rate=1e-5,
+        schedule="ramp_cosine",
+        final_fraction=CASES["ramp_cosine"]["final_fraction"],
+    )
+
+
+def copy(params):
+    return jax.tree.map(jnp.copy, params)
+
+
+def assert_same_weights(params, other):
+    for leaf, twin in zip(jax.tree.leaves(params), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(leaf, twin)
+
+
+@pytest.mark.parametrize("case", CASES["p_values"], ids=lambda case: case["id"])
+def test_p_value_of_a_rise(case):
+    # Drawn from 5000 orders: within three standard errors of the exact share.
+    error = 3 * (case["p"] * (1 - case["p"]) / 5000) ** 0.5 + 1 / 5000
+    assert rise_p_value(case["values"]) == pytest.approx(case["p"], abs=error)
+    assert rise_p_value(case["values"]) == rise_p_value(case["values"])
+
+
+@pytest.mark.parametrize("case", CASES["trends"], ids=lambda case: case["id"])
+def test_trend(case):
+    assert (rise_p_value(case["accuracies"]) <= 0.05) == (case["trend"] != "fluctuation")
+
+
+def curve_of(identifier):
+    (case,) = (case for case in CASES["trends"] if case["id"] == identifier)
+    return [(20 * n, accuracy) for n, accuracy in enumerate(case["accuracies"], start=1)]
+
+
+def test_after_a_rise_the_rate_is_the_maximum():
+    curve = curve_of("up, then level")
+    start = restart(curve, ramp(), steps=200, saved={step for step, _ in curve})
+    assert (start.step, start.accuracy, start.rose) == (200, 0.72, True)
+    assert start.learning_rate == 1e-5
+
+
+def test_after_fluctuation_the_rate_is_half_of_the_best_checkpoints():
+    curve = curve_of("up and down")
+    start = restart(curve, ramp(), steps=200, saved={step for step, _ in curve})
+    assert (start.step, start.rose) == (120, False)
+    # The update that made it: 119 of 200 steps, of which 20 of warm-up.
+    share = 0.01 + 0.99 * (1 + np.cos(np.pi * (119 - 20) / 180)) / 2
+    assert start.learning_rate == pytest.approx(1e-5 * share / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(("saved", "step"), [({2, 4, 6}, 6), ({2, 4}, 4), ({2}, 2)])
+def test_the_best_checkpoint_is_started_from_of_equals_the_newest(saved, step):
+    curve = [(2, 0.5), (4, 0.75), (6, 0.75), (8, 0.9)]
+    assert restart(curve, ramp(), steps=8, saved=saved).step == step
+
+
+def test_the_second_cosine_starts_at_once():
+    curve = curve_of("up, then level")
+    start = restart(curve, ramp(), steps=200, saved={200})
+    config = second_optimizer(ramp(), SecondStage(steps=100), start)
+    rate = learning_rate(config, steps=100)
+    # From the maximum to a tenth of it.
+    np.testing.assert_allclose(
+        [float(rate(count)) for count in (0, 50, 100)], [1e-5, 0.55e-5, 0.1e-5], rtol=1e-5
+    )
+
+
+def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch):
+    """The first stage fluctuates; its best checkpoint is the second of four."""
+    weights, sampled, counts = {}, {}, []
+    accuracy = {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.5, 6: 0.75, 7: 0.5}
+    changes: dict[str, Any] = {"steps": 4, "eval_every": 1, "checkpoint_every": 1}
+
+    def validate(params, version):
+        weights[version] = copy(params)
+        return accuracy[version]
+
+    trainer = toy_run.make_trainer(TOY, tmp_path, validate=validate, **changes)
+    settings = {**dict(toy_run.CONFIG), **changes}
+    course = CourseConfig(**settings, second_stage=SecondStage(steps=3))
+    set_weights, init = trainer._sampler.set_weights, trainer._learner.init
+
+    def spy(params, *, version):
+        sampled[version] = copy(params)
+        set_weights(params, version=version)
+
+    def init_alone(params):
+        # No two optimizer states, nor two copies of the weights, are there at once.
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trainer._state))
+        return init(params)
+
+    def counted(*_):
+        leaves = jax.tree.leaves(trainer._state.opt_state.inner)
+        counts.append({int(leaf) for leaf in leaves if leaf.ndim == 0})
+
+    monkeypatch.setattr(trainer._sampler, "set_weights", spy)
+    monkeypatch.setattr(trainer._learner, "init", init_alone)
+    start = train(trainer, course, counted)
+    # Adam's state is fresh.
+    assert counts == [{1}, {2}, {3}, {4}, {1}, {2}, {3}]
+    assert_same_weights(sampled[3], weights[3])
+    # After the first stage's fourth update come the weights of its second.
+    assert_same_weights(sampled[4], weights[2])
+    assert start is not None
+    assert (start.step, start.rose) == (2, False)
+    # The rate is constant here, and half of it remains.
+    assert start.learning_rate == pytest.approx(0.05)
+    # The best of both stages, of equals the newest.
+    assert trainer.use_best() == 6
