@@ -44,9 +44,8 @@ class OptimizerConfig(Settings):
     up to 10 %, then a cosine."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of the learning rate that a cosine ends at, and a flat start begins with."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's; Muon's own momentum is 0.95."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """AdamW's second; the first is 0.9, and Muon's own momentum 0.95."""
     moments: Literal["float32", "bfloat16"] = "float32"
     """What the first running moment is kept in; bfloat16 takes 2 bytes a parameter off."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -171,9 +170,8 @@ class TrainConfig(_Phase):
     eval_every: PositiveInt = 20
     """Steps between evaluations on the validation examples."""
     checkpoint_every: PositiveInt = 20
-    """Steps between checkpoints."""
-    keep_checkpoints: PositiveInt = 2
-    """Newest checkpoints kept; the weights of the best by validation accuracy are kept besides."""
+    """Steps between checkpoints, of which the newest two are kept, and the weights of the best by
+    validation accuracy."""
     kl_every: PositiveInt | None = None
     """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; they take a
     forward pass and a copy of the start weights. None for no measurements, no copy."""

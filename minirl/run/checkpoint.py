@@ -36,6 +36,8 @@ _UNWRITABLE = (
 )
 # In a folder of checkpoints: the state of the optimizer, without which only weights can be read.
 _OPTIMIZER = "optimizer"
+# Newest checkpoints that are kept.
+_KEPT = 2
 Tree = Any
 _Kind = TypeVar("_Kind")
 
@@ -45,7 +47,7 @@ def _score(metrics: Mapping[str, float]) -> float:
 
 
 class Checkpoints:
-    """The checkpoints of one phase of a run: the newest few, and the best by a score.
+    """The checkpoints of one phase of a run: the newest two, and the best by a score.
 
     A tree has `params` and `opt_state`. Of the best there are weights alone, in half to a third of
     the room: a run goes on from the newest.
@@ -53,8 +55,8 @@ class Checkpoints:
     All methods that write raise a `UserError` if this, or what was written before, has failed.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2) -> None:
-        self._folder, self._keep, self._is_measured = folder.absolute(), keep, False
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._is_measured = folder.absolute(), False
         with _writing(self._folder):
             (self._folder / _OPTIMIZER).mkdir(parents=True, exist_ok=True)
 
@@ -175,7 +177,7 @@ class Checkpoints:
         whole = self._whole()
         facts = ((step, self._weights.metrics(step) or {}) for step in whole)
         planned = [step for step, numbers in facts if numbers.get("planned", 1)]
-        kept = {*planned[-self._keep :], *whole[-1:]}
+        kept = {*planned[-_KEPT:], *whole[-1:]}
         with _writing(self._folder):
             for manager, others in ((self._optimizers, set()), (self._weights, {self.best_step()})):
                 for step in sorted({*manager.all_steps()} - kept - others):

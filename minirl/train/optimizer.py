@@ -41,8 +41,7 @@ def make_optimizer(
     """
     decay, kept = config.weight_decay, jnp.dtype(config.moments)
     if config.kind == "adamw":
-        b1, b2 = config.beta1, config.beta2
-        rule = optax.adamw(1.0, b1=b1, b2=b2, mu_dtype=kept, weight_decay=decay)
+        rule = optax.adamw(1.0, b2=config.beta2, mu_dtype=kept, weight_decay=decay)
     else:
         rule = muon(
             1.0,
@@ -50,7 +49,6 @@ def make_optimizer(
             weight_decay=decay,
             mu_dtype=kept,
             adam_weight_decay=decay,
-            adam_b1=config.beta1,
             adam_b2=config.beta2,
             muon_weight_dimension_numbers=_matrices,
             consistent_rms=_MUON_RMS,

@@ -108,7 +108,7 @@ class Trainer:
         self._rollouts = Rollouts(
             self._sampler, tokenizer, task, config, sampler, self._rollout_config, seed=seed
         )
-        self._checkpoints = self._open_checkpoints()
+        self._checkpoints = Checkpoints(folder / "checkpoints")
         self.steps_done = self._checkpoints.newest_step()
         self._facts = _Facts()
         self._last = config.steps
@@ -164,7 +164,7 @@ class Trainer:
         self._rate, self._last = lambda step: rate(step - first), first + steps
         if self.steps_done == first:
             # Closed when the stage before had ended.
-            self._checkpoints = self._open_checkpoints()
+            self._checkpoints = Checkpoints(self._folder / "checkpoints")
             self._state = self._learner.init(self._read_weights(start))
 
     def step(self) -> dict[str, float]:
@@ -351,9 +351,6 @@ class Trainer:
             score = numbers.get("validation/accuracy", -1.0)
             self._checkpoints.save(step, self._state, self._facts.model_dump(), score=score)
         return summary.status(numbers, self._task.shares)
-
-    def _open_checkpoints(self) -> Checkpoints:
-        return Checkpoints(self._folder / "checkpoints", keep=self._config.keep_checkpoints)
 
     def _read_weights(self, step: int) -> nnx.State:
         """Read the weights of a checkpoint, in place of the current state."""
