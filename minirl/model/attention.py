@@ -25,7 +25,7 @@ from jaxtyping import Array
 from minirl.model.cudnn import cudnn
 from minirl.model.decoder import Attend
 from minirl.model.kernels import Kernel, KeySet, Partial, blockwise, join
-from minirl.model.sharding import axes_spec, axis_parts, platform_of
+from minirl.model.sharding import axes_spec, axis_parts, on_parts, platform_of
 from minirl.model.splash import splash
 
 
@@ -100,13 +100,8 @@ def _on_devices(
     if times > 1:
         k, v = (jnp.repeat(array, times, axis=2) for array in (k, v))
     activations = PartitionSpec(row, None, head, None)
-    return jax.shard_map(
-        function,
-        mesh=mesh,
-        in_specs=(activations, activations, activations, PartitionSpec(row, None)),
-        out_specs=activations,
-        check_vma=False,
-    )(q, k, v, rows)
+    inputs = (*[activations] * 3, PartitionSpec(row, None))
+    return on_parts(function, mesh, inputs=inputs, outputs=activations)(q, k, v, rows)
 
 
 def _attend_in_rows(

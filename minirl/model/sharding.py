@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -184,6 +184,13 @@ def constrain(array: jax.Array, axes: Sequence[str], mesh: Mesh | None) -> jax.A
         return array
     sharding = NamedSharding(mesh, axes_spec(axes, array.shape, mesh))
     return jax.lax.with_sharding_constraint(array, sharding)
+
+
+def on_parts(run: Callable[..., Any], mesh: Mesh | None, *, inputs: Any, outputs: Any) -> Any:
+    """Run a function on every part of the mesh with what lies there; as it is without a mesh."""
+    if mesh is None:
+        return run
+    return jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
 def constrain_params(tree: Any, mesh: Mesh | None) -> Any:

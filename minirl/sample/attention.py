@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from minirl.model.decoder import Attend
 from minirl.model.kernels import MASKED, Partial, join, partial_attention
-from minirl.model.sharding import platform_of
+from minirl.model.sharding import on_parts, platform_of
 from minirl.sample import gpu_attention
 from minirl.sample.cache import KeyValues
 
@@ -96,13 +96,6 @@ def _head_spec(heads: int, mesh: Mesh | None) -> Callable[[int], Spec]:
     """Return how an array of rows is split whose axis of that number is heads."""
     over = None if mesh is None or heads % mesh.shape["tensor"] else "tensor"
     return lambda axis: Spec(*_ROWS, *[None] * (axis - 1), over)
-
-
-def on_parts(run: Callable[..., Any], mesh: Mesh | None, *, inputs: Any, outputs: Any) -> Any:
-    """Run a function on every part of the mesh with what lies there; as it is without a mesh."""
-    if mesh is None:
-        return run
-    return jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
 def _attend(
