@@ -1,1 +1,49 @@
 """Reward families: text in, numbers out. No JAX below this line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewards.adapters.scoring import Scored
+
+# As the papers compare results: EXPO-SQL's differences know order and duplicates.
+_MATCH = {"expo": "bag_ordered"}
+
+
+def score(
+    database: str | Path,
+    gold: str,
+    reply: str | Sequence[str],
+    reward: str | Mapping[str, Any] = "progressive",
+    **settings: Any,
+) -> Scored:
+    """Score a reply, or the replies of several turns, beside a gold query.
+
+    Args:
+        database: Path of a SQLite file.
+        gold: The query that answers.
+        reply: Text with a query in `<sql>…</sql>`, in a fence, or alone.
+        reward: A family (`reward.kind`), or a mapping of its settings with `kind`.
+        settings: Other sections of `rewards.adapters.scoring.AdapterConfig`: `env`, `executor`.
+
+    Returns:
+        Total, parts, whether it is right, credit of clauses, feedback, status and query.
+
+    Raises:
+        UserError: A setting is wrong, or there is no database or gold query.
+    """
+    # Who imports the package for a module of it needs none of this.
+    from rewards.adapters.scoring import score_replies
+
+    family = {"kind": reward} if isinstance(reward, str) else reward
+    match = _MATCH.get(str(family.get("kind")), "set")
+    env = {"kind": "single_turn", "wrapping": "any", "match": match}
+    replies = [reply] if isinstance(reply, str) else reply
+    return score_replies(
+        {"database": database, "gold_sql": gold},
+        replies,
+        {"env": env, **settings, "reward": family},
+    )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -17,7 +19,7 @@ from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import columns_of, gold_result
 from rewards.progress.feedback import build_feedback
-from rewards.types import Score
+from rewards.types import CreditSpan
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
@@ -25,7 +27,7 @@ from sqlenv.envs.diagnosed import Feedback, describe_failure
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Episode, Example, Form, Table
+from sqlenv.types import Attempt, Episode, Example, Form, Status, Table, status_of
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,41 @@ class AdapterConfig(Settings):
     """How queries run, and what one of them may use up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a reward says of the replies of an episode, and why.
+
+    Attributes:
+        total: What a trainer maximises.
+        correct: Whether the last query is right.
+        parts: The named summands of the total.
+        credit: Of EXPO-SQL, the reward of ranges of characters.
+        last: The last reply, as it was read and judged; None without any.
+        feedback: What Progress-SQL's environment would answer; only from `rewards.score`.
+    """
+
+    total: float
+    correct: bool
+    parts: Mapping[str, float]
+    credit: tuple[CreditSpan, ...]
+    last: Attempt | None
+    feedback: str = ""
+
+    @property
+    def status(self) -> Status | Literal["no_sql"]:
+        """Name how the last query ended; `no_sql` where the last reply has none that was read."""
+        return status_of(self.last.result) if self.last and self.last.sql else "no_sql"
+
+    @property
+    def sql(self) -> str:
+        """Return the last query; empty without one."""
+        return self.last.sql if self.last else ""
+
+    def why(self) -> dict[str, Any]:
+        """Name what explains the total, for tables and logs of trainers."""
+        return {"status": self.status, "sql": self.sql, "sql_found": float(bool(self.sql))}
+
+
 class Scorer:
     """Judges replies by execution and rewards them. Threads may share one; forks may not."""
 
@@ -72,7 +109,7 @@ class Scorer:
         feedback = build_feedback(self._columns_of, style="progress")
         return self._build(shorten(self.config.env, replies), feedback=feedback)
 
-    def score(self, example: Example, replies: Sequence[str]) -> Score:
+    def score(self, example: Example, replies: Sequence[str]) -> Scored:
         """Score the replies of one episode, one a turn; no reply whatever raises.
 
         When an episode ends is the trainer's business: replies after a match are judged too.
@@ -98,14 +135,26 @@ class Scorer:
                     f"{self.config.env.wrapping} does not read: ask for that form in the prompt, "
                     "or set env.wrapping=any",
                 )
-        return self.reward(episode)
+        return self.scored(episode)
+
+    def scored(self, episode: Episode) -> Scored:
+        """Reward an episode that is over."""
+        score = self.reward(episode)
+        last = episode.attempts[-1] if episode.attempts else None
+        return Scored(score.total, score.correct, score.parts, score.spans, last)
+
+    def feedback(self, example: Example, last: Attempt | None) -> str:
+        """Say what Progress-SQL's environment would answer; nothing to a right answer."""
+        if last is None or last.correct:
+            return ""
+        return build_feedback(self._columns_of, style="progress")(example, last, "")[1]
 
     def _warn_once(self, what: object, text: str) -> None:
         if what not in self._told:
             self._told.add(what)
             _log.warning(text)
 
-    def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Score]:
+    def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Scored]:
         """Score episodes on all workers, in order."""
         return list(self._threads.map(lambda pair: self.score(*pair), episodes))
 
@@ -123,11 +172,33 @@ def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> Adapter
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"settings of the SQL reward: {where}: {first['msg']}") from None
+        advice = _advice(first["loc"], first["input"])
+        raise UserError(f"settings of the SQL reward: {where}: {first['msg']}{advice}") from None
     for clash in clashes(config.reward, config.env):
         if clash.is_there:
             raise UserError(f"settings of the SQL reward: {clash.told(config)}")
     return config
+
+
+def _advice(place: tuple[int | str, ...], given: Any) -> str:
+    """Say where a `kind` goes that stands elsewhere."""
+    if place[:1] == ("kind",):
+        return f'; write {{"reward": {{"kind": "{given}"}}}} (or "env")'
+    is_section = len(place) == 1 and place[0] in ("reward", "env")
+    if is_section and isinstance(given, str):
+        return f'; write {{"{place[0]}": {{"kind": "{given}"}}}}'
+    if is_section and isinstance(given, dict) and "kind" not in given:
+        return f'; write {{"{place[0]}": {{"kind": …}}}}, with its other keys'
+    return ""
+
+
+def score_replies(
+    row: Mapping[str, Any], replies: Sequence[str], settings: Mapping[str, Any]
+) -> Scored:
+    """Score the replies of one episode, with feedback on the last one."""
+    scorer, example = scorer_of(read_settings(settings)), example_of(row)
+    found = scorer.score(example, replies)
+    return replace(found, feedback=scorer.feedback(example, found.last))
 
 
 def scorer_of(config: AdapterConfig) -> Scorer:
@@ -149,14 +220,16 @@ def _scorer(config: AdapterConfig, _process: int) -> Scorer:
     return Scorer(config)
 
 
-def example_of(row: Mapping[str, Any], *, gold_sql: str | None = None) -> Example:
+def example_of(row: Mapping[str, Any] | str, *, gold_sql: str | None = None) -> Example:
     """Read a question from the row of a data set.
 
     Args:
-        row: `database`, the path of a SQLite file; `gold_sql`, unless it is given apart; and where
-            there are any `id` and `dialect`. The prompt is the trainer's, so the rest is not read.
+        row: A mapping, or one as JSON text: `database`, the path of a SQLite file; `gold_sql`,
+            unless it is given apart; and where there are any `id` and `dialect`. The prompt is the
+            trainer's, so the rest is not read.
         gold_sql: The gold query of trainers that have their own name for it.
     """
+    row = _read_row(row) if isinstance(row, str) else row
     found = {"database": row.get("database"), "gold_sql": gold_sql or row.get("gold_sql")}
     for name, value in found.items():
         if not isinstance(value, str | Path) or not str(value).strip():
@@ -173,6 +246,19 @@ def example_of(row: Mapping[str, Any], *, gold_sql: str | None = None) -> Exampl
         gold_sql=str(found["gold_sql"]).strip(),
         dialect=dialect_of(str(row.get("dialect") or "sqlite")),
     )
+
+
+def _read_row(text: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(text)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise UserError(
+            f"the SQL reward: {text[:60]!r} is no row: give a mapping with `database`, or a JSON "
+            "object of one"
+        )
+    return row
 
 
 def _plain(value: Any) -> Any:

@@ -13,8 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from rewards.adapters.scoring import example_of, read_settings, scorer_of
-from rewards.types import Score
+from rewards.adapters.scoring import Scored, example_of, read_settings, scorer_of
 from sqlenv.envs.build import max_replies
 from sqlenv.types import Episode
 
@@ -55,7 +54,7 @@ class SqlEnv(_Base):
         self.turns, self.max_turns = 0, min(int(row.get("max_turns") or allowed), allowed)
         self._environment = self._scorer.environment(replies=self.max_turns)
         self._episode = Episode(example_of(row, gold_sql=gold))
-        self._score: Score | None = None
+        self._score: Scored | None = None
 
     def init(self, prompt: Sequence[Message]) -> tuple[Sequence[Message], dict[str, Any]]:
         """Begin with the data set's prompt, unchanged."""
@@ -66,19 +65,23 @@ class SqlEnv(_Base):
 
         Returns:
             SkyRL's step output: the next `observations` (none at the end), `reward` (0 before the
-            end), `done`, and as `metadata` whether the query was right.
+            end), `done`, and as `metadata` whether the query was right, and at the end how it ended
+            (`status`), what it was (`sql`) and whether there was one (`sql_found`).
         """
         self.turns += 1
         self._episode, observation = self._environment.step(self._episode, action)
         if observation is None:
-            self._score = self._scorer.reward(self._episode)
+            self._score = self._scorer.scored(self._episode)
         return {
             "observations": [
                 {"role": message.role, "content": message.content} for message in observation or ()
             ],
             "reward": self._score.total if self._score else 0.0,
             "done": observation is None,
-            "metadata": {"correct": self._episode.attempts[-1].correct},
+            "metadata": {
+                "correct": self._episode.attempts[-1].correct,
+                **(self._score.why() if self._score else {}),
+            },
         }
 
     def get_metrics(self) -> dict[str, float]:

@@ -7,8 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from rewards.adapters.scoring import AdapterConfig, example_of, read_settings, scorer_of
-from rewards.types import Score
+from rewards.adapters.scoring import (
+    AdapterConfig,
+    Scored,
+    example_of,
+    read_settings,
+    scorer_of,
+)
 
 Completion = str | Sequence[Mapping[str, Any]]
 """What TRL gives: a text, or the messages after the prompt where prompts are conversations."""
@@ -32,11 +37,14 @@ class SqlReward:
         self,
         completions: Sequence[Completion],
         log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> list[float]:
         """Return the total of each completion; each assistant message of one is a turn.
 
-        `log_metric` gets the means of the reward's parts and execution accuracy.
+        `log_metric` gets the means of the reward's parts, execution accuracy and the share of
+        replies in which a query was found; `log_extra` the status and the query of each, which TRL
+        shows beside the completions.
 
         Raises:
             UserError: A database or gold query is missing.
@@ -50,6 +58,9 @@ class SqlReward:
         if log_metric is not None and scores:
             for name, value in means(scores).items():
                 log_metric(f"sql/{name}", value)
+        if log_extra is not None:
+            for name in ("status", "sql"):
+                log_extra(name, [one.why()[name] for one in scores])
         return [score.total for score in scores]
 
 
@@ -76,7 +87,11 @@ def _text(message: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, parts))
 
 
-def means(scores: Sequence[Score]) -> dict[str, float]:
-    """Average the parts of scores, and the share of correct ones."""
+def means(scores: Sequence[Scored]) -> dict[str, float]:
+    """Average the parts of scores, and the shares of correct ones and of those with a query."""
     parts = {name: fmean(score.parts[name] for score in scores) for name in scores[0].parts}
-    return {**parts, "correct": fmean(float(score.correct) for score in scores)}
+    shares = {
+        "correct": [one.correct for one in scores],
+        "sql_found": [bool(one.sql) for one in scores],
+    }
+    return parts | {name: fmean(map(float, found)) for name, found in shares.items()}

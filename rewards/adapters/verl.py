@@ -1,33 +1,53 @@
-"""verl's form of a reward: `compute_score`, named in `reward.custom_reward_function`."""
+"""verl's form of a reward: `compute_score`, named in `reward.custom_reward_function`.
+
+`compute_scores` is the same for its reward manager `batch`, which asks for a whole batch at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rewards.adapters.scoring import example_of, read_settings, scorer_of
 from sqlenv.errors import UserError
+
+Row = Mapping[str, Any] | str | None
+"""The row's own fields, `extra_info`: a mapping, or one as JSON text."""
 
 
 def compute_score(
     data_source: str,
     solution_str: str,
     ground_truth: str,
-    extra_info: Mapping[str, Any] | None = None,
+    extra_info: Row = None,
     *,
     settings: Mapping[str, Any] | None = None,
     **_more: Any,
-) -> dict[str, float]:
-    """Score one response.
+) -> dict[str, Any]:
+    """Score one response; see `compute_scores`."""
+    rows = ([data_source], [solution_str], [ground_truth], [extra_info])
+    return compute_scores(*rows, settings=settings)[0]
 
-    verl gives the response as one text, so it is an episode of one turn; multi-turn families see
-    the last query of it. `ground_truth` is the gold query, `extra_info` the row's own fields
-    (`database` is the path of a SQLite file), `settings` those of `AdapterConfig`, from
+
+def compute_scores(
+    data_sources: Sequence[str],
+    solution_strs: Sequence[str],
+    ground_truths: Sequence[str],
+    extra_infos: Sequence[Row],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    **_more: Any,
+) -> list[dict[str, Any]]:
+    """Score responses on all workers, in order.
+
+    verl gives a response as one text, so it is an episode of one turn; multi-turn families see the
+    last query of it. `ground_truths` are gold queries; of `extra_infos`, `database` is the path of
+    a SQLite file; `settings` are those of `AdapterConfig`, from
     `reward.custom_reward_function.reward_kwargs`.
 
     Returns:
-        `score`, which verl maximises; `acc`, execution accuracy, which it validates by; and the
-        reward's parts, named `reward/…`.
+        Of each, `score`, which verl maximises; `acc`, execution accuracy, which it validates by;
+        the reward's parts, named `reward/…`; and why: `status`, `sql`, `sql_found`.
     """
     config = read_settings(settings)
     if config.env.kind == "agentic":
@@ -35,8 +55,17 @@ def compute_score(
             "settings of the SQL reward: env.kind: verl gives an episode as one text, whose calls "
             "and answer cannot be told apart; use single_turn"
         )
-    example = example_of(extra_info or {}, gold_sql=ground_truth)
-    reply = solution_str if isinstance(solution_str, str) else ""
-    score = scorer_of(config).score(example, [reply])
-    parts = {f"reward/{name}": value for name, value in score.parts.items()}
-    return {"score": score.total, "acc": float(score.correct), **parts}
+    rows = zip(solution_strs, ground_truths, extra_infos, strict=True)
+    episodes = [
+        (example_of(row or {}, gold_sql=gold), [reply if isinstance(reply, str) else ""])
+        for reply, gold, row in rows
+    ]
+    return [
+        {
+            "score": one.total,
+            "acc": float(one.correct),
+            **{f"reward/{name}": value for name, value in one.parts.items()},
+            **one.why(),
+        }
+        for one in scorer_of(config).score_many(episodes)
+    ]

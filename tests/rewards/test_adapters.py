@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
+from rewards import score
 from rewards.adapters import scoring
 from rewards.adapters.scoring import AdapterConfig, example_of, read_settings
 from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward, replies_of
-from rewards.adapters.verl import compute_score
+from rewards.adapters.verl import compute_score, compute_scores
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 
@@ -72,7 +73,17 @@ def test_trl_scores_texts_and_conversations_in_order_and_logs_means(database):
     )
     assert found == [3.0, 1.0, 0.0, 3.0, 3.0, 0.0, 0.0, 3.0]
     shares = {"sql/match": 1.0, "sql/executable": 5 / 16, "sql/format": 5 / 16, "sql/correct": 0.5}
-    assert logged == shares
+    assert logged == shares | {"sql/sql_found": 5 / 8}
+
+
+def test_trl_shows_why_beside_each_completion(database):
+    told: dict[str, list[Any]] = {}
+    replies = [GOOD, "no idea", "<sql>SELECT nope</sql>", "<sql>DROP TABLE singer</sql>"]
+    SqlReward(ONE_SHOT)(replies, log_extra=told.__setitem__, **rows(database, 4))
+    assert told == {
+        "status": ["ok", "no_sql", "error", "denied"],
+        "sql": [GOLD, "", "SELECT nope", "DROP TABLE singer"],
+    }
 
 
 def test_a_gold_query_that_does_not_run_is_named_once(database, caplog, monkeypatch):
@@ -142,8 +153,22 @@ def test_verl_gets_a_score_accuracy_and_parts(database):
     right, wrong = (
         compute_score("spider", reply, GOLD, info, settings=ONE_SHOT) for reply in (GOOD, ALL)
     )
-    assert right == {"score": 3.0, "acc": 1.0, **parts}
-    assert wrong == {"score": 1.0, "acc": 0.0, **parts, "reward/match": 0.0}
+    why = {"status": "ok", "sql": GOLD, "sql_found": 1.0}
+    assert right == {"score": 3.0, "acc": 1.0, **parts, **why}
+    why["sql"] = "SELECT name FROM singer"
+    assert wrong == {"score": 1.0, "acc": 0.0, **parts, "reward/match": 0.0, **why}
+    # A batch at once, also with rows as JSON text; calls by name, as verl's manager has them.
+    batch = {
+        "data_sources": ["spider"] * 3,
+        "solution_strs": [GOOD, ALL, "no idea"],
+        "ground_truths": [GOLD] * 3,
+        "extra_infos": [info, json.dumps({"database": str(database)}), info],
+    }
+    *both, none = compute_scores(**batch, settings=ONE_SHOT)
+    assert both == [right, wrong]
+    assert (none["score"], none["status"], none["sql_found"]) == (0.0, "no_sql", 0.0)
+    with pytest.raises(UserError, match=r"'\[1\]' is no row: give a mapping with `database`"):
+        compute_score("spider", GOOD, GOLD, "[1]", settings=ONE_SHOT)
     # Calls and answer of one text cannot be told apart.
     with pytest.raises(UserError, match=r"env\.kind"):
         compute_score("spider", GOOD, GOLD, info, settings=AGENTIC)
@@ -163,6 +188,34 @@ def test_skyrl_answers_with_the_diagnosis_until_the_match(database):
     assert last["reward"] == pytest.approx(2.3557143)
     assert env.get_metrics()["correct"] == 1.0
     assert env.get_metrics()["turns"] == 2.0
+    assert first["metadata"] == {"correct": False}
+    why = {"status": "ok", "sql": GOLD, "sql_found": 1.0}
+    assert last["metadata"] == {"correct": True, **why}
+
+
+def test_one_call_scores_a_reply_beside_a_gold_query(database):
+    """In Python: total, parts, correct, credit, feedback, and how the query ended."""
+    one = {"executor": ONE_SHOT["executor"]}
+    wrong = score(database, GOLD, ALL, reward="expo", **one)
+    # Only WHERE can be to blame, which is not there: SELECT and FROM share it.
+    assert (wrong.total, wrong.correct, wrong.status) == (-0.5, False, "ok")
+    assert wrong.parts["incorrect"] == -0.5
+    assert [(ALL[c.start : c.end], c.value) for c in wrong.credit] == [
+        ("SELECT name ", -0.5),
+        ("FROM singer", -0.5),
+    ]
+    assert "WHERE_ERROR" in wrong.feedback
+    right = score(database, GOLD, GOLD, reward={"kind": "expo"}, **one)
+    assert (right.total, right.correct, right.feedback) == (1.5, True, "")
+    turns = score(database, GOLD, [ALL, GOOD], **one)
+    assert turns.total == pytest.approx(2.3557143)
+    assert score(database, GOLD, "?", reward="execution", **one).status == "no_sql"
+    # EXPO-SQL knows order and duplicates, as in its paper.
+    doubled = f"{GOLD} UNION ALL {GOLD}"
+    paid = [score(database, GOLD, doubled, name, **one).correct for name in ("expo", "paverl")]
+    assert paid == [False, True]
+    with pytest.raises(UserError, match="'expo'"):
+        score(database, GOLD, GOLD, reward="exposql")
 
 
 def test_skyrl_plays_the_tool_and_shows_its_rows(database):
@@ -203,6 +256,9 @@ def test_threads_that_ask_first_share_one_scorer(monkeypatch):
         ({"reward": {"kind": "expo"}, "env": {"kind": "agentic"}}, "use reward.kind=astra"),
         ({"reward": {"kind": "astra", "final_step": "never"}}, "final_step=never and env.kind="),
         ({"env": {"kind": "chess"}}, "'single_turn', 'diagnosed', 'agentic'"),
+        ({"kind": "expo"}, r'write \{"reward": \{"kind": "expo"\}\} \(or "env"\)'),
+        ({"reward": "expo"}, r'write \{"reward": \{"kind": "expo"\}\}'),
+        ({"env": {"wrapping": "any"}}, r'write \{"env": \{"kind": …\}\}, with its other keys'),
     ],
 )
 def test_wrong_settings_are_one_line(settings, words):
@@ -277,7 +333,7 @@ def test_skyrl_makes_and_plays_every_environment(database):
         assert [s["reward"] for s in before] == [0.0] * len(before)
         assert [s["observations"] == [] for s in one["steps"]] == [False] * len(before) + [True]
         assert one["metrics"]["correct"] == 1.0
-        assert last["metadata"] == {"correct": True}
+        assert last["metadata"]["correct"] is True
 
 
 @pytest.mark.parametrize(
