@@ -12,6 +12,8 @@ from typing import Any
 
 from sqlglot import exp
 
+from sqlenv.sql import dates
+
 # As text, 2026-1-2 comes after 2026-01-10.
 _DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)")
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d)?")
@@ -42,9 +44,10 @@ _INTEGERS = (TYPE.INT, TYPE.BIGINT, TYPE.SMALLINT, TYPE.TINYINT, TYPE.UBIGINT, T
 _KINDS: Mapping[object, str] = {
     **dict.fromkeys((*_INTEGERS, exp.Count, exp.Length), "int"),
     **dict.fromkeys((exp.RowNumber, exp.Rank, exp.DenseRank), "int"),
-    **dict.fromkeys((TYPE.DOUBLE, TYPE.DECIMAL, exp.Avg), "real"),
+    **dict.fromkeys((exp.Year, exp.Month, exp.Day, exp.DayOfMonth, exp.DateDiff), "int"),
+    **dict.fromkeys((TYPE.DOUBLE, TYPE.DECIMAL, TYPE.FLOAT, exp.Avg), "real"),
     **dict.fromkeys((TYPE.TEXT, TYPE.VARCHAR, TYPE.CHAR, exp.Concat, exp.DPipe), "text"),
-    **dict.fromkeys((exp.Upper, exp.Lower, exp.Substring, exp.Trim), "text"),
+    **dict.fromkeys((exp.Upper, exp.Lower, exp.Substring, exp.Trim, exp.TimeToStr), "text"),
 }
 """Of types, and of what always has one."""
 
@@ -63,7 +66,7 @@ def kind_of(node: exp.Expr | None) -> str:
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Div() | exp.Nullif() | exp.Coalesce():
             found = set(map(kind_of, _sides(node)))  # a fraction makes all of them fractions
             return "real" if "real" in found else found.pop() if len(found) == 1 else ""
-        case exp.Sum() | exp.Min() | exp.Max() | exp.Subquery():
+        case exp.Sum() | exp.Min() | exp.Max() | exp.Filter() | exp.Subquery():
             return kind_of(node.this)
         case exp.Select():
             return kind_of(node.expressions[0]) if len(node.expressions) == 1 else ""
@@ -112,7 +115,7 @@ _ARGUMENTS = frozenset(
     | {"having", "order", "limit", "offset", "desc", "nulls_first", "windows"}
     | {"on", "side", "kind", "method", "using", "query", "low", "high", "negate"}
     | {"ifs", "true", "false", "default", "to", "safe", "coalesce", "is_nvl", "big_int"}
-    | {"decimals", "start", "length", "binary", "typed"}
+    | {"decimals", "start", "length", "binary", "typed", "format", "date_part_boundary"}
     | {"partition_by", "over", "spec", "start_side", "end", "end_side"}
 )
 """What may be said of a node; sqlglot drops some of what it does not know, and keeps the rest."""
@@ -153,10 +156,29 @@ def _cast(node: exp.Expr, dialect: str) -> str:
     target, wanted = node.args["to"], kind_of(node)
     if dialect == "postgres" and target.this is TYPE.CHAR:
         return "CAST to CHAR, which is one letter"
+    if dates.is_cast(node) and dates.is_read(node):
+        return ""
+    if target.this is TYPE.FLOAT and not (dialect == "postgres" and _meets_double(node)):
+        return "CAST to single precision"
     fine = {"int": ("int",), "text": ("int", "text")}.get(wanted, ())
     is_same = kind_of(node.this) in fine and not target.expressions
     is_real = wanted == "real" and (not target.expressions or target.this is TYPE.DECIMAL)
     return "" if is_same or is_real else f"CAST to {target.sql().upper()}"
+
+
+def _meets_double(node: exp.Expr) -> bool:
+    """Tell a whole number that PostgreSQL makes a `real` and, beside another number, a double.
+
+    Counts are exact in single precision, up to 16 million.
+    """
+    side, parent = node, node.parent
+    while isinstance(parent, exp.Paren):
+        side, parent = parent, parent.parent
+    if kind_of(node.this) != "int" or not isinstance(parent, exp.Mul | exp.Div | exp.Add | exp.Sub):
+        return False
+    other = (parent.expression if parent.this is side else parent.this).unnest()
+    is_single = isinstance(other, exp.Cast) and other.to.this is TYPE.FLOAT
+    return kind_of(other) in ("int", "real") and not is_single
 
 
 def _concatenation(node: exp.Expr, _dialect: str) -> str:
@@ -244,6 +266,11 @@ _RULES: Mapping[type[exp.Expr], Callable[[Any, str], str | bool]] = {
     exp.IntDiv: lambda _, dialect: dialect != "mysql" and "whole division",
     exp.Cast: _cast,
     exp.Round: _round,
+    **dict.fromkeys(dates.PARTS, lambda node, _: dates.check_part(node)),
+    **dict.fromkeys(
+        (*dates.READERS, exp.CurrentDate, exp.CurrentTimestamp),
+        lambda node, _: not dates.is_read(node) and f"{type(node).__name__} as a value",
+    ),
     exp.Substring: _substring,
     exp.Trim: lambda node, _: node.expression and "TRIM of other signs than blanks",
     exp.Length: lambda node, dialect: (

@@ -14,7 +14,8 @@ The engine is not there to be asked, so this is assumed:
   They have no collation of their own. Dates are text such as 2026-11-21, and are compared with
   text that is as long.
 - Decimals are binary floats of full length, and numbers with a fraction are decimals in MySQL, of
-  which ROUND takes halves away from 0.
+  which ROUND takes halves away from 0, here too (`_rounded`).
+- The clock is UTC's. Of dates only parts are read, in `dates.py`.
 
 What only the data can tell (a date in a subtraction, a fraction as text, a divisor of 0) makes the
 query fail while it runs (`_guard`). A query that its own engine would refuse may run here.
@@ -31,6 +32,7 @@ from sqlglot import exp
 from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel
 
+from sqlenv.sql import dates
 from sqlenv.sql.cache import cached
 from sqlenv.sql.extraction import (
     MAX_CHARS,
@@ -108,10 +110,15 @@ def _read(sql: str, dialect: str) -> Query:
     tree = sqlglot.parse_one(text, read=dialect, error_level=ErrorLevel.RAISE)
     if not isinstance(tree, Query):
         raise NotPortableError("not a query")
+    for call in list(tree.find_all(exp.Anonymous)):
+        if dialect == "mysql" and call.name.upper() == "NOW" and not call.expressions:
+            call.replace(exp.CurrentTimestamp())
     if depth(tree) > MAX_TREE_DEPTH:  # the time that checks and guards take grows with its square
         raise NotPortableError("too deep")
     return tree
 
+
+_HALVES = "1.000000000000001"
 
 # Guards: values that could be of the wrong type, which only the data can tell.
 
@@ -157,9 +164,17 @@ def _doubts(node: exp.Expr, dialect: str) -> Iterator[tuple[exp.Expr, _Test, str
         for side in (*sides, node.expression) if isinstance(node, exp.DPipe) else sides:
             if not kind_of(side) and not isinstance(side, exp.Null):
                 yield side, _is_fraction, "a number with a fraction as text"
-    divides = dialect == "postgres" and isinstance(node, exp.Div | exp.Mod)
-    if divides and not _is_never_zero(node.expression):
+    elif isinstance(node, dates.PARTS):
+        for date in filter(dates.is_in_doubt, dates.dates(node)):
+            yield date, dates.is_no_date, "a date that is not written as 2026-11-21"
+    elif _divides(node, dialect):
         yield node.expression, _is_zero, "division by zero"
+
+
+def _divides(node: exp.Expr, dialect: str) -> bool:
+    """Tell a division whose divisor may be 0, at which PostgreSQL fails."""
+    is_division = dialect == "postgres" and isinstance(node, exp.Div | exp.Mod)
+    return is_division and not _is_never_zero(node.expression)
 
 
 def _is_date(value: exp.Expr) -> exp.Expr:
@@ -202,6 +217,10 @@ def _rewritten(node: exp.Expr, dialect: str) -> exp.Expr:
             return exp.Anonymous(this="MOD", expressions=sides)
         case exp.Cast() if node.to.this is TYPE.DECIMAL:
             return _decimal(node, dialect)
+        case exp.Round() if kind_of(node.this) != "int":
+            return _rounded(node.this, node.args.get("decimals"))
+        case _ if isinstance(node, dates.PARTS):
+            return dates.rewritten(node)
         case exp.Concat() | exp.DPipe():  # SQLite's || binds closer than anything
             for part in (node.this, node.args.get("expression"), *node.expressions):
                 if isinstance(part, exp.Binary) and not isinstance(part, exp.DPipe):
@@ -219,7 +238,16 @@ def _decimal(node: exp.Cast, dialect: str) -> exp.Expr:
     if not sizes and dialect == "postgres":
         return real
     digits = sizes[1].this if len(sizes) > 1 else exp.Literal.number(0)
-    return exp.Round(this=real, decimals=digits)
+    return _rounded(real, digits)
+
+
+def _rounded(value: exp.Expr, digits: exp.Expr | None) -> exp.Expr:
+    """Round as a decimal: 2.675 is a half there, and a little less as a binary float.
+
+    Five units in the last place bring a half over, and no number of 15 digits to another one.
+    """
+    moved = exp.Mul(this=exp.Paren(this=value.copy()), expression=exp.Literal.number(_HALVES))
+    return exp.Round(this=moved, decimals=digits and digits.copy())
 
 
 def _glob(node: exp.Like) -> exp.Expr:

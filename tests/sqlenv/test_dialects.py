@@ -148,7 +148,7 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor)
     make_file(folder / "t.sqlite", CASES["tables"])
     queries = [
         ("SELECT a FROM t WHERE name = 'BO'", {}),
-        ("SELECT YEAR(d) FROM t", {}),
+        ("SELECT name REGEXP 'a' FROM t", {}),
         ("SELECT name FROM t WHERE name ILIKE 'b%'", {"dialect": "PostgreSQL"}),
         ("SELECT a / b FROM t", {"dialect": "sqlite"}),
         ("SELECT a FROM t", {"dialect": "oracle"}),
@@ -179,17 +179,13 @@ def test_real_pairs_of_postgresql_and_sqlite_agree(shared, executor):
         for name in ("postgresql", "sqlite")
     ]
     plain = {record["question_id"]: record["SQL"] for record in pairs[1]}
-    refused = 0
+    assert len(pairs[0]) == 33
     for record in pairs[0]:
         name = record["db_id"]
         database = folder / "dev_databases" / name / f"{name}.sqlite"
         text = transpile(record["SQL"], "postgres")
-        if isinstance(text, SqlError):
-            refused += 1
-            assert "/ of values" in text.message
-            continue
+        assert isinstance(text, str), text
         carried, written = (
             executor.execute(database, sql) for sql in (text, plain[record["question_id"]])
         )
         assert matches(carried, written, mode="set"), text
-    assert (len(pairs[0]), refused) == (33, 3)
