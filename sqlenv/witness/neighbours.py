@@ -45,6 +45,7 @@ _TAKEN_FOR: Mapping[type[exp.Expression], tuple[type[exp.Expression], ...]] = {
 _CLAUSES = ("where", "group", "having", "order", "limit", "distinct")
 _CONDITIONS = (exp.In, exp.Like, exp.Between, exp.Is, exp.Exists)
 _MOST_COLUMNS = 4  # of a table, that stand in for one
+_MOST_KEYS = 2
 
 
 def _another_kind(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
@@ -112,6 +113,67 @@ def _other_count(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expres
 def _distinct_inside(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
     if isinstance(node.this, exp.Column):
         yield type(node)(this=exp.Distinct(expressions=[node.this.copy()]))
+
+
+def _by_key(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
+    """Intersect or subtract rows by another column of theirs, and show the column of those left."""
+    left, right = node.this, node.expression
+    if not (_is_plain(left) and _is_plain(right)):
+        return
+    shown, other = left.selects[0], right.selects[0]
+    own = _own_table(shown, columns)
+    if own is None or own != _own_table(other, columns) or shown.name.lower() != other.name.lower():
+        return
+    is_except = isinstance(node, exp.Except)
+    for key in [name for name in columns[own] if name != shown.name.lower()][:_MOST_KEYS]:
+        sides = []
+        for side in (left, right):
+            keyed = side.copy()
+            keyed.selects[0].set("this", exp.to_identifier(key, quoted=True))
+            sides.append(exp.In(this=exp.column(key, quoted=True), query=exp.Subquery(this=keyed)))
+        if is_except:
+            sides[1] = exp.Not(this=sides[1])
+        yield (
+            exp.select(exp.column(shown.name, quoted=True))
+            .from_(exp.to_table(exp.to_identifier(own, quoted=True).sql()))
+            .where(exp.and_(*sides))
+        )
+
+
+def _is_plain(node: exp.Expression) -> bool:
+    """Say whether a query selects one column and nothing else."""
+    is_select = isinstance(node, exp.Select) and len(node.selects) == 1
+    return is_select and isinstance(node.selects[0], exp.Column)
+
+
+def _other_keys(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
+    """Ask whether another column of both tables' rows is among them."""
+    query = node.args.get("query")
+    inside = query.this if query is not None else None
+    if not isinstance(node.this, exp.Column) or inside is None or not _is_plain(inside):
+        return
+    own, other = _own_table(node.this, columns), _own_table(inside.selects[0], columns)
+    for key in columns.get(own or "", ()):
+        if own == other and key != node.this.name.lower():
+            changed = node.copy()
+            changed.this.set("this", exp.to_identifier(key, quoted=True))
+            changed.args["query"].this.selects[0].set("this", exp.to_identifier(key, quoted=True))
+            yield changed
+
+
+def _own_table(column: exp.Expression, columns: Columns) -> str | None:
+    name = column.name.lower()
+    found = [one for one in ([table_of(column)] if table_of(column) else sources(column))]
+    return next((one for one in found if name in columns.get(one, ())), None)
+
+
+def _shown_keys(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+    """Group by a column that is shown in place of the key."""
+    select = node.parent
+    if isinstance(select, exp.Select):
+        for shown in select.selects:
+            if isinstance(shown, exp.Column) and shown not in node.expressions:
+                yield exp.Group(expressions=[shown.copy()])
 
 
 def _other_order(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
@@ -195,6 +257,9 @@ _CHANGES: tuple[
     ("function dropped", (exp.Max, exp.Min, exp.Avg, exp.Sum, exp.Not, exp.Abs, exp.Lower), _inside),
     ("condition negated", _CONDITIONS, _negated),
     ("clause dropped or DISTINCT added", (exp.Select,), _without_clauses),
+    ("other keys", (exp.Intersect, exp.Except), _by_key),
+    ("other keys", (exp.In,), _other_keys),
+    ("another group", (exp.Group,), _shown_keys),
     ("key of a group dropped", (exp.Group, exp.Order), _other_grouping),
     ("join changed", (exp.Join,), _other_join),
     ("count of something else", (exp.Count,), _other_count),
