@@ -293,7 +293,8 @@ def _relink(
     known = {tuple(one) for one in there}
     if not there:
         return
-    there = draw.sample(there, draw.randint(1, len(there)))
+    few = draw.choice((2, 4, 12, len(there)))
+    there = draw.sample(there, min(few, len(there)))
     share = draw.choice((0.0, 0.3, 0.6, 1.0))
     for row in rows:
         value = tuple(row[at] for at in own)
