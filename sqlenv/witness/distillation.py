@@ -1,7 +1,12 @@
-"""Choose the few variants that tell the most neighbours of a gold query apart."""
+"""The few variants that tell the most neighbours of a gold query apart.
+
+Distilled as by Zhong, Yu and Klein (EMNLP 2020, section 3), from variants that keep what the
+database promises: they draw values at random, and fuzz for hours.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,130 +15,172 @@ from sqlglot import exp
 
 from sqlenv.evaluators.equality import matches
 from sqlenv.sql.extraction import parse
-from sqlenv.types import MatchMode, Result, SqlError, Table, TooLarge
+from sqlenv.types import MatchMode, Table
+from sqlenv.witness.focus import focus_of
 from sqlenv.witness.neighbours import Neighbour, neighbours
 from sqlenv.witness.source import read_source
-from sqlenv.witness.variants import focus_of, make_variant
+from sqlenv.witness.variants import make_variant
 
-_STEPS = 200_000
-_ROWS = 5_000
-_CANDIDATES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Witness:
-    """A variant, as SQLite serialises it, and the gold's result on it."""
-
-    contents: bytes
-    gold: Table
+_CANDIDATES = 24
+# A query of a neighbour may be a product of tables; what takes longer tells nothing.
+_STEPS, _STRIDE, _MOST_ROWS = 200_000, 1_000, 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """The witnesses of a question, and the neighbours that none of them tells apart."""
+    """The witnesses of a gold query.
 
-    chosen: tuple[Witness, ...]
-    neighbours: int
-    untold: tuple[Neighbour, ...]
+    Attributes:
+        contents: Each database, as SQLite serialises it.
+        neighbours: How many queries near the gold were tried.
+        untold: Those that no witness tells from it: they mean the same, or lie in a blind spot.
+        reason: Why there is no witness; empty where there is one.
+    """
+
+    contents: tuple[bytes, ...] = ()
+    neighbours: int = 0
+    untold: tuple[Neighbour, ...] = ()
+    reason: str = ""
 
 
-def run(connection: apsw.Connection, sql: str) -> Result:
-    """Run a query within bounds."""
-    left = [_STEPS]
-
-    def is_over() -> bool:
-        left[0] -= 1000
-        return left[0] <= 0
-
-    connection.set_progress_handler(is_over, 1000)
-    try:
-        cursor = connection.execute(sql)
-        rows = []
-        for row in cursor:
-            rows.append(row)
-            if len(rows) > _ROWS:
-                return TooLarge("rows")
-        width = len(rows[0]) if rows else 0
-        return Table(("",) * width, tuple(rows))
-    except apsw.Error as error:
-        return SqlError(str(error))
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    contents: bytes
+    told: frozenset[int]
+    is_empty: bool
 
 
 def distil(
     gold: str,
     database: Path,
     *,
-    mode: MatchMode,
+    mode: MatchMode = "set",
     count: int = 4,
     seed: int = 0,
     breaks_uniqueness: bool = False,
 ) -> Witnesses:
-    """Make the witnesses of a gold query."""
-    source = read_source(database)
-    focus = focus_of(gold, source, database)
-    near = neighbours(gold, source.column_names)
-    tie = _tie_probe(gold)
-    found: list[tuple[apsw.Connection, Table, frozenset[int]]] = []
-    for at in range(_CANDIDATES):
-        variant = make_variant(
-            source, focus, seed=seed * 1000 + at, breaks_uniqueness=breaks_uniqueness
-        )
-        wanted = run(variant, gold)
-        if not isinstance(wanted, Table):
-            continue
-        variant.pragma("reverse_unordered_selects", 1)
-        other = run(variant, gold)
-        variant.pragma("reverse_unordered_selects", 0)
-        if not matches(other, wanted, mode=mode, gold_sql=gold):
-            continue  # undecided: it depends on the order in which SQLite reads
-        if tie and _is_tied(run(variant, tie[0]), tie[1]):
-            continue
-        told = frozenset(
-            n
-            for n, one in enumerate(near)
-            if not matches(run(variant, one.sql), wanted, mode=mode, gold_sql=gold)
-        )
-        found.append((variant, wanted, told))
+    """Make witnesses of a gold query of SQLite.
+
+    A variant on which the gold fails, or on which its result depends on the order in which SQLite
+    reads rows (a tie at a LIMIT), is none.
+
+    Args:
+        gold: The query.
+        database: Its database.
+        mode: When two results are the same.
+        count: The most witnesses.
+        seed: Decides what is drawn.
+        breaks_uniqueness: As for `make_variant`.
+
+    Raises:
+        UserError: The file is no readable database.
+    """
+    try:
+        source = read_source(database)
+        focus = focus_of(gold, source, database)
+        if focus is None:
+            return Witnesses(reason="the gold query cannot be parsed")
+        near = neighbours(gold, source.column_names)
+        found: list[_Candidate] = []
+        for number in range(_CANDIDATES):
+            variant = make_variant(
+                source, focus, seed=seed * _CANDIDATES + number, breaks_uniqueness=breaks_uniqueness
+            )
+            found += _candidate(variant, gold, near, mode)
+            variant.close()
+    except (apsw.Error, UnicodeDecodeError) as error:
+        return Witnesses(reason=f"SQLite cannot make a variant: {error}")
+    if not found:
+        return Witnesses(reason="the gold query fails or is undecided on every variant")
     return _choose(found, near, count)
 
 
-def _tie_probe(sql: str) -> tuple[str, int] | None:
-    """Return a query for the keys by which a query with a LIMIT is ordered, and how many of them."""
-    tree = parse(sql)
-    if not isinstance(tree, exp.Select) or not tree.args.get("limit") or not tree.args.get("order"):
+def _candidate(
+    variant: apsw.Connection, gold: str, near: Sequence[Neighbour], mode: MatchMode
+) -> Iterator[_Candidate]:
+    """Find what a variant tells apart, where it can be a witness."""
+    wanted = _run(variant, gold)
+    if wanted is None or _is_tied(variant, gold):
+        return
+    variant.pragma("reverse_unordered_selects", 1)
+    reversed_ = _run(variant, gold)
+    variant.pragma("reverse_unordered_selects", 0)
+    if reversed_ is None or not matches(reversed_, wanted, mode=mode, gold_sql=gold):
+        return
+    results = [_run(variant, neighbour.sql) for neighbour in near]
+    told = frozenset(
+        number
+        for number, result in enumerate(results)
+        if result is None or not matches(result, wanted, mode=mode, gold_sql=gold)
+    )
+    yield _Candidate(variant.serialize("main"), told, is_empty=not wanted.rows)
+
+
+def _run(connection: apsw.Connection, sql: str) -> Table | None:
+    """Run a query within bounds; None where it fails or takes too much."""
+    left = _STEPS
+
+    def is_over() -> bool:
+        nonlocal left
+        left -= _STRIDE
+        return left <= 0
+
+    connection.set_progress_handler(is_over, _STRIDE)
+    try:
+        rows = []
+        for row in connection.execute(sql):
+            rows.append(row)
+            if len(rows) > _MOST_ROWS:
+                return None
+    except (apsw.Error, UnicodeDecodeError):
         return None
-    count = tree.args["limit"].expression
-    if not isinstance(count, exp.Literal) or not str(count.this).isdigit():
+    return Table(("",) * (len(rows[0]) if rows else 0), tuple(rows))
+
+
+def _is_tied(connection: apsw.Connection, gold: str) -> bool:
+    """Say whether the last row that a LIMIT keeps and the first that it drops are ordered alike."""
+    probe = _tie_probe(gold)
+    result = _run(connection, probe[0]) if probe else None
+    if not probe or result is None or len(result.rows) <= probe[1]:
+        return False
+    last, first = (row[-probe[2] :] for row in result.rows[-2:])
+    return last == first
+
+
+def _tie_probe(gold: str) -> tuple[str, int, int] | None:
+    """Return a query that shows what a gold with a LIMIT is ordered by, a row more than it keeps;
+    how many it keeps; and of how many columns.
+    """
+    tree = parse(gold)
+    limit, order = (tree.args.get(name) for name in ("limit", "order")) if tree else (None, None)
+    if not isinstance(tree, exp.Select) or limit is None or order is None:
+        return None
+    kept = str(limit.expression)
+    if not kept.isdigit():
         return None
     probe = tree.copy()
-    keys = [one.this.copy() for one in tree.args["order"].expressions]
+    keys = [ordered.this.copy() for ordered in order.expressions]
     probe.set("expressions", [*probe.expressions, *keys])
-    probe.set("limit", exp.Limit(expression=exp.Literal.number(int(str(count.this)) + 1)))
-    return probe.sql(dialect="sqlite", normalize_functions=False), len(keys)
+    probe.set("limit", exp.Limit(expression=exp.Literal.number(int(kept) + 1)))
+    return probe.sql(dialect="sqlite", normalize_functions=False), int(kept), len(keys)
 
 
-def _is_tied(result: Result, keys: int) -> bool:
-    """Say whether the last row that a LIMIT keeps and the first that it drops are ordered alike."""
-    if not isinstance(result, Table) or len(result.rows) < 2:
-        return False
-    return result.rows[-1][-keys:] == result.rows[-2][-keys:]
-
-
-def _choose(
-    found: list[tuple[apsw.Connection, Table, frozenset[int]]], near: list[Neighbour], count: int
-) -> Witnesses:
-    """Take greedily what tells the most apart; a neighbour that is told again counts half."""
+def _choose(found: Sequence[_Candidate], near: Sequence[Neighbour], count: int) -> Witnesses:
+    """Take what tells the most apart, one by one; what is told already counts half each time, and
+    so does a witness on which the gold returns nothing.
+    """
     times = [0] * len(near)
-    chosen: list[Witness] = []
+    chosen: list[_Candidate] = []
     left = list(found)
+
+    def gain(candidate: _Candidate) -> float:
+        return sum(0.5 ** times[number] for number in candidate.told) / (1 + candidate.is_empty)
+
     while left and len(chosen) < count:
-        best = max(
-            left,
-            key=lambda one: sum(0.5 ** times[n] for n in one[2]) * (1.0 if one[1].rows else 0.5),
-        )
+        best = max(left, key=gain)
         left.remove(best)
-        for n in best[2]:
-            times[n] += 1
-        chosen.append(Witness(best[0].serialize("main"), best[1]))
+        chosen.append(best)
+        for number in best.told:
+            times[number] += 1
     untold = tuple(one for one, told in zip(near, times, strict=True) if not told)
-    return Witnesses(tuple(chosen), len(near), untold)
+    return Witnesses(tuple(one.contents for one in chosen), len(near), untold)

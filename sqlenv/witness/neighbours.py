@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlglot import exp
 
-from sqlenv.sql.extraction import parse
-
-Columns = Mapping[str, tuple[str, ...]]
-"""Each table's columns, both in lower case."""
+from sqlenv.witness.columns import Columns, place_of, read_tree
 
 
 class Neighbour(NamedTuple):
@@ -115,56 +112,50 @@ def _distinct_inside(node: exp.Expression, _columns: Columns) -> Iterator[exp.Ex
         yield type(node)(this=exp.Distinct(expressions=[node.this.copy()]))
 
 
-def _by_key(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
-    """Intersect or subtract rows by another column of theirs, and show the column of those left."""
-    left, right = node.this, node.expression
-    if not (_is_plain(left) and _is_plain(right)):
+def _other_rows(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
+    """Intersect or subtract rows by other columns of theirs than the one that is shown."""
+    shown, other = _shown(node.this), _shown(node.expression)
+    place = place_of(shown, columns) if shown and other else None
+    if not (shown and other and place) or place != place_of(other, columns):
         return
-    shown, other = left.selects[0], right.selects[0]
-    own = _own_table(shown, columns)
-    if own is None or own != _own_table(other, columns) or shown.name.lower() != other.name.lower():
-        return
-    is_except = isinstance(node, exp.Except)
-    for key in [name for name in columns[own] if name != shown.name.lower()][:_MOST_KEYS]:
-        sides = []
-        for side in (left, right):
-            keyed = side.copy()
-            keyed.selects[0].set("this", exp.to_identifier(key, quoted=True))
-            sides.append(exp.In(this=exp.column(key, quoted=True), query=exp.Subquery(this=keyed)))
-        if is_except:
+    for name in [name for name in columns[place[0]] if name != place[1]][:_MOST_KEYS]:
+        key = exp.column(name, quoted=True)
+        sides: list[exp.Expression] = [
+            exp.In(this=key.copy(), query=exp.Subquery(this=_keyed(side, name)))
+            for side in (node.this, node.expression)
+        ]
+        if isinstance(node, exp.Except):
             sides[1] = exp.Not(this=sides[1])
-        yield (
-            exp.select(exp.column(shown.name, quoted=True))
-            .from_(exp.to_table(exp.to_identifier(own, quoted=True).sql()))
-            .where(exp.and_(*sides))
-        )
-
-
-def _is_plain(node: exp.Expression) -> bool:
-    """Say whether a query selects one column and nothing else."""
-    is_select = isinstance(node, exp.Select) and len(node.selects) == 1
-    return is_select and isinstance(node.selects[0], exp.Column)
+        table = exp.Table(this=exp.to_identifier(place[0], quoted=True))
+        yield exp.select(exp.column(place[1], quoted=True)).from_(table).where(exp.and_(*sides))
 
 
 def _other_keys(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
-    """Ask whether another column of both tables' rows is among them."""
+    """Ask whether another column of the same table's rows is among them."""
     query = node.args.get("query")
-    inside = query.this if query is not None else None
-    if not isinstance(node.this, exp.Column) or inside is None or not _is_plain(inside):
+    if query is None or not isinstance(node.this, exp.Column):
         return
-    own, other = _own_table(node.this, columns), _own_table(inside.selects[0], columns)
-    for key in columns.get(own or "", ()):
-        if own == other and key != node.this.name.lower():
+    shown = _shown(query.this)
+    if shown is None:
+        return
+    own, other = place_of(node.this, columns), place_of(shown, columns)
+    if own and other and own[0] == other[0]:
+        for name in [name for name in columns[own[0]] if name != own[1]][:_MOST_KEYS]:
             changed = node.copy()
-            changed.this.set("this", exp.to_identifier(key, quoted=True))
-            changed.args["query"].this.selects[0].set("this", exp.to_identifier(key, quoted=True))
+            changed.this.set("this", exp.to_identifier(name, quoted=True))
+            changed.args["query"].set("this", _keyed(query.this, name))
             yield changed
 
 
-def _own_table(column: exp.Expression, columns: Columns) -> str | None:
-    name = column.name.lower()
-    found = [one for one in ([table_of(column)] if table_of(column) else sources(column))]
-    return next((one for one in found if name in columns.get(one, ())), None)
+def _shown(node: exp.Expression) -> exp.Column | None:
+    """Return the one column that a query selects, if it selects nothing else."""
+    if not isinstance(node, exp.Select) or len(node.selects) > 1:
+        return None
+    return node.selects[0] if isinstance(node.selects[0], exp.Column) else None
+
+
+def _keyed(select: exp.Expression, name: str) -> exp.Expression:
+    return _changed(select, "expressions", [_renamed(select.expressions[0], name)])
 
 
 def _shown_keys(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
@@ -205,38 +196,21 @@ def _patterns(text: str) -> Iterator[str]:
 
 def _other_column(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
     """Take other columns of the column's own table, the nearest first."""
-    name = node.name.lower()
-    table = table_of(node)
-    tables = [table] if table else [one for one in sources(node) if name in columns.get(one, ())]
-    for own in tables[:1]:
-        names = columns.get(own, ())
-        if name not in names:
-            continue
-        at = names.index(name)
-        others = sorted((other for other in names if other != name), key=lambda o: abs(names.index(o) - at))
-        for other in others[:_MOST_COLUMNS]:
-            yield exp.column(exp.to_identifier(other, quoted=True), table=node.args.get("table") and node.args["table"].copy())
+    assert isinstance(node, exp.Column)
+    place = place_of(node, columns)
+    if place is None:
+        return
+    names = columns[place[0]]
+    at = names.index(place[1])
+    others = [name for name in names if name != place[1]]
+    for name in sorted(others, key=lambda name: abs(names.index(name) - at))[:_MOST_COLUMNS]:
+        yield _renamed(node, name)
 
 
-def sources(node: exp.Expression) -> Iterator[str]:
-    """Name the tables that the query around a node reads, from the inside out."""
-    scope = node.find_ancestor(exp.Select)
-    while scope is not None:
-        for table in scope.find_all(exp.Table):
-            yield table.name.lower()
-        scope = scope.find_ancestor(exp.Select)
-
-
-def table_of(node: exp.Expression) -> str:
-    """Name the table that a column's qualifier means; empty without one."""
-    alias = node.text("table").lower()
-    scope = node.find_ancestor(exp.Select)
-    while alias and scope is not None:
-        for table in scope.find_all(exp.Table):
-            if alias in (table.alias.lower(), table.name.lower()):
-                return table.name.lower()
-        scope = scope.find_ancestor(exp.Select)
-    return ""
+def _renamed(column: exp.Column, name: str) -> exp.Column:
+    other = column.copy()
+    other.set("this", exp.to_identifier(name, quoted=True))
+    return other
 
 
 def _changed(node: exp.Expression, name: str, value: Any) -> exp.Expression:
@@ -254,10 +228,14 @@ _CHANGES: tuple[
 ] = (
     ("another operator", tuple(_TAKEN_FOR), _another_kind),
     ("one side alone", (exp.And, exp.Or, exp.Union, exp.Intersect, exp.Except), _one_side),
-    ("function dropped", (exp.Max, exp.Min, exp.Avg, exp.Sum, exp.Not, exp.Abs, exp.Lower), _inside),
+    (
+        "function dropped",
+        (exp.Max, exp.Min, exp.Avg, exp.Sum, exp.Not, exp.Abs, exp.Lower),
+        _inside,
+    ),
     ("condition negated", _CONDITIONS, _negated),
     ("clause dropped or DISTINCT added", (exp.Select,), _without_clauses),
-    ("other keys", (exp.Intersect, exp.Except), _by_key),
+    ("other keys", (exp.Intersect, exp.Except), _other_rows),
     ("other keys", (exp.In,), _other_keys),
     ("another group", (exp.Group,), _shown_keys),
     ("key of a group dropped", (exp.Group, exp.Order), _other_grouping),
@@ -286,20 +264,6 @@ def neighbours(sql: str, columns: Columns) -> list[Neighbour]:
                 found.setdefault(_written(holder.this), name)
                 other.replace(node)
     return [Neighbour(name, text) for text, name in found.items() if name]
-
-
-def read_tree(sql: str, columns: Columns) -> exp.Expression | None:
-    """Parse a query; a name in double quotes that is no column's is text, as SQLite takes it."""
-    tree = parse(sql)
-    if tree is None:
-        return None
-    tree = tree.copy()
-    known = {name for names in columns.values() for name in names}
-    known |= {alias.alias.lower() for alias in tree.find_all(exp.Alias)}
-    for column in list(tree.find_all(exp.Column)):
-        if column.this.args.get("quoted") and not column.table and column.name.lower() not in known:
-            column.replace(exp.Literal.string(column.name))
-    return tree
 
 
 def _written(tree: exp.Expression) -> str:

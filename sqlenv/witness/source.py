@@ -1,9 +1,8 @@
-"""What witnesses are made of: the tables of a database, some of their rows, and what holds there."""
+"""What witnesses are made of: the tables of a database, some rows, and what holds for all."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +13,9 @@ from sqlenv.executor.database import Identity, identify, reading
 from sqlenv.schema.reading import ForeignKey, quoted, read_schema
 from sqlenv.types import Row
 
-SAMPLED = 120
-"""Rows of a table that variants choose from."""
-_SCANNED = 200_000
-"""Rows of a table in which a repeated value or a NULL is looked for; more would take seconds."""
+_SAMPLED = 120  # rows of a table that variants choose from
+# Rows of a table in which a repeated value or a NULL is looked for; more would take seconds.
+_SCANNED = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,7 @@ class SourceTable:
         unique: Sets of columns, by place, that no two rows may share.
         distinct: Columns, by place, of which no two rows share a value, whatever is declared.
         has_null: By column, whether the rows hold NULL.
-        is_text: By column, whether its values are text.
-        rows: Some of the rows, those of parents of others among them.
+        rows: Some of the rows, from all over the table, with those that rows of others name.
     """
 
     name: str
@@ -40,6 +37,10 @@ class SourceTable:
     has_null: tuple[bool, ...]
     rows: tuple[Row, ...]
 
+    def places(self, columns: Sequence[str]) -> list[int]:
+        """Find columns by name."""
+        return [self.columns.index(column) for column in columns]
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -47,8 +48,9 @@ class Source:
 
     Attributes:
         statements: What creates its tables, indexes and views, in the database's own words.
-        tables: In the order of their creation.
-        keys: Foreign keys as declared, kept or not.
+        tables: In the order of their creation; virtual tables are left out.
+        keys: Foreign keys as declared, whether the rows keep them or not.
+        encoding: Of its texts, as SQLite names it.
     """
 
     statements: tuple[str, ...]
@@ -62,76 +64,97 @@ class Source:
         return {t.name.lower(): tuple(c.lower() for c in t.columns) for t in self.tables}
 
 
-@lru_cache(maxsize=64)
-def _facts(identity: Identity) -> Source:
-    return _read(Path(identity[0]))
-
-
 def read_source(database: Path) -> Source:
     """Read what variants of a database are made of; the same file always gives the same.
 
     Raises:
         UserError: The file is no readable database.
+        apsw.Error, UnicodeDecodeError: Its tables hold what cannot be read.
     """
-    return _facts(identify(database))
+    return _read(identify(database))
 
 
-def _read(database: Path) -> Source:
+@lru_cache(maxsize=64)
+def _read(identity: Identity) -> Source:
+    database = Path(identity[0])
     schema = read_schema(database, examples=0)
     with reading(database) as connection:
-        statements = tuple(
-            sql
-            for (sql,) in connection.execute(
-                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'trigger' "
-                r"AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY type = 'view', rowid"
-            )
-        )
-        tables = [
-            _table(connection, table.name) for table in schema.tables if table.kind == "TABLE"
-        ]
-        named = {table.name for table in tables}
-        keys = tuple(key for key in schema.foreign_keys if {key.table, key.ref_table} <= named)
-        encoding = str(connection.pragma("encoding"))
-        by_name = {table.name: table for table in tables}
+        tables = {
+            table.name: _table(connection, table.name)
+            for table in schema.tables
+            if table.kind == "TABLE"
+        }
+        keys = tuple(key for key in schema.foreign_keys if _is_stored(key, tables))
         for key in (*keys, *keys):  # grandparents too
-            _add_parents(connection, by_name, key)
-    return Source(statements, tuple(by_name.values()), keys, encoding)
+            _add_parents(connection, tables, key)
+        statements = tuple(_statements(connection, tables))
+        encoding = str(connection.pragma("encoding"))
+    return Source(statements, tuple(tables.values()), keys, encoding)
+
+
+def _statements(connection: apsw.Connection, tables: Mapping[str, SourceTable]) -> Iterator[str]:
+    """List what creates tables, their indexes, and views; no triggers, no virtual tables."""
+    rows = connection.execute(
+        "SELECT type, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL "
+        "AND type IN ('table', 'index', 'view') ORDER BY type = 'view', rowid"
+    )
+    yield from (str(sql) for kind, table, sql in rows if kind == "view" or table in tables)
+
+
+def _is_stored(key: ForeignKey, tables: Mapping[str, SourceTable]) -> bool:
+    ends = ((key.table, key.columns), (key.ref_table, key.ref_columns))
+    return all(name in tables and {*columns} <= {*tables[name].columns} for name, columns in ends)
 
 
 def _table(connection: apsw.Connection, name: str) -> SourceTable:
-    columns, declared = [], {}
-    for _, column, _, _, _, place, hidden in connection.execute(
-        "SELECT * FROM pragma_table_xinfo(?)", (name,)
-    ):
-        if not hidden:
-            if place:
-                declared[place] = len(columns)
-            columns.append(str(column))
-    unique = {tuple(sorted(declared.values()))} if declared else set()
-    for index, is_unique, is_partial in connection.execute(
-        'SELECT name, "unique", partial FROM pragma_index_list(?)', (name,)
-    ):
-        parts = [row[0] for row in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))]
-        if is_unique and not is_partial and all(part in columns for part in parts):
-            unique.add(tuple(sorted(columns.index(part) for part in parts)))
-    cells = ", ".join(map(quoted, columns))
-    shown = ", ".join(
-        f"count({quoted(c)}), count(DISTINCT {quoted(c)})" for c in columns
+    found = connection.execute(
+        "SELECT name, pk FROM pragma_table_xinfo(?) WHERE NOT hidden", (name,)
     )
+    keys = {str(column): int(str(place)) for column, place in found}
+    columns = tuple(keys)
+    cells = ", ".join(map(quoted, columns))
+    counts = ", ".join(f"count({quoted(c)}), count(DISTINCT {quoted(c)})" for c in columns)
     scanned = f"(SELECT {cells} FROM {quoted(name)} LIMIT {_SCANNED})"
-    total, *counts = next(iter(connection.execute(f"SELECT count(*), {shown} FROM {scanned}")))
-    given, distinct = counts[::2], counts[1::2]
+    total, *both = (
+        int(str(n)) for n in next(connection.execute(f"SELECT count(*), {counts} FROM {scanned}"))
+    )
+    given, different = both[::2], both[1::2]
     # Of two rows nothing can be learned.
-    alone = [at for at in range(len(columns)) if total > 2 and given[at] == distinct[at] == total]
-    rows = tuple(_some(connection, name, cells, total))
-    has_null = tuple(given[at] < total for at in range(len(columns)))
-    return SourceTable(name, tuple(columns), tuple(sorted(unique)), tuple(alone), has_null, rows)
+    distinct = [
+        at for at in range(len(columns)) if total > 2 and given[at] == different[at] == total
+    ]
+    return SourceTable(
+        name,
+        columns,
+        tuple(sorted({*_declared(connection, name, keys)})),
+        tuple(distinct),
+        tuple(number < total for number in given),
+        tuple(_some(connection, name, cells, total)),
+    )
+
+
+def _declared(
+    connection: apsw.Connection, name: str, keys: Mapping[str, int]
+) -> Iterator[tuple[int, ...]]:
+    """List the sets of columns that are declared to be unique, the primary key first."""
+    columns = list(keys)
+    if primary := tuple(at for at, place in enumerate(keys.values()) if place):
+        yield primary
+    indexes = connection.execute(
+        'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (name,)
+    )
+    for (index,) in list(indexes):
+        parts = [
+            row[0] for row in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))
+        ]
+        if all(part in keys for part in parts):  # an expression has no name
+            yield tuple(sorted(columns.index(str(part)) for part in parts))
 
 
 def _some(connection: apsw.Connection, name: str, cells: str, total: int) -> Iterator[Row]:
-    """Take rows from all over a table, at even distances."""
-    step = max(1, total // SAMPLED)
-    query = f"SELECT {cells} FROM {quoted(name)} LIMIT {SAMPLED * step}"
+    """Take rows at even distances."""
+    step = max(1, total // _SAMPLED)
+    query = f"SELECT {cells} FROM {quoted(name)} LIMIT {_SAMPLED * step}"
     for at, row in enumerate(connection.execute(query)):
         if at % step == 0:
             yield row
@@ -142,16 +165,15 @@ def _add_parents(
 ) -> None:
     """Add the rows that sampled rows of the other table name."""
     child, parent = tables[key.table], tables[key.ref_table]
-    own = [child.columns.index(column) for column in key.columns]
-    refs = [parent.columns.index(column) for column in key.ref_columns]
+    own, refs = child.places(key.columns), parent.places(key.ref_columns)
     there = {tuple(row[at] for at in refs) for row in parent.rows}
-    wanted = {tuple(row[at] for at in own) for row in child.rows} - there
+    named = dict.fromkeys(tuple(row[at] for at in own) for row in child.rows)
     where = " AND ".join(f"{quoted(column)} = ?" for column in key.ref_columns)
     cells = ", ".join(map(quoted, parent.columns))
     query = f"SELECT {cells} FROM {quoted(parent.name)} WHERE {where} LIMIT 1"
-    added = []
-    for values in sorted(wanted, key=repr):
-        if None not in values:
+    added: list[Row] = []
+    for values in named:
+        if None not in values and values not in there:
             added += connection.execute(query, values)
     rows = tuple(dict.fromkeys((*parent.rows, *added)))
     tables[parent.name] = replace(parent, rows=rows)

@@ -1,0 +1,159 @@
+"""What a gold query looks at: the rows, columns and values that witnesses have to have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+from sqlglot import exp
+
+from sqlenv.executor.database import reading
+from sqlenv.types import Row, Value
+from sqlenv.witness.columns import Columns, Place, place_of, read_tree
+from sqlenv.witness.source import Source, SourceTable
+
+_ROWS = 12  # rows of its result, before it groups, that a query is asked for
+_COMPARISONS = (
+    *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE),
+    *(exp.In, exp.Between, exp.Like),
+)
+_NOT_CORE = ("distinct", "group", "having", "order", "limit", "offset", "windows")
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """What a gold query looks at.
+
+    Attributes:
+        tables: Those it names, in lower case.
+        columns: Names of those it names, in lower case.
+        constants: What it compares columns with, and numbers beside them.
+        links: Pairs of columns that it says to be equal.
+        rows: Rows that it reads for its result, by table.
+    """
+
+    tables: frozenset[str]
+    columns: frozenset[str]
+    constants: Mapping[Place, tuple[Value, ...]]
+    links: tuple[tuple[Place, Place], ...]
+    rows: Mapping[str, tuple[Row, ...]]
+
+
+def focus_of(sql: str, source: Source, database: Path) -> Focus | None:
+    """Find what a query looks at; None for what cannot be parsed."""
+    columns = source.column_names
+    tree = read_tree(sql, columns)
+    if tree is None:
+        return None
+    with reading(database) as connection:
+        rows = _rows(tree, source, connection)
+    return Focus(
+        tables=frozenset(table.name.lower() for table in tree.find_all(exp.Table)),
+        columns=frozenset(column.name.lower() for column in tree.find_all(exp.Column)),
+        constants=dict(_fitting(source, _constants(tree, source))),
+        links=tuple(_links(tree, columns)),
+        rows=rows,
+    )
+
+
+def _constants(tree: exp.Expression, source: Source) -> Mapping[Place, list[Value]]:
+    """Find what columns are compared with; what names a row and the row itself have one value."""
+    columns = source.column_names
+    found: dict[Place, list[Value]] = {}
+    for literal in tree.find_all(exp.Literal):
+        comparison = literal.find_ancestor(*_COMPARISONS, exp.Select)
+        if isinstance(comparison, _COMPARISONS):
+            for column in comparison.find_all(exp.Column):
+                if place := place_of(column, columns):
+                    found.setdefault(place, []).extend(_near(literal))
+    for key in source.keys:
+        for own, ref in zip(key.columns, key.ref_columns, strict=True):
+            child, parent = (key.table.lower(), own.lower()), (key.ref_table.lower(), ref.lower())
+            if both := [*found.get(child, ()), *found.get(parent, ())]:
+                found[child] = found[parent] = both
+    return found
+
+
+def _near(literal: exp.Literal) -> Iterator[Value]:
+    """Return a constant, and the numbers on both sides of one."""
+    text = str(literal.this)
+    if literal.is_string:
+        if "%" not in text:
+            yield text
+        return
+    number = float(text)
+    if number.is_integer():
+        yield from (int(number), int(number) - 1, int(number) + 1)
+    else:
+        yield from (number, number - 0.5, number + 0.5)
+
+
+def _fitting(
+    source: Source, constants: Mapping[Place, list[Value]]
+) -> Iterator[tuple[Place, tuple[Value, ...]]]:
+    """Leave out texts for columns of numbers, and the other way round."""
+    for table in source.tables:
+        for at, column in enumerate(table.columns):
+            place = (table.name.lower(), column.lower())
+            has_text = {isinstance(row[at], str) for row in table.rows if row[at] is not None}
+            values = [
+                value
+                for value in dict.fromkeys(constants.get(place, ()))
+                if isinstance(value, str) in (has_text or {True})
+            ]
+            if values:
+                yield place, tuple(values)
+
+
+def _links(tree: exp.Expression, columns: Columns) -> Iterator[tuple[Place, Place]]:
+    """Find columns of two tables that are said to be equal, or to be IN the other's."""
+    for node in tree.find_all(exp.EQ, exp.In):
+        other = node.args.get("expression")
+        if (query := node.args.get("query")) and isinstance(query.this, exp.Select):
+            other = query.this.selects[0]
+        if isinstance(node.this, exp.Column) and isinstance(other, exp.Column):
+            one, two = place_of(node.this, columns), place_of(other, columns)
+            if one and two and one[0] != two[0]:
+                yield one, two
+
+
+def _rows(
+    tree: exp.Expression, source: Source, connection: apsw.Connection
+) -> Mapping[str, tuple[Row, ...]]:
+    """Run FROM and WHERE of each SELECT, and keep the rows of its tables."""
+    by_name = {table.name.lower(): table for table in source.tables}
+    found: dict[str, dict[Row, None]] = {}
+    for select in tree.find_all(exp.Select):
+        origin = select.args.get("from_")
+        parts = [origin, *(select.args.get("joins") or ())] if origin else []
+        named = [(p.this.alias_or_name, by_name.get(p.this.name.lower())) for p in parts]
+        read = [(alias, table) for alias, table in named if table is not None]
+        if read and len(read) == len(parts):
+            for row in _core_rows(select, read, connection):
+                at = 0
+                for _, table in read:
+                    width = len(table.columns)
+                    found.setdefault(table.name, {})[row[at : at + width]] = None
+                    at += width
+    return {name: tuple(rows) for name, rows in found.items()}
+
+
+def _core_rows(
+    select: exp.Select, read: list[tuple[str, SourceTable]], connection: apsw.Connection
+) -> list[Row]:
+    """Return the joined rows that a SELECT keeps; none of one that needs the query around it."""
+    cells = [
+        exp.column(exp.to_identifier(column, quoted=True), table=exp.to_identifier(alias))
+        for alias, table in read
+        for column in table.columns
+    ]
+    core = select.copy()
+    for name in _NOT_CORE:
+        core.set(name, None)
+    core.set("expressions", cells)
+    try:
+        return list(connection.execute(f"{core.sql(dialect='sqlite')} LIMIT {_ROWS}"))
+    except apsw.SQLError:
+        return []
