@@ -25,7 +25,7 @@ from rewards.expo.reward import ExpoReward
 from rewards.progress.feedback import build_feedback
 from rewards.progress.reward import ProgressiveReward
 from rewards.types import Score
-from sqlenv.config import AgenticConfig, SingleTurnConfig
+from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.build import Environment, build_environment, max_replies
@@ -35,6 +35,7 @@ from sqlenv.executor import Executor
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.schema.rendering import sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
+from sqlenv.witness.store import WitnessStore
 
 # Evaluating an endpoint needs the SQL side alone, and no JAX.
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 # First prompts kept: those of a step.
 _PROMPTS = 1024
 _NO_QUERY = "rollout/no_query_share"
+_REFUTED = "rollout/refuted_share"
 
 
 class SqlSide:
@@ -67,6 +69,8 @@ class SqlSide:
 
             distributed.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor)
+        kept = (config.executor.cache_dir or folder) / "witnesses"
+        self._witnesses = WitnessStore(kept) if config.env.witnesses else None
         self.prompts = Prompts(config.prompt, config.env)
         self._columns_of = columns_of()
         self.reward = build_reward(
@@ -122,19 +126,24 @@ class SqlSide:
             executor=self.executor,
             first_prompt=first_prompt,
             feedback=self._feedback,
+            witnesses=self._witnesses,
         )
 
     def evaluation_environment(self) -> SingleTurn | Agentic:
         """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
         env = self._config.env.model_copy(update={"wrapping": self._config.answer_wrapping})
         if isinstance(env, AgenticConfig) and self._config.evaluation.episode == "agentic":
-            return Agentic(env, executor=self.executor, first_prompt=self.evaluation_prompt)
+            return Agentic(
+                env,
+                executor=self.executor,
+                first_prompt=self.evaluation_prompt,
+                witnesses=self._witnesses,
+            )
         return SingleTurn(
-            SingleTurnConfig(
-                match=env.match, wrapping=env.wrapping, nondeterministic=env.nondeterministic
-            ),
+            SingleTurnConfig(**{name: getattr(env, name) for name in AnswerConfig.model_fields}),
             executor=self.executor,
             first_prompt=self.evaluation_prompt,
+            witnesses=self._witnesses,
         )
 
     @property
@@ -165,7 +174,10 @@ class SqlSide:
             train=train,
             validate=validate,
             max_turns=max_replies(self._config.env),
-            shares={_NO_QUERY: "no query"},
+            shares={
+                _NO_QUERY: "no query",
+                **({_REFUTED: "refuted"} if self._config.env.witnesses else {}),
+            },
         )
 
     def record(self, episode: Episode) -> Mapping[str, Any]:
@@ -237,6 +249,7 @@ class SqlSide:
             "rollout/accuracy_first": float(attempts[0].correct),
             "rollout/invalid_share": sum(invalid) / len(invalid),
             _NO_QUERY: float(not (answer and answer.sql)),
+            _REFUTED: float(bool(answer and answer.refuted)),
             "columns/ex_f": fractional_accuracy(*pair),
             "columns/ex_b": binary_accuracy(*pair),
             "columns/csmr": csmr(*pair),

@@ -194,6 +194,10 @@ class AnswerConfig(Settings):
     that `avg(x)*100` is `100.0*sum(x)/count(*)` (relative 1e-12); or `exact`. Where `match` names
     an official program, numbers are as exact as there."""
 
+    witnesses: int = Field(default=0, ge=0, le=16)
+    """Small databases of each question on which a right query has to give the gold's result too:
+    queries near the gold that mean something else do not (`sqlenv.witness`)."""
+
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of an answer is: in the last `<sql>…</sql>`; in the last `fence` marked `sql`
     (or as a dialect, or unmarked); or `any`: the tag, else the fence, else a reply that is one

@@ -192,9 +192,10 @@ class Attempt:
     Attributes:
         answer: The reply, and what was read in it.
         result: What execution gave; an empty query is a `SqlError` and is never executed.
-        correct: Whether the result matches the gold result.
+        correct: Whether the result matches the gold result, on all witnesses too if there are any.
         tags: Diagnostic tags that the next observation was made of.
         kind: An answer, a call of a tool, or a call that could not be read.
+        refuted: Whether the result matches and a witness shows that the query means something else.
     """
 
     answer: Answer
@@ -202,6 +203,7 @@ class Attempt:
     correct: bool
     tags: tuple[str, ...] = ()
     kind: AttemptKind = "answer"
+    refuted: bool = False
 
     @property
     def text(self) -> str:

@@ -65,6 +65,7 @@ class Agentic(BaseEnvironment[AgenticConfig]):
         if call is None or final or len(episode.attempts) >= config.calls:
             read = answer.with_sql(final.sql) if final else answer
             attempt = judge_answer(example, read, self._executor, config)
+            attempt = self._ask_witnesses(example, attempt)
             return replace(episode, attempts=(*episode.attempts, attempt)), None
         if isinstance(call, BadCall):
             result = SqlError(call.why)

@@ -6,19 +6,26 @@ from sqlenv.config import AgenticConfig, DiagnosedConfig, EnvConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.diagnosed import Diagnosed, Feedback
 from sqlenv.envs.single_turn import FirstPrompt, Runner, SingleTurn
+from sqlenv.witness.store import WitnessStore
 
 Environment = SingleTurn | Diagnosed | Agentic
 
 
 def build_environment(
-    config: EnvConfig, *, executor: Runner, first_prompt: FirstPrompt, feedback: Feedback
+    config: EnvConfig,
+    *,
+    executor: Runner,
+    first_prompt: FirstPrompt,
+    feedback: Feedback,
+    witnesses: WitnessStore | None = None,
 ) -> Environment:
     """Build the environment that the settings name; `feedback` is what the diagnosed one says."""
+    parts = {"executor": executor, "first_prompt": first_prompt, "witnesses": witnesses}
     if isinstance(config, DiagnosedConfig):
-        return Diagnosed(config, executor=executor, first_prompt=first_prompt, feedback=feedback)
+        return Diagnosed(config, feedback=feedback, **parts)
     if isinstance(config, AgenticConfig):
-        return Agentic(config, executor=executor, first_prompt=first_prompt)
-    return SingleTurn(config, executor=executor, first_prompt=first_prompt)
+        return Agentic(config, **parts)
+    return SingleTurn(config, **parts)
 
 
 def max_replies(config: EnvConfig) -> int:

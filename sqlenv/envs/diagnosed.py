@@ -18,6 +18,7 @@ from sqlenv.types import (
     SqlError,
     Table,
 )
+from sqlenv.witness.store import WitnessStore
 
 Feedback = Callable[[Example, Attempt, str], tuple[tuple[str, ...], str]]
 """From an example, the attempt and the database's message ("" where the model may not see it) to
@@ -34,8 +35,9 @@ class Diagnosed(BaseEnvironment[DiagnosedConfig]):
         executor: Runner,
         first_prompt: FirstPrompt,
         feedback: Feedback,
+        witnesses: WitnessStore | None = None,
     ) -> None:
-        super().__init__(config, executor=executor, first_prompt=first_prompt)
+        super().__init__(config, executor=executor, first_prompt=first_prompt, witnesses=witnesses)
         self._feedback = feedback
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:

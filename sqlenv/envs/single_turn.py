@@ -23,6 +23,7 @@ from sqlenv.types import (
     SqlError,
     Table,
 )
+from sqlenv.witness.store import WitnessStore
 
 Config = TypeVar("Config", bound=AnswerConfig)
 Name = TypeVar("Name", bound=ExecutionMatch)
@@ -44,17 +45,43 @@ class Runner(Protocol):
 class BaseEnvironment(Generic[Config]):
     """How every environment begins. Stateless, so that threads can share one."""
 
-    def __init__(self, config: Config, *, executor: Runner, first_prompt: FirstPrompt) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        executor: Runner,
+        first_prompt: FirstPrompt,
+        witnesses: WitnessStore | None = None,
+    ) -> None:
         self._config = config
         self._executor = executor
         self._first_prompt = first_prompt
+        self._witnesses = witnesses
 
     def reset(self, example: Example) -> tuple[Episode, Observation]:
         """Ask the question."""
         return Episode(example), self._first_prompt(example)
 
     def _judge(self, example: Example, reply: str) -> Attempt:
-        return judge(example, reply, self._executor, self._config)
+        return self._ask_witnesses(example, judge(example, reply, self._executor, self._config))
+
+    def _ask_witnesses(self, example: Example, attempt: Attempt) -> Attempt:
+        if attempt.correct and self._witnesses and self._is_refuted(example, attempt.sql):
+            return replace(attempt, correct=False, refuted=True)
+        return attempt
+
+    def _is_refuted(self, example: Example, sql: str) -> bool:
+        """Say whether a query that is right on its database is wrong on a witness."""
+        gold, rule = transpile(example.gold_sql, example.dialect), self._config.match
+        assert self._witnesses is not None
+        assert isinstance(gold, str)  # it matched
+        found = self._witnesses.of(example.database, gold, match=rule, count=self._config.witnesses)
+        for file in found.files:
+            there = replace(example, database=file)
+            result = run(self._executor.execute, there, sql)
+            if not find_matches(there, sql, result, self._executor, (rule,))[rule]:
+                return True
+        return False
 
 
 class SingleTurn(BaseEnvironment[SingleTurnConfig]):

@@ -70,7 +70,9 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:
     size = draw.choice(_SIZES) if is_read else _SIZE
     touched = list(focus.rows.get(table.name, ()))
     touched = draw.sample(touched, draw.randint(0, len(touched)))
-    others = draw.sample(table.rows, min(size, len(table.rows)))
+    # Of a table of few rows some go too.
+    most = len(table.rows)
+    others = draw.sample(table.rows, size if size < most else draw.randint(-(-most // 2), most))
     rows = [list(row) for row in dict.fromkeys((*touched, *others))]
     if not is_read or not rows:
         return rows
