@@ -66,7 +66,8 @@ def _strict(table: SourceTable) -> SourceTable:
 
 
 def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:
-    is_read = table.name.lower() in focus.tables
+    name = table.name.lower()
+    is_read = name in focus.tables or any(place[0] == name for place in focus.constants)
     size = draw.choice(_SIZES) if is_read else _SIZE
     touched = list(focus.rows.get(table.name, ()))
     touched = draw.sample(touched, draw.randint(0, len(touched)))
@@ -78,13 +79,13 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:
         return rows
     rows += _more(table, rows, size - len(rows), draw)
     keys = {at for part in table.unique for at in part}
-    for at, name in enumerate(table.columns):
-        constants = focus.constants.get((table.name.lower(), name.lower()), ())
+    for at, column in enumerate(table.columns):
+        constants = focus.constants.get((name, column.lower()), ())
         values = [row[at] for row in rows]
         if at in keys:
             values = _with_each(values, constants, draw)
         else:
-            values = _mixed(values, draw, is_named=name.lower() in focus.columns)
+            values = _mixed(values, draw, is_named=column.lower() in focus.columns)
             values = _with_some(values, constants, draw)
             values = _with_nulls(values, draw) if table.has_null[at] else values
         for row, value in zip(rows, values, strict=True):
@@ -113,7 +114,7 @@ def _more(table: SourceTable, rows: Rows, count: int, draw: random.Random) -> Ro
 def _with_each(values: list[Value], constants: Sequence[Value], draw: random.Random) -> list[Value]:
     """Put constants into a key, once each."""
     for constant in constants:
-        if constant not in values and draw.random() < 0.5:
+        if constant not in values and draw.random() < 0.7:
             values[draw.randrange(len(values))] = constant
     return values
 
