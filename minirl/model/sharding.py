@@ -74,15 +74,12 @@ def make_mesh(
         devices: Other devices.
 
     Raises:
-        UserError: An unknown axis, or sizes that do not multiply to the number of devices.
+        UserError: The sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes: Mapping[str, int] = {"fsdp": len(devices)} if shape == "auto" else shape
-    unknown = sorted(set(sizes) - set(MESH_AXES))
-    if unknown:
-        raise UserError(f"mesh.{unknown[0]}: no such axis; use {', '.join(MESH_AXES)}")
     full = tuple(sizes.get(axis, 1) for axis in MESH_AXES)
-    if min(full) < 1 or math.prod(full) != len(devices):
+    if math.prod(full) != len(devices):
         product = " x ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, full, strict=True))
         raise UserError(
             f"mesh: {product} is not the {len(devices)} devices there are; "

@@ -2,9 +2,8 @@
 
 A slot is taken as soon as it is free. A prompt is computed once for all the episodes that share it,
 from where it differs from another one in the cache; a later turn computes only its new tokens, and
-tokens are drawn in a loop on the device. Each
-episode draws from its own random stream, so what it says does not depend on its slot or its
-neighbours (but for rounding).
+tokens are drawn in a loop on the device. Each episode draws from its own random stream, so what it
+says does not depend on its slot or its neighbours (but for rounding).
 """
 
 from __future__ import annotations

@@ -35,17 +35,9 @@ def test_axes_of_a_mesh():
     assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 2}
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ({"fsdp": 3}, "data 1 x fsdp 3 x tensor 1 is not the 4 devices"),
-        ({"data": -1, "fsdp": -4}, "data -1 x"),
-        ({"fdsp": 4}, "mesh.fdsp: no such axis; use data, fsdp, tensor"),
-    ],
-)
-def test_a_mesh_that_does_not_fit_is_refused(shape, message):
-    with pytest.raises(UserError, match=message):
-        make_mesh(shape, jax.devices()[:4])
+def test_a_mesh_that_does_not_fit_is_refused():
+    with pytest.raises(UserError, match="data 1 x fsdp 3 x tensor 1 is not the 4 devices"):
+        make_mesh({"fsdp": 3}, jax.devices()[:4])
 
 
 def test_the_table_knows_every_parameter():
