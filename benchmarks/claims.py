@@ -282,7 +282,7 @@ class Study:
         policy = self.judge_policy(seed) / "model" if name in TAUGHT else run
         command = _answers(run, policy, name.partition("-")[0], f"[{_TESTS[0]}]")
         # As many answers as a vote has, repetitions too.
-        command += ["--out", str(out), "verbal.count=all", "verbal.attempts=8"]
+        command += ["--out", str(out), "verbal.attempts=8"]
         _run(command, core, out)
 
     def overrides(self, arm: Arm, changes: dict[str, str], model: Path) -> dict[str, str]:

@@ -89,9 +89,7 @@ class AstraReward:
         )
 
     def _is_scored(self, attempt: Attempt) -> bool:
-        if attempt.kind == "bad_call":
-            return self._config.bad_call == "zero"
-        return attempt.kind == "call" or self._config.final_step != "never"
+        return attempt.kind != "answer" or self._config.final_step != "never"
 
     def _score(self, episode: Episode, attempt: Attempt) -> float:
         if self._config.step_score == "binary":
@@ -117,22 +115,12 @@ def aggregate(scores: Sequence[float], config: AtrConfig) -> float:
 
 
 def transition(before: float, after: float, config: AtrConfig) -> float:
-    """Reward one step (equation 2).
-
-    The states `low` and `high` before and after it come from the direction of the change, or, with
-    `state: threshold`, from which side of the threshold each score is on (section 2.3, 4.).
-    """
+    """Reward one step (equation 2): a rise, a fall, or staying above or below the threshold."""
     change = after - before
-    if config.state == "threshold":
-        was_high, is_high = before > _THRESHOLD, after > _THRESHOLD
-    elif abs(change) <= _LEVEL:
-        was_high = is_high = after > _THRESHOLD
-    else:
-        was_high, is_high = change < 0, change > 0
-    if was_high == is_high:
+    if abs(change) <= _LEVEL:
         constants = _CONSTANTS[config.kind]
-        return constants.high_high if is_high else constants.low_low
-    return (_LOW_HIGH if is_high else config.high_low) * abs(change)
+        return constants.high_high if after > _THRESHOLD else constants.low_low
+    return (_LOW_HIGH if change > 0 else config.high_low) * abs(change)
 
 
 def shape_of(scores: Sequence[float]) -> Shape:

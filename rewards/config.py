@@ -113,9 +113,6 @@ class AtrConfig(Settings):
     high_low: float = -1.5
     """Factor on a fall; -1.0 is the paper's symmetric ablation."""
 
-    state: Literal["gradient", "threshold"] = "gradient"
-    """When a state is high: after a rise of the score, or above the threshold."""
-
 
 class AstraConfig(Settings):
     """SQL-ASTRA's reward: a score for every step of an episode, and what they come to."""
@@ -139,9 +136,6 @@ class AstraConfig(Settings):
     final_step: Literal["dedup", "always", "never"] = "dedup"
     """Whether the final query is a step: unless the last call ran the same, always, or never."""
 
-    bad_call: Literal["zero", "skip"] = "zero"
-    """A call that cannot be read is a step of score 0, or no step."""
-
 
 RewardConfig = Annotated[
     ProgressiveConfig | OneShotConfig | ExpoConfig | PaverlConfig | AstraConfig | ExecutionConfig,
@@ -153,26 +147,17 @@ class JudgeConfig(Settings):
     """Verbal RL (PaVeRL-SQL, section III-B): candidates, and a model's judgement of them."""
 
     candidates: int = Field(default=10, ge=1)
-    """Executable candidates of a question (K)."""
+    """Executable candidates of a question (K), all of them different."""
 
     attempts: int = Field(default=200, ge=1)
-    """Largest number of answers that are sampled to find them."""
-
-    count: Literal["distinct", "all"] = "distinct"
-    """Whether repeated candidates count towards K. A model that always writes the same query makes
-    all attempts with `distinct`, and K attempts with `all`. Only distinct candidates are judged."""
-
-    require_rows: bool = False
-    """Whether a candidate must return a row, as the released code asks, or only run."""
+    """Largest number of answers that are sampled to find them: as many as a model is asked for that
+    always writes the same query."""
 
     judgements: int = Field(default=20, ge=1)
     """Judgements of the whole set of candidates."""
 
     judge_retries: int = Field(default=2, ge=0)
     """How often a judgement that cannot be parsed is sampled again before it is left out."""
-
-    normalise: Literal["none", "z_score"] = "none"
-    """Scores as they are, or standardised within each judgement."""
 
 
 class Clash(NamedTuple):

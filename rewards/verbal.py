@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Literal
 
 from sqlglot import exp
@@ -94,7 +94,7 @@ def deliberate(
         return choice
     judged = yield from _judge(task.judge_prompt(kept), len(kept), config, choice)
     choice.judged, choice.left_out = len(judged), config.judgements - len(judged)
-    choice.scores = mean_scores(judged, len(kept), normalise=config.normalise)
+    choice.scores = mean_scores(judged, len(kept))
     choice.sql = best(kept, choice.scores, Random(f"{seed} {task.name}"))
     return choice
 
@@ -107,21 +107,21 @@ def _collect(
     Returns the candidates; the choice is the last query for now.
     """
     kept: dict[str, str] = {}
-    found, widening = 0, 1
-    while size := min((config.candidates - found) * widening, config.attempts - choice.attempts):
+    widening = 1
+    while size := min(
+        (config.candidates - len(kept)) * widening, config.attempts - choice.attempts
+    ):
         texts = yield [Ask("generate", choice.attempts + i, task.prompt) for i in range(size)]
         choice.attempts += size
         choice.refused += sum(text is None for text in texts)
         queries = [sql for text in texts if text and (sql := task.extract(text))]
         choice.sql = queries[-1] if queries else choice.sql
-        before = found
+        before = len(kept)
         for sql, result in zip(queries, task.execute(queries), strict=True):
-            runs = isinstance(result, Table) and (bool(result.rows) or not config.require_rows)
-            if runs and found < config.candidates:
+            if isinstance(result, Table) and len(kept) < config.candidates:
                 choice.executable += 1
                 kept.setdefault(normalise_sql(sql), sql)
-                found = len(kept) if config.count == "distinct" else choice.executable
-        widening = 1 if found > before else widening * 2
+        widening = 1 if len(kept) > before else widening * 2
         if all(text is None for text in texts):
             break
     return tuple(kept.values())
@@ -168,22 +168,11 @@ def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
     return tuple(min(1.0, max(0.0, scores[number])) for number in range(1, count + 1))
 
 
-def mean_scores(
-    judgements: Sequence[Sequence[float]], count: int, *, normalise: Literal["none", "z_score"]
-) -> tuple[float, ...]:
-    """Average judgements (rows) candidate by candidate; `z_score` standardises them first.
-
-    Zeros without any judgement.
-    """
+def mean_scores(judgements: Sequence[Sequence[float]], count: int) -> tuple[float, ...]:
+    """Average judgements (rows) candidate by candidate; zeros without any judgement."""
     if not judgements:
         return (0.0,) * count
-    rows = [_standardised(row) for row in judgements] if normalise == "z_score" else judgements
-    return tuple(fmean(column) for column in zip(*rows, strict=True))
-
-
-def _standardised(row: Sequence[float]) -> list[float]:
-    mean, spread = fmean(row), pstdev(row)
-    return [(score - mean) / spread if spread else 0.0 for score in row]
+    return tuple(fmean(column) for column in zip(*judgements, strict=True))
 
 
 def best(candidates: Sequence[str], scores: Sequence[float], rng: Random) -> str:

@@ -179,10 +179,6 @@ there are as many as time allows, of size what no gold query comes near, and the
 is."""
 
 
-Luck = Literal["wrong", "judged"]
-"""What becomes of a query whose result depends on chance, or on a clock that runs."""
-
-
 class AnswerConfig(Settings):
     """How the query of an answer is found and judged."""
 
@@ -202,10 +198,6 @@ class AnswerConfig(Settings):
     """Where the SQL of an answer is: in the last `<sql>…</sql>`; in the last `fence` marked `sql`
     (or as a dialect, or unmarked); or `any`: the tag, else the fence, else a reply that is one
     query."""
-
-    nondeterministic: Luck = "wrong"
-    """A query whose result depends on chance, or on the time where `executor.now` is null: `wrong`,
-    whatever it gave this time, so that no reward pays for luck; or `judged` as any other."""
 
     @property
     def compared(self) -> Numbers:

@@ -78,8 +78,7 @@ class BaseEnvironment(Generic[Config]):
         found = self._witnesses.of(example.database, gold, match=rule, count=self._config.witnesses)
         for file in found.files:
             there = replace(example, database=file)
-            result = run(self._executor.execute, there, sql)
-            if not find_matches(there, sql, result, self._executor, (rule,))[rule]:
+            if not judge_answer(there, Answer(sql, sql), self._executor, self._config).correct:
                 return True
         return False
 
@@ -106,8 +105,8 @@ def judge_answer(
     A reply without a query is an error and never runs; so is a query of
     another dialect that cannot be transpiled. A failing gold query matches nothing. What depends on
     the clock or on chance is not right, and its result stays marked, so that no reward pays for a
-    part of it either; where it is to be judged, the mark is taken away. Numbers of the result that
-    are the same as the gold result's are written as there, so that rewards compare them likewise.
+    part of it either. Numbers of the result that are the same as the gold result's are written as
+    there, so that rewards compare them likewise.
     """
     sql = answer.sql
     if not sql:
@@ -115,9 +114,7 @@ def judge_answer(
     result = run(executor.execute, example, sql)
     if isinstance(result, Table):
         if result.nondeterministic:
-            if config.nondeterministic == "wrong":
-                return Attempt(answer, result, correct=False)
-            result = replace(result, nondeterministic=False)
+            return Attempt(answer, result, correct=False)
         result = like_gold(result, run(executor.gold, example, example.gold_sql), config.compared)
     correct = find_matches(example, sql, result, executor, (config.match,))[config.match]
     return Attempt(answer, result, correct=correct)

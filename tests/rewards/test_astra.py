@@ -65,9 +65,8 @@ def test_final_step(final_step, repeated, another):
     assert steps(step(0.4), again, final_step=final_step) == pytest.approx(another)
 
 
-@pytest.mark.parametrize(("bad_call", "expected"), [("zero", [0, 1]), ("skip", [1])])
-def test_bad_calls(bad_call, expected):
-    assert steps(BAD_CALL, step(1.0, "answer"), bad_call=bad_call) == expected
+def test_a_call_that_cannot_be_read_is_a_step_of_score_0():
+    assert steps(BAD_CALL, step(1.0, "answer")) == [0, 1]
 
 
 def test_binary_scores_and_matches():
@@ -90,14 +89,15 @@ def test_step_wise_credit_covers_each_reply_with_its_own_score():
     assert [s.value for s in found.spans] == pytest.approx([0.2, 1, 1])
     assert found.total == found.parts["steps"] == pytest.approx(2.2 / 3)
     assert score(*attempts).spans == ()
-    (span,) = score(BAD_CALL, step(1.0), aggregate="steps", bad_call="skip").spans
-    assert span == CreditSpan(1, 0, len("SELECT 1.0"), 1.0)
+    first, second = score(BAD_CALL, step(1.0), aggregate="steps").spans
+    assert first.value == 0
+    assert second == CreditSpan(1, 0, len("SELECT 1.0"), 1.0)
 
 
 # ATR
 
 PAPER, FIG2 = AtrConfig(), AtrConfig(kind="fig2")
-PRESETS = {"paper": PAPER, "fig2": FIG2, "threshold": AtrConfig(state="threshold")}
+PRESETS = {"paper": PAPER, "fig2": FIG2}
 
 
 def unclipped(steps, config):
@@ -109,10 +109,7 @@ def unclipped(steps, config):
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("case", read("atr")["cases"], ids=lambda case: str(case["steps"]))
 def test_vectors(case, preset):
-    # On scores of 0 and 1 both rules of state agree (papers.md, A2).
-    is_binary = set(case["steps"]) <= {0, 1}
-    expected = case.get(preset, case["paper"] if is_binary else None)
-    if expected is not None:
+    if (expected := case.get(preset)) is not None:
         assert aggregate(case["steps"], PRESETS[preset]) == pytest.approx(expected, abs=1e-9)
     if "unclipped" in case and preset == "paper":
         assert unclipped(case["steps"], PAPER) == pytest.approx(case["unclipped"], abs=1e-9)
@@ -125,13 +122,6 @@ def test_closed_form(steps):
     turns = max(len(steps) - 1, 0)
     expected = (steps or [0])[-1] - 0.5 * falls - 0.0001 * turns
     assert aggregate(steps, PAPER) == pytest.approx(max(-BOUND, expected), abs=1e-7)
-
-
-def test_states_by_threshold_let_a_detour_pay():
-    """Falls on one side of the threshold are free and the way back is paid: a known flaw of it."""
-    detour = [1, 0.75, 0.5, 1]
-    assert aggregate(detour, PRESETS["threshold"]) == pytest.approx(1.1247)
-    assert aggregate(detour, PRESETS["paper"]) == pytest.approx(0.7497)
 
 
 @pytest.mark.parametrize(

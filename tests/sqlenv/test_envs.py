@@ -135,19 +135,17 @@ LUCK = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20 + 0 * random
 
 
 @pytest.mark.parametrize("config", [SingleTurnConfig, DiagnosedConfig, AgenticConfig])
-@pytest.mark.parametrize(("setting", "correct"), [("wrong", False), ("judged", True)])
-def test_luck_is_wrong_unless_a_setting_says_otherwise(executor, example, config, setting, correct):
-    settings = config(wrapping="sql_tag", nondeterministic=setting)
+def test_luck_is_wrong(executor, example, config):
+    settings = config(wrapping="sql_tag")
     env = build_environment(
         settings, executor=executor, first_prompt=first_prompt, feedback=Recorder()
     )
-    assert config().nondeterministic == "wrong"
     episode, _ = env.step(env.reset(example)[0], LUCK)
     [attempt] = episode.attempts
-    assert attempt.correct == correct
+    assert not attempt.correct
     assert isinstance(attempt.result, Table)
     assert attempt.result.rows == (("Bo",),)
-    assert attempt.result.nondeterministic == (not correct)
+    assert attempt.result.nondeterministic
 
 
 @pytest.mark.parametrize("config", [SingleTurnConfig, DiagnosedConfig, AgenticConfig])
