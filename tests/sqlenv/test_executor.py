@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -267,6 +268,23 @@ def test_functions_of_ours_are_given_what_is_no_text(database: Path) -> None:
         long = "printf('%.90000c', 'x')"
         sql = f"SELECT trim({long}, {long} || 'y'), trim(label, 'A') FROM broken"
         assert executor.execute(database, sql) == TooLarge("bytes")
+
+
+def test_few_functions_are_between_a_query_and_its_rows(database: Path, monkeypatch) -> None:
+    calls: list[str] = []
+
+    def weigh(_rows: Any) -> int:
+        stack = traceback.extract_stack()
+        calls[:] = [f"{Path(one.filename).stem}:{one.name}" for one in stack[:-1]]
+        return 0
+
+    monkeypatch.setattr("sqlenv.executor.guard.weigh", weigh)
+    with Executor(ExecutorConfig(workers=1)) as executor:
+        assert isinstance(executor.execute(database, "SELECT n FROM number"), Table)
+    assert calls[calls.index("executor:execute") :] == [
+        *("executor:execute", "engine:run", "engine:execute", "engine:_attempt"),
+        *("guard:run", "guard:_fetch"),
+    ]
 
 
 def test_no_more_idle_connections_than_allowed(tmp_path: Path, database: Path, monkeypatch) -> None:
