@@ -19,6 +19,8 @@ CASES = (("qwen2.5-coder-0.5b", "h100x1"), ("qwen2.5-coder-7b", "h100x8"))
 # A micro-batch of a device: a prompt and eight answers in the longest rows, and a flat list of
 # fewer tokens than they have cells.
 SHAPE = Shape(tokens=40_960, prompts=1, prompt_columns=6144, answers=8, answer_columns=8192)
+# What a gradient returns beside what it was given: statistics, and a log-probability a target.
+RETURNED_BYTES = 2**16 + 4 * SHAPE.answers * SHAPE.answer_columns
 
 
 class Operation(NamedTuple):

@@ -73,8 +73,8 @@ def test_temporaries_leave_room_for_weights_and_optimizer():
 @pytest.mark.parametrize("name", ["gradient", "apply"])
 def test_arguments_are_donated(case, name):
     memory = programs.update(*case, name).memory
-    statistics = 2**16
-    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < statistics
+    returned = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    assert returned < programs.RETURNED_BYTES
 
 
 @pytest.mark.parametrize("name", ["gradient", "apply"])
