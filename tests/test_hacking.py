@@ -79,7 +79,7 @@ CLOSE = (0.7 * 0.94 + 0.3 + 5 / 7) / 2
         ("PaVeRL-SQL", "20 columns more", [10, 10, 10], [0.5, 0.5, 0.5]),
         ("PaVeRL-SQL", "values as text", [10, 10, 10], [0, 1, 0]),
         ("PaVeRL-SQL", "rows doubled", [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]),
-        ("PaVeRL-SQL", "no row, of empty golds", [5, 10, 10], []),
+        ("PaVeRL-SQL", "no row, of empty golds", [10, 10, 10], []),  # all columns are empty
         ("PaVeRL-SQL", "tags without SQL", [0, 0, 0], None),
         ("PaVeRL-SQL, EX_b", "4 columns more", [10, 10, 10], [0, 0, 0]),
         ("PaVeRL-SQL, EX_b", "SELECT 0, 1, 2, 3, 4", [0.5, 0.5, 10], [0, 0, 0]),

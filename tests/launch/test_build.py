@@ -31,7 +31,7 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
             reply = f"So: ```sql\n{query}\n```"
             episode, _ = environment.step(environment.reset(example)[0], reply)
             score = sql.reward(episode)
-            assert "".join(reply[span.start : span.end] for span in score.spans) == reply
+            assert "".join(reply[span.start : span.end] for span in score.spans) == query
             numbers = sql.describe(episode)
             is_right = case == "correct"
             assert (numbers["columns/ex_f"] == 1, numbers["columns/csmr"] == 1) == (is_right,) * 2
