@@ -34,8 +34,8 @@ class SamplerConfig(Settings):
     """Longest single reply; None for what is left of the response."""
     cache_gb: float | None = Field(default=None, gt=0)
     """Memory of each device for keys and values, in 10^9 bytes; None for what all slots take at
-    their longest, but at most nine tenths of what weights and optimizer leave of the device, or a
-    quarter of a CPU's memory."""
+    their longest, but at most nine tenths (of a TPU 0.28) of what weights and optimizer leave of
+    the device, or a quarter of a CPU's memory."""
     repeatable: bool | None = None
     """Whether a run can be repeated bit by bit: environments' results are then taken in the order
     of the replies, and a slow query lets all slots idle. Else each is taken when it is there. None
