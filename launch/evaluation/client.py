@@ -135,7 +135,9 @@ class CachedClient:
         for kind, answer in self._reasons.items():
             if kind not in self.cost:
                 what = "failed" if answer.end == "failed" else "was refused"
-                return f"every {kind} request {what}: {answer.refusal}"
+                longer = "; lower verbal.max_tokens, or serve a longer context"
+                advice = longer if answer.end == "too_long" else ""
+                return f"every {kind} request {what}: {answer.refusal}{advice}"
         return ""
 
     def _find(self, key: str) -> Answer | None:

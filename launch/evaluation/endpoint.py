@@ -173,8 +173,10 @@ class Endpoint:
         return Answer(_text(message, content), read, written, end=end)
 
     def _warn(self, problem: str) -> None:
-        if problem not in self._warned:
-            self._warned.add(problem)
+        """Say what is wrong once, whatever numbers of tokens come with it."""
+        kind = re.sub(r"\d+", "", problem)
+        if kind not in self._warned:
+            self._warned.add(kind)
             _log.warning("%s: %s", self._url, problem)
 
     def _advice(self, status: int, problem: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from pathlib import Path
@@ -110,12 +111,18 @@ def test_reasoning_that_nothing_ends_stops_the_evaluation(asked, tmp_path):
         evaluate(asked, tmp_path / "out", chat)
 
 
-def test_prompts_that_are_all_too_long_stop_the_evaluation(asked, tmp_path):
-    says = '{"error": {"message": "This model\'s maximum context length is 64 tokens."}}'
-    with serve(Chat(lambda *_: Failure(400, says))) as chat:
-        with pytest.raises(UserError, match="maximum context length"):
+def test_prompts_that_are_all_too_long_stop_the_evaluation(asked, tmp_path, caplog):
+    counts = itertools.count(4200)
+
+    def refuse(*_):
+        says = f"{next(counts)} tokens are more than the context length of 4096"
+        return Failure(400, json.dumps({"error": {"message": says}}))
+
+    with serve(Chat(refuse)) as chat:
+        with pytest.raises(UserError, match=r"context length.*; lower verbal\.max_tokens"):
             evaluate(asked, tmp_path / "out", chat)
         assert chat.requests == FIRST
+    assert caplog.text.count("refused a request") == 1
 
 
 def test_a_server_that_fails_every_request_stops_the_evaluation(asked, tmp_path):
