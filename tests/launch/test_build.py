@@ -40,3 +40,21 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
             blamed = [name for name in numbers if name.startswith("blamed/")]
             assert len(blamed) == (0 if case == "correct" else 9)
             assert all(name.startswith(f"blamed/{case}/") for name in blamed)
+
+
+def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
+    settings = yaml.safe_load(tiny.read_text(encoding="utf-8"))
+    settings |= {"env": {"kind": "single_turn", "wrapping": "any", "witnesses": 4}}
+    settings |= {"reward": {"kind": "execution"}}
+    path = tmp_path / "witnessed.yaml"
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    with SqlSide(load_config(str(path), []), tmp_path) as sql:
+        counted = [e for e in sql.examples("train") if e.gold_sql.startswith("SELECT COUNT(*)")]
+        example = counted[0]
+        (row,) = sql.executor.gold(example.database, example.gold_sql).rows
+        environment = sql.environment()
+        for query, refuted in ((example.gold_sql, 0.0), (f"SELECT {row[0]}", 1.0)):
+            episode, _ = environment.step(environment.reset(example)[0], query)
+            assert sql.describe(episode)["rollout/refuted_share"] == refuted
+            assert sql.reward(episode).total == 1.0 - refuted
+    assert list((tmp_path / "witnesses").glob("*/*/0.sqlite"))
