@@ -176,7 +176,7 @@ class SqlSide:
             max_turns=max_replies(self._config.env),
             shares={
                 _NO_QUERY: "no query",
-                **({_REFUTED: "refuted"} if self._config.env.witnesses else {}),
+                **({_REFUTED: "refuted"} if self._witnesses else {}),
             },
         )
 
@@ -249,7 +249,6 @@ class SqlSide:
             "rollout/accuracy_first": float(attempts[0].correct),
             "rollout/invalid_share": sum(invalid) / len(invalid),
             _NO_QUERY: float(not (answer and answer.sql)),
-            _REFUTED: float(bool(answer and answer.refuted)),
             "columns/ex_f": fractional_accuracy(*pair),
             "columns/ex_b": binary_accuracy(*pair),
             "columns/csmr": csmr(*pair),
@@ -257,6 +256,8 @@ class SqlSide:
             **{f"tag/{tag}": 0.0 for tag in TAG_SENTENCES},
             **{name: value for name, value in found.items() if name != "turns"},
         }
+        if self._witnesses:
+            numbers[_REFUTED] = float(bool(answer and answer.refuted))
         if isinstance(self.reward, ExpoReward | AstraReward):
             numbers |= self.reward.diagnostics(episode)
         if isinstance(self._config.env, AgenticConfig):

@@ -56,6 +56,7 @@ class WitnessStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}
         self._found: dict[str, Kept] = {}
 
     def of(self, database: Path, gold: str, *, match: ExecutionMatch, count: int) -> Kept:
@@ -67,15 +68,17 @@ class WitnessStore:
         mode = _MODE_OF[match]
         facts = [VERSION, fingerprint(database), gold, mode, count]
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        with self._lock:
-            if key not in self._found:
+        if key not in self._found:
+            with self._lock:
+                making = self._making.setdefault(key, threading.Lock())
+            with making:  # of one gold query at a time; others do not wait
                 place = self._folder / key[:2] / key
                 if not (place / _FACTS).exists():
                     _keep(distil(gold, database, mode=mode, count=count), place)
+                    if reason := _read(place).reason:
+                        _log.info("%s: no witness of a gold query: %s", database.stem, reason)
                 self._found[key] = _read(place)
-                if reason := self._found[key].reason:
-                    _log.info("%s: no witness of a gold query: %s", database.stem, reason)
-            return self._found[key]
+        return self._found[key]
 
 
 def _keep(made: Witnesses, place: Path) -> None:

@@ -7,6 +7,7 @@ import yaml
 from launch.build import SqlSide
 from launch.config import load_config
 from rewards.expo.reward import ExpoReward
+from sqlenv.types import Table
 
 
 def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
@@ -51,9 +52,10 @@ def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
     with SqlSide(load_config(str(path), []), tmp_path) as sql:
         counted = [e for e in sql.examples("train") if e.gold_sql.startswith("SELECT COUNT(*)")]
         example = counted[0]
-        (row,) = sql.executor.gold(example.database, example.gold_sql).rows
+        result = sql.executor.gold(example.database, example.gold_sql)
+        assert isinstance(result, Table)
         environment = sql.environment()
-        for query, refuted in ((example.gold_sql, 0.0), (f"SELECT {row[0]}", 1.0)):
+        for query, refuted in ((example.gold_sql, 0.0), (f"SELECT {result.rows[0][0]}", 1.0)):
             episode, _ = environment.step(environment.reset(example)[0], query)
             assert sql.describe(episode)["rollout/refuted_share"] == refuted
             assert sql.reward(episode).total == 1.0 - refuted
