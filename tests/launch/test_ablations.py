@@ -55,13 +55,3 @@ def test_an_ablation_is_accepted_and_changes_what_it_names_alone(ablation, size)
         assert found == (found | wanted if isinstance(wanted, dict) else wanted)
     sections = {key.split(".")[0] for key in keys}
     assert changed.model_dump(exclude=sections) == full.model_dump(exclude=sections)
-
-
-def test_configs_that_are_an_ablation_of_their_own():
-    """`progress-gspo.yaml` and `astra-fig2.yaml` are lines of the page, but for the run's name."""
-    for config, name in (("progress-gspo", "GSPO"), ("astra-fig2", "constants of figure 2")):
-        (ablation,) = (one for one in listed() if one.name.startswith(name))
-        for size in ("", "-demo"):
-            own = load_config(f"{config}{size}.yaml", [])
-            overrides = [f"run.name={config}{size}", *ablation.overrides]
-            assert own == load_config(ablation.config.replace(".yaml", f"{size}.yaml"), overrides)

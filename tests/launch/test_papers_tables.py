@@ -1,4 +1,4 @@
-"""The lines of docs/claims.md for real hardware are commands, shown on small data of that form."""
+"""The lines of docs/papers.md for real hardware are commands, shown on small data of that form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sqlenv.data import detection
 
 from .downloads import make_database, records, write
 
-PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
+PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 SECTION = PAGE.read_text(encoding="utf-8").partition("## The papers' tables on real hardware")[2]
 LINES = re.findall(r"^\| (.*?) \| `(.*?)` \| (.*?) \| .* \|$", SECTION, re.MULTILINE)
 SIX = ", ".join(re.findall(r"`([\w-]+)`", SECTION.partition("*The six sets*")[2].partition(".")[0]))

@@ -226,7 +226,7 @@ def test_seeds_are_alike_and_settings_that_differ_are_named(place):
 
 
 def make_study(folder: Path) -> Path:
-    """Write arms as benchmarks/claims.py does: one of two stages, and one of one stage."""
+    """Write arms: one of two stages, and one of one stage."""
     arms = folder / "arms"
     for seed in range(2):
         make_run(arms / f"one-seed{seed}" / "stage1", steps=1, seed=seed)

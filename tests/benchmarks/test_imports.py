@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.py"))
+SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
 OURS = ("minirl", "sqlenv", "rewards", "launch", "benchmarks")
 
 
