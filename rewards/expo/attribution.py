@@ -81,9 +81,11 @@ def find_blamed(
         blamed.update(plan.limit.clauses)
     if len(operands) == 1:
         chain = operands[0] if is_cut else (*operands[0], *plan.tail)
-        return frozenset(blamed | _blame_part(sql, clauses, chain, steps, sought, gold.width))
-    for chain, wanted in _operand_differences(steps, golds):
-        blamed |= _blame_part(sql, clauses, chain, steps, wanted, gold.width)
+        parting = _parting(operands[0], steps, golds.plan.body, golds)
+        return frozenset(blamed | _blame_part(clauses, chain, parting, steps, sought, gold))
+    for chain, part, wanted in _operand_differences(steps, golds):
+        parting = _parting(chain, steps, part, golds)
+        blamed |= _blame_part(clauses, chain, parting, steps, wanted, gold)
     if not is_cut:
         blamed |= _blame_chain([plan.body, *plan.tail], steps, sought)
     return frozenset(blamed or _before_operators(clauses, len(operands)))
@@ -104,21 +106,53 @@ def with_items(sql: str, clauses: Sequence[Clause], blamed: frozenset[int]) -> f
 
 
 def _blame_part(
-    sql: str,
     clauses: Sequence[Clause],
     chain: Sequence[Step],
+    parting: Step | None,
     steps: Steps,
     wanted: Differences,
-    gold_width: int,
+    gold: Table,
 ) -> frozenset[int]:
-    """Blame clauses of a part for what sets it apart; where no step makes it, those that can."""
+    """Blame clauses of a part for what sets it apart (algorithm 1).
+
+    Where no step makes it, those that can are blamed, of the step where the part parts from the
+    gold query if there are any. What computes values is not blamed for the rows that it is given.
+    """
+    if parting and parting.star and "row_partial" in wanted:
+        return frozenset(parting.clauses)
     blamed = _blame_chain(chain, steps, wanted)
     if "col_count" in wanted:
-        blamed |= _blame_source(chain[0], steps, gold_width)
+        blamed |= _blame_source(chain[0], steps, gold.width)
     if blamed:
         return frozenset(blamed)
-    own = {number for step in chain for number in step.clauses}
-    return with_items(sql, clauses, candidates(clauses, wanted) & own)
+    near = frozenset(parting.clauses if parting else ())
+    able = candidates(clauses, wanted) & {number for step in chain for number in step.clauses}
+    return with_items(steps.sql, clauses, able & near or able or near)
+
+
+def _parting(chain: Sequence[Step], steps: Steps, gold: Step, golds: Steps) -> Step | None:
+    """Find the first step that leaves more or fewer rows than the gold query's; else SELECT.
+
+    `gold` is the part that a chain stands for. None where it has no such steps, or they do not run.
+    A WHERE may read what the gold query joins: then what comes before it tells nothing.
+    """
+    gold_chain = next((found for found in golds.plan.operands if found[-1] is gold), ())
+    own, known = ([step for step in found if step.star] for found in (chain, gold_chain))
+    if not own or not known:
+        return None
+    tables, gold_tables = (
+        {source.table for source in sources(found[0].sql)} for found in (own, known)
+    )
+    read = {source.table for source in sources(own[-1].sql)} - tables
+    pairs = [] if read & gold_tables else [(own[0], known[0])]
+    for step, reference in [*pairs, (own[-1], known[-1])]:
+        counts = steps.count(step), golds.count(reference)
+        if None in counts:
+            return None
+        if counts[0] != counts[1]:
+            is_missing = step.effect == "source" and reference.effect == "filter"
+            return None if is_missing else step
+    return chain[len(own)]
 
 
 def _blame_source(step: Step, steps: Steps, gold_width: int) -> set[int]:
@@ -214,8 +248,8 @@ def _blame_cut(steps: Steps, golds: Steps) -> tuple[int, ...]:
 
 def _operand_differences(
     steps: Steps, golds: Steps
-) -> Iterator[tuple[Sequence[Step], Differences]]:
-    """Pair the steps of each operand with what sets it apart from the gold operand it stands for.
+) -> Iterator[tuple[Sequence[Step], Step, Differences]]:
+    """Pair the steps of each operand with the gold operand it stands for, and what sets it apart.
 
     That is one with the same rows, else the next one that is left, else the whole gold result
     (table 15: each sub-query is analyzed independently).
@@ -232,7 +266,7 @@ def _operand_differences(
             waiting.append(chain)
     for chain in waiting:
         gold = left.pop(0) if left else golds.plan.body
-        yield chain, _apart(steps, chain[-1], golds, gold) or _NOTHING
+        yield chain, gold, _apart(steps, chain[-1], golds, gold) or _NOTHING
 
 
 def _apart(steps: Steps, step: Step, golds: Steps, gold: Step) -> Differences | None:

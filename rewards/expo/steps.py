@@ -134,7 +134,7 @@ class Steps:
     def __init__(self, sql: str, result: Table, run: Run, numbers: Numbers) -> None:
         self.plan = plan_steps(sql, scan_clauses(sql))
         self.result = result
-        self._sql, self._run, self._numbers = sql, run, numbers
+        self.sql, self._run, self._numbers = sql, run, numbers
         self._empty: set[str] = set()
         self._seen: dict[str, tuple[int, Table | None]] = {self.plan.last.sql: (_ALL, result)}
         if not result.rows and len(self.plan.operands) == 1:
@@ -173,7 +173,7 @@ class Steps:
     def limit_text(self) -> str:
         """Return the text of the last LIMIT; empty without one."""
         limit = self.plan.limit
-        return scan_clauses(self._sql)[limit.clauses[0]].text(self._sql) if limit else ""
+        return scan_clauses(self.sql)[limit.clauses[0]].text(self.sql) if limit else ""
 
     @property
     def window(self) -> tuple[str, str]:
@@ -199,7 +199,7 @@ class Steps:
         return differences(
             reference,
             self.like(table, reference),
-            is_computed=computed and is_computed(self._sql, step.operand),
+            is_computed=computed and is_computed(self.sql, step.operand),
         )
 
     def like(self, table: Table, reference: Table) -> Table:
@@ -210,7 +210,7 @@ class Steps:
 
     def named(self, step: Step, table: Table) -> Table:
         """Name the columns of a step's result by their attributes."""
-        return with_attributes(self._sql, table, operand=step.operand, is_star=bool(step.star))
+        return with_attributes(self.sql, table, operand=step.operand, is_star=bool(step.star))
 
     def _fetch(self, step: Step, limit: int) -> Table | None:
         asked, table = self._seen.get(step.sql, (-1, None))
@@ -224,7 +224,7 @@ class Steps:
         """Run a step; where `SELECT *` does not define an alias that it uses, written out."""
         result = self._run(form.replace("{}", step.sql, 1))
         if step.star and isinstance(result, SqlError):
-            aliases = _aliases(self._sql, step.operand)
+            aliases = _aliases(self.sql, step.operand)
             plain = step.sql[: step.star] + replace_names(step.sql[step.star :], aliases)
             if plain != step.sql:
                 result = self._run(form.replace("{}", plain, 1))
