@@ -7,14 +7,13 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from sqlenv.config import DemoConfig
-from sqlenv.demo.databases import DemoDatabase, DemoTable, build, draw_schema, fill, sql_type
-from sqlenv.demo.questions import DemoQuestion, ask
+from sqlenv.demo.databases import DemoDatabase, build, draw_schema, fill
+from sqlenv.demo.questions import ask
 from sqlenv.demo.vocabulary import DOMAINS
 from sqlenv.errors import UserError
 
@@ -75,57 +74,40 @@ def _write(folder: Path, config: DemoConfig) -> None:
             path.write_bytes(connection.serialize("main"))
             rng = Random(f"{config.seed} questions {database.db_id}")
             questions = ask(database, connection, config.questions_per_database, rng)
-        records[split] += [_record(database, question) for question in questions]
+        records[split] += [
+            {
+                "db_id": database.db_id,
+                "question": question.text,
+                "query": question.sql,
+                "difficulty": question.difficulty,
+                "tags": [question.kind],
+                "domain": database.domain,
+            }
+            for question in questions
+        ]
         schemas.append(_spider_schema(database))
-    for split, name in SPLIT_FILES.items():
-        _write_json(folder / name, records[split])
-    _write_json(folder / "tables.json", schemas)
-
-
-def _record(database: DemoDatabase, question: DemoQuestion) -> dict[str, Any]:
-    return {
-        "db_id": database.db_id,
-        "question": question.text,
-        "query": question.sql,
-        "difficulty": question.difficulty,
-        "tags": [question.kind],
-        "domain": database.domain,
-    }
-
-
-def _write_json(path: Path, content: list[dict[str, Any]]) -> None:
-    lines = ",\n".join(json.dumps(record) for record in content)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    names = {SPLIT_FILES[split]: found for split, found in records.items()}
+    for name, content in {**names, "tables.json": schemas}.items():
+        lines = ",\n".join(map(json.dumps, content))
+        (folder / name).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, DemoDatabase]]:
     """Draw the databases of all splits, no two with the same tables and columns."""
-    seen_schemas: set[tuple[DemoTable, ...]] = set()
-    counters = dict.fromkeys(DOMAINS, 0)
-    for split, domain in _split_domains(config):
-        counters[domain] += 1
-        db_id = f"{domain}_{counters[domain]}"
+    seen: set[tuple] = set()
+    sizes = (config.train_databases, config.validation_databases, config.test_databases)
+    splits = [split for split, size in zip(SPLIT_FILES, sizes, strict=True) for _ in range(size)]
+    for at, split in enumerate(splits):
+        number, place = divmod(at, len(DOMAINS))
+        domain = list(DOMAINS)[place]
+        db_id = f"{domain}_{number + 1}"
         rng = Random(f"{config.seed} database {db_id}")
-        tables = draw_schema(domain, rng)
-        while _signature(tables) in seen_schemas:
+        signature = None
+        while signature is None or signature in seen:
             tables = draw_schema(domain, rng)
-        seen_schemas.add(_signature(tables))
+            signature = tuple((t.name, *sorted(c.name for c in t.columns)) for t in tables)
+        seen.add(signature)
         yield split, fill(db_id, domain, tables, rng)
-
-
-def _signature(tables: tuple[DemoTable, ...]) -> tuple:
-    return tuple((table.name, *sorted(column.name for column in table.columns)) for table in tables)
-
-
-def _split_domains(config: DemoConfig) -> Iterator[tuple[str, str]]:
-    sizes = {
-        "train": config.train_databases,
-        "validation": config.validation_databases,
-        "test": config.test_databases,
-    }
-    domains = cycle(DOMAINS)
-    for split, size in sizes.items():
-        yield from ((split, next(domains)) for _ in range(size))
 
 
 def _spider_schema(database: DemoDatabase) -> dict[str, Any]:
@@ -138,7 +120,7 @@ def _spider_schema(database: DemoDatabase) -> dict[str, Any]:
         for place, (number, column) in enumerate(columns, start=1)
     }
     original = [[-1, "*"], *([number, column.name] for number, column in columns)]
-    types = ["text" if sql_type(column) == "TEXT" else "number" for _, column in columns]
+    types = ["text" if column.type == "TEXT" else "number" for _, column in columns]
     return {
         "db_id": database.db_id,
         "table_names_original": names,

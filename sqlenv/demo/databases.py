@@ -21,13 +21,12 @@ from sqlenv.demo.vocabulary import (
     synonyms,
 )
 
-Kind = Literal["key", "label", "number", "category", "sparse"]
+ColumnKind = Literal["key", "label", "number", "category", "sparse"]
 Cell = int | float | str | None
 Record = dict[str, Cell]
 
-TABLES_MIN, TABLES_MAX = 3, 6
-ROWS_MIN, ROWS_MAX = 8, 30
-_LABELLED_ROWS_MAX = 18
+_TABLES = (3, 6)
+_ROWS, _LABELLED_ROWS = (15, 30), (8, 18)
 _SYNONYM_RATE = 0.25
 _GAP_RATE = 0.3
 _PARENTS_USED = 0.8
@@ -42,8 +41,15 @@ class DemoColumn:
 
     name: str
     concept: str
-    kind: Kind
+    kind: ColumnKind
     override: str = ""
+
+    @property
+    def type(self) -> str:
+        """Name the SQLite type."""
+        if self.kind == "number":
+            return "REAL" if NUMBERS[self.concept].step == 0.5 else "INTEGER"
+        return "INTEGER" if self.kind == "key" else "TEXT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class DemoTable:
         """Give the name in SQL."""
         return self.names[0]
 
-    def of_kind(self, *kinds: Kind) -> list[DemoColumn]:
+    def of_kind(self, *kinds: ColumnKind) -> list[DemoColumn]:
         """List the columns of these kinds."""
         return [column for column in self.columns if column.kind in kinds]
 
@@ -89,9 +95,19 @@ class DemoDatabase:
 
 def draw_schema(domain: str, rng: Random) -> tuple[DemoTable, ...]:
     """Draw tables that foreign keys connect, and columns and names for each."""
-    entities = _connected_entities(DOMAINS[domain], rng)
-    names = {entity.names[0]: _own_name_first(entity.names, rng) for entity in entities}
-    return tuple(_draw_table(entity, names, rng) for entity in entities)
+    entities, chosen = DOMAINS[domain], list[Entity]()
+    for _ in range(rng.randint(_TABLES[0], min(_TABLES[1], len(entities)))):
+        names, above = {one.names[0] for one in chosen}, {t for one in chosen for t in one.parents}
+        near = [
+            entity
+            for entity in entities
+            if entity.names[0] not in names
+            and (entity.names[0] in above or not names.isdisjoint(entity.parents))
+        ]
+        chosen.append(rng.choice(near if chosen else entities))
+    drawn = [entity for entity in entities if entity in chosen]
+    called = {entity.names[0]: _own_name_first(entity.names, rng) for entity in drawn}
+    return tuple(_draw_table(entity, called, rng) for entity in drawn)
 
 
 def fill(db_id: str, domain: str, tables: tuple[DemoTable, ...], rng: Random) -> DemoDatabase:
@@ -99,19 +115,20 @@ def fill(db_id: str, domain: str, tables: tuple[DemoTable, ...], rng: Random) ->
     cities = rng.sample(POOLS["city"], 7)
     rows: dict[str, list[Record]] = {}
     for table in tables:
-        labelled = bool(table.of_kind("label"))
-        low, high = (ROWS_MIN, _LABELLED_ROWS_MAX) if labelled else (15, ROWS_MAX)
-        rows[table.name] = _draw_rows(table, rng.randint(low, high), rows, cities, rng)
+        count = rng.randint(*(_LABELLED_ROWS if table.of_kind("label") else _ROWS))
+        rows[table.name] = _draw_rows(table, count, rows, cities, rng)
     return DemoDatabase(db_id, domain, tables, rows)
 
 
 def build(database: DemoDatabase) -> apsw.Connection:
     """Make the database in memory; the same database gives the same bytes."""
     connection = apsw.Connection(":memory:")
-    connection.execute("PRAGMA page_size = 1024")
-    connection.execute("BEGIN")
+    connection.execute("PRAGMA page_size = 1024; BEGIN")
     for table in database.tables:
-        connection.execute(create_statement(table))
+        lines = [f"{column.name} {column.type}" for column in table.columns]
+        lines[0] += " PRIMARY KEY"
+        lines += [f"FOREIGN KEY ({key.column}) REFERENCES {key.table}(id)" for key in table.parents]
+        connection.execute(f"CREATE TABLE {table.name} (\n  " + ",\n  ".join(lines) + "\n)")
         marks = ", ".join("?" * len(table.columns))
         rows = [tuple(row.values()) for row in database.rows[table.name]]
         connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", rows)
@@ -119,71 +136,30 @@ def build(database: DemoDatabase) -> apsw.Connection:
     return connection
 
 
-def create_statement(table: DemoTable) -> str:
-    """Write the CREATE TABLE statement of a table."""
-    lines = [f"{column.name} {sql_type(column)}" for column in table.columns]
-    lines[0] += " PRIMARY KEY"
-    lines += [
-        f"FOREIGN KEY ({parent.column}) REFERENCES {parent.table}(id)" for parent in table.parents
-    ]
-    return f"CREATE TABLE {table.name} (\n  " + ",\n  ".join(lines) + "\n)"
-
-
-def sql_type(column: DemoColumn) -> str:
-    """Name the SQLite type of a column."""
-    if column.kind == "key":
-        return "INTEGER"
-    if column.kind == "number":
-        return "REAL" if NUMBERS[column.concept].step == 0.5 else "INTEGER"
-    return "TEXT"
-
-
-def _connected_entities(entities: Sequence[Entity], rng: Random) -> list[Entity]:
-    wanted = rng.randint(TABLES_MIN, min(TABLES_MAX, len(entities)))
-    chosen = [rng.choice(entities)]
-    while len(chosen) < wanted:
-        near = [entity for entity in entities if _touches(entity, chosen)]
-        chosen.append(rng.choice(near))
-    return [entity for entity in entities if entity in chosen]
-
-
-def _touches(entity: Entity, chosen: Sequence[Entity]) -> bool:
-    if entity in chosen:
-        return False
-    return any(
-        other.names[0] in entity.parents or entity.names[0] in other.parents for other in chosen
-    )
-
-
-def _own_name_first(names: tuple[str, ...], rng: Random) -> tuple[str, ...]:
+def _own_name_first(names: Sequence[str], rng: Random) -> tuple[str, ...]:
     if len(names) > 1 and rng.random() < _SYNONYM_RATE:
         return (names[1], names[0], *names[2:])
-    return names
+    return tuple(names)
 
 
 def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Random) -> DemoTable:
-    described = [
-        _draw_column(concept, override or "", rng) for concept, override in entity.columns.items()
-    ]
-    label = [column for column in described if column.kind == "label"]
-    kept = _keep_columns([column for column in described if column.kind != "label"], rng)
+    drawn = [_draw_column(concept, pool or "", rng) for concept, pool in entity.columns.items()]
+    label = [column for column in drawn if column.kind == "label"]
+    kept = _keep_columns([column for column in drawn if column.kind != "label"], rng)
     parents = tuple(
         Parent(f"{names[table][0]}_id", names[table][0], preposition)
         for table, preposition in entity.parents.items()
         if table in names
     )
-    keys = [DemoColumn(parent.column, parent.column, "key") for parent in parents]
-    own = names[entity.names[0]]
-    return DemoTable(own, (DemoColumn("id", "id", "key"), *label, *kept, *keys), parents)
+    keys = [DemoColumn(name, name, "key") for name in ("id", *(key.column for key in parents))]
+    return DemoTable(names[entity.names[0]], (keys[0], *label, *kept, *keys[1:]), parents)
 
 
 def _keep_columns(columns: list[DemoColumn], rng: Random) -> list[DemoColumn]:
+    """Keep a column of numbers and one of categories, where there are any, and some others."""
     rng.shuffle(columns)
-    first = [
-        next((column for column in columns if column.kind == kind), None)
-        for kind in ("number", "category")
-    ]
-    kept = [column for column in first if column]
+    first = [[c for c in columns if c.kind == kind][:1] for kind in ("number", "category")]
+    kept = [*first[0], *first[1]]
     rest = [column for column in columns if column not in kept]
     kept += rest[: rng.randint(0, min(3, len(rest)))]
     rng.shuffle(kept)
@@ -195,9 +171,8 @@ def _draw_column(concept: str, override: str, rng: Random) -> DemoColumn:
         return DemoColumn(concept, concept, "label", override)
     if concept in SPARSE:
         return DemoColumn(concept, concept, "sparse")
-    kind: Kind = "number" if concept in NUMBERS else "category"
     name = _own_name_first((concept, *synonyms(concept)), rng)[0]
-    return DemoColumn(name, concept, kind, override)
+    return DemoColumn(name, concept, "number" if concept in NUMBERS else "category", override)
 
 
 def _draw_rows(
@@ -207,14 +182,15 @@ def _draw_rows(
     cities: Sequence[str],
     rng: Random,
 ) -> list[Record]:
-    columns: dict[str, Sequence[Cell]] = {}
-    for column in table.columns:
-        columns[column.name] = _draw_cells(column, count, cities, rng)
+    columns = {column.name: _draw_cells(column, count, cities, rng) for column in table.columns}
     for parent in table.parents:
         ids = [row["id"] for row in rows[parent.table]]
         used = rng.sample(ids, max(2, round(len(ids) * _PARENTS_USED)))
         columns[parent.column] = [rng.choice(used) for _ in range(count)]
-    _agree_on_country(table, columns)
+    named = {column.concept: column.name for column in table.columns}
+    if "city" in named and "country" in named:
+        of_city = [COUNTRY_OF_CITY[str(city)] for city in columns[named["city"]]]
+        columns[named["country"]] = of_city
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
@@ -233,39 +209,30 @@ def _draw_cells(
             some = rng.sample(pool, min(len(pool), rng.randint(3, 5)))
             return [rng.choice(some) for _ in range(count)]
         case "sparse":
-            return [
-                None if rng.random() < _GAP_RATE else _contact(column, rng) for _ in range(count)
-            ]
+            gaps = (rng.random() < _GAP_RATE for _ in range(count))
+            return [None if is_gap else _contact(column, rng) for is_gap in gaps]
+
+
+def _contact(column: DemoColumn, rng: Random) -> str:
+    pool = SPARSE[column.concept]
+    return str(rng.randint(1000, 9999)) if pool == "number" else rng.choice(POOLS[pool])
 
 
 def _pool(column: DemoColumn, cities: Sequence[str]) -> Sequence[str]:
     if column.concept == "city":
         return cities
     if column.concept == "country":
-        return tuple(dict.fromkeys(COUNTRY_OF_CITY[city] for city in cities))
+        return list(dict.fromkeys(COUNTRY_OF_CITY[city] for city in cities))
     return POOLS[column.override or CATEGORIES[column.concept].pool]
 
 
 def _draw_numbers(column: DemoColumn, count: int, rng: Random) -> Sequence[Cell]:
     """Draw different values where the range has enough of them, so that few superlatives tie."""
     number = NUMBERS[column.concept]
-    low, high = number.low, number.high
-    if column.override:
-        low, high = map(int, column.override.split("-"))
+    low, high = map(int, column.override.split("-")) if column.override else number[:2]
     steps = int((high - low) / number.step) + 1
-    picks = rng.sample(range(steps), count) if steps >= 2 * count else None
-    values = picks or [rng.randrange(steps) for _ in range(count)]
-    return [low + pick * number.step for pick in values]
-
-
-def _contact(column: DemoColumn, rng: Random) -> str:
-    if SPARSE[column.concept] == "number":
-        return str(rng.randint(1000, 9999))
-    return rng.choice(POOLS[SPARSE[column.concept]])
-
-
-def _agree_on_country(table: DemoTable, columns: dict[str, Sequence[Cell]]) -> None:
-    names = {column.concept: column.name for column in table.columns}
-    if "city" in names and "country" in names:
-        cities = columns[names["city"]]
-        columns[names["country"]] = [COUNTRY_OF_CITY[str(city)] for city in cities]
+    if steps >= 2 * count:
+        picks = rng.sample(range(steps), count)
+    else:
+        picks = [rng.randrange(steps) for _ in range(count)]
+    return [low + pick * number.step for pick in picks]

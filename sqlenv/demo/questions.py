@@ -10,9 +10,8 @@ from random import Random
 import apsw
 
 from sqlenv.demo.databases import DemoDatabase
-from sqlenv.demo.slots import UnfitError, draw_slots
+from sqlenv.demo.slots import UnfitError, draw_slots, put_in_words
 from sqlenv.demo.vocabulary import KINDS, Difficulty, QuestionKind
-from sqlenv.demo.words import put_in_words
 
 SHARES: dict[Difficulty, float] = {"easy": 0.45, "medium": 0.3, "hard": 0.15, "extra": 0.1}
 
@@ -88,50 +87,33 @@ def _draw_question(
         draw = draw_slots(kind, database, rng)
     except UnfitError:
         return None
-    gold = _without_brackets(kind.sql).format(**draw.sql)
-    weaker = [sql.format(**draw.sql) for sql in (*_bracket_dropped(kind.sql), *kind.weaker)]
+    parts = _BRACKETS.split(kind.sql)  # every second one is a condition
+    gold = "".join(parts).format(**draw.sql)
+    dropped = ["".join((*parts[:at], *parts[at + 1 :])) for at in range(1, len(parts), 2)]
+    weaker = [sql.format(**draw.sql) for sql in (*dropped, *kind.weaker)]
     if "LIMIT" in gold:
-        weaker += _turned_round(gold)
+        turned = (" DESC ", " ASC ") if " DESC " in gold else (" ASC ", " DESC ")
+        weaker.append(gold.replace(*turned))
     keys = [sql.format(**draw.sql) for sql in kind.keys]
     if not tells_apart(connection, gold, weaker=weaker, keys=keys):
         return None
-    return DemoQuestion(
-        put_in_words(draw, rng.choice(kind.wordings)), gold, kind.name, kind.difficulty
-    )
+    text = put_in_words(draw, rng.choice(kind.wordings))
+    return DemoQuestion(text, gold, kind.name, kind.difficulty)
 
 
 def tells_apart(
     connection: apsw.Connection, gold: str, *, weaker: Sequence[str], keys: Sequence[str]
 ) -> bool:
     """Check that a gold answer is neither void, nor arbitrary, nor a weaker query's."""
-    rows = connection.execute(gold).fetchall()
-    if rows == [(0,)] or all(cell is None for row in rows for cell in row):
+
+    def answer(sql: str) -> list[tuple]:
+        rows = connection.execute(sql).fetchall()
+        return rows if "ORDER BY" in gold else sorted(rows, key=repr)
+
+    found = answer(gold)
+    if found == [(0,)] or all(cell is None for row in found for cell in row):
         return False
-    for sql in keys:
-        found = connection.execute(sql).fetchall()
-        if len(set(found)) < len(found):
-            return False
-    ordered = "ORDER BY" in gold
-    answer = _comparable(rows, ordered=ordered)
-    return all(
-        _comparable(connection.execute(sql).fetchall(), ordered=ordered) != answer for sql in weaker
-    )
-
-
-def _comparable(rows: list[tuple], *, ordered: bool) -> list[tuple]:
-    return rows if ordered else sorted(rows, key=repr)
-
-
-def _without_brackets(sql: str) -> str:
-    return _BRACKETS.sub(r"\1", sql)
-
-
-def _bracket_dropped(sql: str) -> Iterator[str]:
-    for match in _BRACKETS.finditer(sql):
-        yield _without_brackets(sql[: match.start()] + sql[match.end() :])
-
-
-def _turned_round(sql: str) -> list[str]:
-    if " DESC " in sql:
-        return [sql.replace(" DESC ", " ASC ")]
-    return [sql.replace(" ASC ", " DESC ")]
+    known = [connection.execute(sql).fetchall() for sql in keys]
+    if any(len(set(rows)) < len(rows) for rows in known):
+        return False
+    return all(answer(sql) != found for sql in weaker)

@@ -1,4 +1,8 @@
-"""Fill the SQL slots of a question: choose tables, columns and values that belong together."""
+"""Fill the slots of a question, in SQL and in words.
+
+In SQL: tables, columns and values that belong together. In words: nouns and their synonyms, phrases
+for conditions and orders.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,28 @@ from dataclasses import dataclass, field
 from random import Random
 from string import Formatter
 
-from sqlenv.demo.databases import Cell, DemoColumn, DemoDatabase, DemoTable, Parent, Record
-from sqlenv.demo.vocabulary import NUMBERS, QuestionKind
+from sqlenv.demo.databases import (
+    Cell,
+    ColumnKind,
+    DemoColumn,
+    DemoDatabase,
+    DemoTable,
+    Parent,
+    Record,
+)
+from sqlenv.demo.vocabulary import (
+    CATEGORIES,
+    NUMBERS,
+    PLURALS,
+    WORDS,
+    QuestionKind,
+    plural,
+    synonyms,
+)
+
+_SYNONYM_RATE = 0.1
+# What two tables may share; "level" of a course and of a nurse, say, are not the same thing.
+_SHARED = ("city", "country", "language")
 
 
 class UnfitError(Exception):
@@ -25,8 +49,7 @@ class Draw:
         witness: One row of each table, joined to each other; values come from these rows, so that
             filters on several columns have an answer.
         columns: The column behind each slot that has one.
-        sql: Text of each slot in SQL.
-        words: Text of each slot in the question.
+        sql, words: Text of each slot in SQL, and in the question.
     """
 
     tables: list[DemoTable]
@@ -41,10 +64,10 @@ class Draw:
 
 def draw_slots(kind: QuestionKind, database: DemoDatabase, rng: Random) -> Draw:
     """Choose tables, and fill every slot of the queries of a kind; or raise `UnfitError`."""
-    tables, parents = _SCENES[kind.scene](database, rng)
+    tables, parents = _scene(kind.scene, database, rng)
     rows = [database.rows[table.name] for table in tables]
     draw = Draw(tables, parents, rows, _joined_rows(parents, rows, rng), rng)
-    names = slot_names(" ".join((kind.sql, *kind.keys, *kind.weaker)))
+    names = _slot_names(" ".join((kind.sql, *kind.keys, *kind.weaker)))
     for letter, fill in _FILL.items():
         for name in names:
             if name[0] == letter:
@@ -52,12 +75,42 @@ def draw_slots(kind: QuestionKind, database: DemoDatabase, rng: Random) -> Draw:
     return draw
 
 
-def slot_names(template: str) -> list[str]:
+def put_in_words(draw: Draw, wording: str) -> str:
+    """Fill the slots of a wording; every slot keeps its words throughout the question."""
+    for name in _slot_names(wording):
+        if name not in draw.words:
+            draw.words[name] = _phrase(draw, name)
+    return wording.format(**draw.words)
+
+
+def _slot_names(template: str) -> list[str]:
     """List the slots of a template, each once, in the order of the text."""
     return list(dict.fromkeys(name for _, name, _, _ in Formatter().parse(template) if name))
 
 
-# Scenes
+# Tables and rows
+
+
+def _scene(
+    scene: str, database: DemoDatabase, rng: Random
+) -> tuple[list[DemoTable], list[Parent | None]]:
+    tables = database.tables
+    if scene == "one":
+        return [rng.choice(tables)], [None]
+    if scene == "twins":
+        return rng.sample([table for table in tables if table.of_kind("category")], 2), [None, None]
+    least = 2 if scene == "link" else 1
+    children = [table for table in tables if len(table.parents) >= least]
+    if not children:
+        raise UnfitError
+    child = rng.choice(children)
+    parents = rng.sample(child.parents, 2) if scene == "link" else [rng.choice(child.parents)]
+    if scene == "chain":
+        above = database.table(parents[0].table).parents
+        if not above:
+            raise UnfitError
+        parents.append(rng.choice(above))
+    return [child, *(database.table(parent.table) for parent in parents)], [None, *parents]
 
 
 def _joined_rows(
@@ -67,72 +120,31 @@ def _joined_rows(
     for parent, candidates in zip(parents[1:], rows[1:], strict=True):
         if parent is None:
             joined.append(rng.choice(candidates))
-            continue
-        child = next(row for row in reversed(joined) if parent.column in row)
-        joined.append(next(row for row in candidates if row["id"] == child[parent.column]))
+        else:
+            child = next(row for row in reversed(joined) if parent.column in row)
+            joined.append(next(row for row in candidates if row["id"] == child[parent.column]))
     return joined
-
-
-_Tables = tuple[list[DemoTable], list[Parent | None]]
-
-
-def _one(database: DemoDatabase, rng: Random) -> _Tables:
-    return [rng.choice(database.tables)], [None]
-
-
-def _pair(database: DemoDatabase, rng: Random) -> _Tables:
-    child = rng.choice([table for table in database.tables if table.parents])
-    parent = rng.choice(child.parents)
-    return [child, database.table(parent.table)], [None, parent]
-
-
-def _chain(database: DemoDatabase, rng: Random) -> _Tables:
-    tables, parents = _pair(database, rng)
-    if not tables[1].parents:
-        raise UnfitError
-    parent = rng.choice(tables[1].parents)
-    return [*tables, database.table(parent.table)], [*parents, parent]
-
-
-def _link(database: DemoDatabase, rng: Random) -> _Tables:
-    links = [table for table in database.tables if len(table.parents) > 1]
-    if not links:
-        raise UnfitError
-    child = rng.choice(links)
-    first, second = rng.sample(child.parents, 2)
-    tables = [child, database.table(first.table), database.table(second.table)]
-    return tables, [None, first, second]
-
-
-def _twins(database: DemoDatabase, rng: Random) -> _Tables:
-    tables = [table for table in database.tables if table.of_kind("category")]
-    return rng.sample(tables, 2), [None, None]
-
-
-_SCENES: dict[str, Callable[[DemoDatabase, Random], _Tables]] = {
-    "one": _one,
-    "pair": _pair,
-    "chain": _chain,
-    "link": _link,
-    "twins": _twins,
-}
-
-
-# Names
-
-
-def _table(draw: Draw, name: str) -> str:
-    return draw.tables[_place(name)].name
 
 
 def _place(name: str) -> int:
     return int(name[-1]) - 1
 
 
-def _foreign_key(draw: Draw, name: str) -> str:
+def _parent(draw: Draw, name: str) -> Parent:
     parent = draw.parents[_place(name)]
     assert parent
-    return parent.column
+    return parent
+
+
+# Columns and values
+
+_KINDS: dict[str, ColumnKind] = {
+    "l": "label",
+    "n": "number",
+    "x": "category",
+    "y": "category",
+    "z": "sparse",
+}
 
 
 def _column(draw: Draw, name: str) -> str:
@@ -145,41 +157,20 @@ def _column(draw: Draw, name: str) -> str:
 
 
 def _suitable(draw: Draw, name: str) -> list[DemoColumn]:
-    table = draw.tables[_place(name)]
+    table, first = draw.tables[_place(name)], draw.columns.get("x1")
     match name[0]:
-        case "l":
-            return table.of_kind("label")
-        case "x" | "y":
-            return [column for column in table.of_kind("category") if _is_twin(draw, column, name)]
-        case "z":
-            return table.of_kind("sparse")
-        case "n":
-            return table.of_kind("number")
-        case "a":
-            numbers = table.of_kind("number")
-            return [column for column in numbers if NUMBERS[column.concept].can_average]
-        case _:
+        case "c" | "d":
             return table.of_kind("label") * 3 + table.of_kind("number", "category")
-
-
-# What two tables may share; "level" of a course and of a nurse, say, are not the same thing.
-_SHARED = ("city", "country", "language")
-
-
-def _is_twin(draw: Draw, column: DemoColumn, name: str) -> bool:
-    """Admit the second table's category only if it is that of the first, where both have a slot."""
-    first = draw.columns.get("x1")
-    if name != "x2" or first is None:
-        return True
-    return column.concept == first.concept and column.concept in _SHARED
-
-
-# Values
+        case "a":
+            return [one for one in table.of_kind("number") if NUMBERS[one.concept].can_average]
+        case _ if name == "x2" and first:
+            shared = {first.concept} & {*_SHARED}
+            return [one for one in table.of_kind("category") if one.concept in shared]
+    return table.of_kind(_KINDS[name[0]])
 
 
 def _cell(draw: Draw, name: str, letter: str) -> str:
-    column = draw.columns[letter + name[1]]
-    return _literal(draw.witness[_place(name)][column.name])
+    return _literal(draw.witness[_place(name)][draw.columns[letter + name[1]].name])
 
 
 def _literal(cell: Cell) -> str:
@@ -187,8 +178,8 @@ def _literal(cell: Cell) -> str:
 
 
 def _values(draw: Draw, name: str, letter: str) -> list[Cell]:
-    column = draw.columns[letter + name[1]]
-    return list(dict.fromkeys(row[column.name] for row in draw.rows[_place(name)]))
+    column = draw.columns[letter + name[1]].name
+    return list(dict.fromkeys(row[column] for row in draw.rows[_place(name)]))
 
 
 def _second_value(draw: Draw, name: str) -> str:
@@ -221,8 +212,8 @@ def _function(draw: Draw, name: str) -> str:
 
 # In the order of filling. Columns that filter go first: what is shown takes from the rest.
 _FILL: dict[str, Callable[[Draw, str], str]] = {
-    "t": _table,
-    "f": _foreign_key,
+    "t": lambda draw, name: draw.tables[_place(name)].name,
+    "f": lambda draw, name: _parent(draw, name).column,
     **dict.fromkeys("xyznalcd", _column),
     "v": lambda draw, name: _cell(draw, name, "x"),
     "w": _second_value,
@@ -235,6 +226,112 @@ _FILL: dict[str, Callable[[Draw, str], str]] = {
     "m": _pattern,
     "g": _function,
     "r": lambda draw, name: draw.rng.choice(("DESC", "ASC")),
-    "q": lambda draw, name: str(draw.rng.randint(2, 5)),
-    "h": lambda draw, name: str(draw.rng.randint(2, 5)),
+    **dict.fromkeys("qh", lambda draw, name: str(draw.rng.randint(2, 5))),
+}
+
+
+# Words
+
+
+def _phrase(draw: Draw, name: str) -> str:
+    if name in ("show", "lowshow"):
+        show = draw.rng.choice(WORDS["show"])
+        return show if name == "show" else show.lower()
+    stem, number = name[:-1], name[-1]
+    if stem in _PHRASES:
+        return draw.rng.choice(_PHRASES[stem](draw, number))
+    return plural(_noun(draw, stem[0] + number)) if len(stem) > 1 else _noun(draw, name)
+
+
+def _noun(draw: Draw, name: str) -> str:
+    """Name the table S1, or a column; other slots say what they are in SQL."""
+    if name in draw.words:
+        return draw.words[name]
+    column = draw.columns.get(name)
+    if name[0] == "S":
+        own, *others = draw.tables[_place(name)].names
+        others = others[:1]
+    elif column:
+        own = column.name
+        others = [one for one in (column.concept, *synonyms(column.concept)) if one != own]
+    else:
+        own, others = draw.sql[name], []
+    swap = bool(others) and draw.rng.random() < _SYNONYM_RATE
+    if swap:
+        own = others[0] if name[0] == "S" else draw.rng.choice(others)
+    draw.words[name] = own.replace("_", " ") if column or name[0] == "S" else own
+    return draw.words[name]
+
+
+def _is(draw: Draw, number: str, *, column: str = "x", value: str = "v") -> list[str]:
+    noun, literal = _noun(draw, column + number), draw.sql[value + number]
+    before = CATEGORIES[draw.columns[column + number].concept].before
+    short = [f"{words} {literal}" for words in before]
+    return [f"with {noun} {literal}", f"whose {noun} is {literal}", *short]
+
+
+def _compare(draw: Draw, number: str) -> list[str]:
+    sign, threshold = draw.sql["o" + number], draw.sql["k" + number]
+    noun, meaning = _noun(draw, "n" + number), NUMBERS[draw.columns["n" + number].concept]
+    be = "are" if noun in PLURALS else "is"
+    plain = [text.format(n=noun, be=be, k=threshold) for text in WORDS["compare"][sign]]
+    special = dict(zip("><", meaning.comparisons, strict=True)).get(sign)
+    return [*plain, *[f"{special} {threshold}"] * len(plain)] if special else plain
+
+
+def _sorted(draw: Draw, number: str) -> list[str]:
+    noun = _noun(draw, "n" + number)
+    return [text.format(n=noun) for text in WORDS["sorted"][draw.sql["r" + number]]]
+
+
+def _extremes(draw: Draw, number: str, noun: str) -> list[str]:
+    """Say it by the column, or by its superlative unless another column has the same."""
+    spoken, direction = _noun(draw, "n" + number), draw.sql["r" + number]
+    plain = [f"{noun} with the {word} {spoken}" for word in WORDS["extreme"][direction]]
+    own = draw.columns["n" + number]
+    found = {
+        column.name: NUMBERS[column.concept].extremes[direction == "ASC"]
+        for column in draw.tables[_place(number)].of_kind("number")
+    }
+    adjective = found.pop(own.name)
+    is_told = adjective and adjective not in found.values()
+    return [*plain, *[f"{adjective} {noun}"] * len(plain)] if is_told else plain
+
+
+def _like(draw: Draw, number: str) -> list[str]:
+    pattern = draw.sql["m" + number]
+    letter = pattern.strip("%")
+    if not pattern.startswith("%"):
+        return [f"starts with {letter}", f"begins with {letter}"]
+    if not pattern.endswith("%"):
+        return [f"ends with {letter}"]
+    return [f"contains {letter}", f"contains the letter {letter}"]
+
+
+def _best(draw: Draw, number: str) -> list[str]:
+    return [f"the {words}" for words in _extremes(draw, number, _noun(draw, "S" + number))]
+
+
+def _top(draw: Draw, number: str) -> list[str]:
+    nouns, limit = plural(_noun(draw, "S" + number)), draw.sql["q" + number]
+    return [f"the {limit} {words}" for words in _extremes(draw, number, nouns)]
+
+
+# All the ways to say one thing.
+_PHRASES: dict[str, Callable[[Draw, str], Sequence[str]]] = {
+    "S": lambda draw, number: [_noun(draw, "S" + number)],
+    "T": lambda draw, number: [plural(_noun(draw, "S" + number))],
+    "P": lambda draw, number: [_parent(draw, number).preposition],
+    "is": _is,
+    "also": lambda draw, number: _is(draw, number, column="y", value="u"),
+    "isor": lambda draw, number: [
+        f"{words} or {draw.sql['w' + number]}" for words in _is(draw, number)
+    ],
+    "cmp": _compare,
+    "beyond": lambda draw, number: WORDS["beyond"][draw.sql["e" + number]],
+    "sorted": _sorted,
+    "best": _best,
+    "top": _top,
+    "like": _like,
+    "g": lambda draw, number: WORDS["functions"][draw.sql["g" + number]],
 }

@@ -2,83 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 
 Difficulty = Literal["easy", "medium", "hard", "extra"]
-Scene = Literal["one", "pair", "chain", "link", "twins"]
-Pair = tuple[str, str]
-Words = Annotated[tuple[str, ...], BeforeValidator(str.split)]
 
-# Columns that tell the rows of a table apart.
-LABELS = ("name", "title")
+LABELS = ("name", "title")  # columns that tell the rows of a table apart
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Number(_Record):
+class Number(NamedTuple):
     """A column of numbers. Words are empty where English has none."""
 
     low: int
     high: int
     step: float = 1
     synonym: str = ""
-    extremes: Pair = ("", "")
-    comparisons: Pair = ("", "")
+    extremes: Sequence[str] = ("", "")
+    comparisons: Sequence[str] = ("", "")
     can_add: bool = False
     can_average: bool = True
 
 
-class Category(_Record):
+class Category(NamedTuple):
     """A column of text with few values, each in several rows."""
 
     pool: str
     synonym: str = ""
-    before: tuple[str, ...] = ()
+    before: Sequence[str] = ()
 
 
-class Entity(_Record):
+class Entity(NamedTuple):
     """A table that a database of a domain may have; None where a column has its usual values."""
 
-    names: tuple[str, ...]
-    parents: dict[str, str] = {}
-    columns: dict[str, str | None]
+    names: Sequence[str]
+    columns: Mapping[str, str | None]
+    parents: Mapping[str, str] = MappingProxyType({})
 
 
-class QuestionKind(_Record):
+class QuestionKind(NamedTuple):
     """A family of questions with one shape of SQL."""
 
     name: str
     difficulty: Difficulty
-    scene: Scene
+    scene: str
     weight: int
     sql: str
-    weaker: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    wordings: tuple[str, ...]
+    wordings: Sequence[str]
+    weaker: Sequence[str] = ()
+    keys: Sequence[str] = ()
 
 
-class _Vocabulary(_Record):
-    cities: dict[str, tuple[str, ...]]
-    pools: dict[str, Words]
-    numbers: dict[str, Number]
-    categories: dict[str, Category]
-    sparse: dict[str, str]
-    plurals: Words
-    show: tuple[str, ...]
-    functions: dict[str, tuple[str, ...]]
-    compare: dict[str, tuple[str, ...]]
-    beyond: dict[str, tuple[str, ...]]
-    sorted: dict[str, tuple[str, ...]]
-    extreme: dict[str, tuple[str, ...]]
-
-
-_T = TypeVar("_T")
 _PAIR = "{t1} AS t1 JOIN {t2} AS t2 ON t1.{f2} = t2.id"
 _JOINED = {
     "{PAIR}": _PAIR,
@@ -87,19 +64,30 @@ _JOINED = {
 }
 
 
-def _read(kind: type[_T], name: str, joined: dict[str, str] | None = None) -> _T:
-    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for slot, tables in (joined or {}).items():
+def _read(name: str) -> Any:
+    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+    for slot, tables in _JOINED.items():
         text = text.replace(slot, tables)
-    return TypeAdapter(kind).validate_python(yaml.safe_load(text))
+    return yaml.safe_load(text)
 
 
-VOCABULARY = _read(_Vocabulary, "words.yaml")
-DOMAINS = _read(dict[str, tuple[Entity, ...]], "domains.yaml")
-KINDS = _read(tuple[QuestionKind, ...], "questions.yaml", _JOINED)
-NUMBERS, CATEGORIES, SPARSE = VOCABULARY.numbers, VOCABULARY.categories, VOCABULARY.sparse
-COUNTRY_OF_CITY = {city: country for country, some in VOCABULARY.cities.items() for city in some}
-POOLS = VOCABULARY.pools | {"city": tuple(COUNTRY_OF_CITY), "country": tuple(VOCABULARY.cities)}
+WORDS = _read("words")
+NUMBERS = {name: Number(**number) for name, number in WORDS["numbers"].items()}
+CATEGORIES = {name: Category(**category) for name, category in WORDS["categories"].items()}
+SPARSE: Mapping[str, str] = WORDS["sparse"]
+PLURALS = WORDS["plurals"].split()
+COUNTRY_OF_CITY = {city: country for country, some in WORDS["cities"].items() for city in some}
+POOLS = {name: words.split() for name, words in WORDS["pools"].items()}
+POOLS |= {"city": [*COUNTRY_OF_CITY], "country": [*WORDS["cities"]]}
+DOMAINS = {
+    domain: [Entity(**entity) for entity in entities]
+    for domain, entities in _read("domains").items()
+}
+KINDS = [
+    QuestionKind(difficulty=difficulty, **kind)
+    for difficulty, kinds in _read("questions").items()
+    for kind in kinds
+]
 
 
 def synonyms(concept: str) -> tuple[str, ...]:
@@ -110,7 +98,7 @@ def synonyms(concept: str) -> tuple[str, ...]:
 
 def plural(noun: str) -> str:
     """Write the plural of a noun of the vocabulary."""
-    if noun in VOCABULARY.plurals:
+    if noun in PLURALS:
         return noun
     if noun.endswith("y") and noun[-2] not in "aeou":
         return noun[:-1] + "ies"
