@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rewards.types import Score
-from sqlenv.dialects import run
+from sqlenv.dialects import run_in_dialect
 from sqlenv.envs.single_turn import Runner
 from sqlenv.schema.reading import read_schema
 from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
@@ -37,7 +37,7 @@ def columns_of() -> ColumnsOf:
 
 def gold_result(executor: Runner, example: Example) -> Result:
     """Return what the gold query gives, also where it is of another dialect."""
-    return run(executor.gold, example, example.gold_sql)
+    return run_in_dialect(executor.gold, example, example.gold_sql)
 
 
 def is_executable(attempt: Attempt) -> bool:

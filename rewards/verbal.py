@@ -22,14 +22,14 @@ from sqlenv.sql.extraction import parse
 from sqlenv.sql.lexer import one_line, tokens
 from sqlenv.types import Observation, Result, Table
 
-Kind = Literal["generate", "judge"]
+RequestKind = Literal["generate", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request for an answer of the model; `number` counts those of one kind and question."""
 
-    kind: Kind
+    kind: RequestKind
     number: int
     messages: Observation
 

@@ -27,7 +27,7 @@ from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
 from sqlenv.config import AnswerConfig
-from sqlenv.dialects import run, transpile
+from sqlenv.dialects import run_in_dialect, transpile
 from sqlenv.envs.single_turn import find_matches, judge_answer
 from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.sql.answers import answer_of
@@ -145,7 +145,9 @@ class Workbench:
         gold = gold_result(self._executor, example)
         start = time.perf_counter()
         sql = sql if sql.strip() else ""
-        predicted = run(self._executor.execute, example, sql) if sql else SqlError("no SQL")
+        predicted = (
+            run_in_dialect(self._executor.execute, example, sql) if sql else SqlError("no SQL")
+        )
         predicted = like_gold(predicted, gold, self._numbers)
         ex = find_matches(example, sql, predicted, self._executor, MODES)
         by_chance = is_nondeterministic(predicted)

@@ -24,7 +24,7 @@ def dialect_of(name: str) -> Dialect:
     raise UserError(f"dialect {name}: should be one of {', '.join(NAMES)}")
 
 
-def run(ask: Callable[[Path, str], Result], example: Example, sql: str) -> Result:
+def run_in_dialect(ask: Callable[[Path, str], Result], example: Example, sql: str) -> Result:
     """Run a query in its example's dialect by an executor's `execute` or `gold`."""
     text = transpile(sql, example.dialect)
     return text if isinstance(text, SqlError) else ask(example.database, text)

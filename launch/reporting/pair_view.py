@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from launch.reporting.tables import SHOWN_ROWS, clean
-from rewards.progress.normalisation import schema_of
+from rewards.progress.normalisation import known_columns
 from rewards.progress.tree import Node, build_tree
 from rewards.workbench import PairScore
 from sqlenv.envs.diagnosed import describe_failure
@@ -148,7 +148,7 @@ def _cell(value: Value) -> str:
 
 
 def _tree(title: str, sql: str, columns: Mapping[str, Sequence[str]] | None) -> Tree:
-    root = build_tree(sql, schema_of(columns))
+    root = build_tree(sql, known_columns(columns))
     tree = Tree(Text(f"{title} tree", style="bold"))
     if root is None:
         tree.add(Text("does not parse", style=_DIFFERS))

@@ -23,11 +23,11 @@ from rewards.expo.clauses import KINDS, Clause, scan_clauses
 from rewards.expo.differences import Differences, differences
 from rewards.expo.failures import trace_error
 from rewards.types import CreditSpan, Score
-from sqlenv.dialects import run
+from sqlenv.dialects import run_in_dialect
 from sqlenv.types import Attempt, Episode, Example, Numbers, Result, SqlError, Table
 
-Case = Literal["correct", "incorrect", "error", "format"]
-CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
+VerdictCase = Literal["correct", "incorrect", "error", "format"]
+CASES: tuple[VerdictCase, ...] = ("correct", "incorrect", "error", "format")
 
 CORRECT = 1.5  # reward of every clause of a query that matches (equation 1)
 INCORRECT = (-0.5, 0.5)  # of blamed and of other clauses where the result is wrong (equation 2)
@@ -46,7 +46,7 @@ class ClauseVerdict:
     result (D*; of wrong results alone), `is_uniform` where clauses are not told apart.
     """
 
-    case: Case
+    case: VerdictCase
     clauses: tuple[Clause, ...]
     blamed: frozenset[int] = frozenset()
     differences: Differences = frozenset()
@@ -75,7 +75,7 @@ class ExpoReward:
         The part is named after its case. Without any attempt the total is `FORMAT_FAIL`.
         """
         spans: list[CreditSpan] = []
-        case: Case = "format"
+        case: VerdictCase = "format"
         total = FORMAT_FAIL
         for turn, attempt in enumerate(episode.attempts):
             verdict = self.judge(episode.example, attempt)
@@ -171,7 +171,7 @@ class ExpoReward:
             gold_sql=example.gold_sql,
             gold=gold,
             sought=sought,
-            run=partial(run, ask, example),
+            run=partial(run_in_dialect, ask, example),
             numbers=self._numbers,
         )
         return ClauseVerdict("incorrect", clauses, blamed or everyone, sought)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from rewards.progress.normalisation import Schema, schema_of
+from rewards.progress.normalisation import KnownColumns, known_columns
 from rewards.progress.tree import Node, Profile, build_tree, ctes, renamed
 from sqlenv.sql.cache import cached
 
@@ -61,11 +61,11 @@ def diagnose(
 
     `columns` are names by table, to find the table of an unqualified column.
     """
-    return _diagnose(pred_sql, gold_sql, schema_of(columns))
+    return _diagnose(pred_sql, gold_sql, known_columns(columns))
 
 
 @cached(maxsize=16384)
-def _diagnose(pred_sql: str, gold_sql: str, schema: Schema | None) -> Diagnosis:
+def _diagnose(pred_sql: str, gold_sql: str, schema: KnownColumns | None) -> Diagnosis:
     pred = build_tree(pred_sql, schema)
     gold = build_tree(gold_sql, schema)
     if pred is None or gold is None:

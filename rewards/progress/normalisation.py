@@ -15,22 +15,22 @@ SUBQUERY = "<sub>"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Schema:
+class KnownColumns:
     """Column names by table, lower-cased; hashed by identity."""
 
     columns: Mapping[str, Features]
 
 
-def schema_of(columns: Mapping[str, Sequence[str]] | None) -> Schema | None:
+def known_columns(columns: Mapping[str, Sequence[str]] | None) -> KnownColumns | None:
     """Intern a schema: equal ones give the same object, so that caches can use it as a key."""
     if columns is None:
         return None
-    return _schema(tuple((table, tuple(names)) for table, names in columns.items()))
+    return _known(tuple((table, tuple(names)) for table, names in columns.items()))
 
 
 @lru_cache(maxsize=1024)
-def _schema(key: tuple[tuple[str, tuple[str, ...]], ...]) -> Schema:
-    return Schema({table.lower(): frozenset(map(str.lower, names)) for table, names in key})
+def _known(key: tuple[tuple[str, tuple[str, ...]], ...]) -> KnownColumns:
+    return KnownColumns({table.lower(): frozenset(map(str.lower, names)) for table, names in key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Writer:
     def __init__(
         self,
         scope: Scope,
-        schema: Schema | None,
+        schema: KnownColumns | None,
         nest: Callable[[exp.Expression], None],
     ) -> None:
         self.aggregate = False

@@ -8,7 +8,7 @@ from typing import Literal
 
 from sqlglot import exp
 
-from rewards.progress.normalisation import SUBQUERY, Features, Schema, Scope, Writer
+from rewards.progress.normalisation import SUBQUERY, Features, KnownColumns, Scope, Writer
 from sqlenv.sql import extraction
 from sqlenv.sql.cache import cached
 
@@ -44,7 +44,7 @@ class Node:
 
 
 @cached(maxsize=8192)
-def build_tree(sql: str, schema: Schema | None) -> Node | None:
+def build_tree(sql: str, schema: KnownColumns | None) -> Node | None:
     """Build the tree of a query: the ROOT node; None when the text does not parse as one query."""
     query = extraction.parse(sql)
     if query is None:
@@ -72,7 +72,7 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
     return Node(node.kind, children, name, profile)
 
 
-def _nodes_of(query: exp.Expression, scope: Scope, schema: Schema | None) -> tuple[Node, ...]:
+def _nodes_of(query: exp.Expression, scope: Scope, schema: KnownColumns | None) -> tuple[Node, ...]:
     """Build what hangs under the owner of a query: its main node, then one CTE node a WITH item."""
     query = extraction.bare(query)
     items = extraction.ctes(query) if isinstance(query, extraction.Query) else []
@@ -134,7 +134,7 @@ class _Sources:
 
 
 class _SelectReader:
-    def __init__(self, select: exp.Select, outer: Scope, schema: Schema | None) -> None:
+    def __init__(self, select: exp.Select, outer: Scope, schema: KnownColumns | None) -> None:
         self._select, self._outer = select, outer
         self._schema = schema
         self._sources = _Sources(select, outer.ctes)

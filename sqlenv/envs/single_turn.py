@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from sqlenv.config import AnswerConfig, SingleTurnConfig
-from sqlenv.dialects import run, transpile
+from sqlenv.dialects import run_in_dialect, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
 from sqlenv.evaluators.equality import like_gold
 from sqlenv.sql.answers import answer_of
@@ -63,7 +63,9 @@ class BaseEnvironment(Generic[Config]):
         return Episode(example), self._first_prompt(example)
 
     def _judge(self, example: Example, reply: str) -> Attempt:
-        return self._ask_witnesses(example, judge(example, reply, self._executor, self._config))
+        return self._ask_witnesses(
+            example, judge_reply(example, reply, self._executor, self._config)
+        )
 
     def _ask_witnesses(self, example: Example, attempt: Attempt) -> Attempt:
         if attempt.correct and self._witnesses and self._is_refuted(example, attempt.sql):
@@ -92,7 +94,7 @@ class SingleTurn(BaseEnvironment[SingleTurnConfig]):
         return Episode(episode.example, (*episode.attempts, attempt)), None
 
 
-def judge(example: Example, reply: str, executor: Runner, config: AnswerConfig) -> Attempt:
+def judge_reply(example: Example, reply: str, executor: Runner, config: AnswerConfig) -> Attempt:
     """Run the SQL of a reply, and compare its result with the gold result; see `judge_answer`."""
     return judge_answer(example, answer_of(reply, config.wrapping), executor, config)
 
@@ -111,11 +113,13 @@ def judge_answer(
     sql = answer.sql
     if not sql:
         return Attempt(answer, SqlError("no SQL in the reply"), correct=False)
-    result = run(executor.execute, example, sql)
+    result = run_in_dialect(executor.execute, example, sql)
     if isinstance(result, Table):
         if result.nondeterministic:
             return Attempt(answer, result, correct=False)
-        result = like_gold(result, run(executor.gold, example, example.gold_sql), config.compared)
+        result = like_gold(
+            result, run_in_dialect(executor.gold, example, example.gold_sql), config.compared
+        )
     correct = find_matches(example, sql, result, executor, (config.match,))[config.match]
     return Attempt(answer, result, correct=correct)
 

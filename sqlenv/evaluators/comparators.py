@@ -74,7 +74,7 @@ class Judgement:
     is_late: bool = False
 
 
-Ask = Callable[[Path, str], Result]
+RunQuery = Callable[[Path, str], Result]
 """Runs a query on a database: an executor's `execute` or `gold`."""
 
 
@@ -86,8 +86,8 @@ class Runs:
 
     def __init__(
         self,
-        execute: Ask,
-        gold: Ask | None = None,
+        execute: RunQuery,
+        gold: RunQuery | None = None,
         *,
         known: Mapping[tuple[Path, str], Result] | None = None,
         stopwatch: Callable[[Path, str], float] | None = None,
@@ -116,7 +116,7 @@ class Runs:
         self.is_late |= seconds > limit_s
         return seconds <= limit_s
 
-    def _find(self, database: Path, sql: str, run: Ask) -> Result:
+    def _find(self, database: Path, sql: str, run: RunQuery) -> Result:
         key = (database, same_query(sql))
         if (known := self._results.get(key)) is not None:
             self.is_late |= known == _LATE
@@ -168,10 +168,10 @@ def check_case(case: Case, names: Sequence[str]) -> None:
             raise UserError(f"{case.database}: {name} needs {what}; give them, or leave it out")
 
 
-def judge(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
-    """Ask comparators about a case."""
+def judge_case(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
+    """RunQuery comparators about a case."""
     if len(case.predicted) > _JUDGED_CHARS:
-        judged = judge(replace(case, predicted=""), names, runs)
+        judged = judge_case(replace(case, predicted=""), names, runs)
         return replace(judged, scores=dict.fromkeys(names, 0.0), predicted="too_large")
     runs.is_late = False
     outcomes = {name: COMPARATORS[name].function(case, runs) for name in names}
@@ -257,7 +257,7 @@ def _is_copy(file: Path, database: Path) -> bool:
 
 
 def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> Outcome:
-    """Ask Spider's program about a query that runs within 10 seconds, put on one line.
+    """RunQuery Spider's program about a query that runs within 10 seconds, put on one line.
 
     The prediction's result is its first failure: it runs as it stands, and then as Spider's does.
     """
@@ -303,7 +303,7 @@ def _is_clean(result: Result) -> TypeGuard[Table]:
     return isinstance(result, Table) and not result.is_mended
 
 
-def _ask(run: Ask, database: Path, sql: str) -> Result:
+def _ask(run: RunQuery, database: Path, sql: str) -> Result:
     """Run a query as Python's sqlite3 module would, which all these programs use."""
     match count_statements(sql):
         case "none":

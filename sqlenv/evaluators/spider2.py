@@ -22,9 +22,9 @@ from typing import Any
 from sqlenv.errors import UserError
 from sqlenv.types import Row, Table, Value
 
-Cell = str | int | float | bool
+CsvCell = str | int | float | bool
 """A value as pandas reads it; NaN where there is none."""
-Column = tuple[Cell, ...]
+CsvColumn = tuple[CsvCell, ...]
 
 _TOLERANCE = 0.01
 _CHUNK_ROWS = 500  # rows that the program writes at a time; pandas chooses types for each such part
@@ -53,7 +53,7 @@ class Reference:
     `tables` are these results with all of their columns.
     """
 
-    golds: tuple[tuple[Column, ...], ...]
+    golds: tuple[tuple[CsvColumn, ...], ...]
     ignore_order: bool = False
     tables: tuple[Table, ...] = field(default=(), compare=False)
 
@@ -85,7 +85,7 @@ def _reference(name: str, files: Sequence[Path], chosen: Any, ignore_order: Any)
     alone = [path for path in files if path.stem == name]
     paths = alone or files
     results = [columns_of_csv(_read(path)) for path in paths]
-    golds: list[tuple[Column, ...]] = []
+    golds: list[tuple[CsvColumn, ...]] = []
     for found, columns in zip(
         results, _choices(chosen, len(paths), is_base=bool(alone)), strict=False
     ):
@@ -125,7 +125,7 @@ def agrees(predicted: Table, reference: Reference, *, nan_is_zero: bool) -> bool
     """
     found = columns_of_rows(predicted.rows, predicted.width)
 
-    def prepare(column: Column) -> Column:
+    def prepare(column: CsvColumn) -> CsvColumn:
         if nan_is_zero:
             column = tuple([0 if value != value else value for value in column])
         return tuple(sorted(column, key=_by_text)) if reference.ignore_order else column
@@ -137,15 +137,15 @@ def agrees(predicted: Table, reference: Reference, *, nan_is_zero: bool) -> bool
     )
 
 
-def _by_text(value: Cell) -> tuple[str, bool]:
+def _by_text(value: CsvCell) -> tuple[str, bool]:
     return str(value), isinstance(value, int | float)
 
 
-def _is_close(gold: Column, predicted: Column) -> bool:
+def _is_close(gold: CsvColumn, predicted: CsvColumn) -> bool:
     return len(gold) == len(predicted) and all(map(_equal, gold, predicted))
 
 
-def _equal(one: Cell, other: Cell) -> bool:
+def _equal(one: CsvCell, other: CsvCell) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     if one != one and other != other:
@@ -159,13 +159,13 @@ def as_read(result: Table) -> Table:
     return replace(read, columns=result.columns)
 
 
-def _table(columns: Sequence[Column]) -> Table:
+def _table(columns: Sequence[CsvColumn]) -> Table:
     """Lay columns out as a result: NaN is no value. Nothing that reads it looks at names."""
     values = ((None if value != value else value for value in column) for column in columns)
     return Table(("",) * len(columns), tuple(zip(*values, strict=True)))
 
 
-def columns_of_rows(rows: Sequence[Row], width: int) -> tuple[Column, ...]:
+def columns_of_rows(rows: Sequence[Row], width: int) -> tuple[CsvColumn, ...]:
     """Type the values of a result as pandas does once it wrote them to a file and read them."""
     texts: list[list[str]] = [[] for _ in range(width)]
     for start in range(0, len(rows), _CHUNK_ROWS):
@@ -176,7 +176,7 @@ def columns_of_rows(rows: Sequence[Row], width: int) -> tuple[Column, ...]:
     return _alike([_guess(column) for column in texts])
 
 
-def columns_of_csv(text: str) -> tuple[Column, ...]:
+def columns_of_csv(text: str) -> tuple[CsvColumn, ...]:
     """Read the columns of a CSV file with a header; lines that are too short lack values."""
     lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
     width = len(lines[0]) if lines else 0
@@ -193,7 +193,7 @@ def _write(values: Sequence[Value]) -> list[str]:
     return ["" if value is None else str(value) for value in values]
 
 
-def _guess(texts: Sequence[str]) -> Column:
+def _guess(texts: Sequence[str]) -> CsvColumn:
     """Type a column: integers, else floats, else booleans, else texts."""
     there = [text for text in texts if text not in _NOTHING]
     if not there:
@@ -209,7 +209,7 @@ def _guess(texts: Sequence[str]) -> Column:
     return tuple([math.nan if text in _NOTHING else text for text in texts])
 
 
-def _alike(columns: Sequence[Column]) -> tuple[Column, ...]:
+def _alike(columns: Sequence[CsvColumn]) -> tuple[CsvColumn, ...]:
     """Make integers floats in a table of numbers alone with a float column."""
     kinds = {type(value) for column in columns for value in column}
     if kinds != {int, float}:

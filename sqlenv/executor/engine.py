@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import apsw
 
-from sqlenv.evaluators.comparators import Case, Judgement, Runs, judge
+from sqlenv.evaluators.comparators import Case, Judgement, Runs, judge_case
 from sqlenv.evaluators.votes import VoteBy, ballot
 from sqlenv.executor.database import Identity, heap_limit, identify
 from sqlenv.executor.guard import Guard, refuse_text
@@ -90,7 +90,7 @@ class Engine:
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
         """Ask comparators about cases."""
         runs = Runs(self.execute, stopwatch=self._seconds)
-        return [judge(case, names, runs) for case in cases]
+        return [judge_case(case, names, runs) for case in cases]
 
     def cancel(self, threads: Iterable[int]) -> None:
         """Interrupt what threads are running."""

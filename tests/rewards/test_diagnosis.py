@@ -15,7 +15,7 @@ from rewards.progress.diagnosis import (
     mismatch_rates,
 )
 from rewards.progress.feedback import build_feedback
-from rewards.progress.normalisation import schema_of
+from rewards.progress.normalisation import known_columns
 from rewards.progress.reward import lexical_similarity
 from rewards.progress.tree import build_tree
 from sqlenv.types import Answer, Attempt, Example, Result, SqlError, Table
@@ -26,7 +26,7 @@ CASES, RULES = read("diagnosis")["cases"], read("normalisation")
 
 
 def main_profile(sql: str):
-    tree = build_tree(sql, schema_of(RULES["schema"]))
+    tree = build_tree(sql, known_columns(RULES["schema"]))
     assert tree is not None, sql
     return tree.children[0].profile
 
@@ -65,7 +65,7 @@ def test_lexical_similarity_of_texts_without_a_pair():
     ids=lambda value: str(value)[:40],
 )
 def test_normalisation(rule, one, other, same):
-    schema = schema_of(RULES["schema"])
+    schema = known_columns(RULES["schema"])
     tree = build_tree(one, schema)
     assert tree is not None
     assert (tree == build_tree(other, schema)) is same, rule

@@ -13,7 +13,7 @@ from rewards.expo.clauses import KINDS
 from rewards.expo.reward import ExpoReward
 from rewards.types import Score
 from sqlenv.config import AnswerConfig
-from sqlenv.envs.single_turn import judge
+from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
 from sqlenv.types import Dialect, Episode, Example
 
@@ -37,7 +37,8 @@ def play(make_database, executor) -> Callable[..., Episode]:
     ) -> Episode:
         example = Example("1", "?", "a", paths[on], gold, dialect=dialect)
         attempts = (
-            judge(example, reply, executor, AnswerConfig(match="bag_ordered")) for reply in replies
+            judge_reply(example, reply, executor, AnswerConfig(match="bag_ordered"))
+            for reply in replies
         )
         return Episode(example, tuple(attempts))
 

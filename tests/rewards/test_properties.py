@@ -17,7 +17,7 @@ from rewards.types import Score
 from sqlenv.config import AnswerConfig, DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.demo import generate
-from sqlenv.envs.single_turn import judge
+from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Episode, Example, MatchMode
@@ -64,7 +64,7 @@ class World:
         """Judge replies up to the first right one."""
         episode = Episode(example)
         for reply in replies:
-            found = judge(example, reply, self.executor, AnswerConfig(match=match))
+            found = judge_reply(example, reply, self.executor, AnswerConfig(match=match))
             episode = Episode(example, (*episode.attempts, found))
             if found.correct:
                 break

@@ -12,7 +12,7 @@ import pytest
 from rewards.types import Turn
 from rewards.workbench import MODES, Workbench
 from sqlenv.config import AnswerConfig, ExecutorConfig
-from sqlenv.envs.single_turn import judge
+from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Numbers
 
@@ -60,10 +60,13 @@ def test_all_families_say_the_same_of_last_bits(case, numbers, shifts, executor)
         config = AnswerConfig(match=mode, numbers=numbers)
         reply = f"<sql>{case['pred']}</sql>"
         assert (
-            judge(example(shifts, case["gold"]), reply, executor, config).correct == found["ex"][at]
+            judge_reply(example(shifts, case["gold"]), reply, executor, config).correct
+            == found["ex"][at]
         )
     official = AnswerConfig(match="bird_ex", numbers=numbers)
-    by_bird = judge(example(shifts, case["gold"]), f"<sql>{case['pred']}</sql>", executor, official)
+    by_bird = judge_reply(
+        example(shifts, case["gold"]), f"<sql>{case['pred']}</sql>", executor, official
+    )
     assert by_bird.correct == case["exact"]["ex"][0]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge
+from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge_case
 from sqlenv.executor import Executor
 from sqlenv.types import ExecutionMatch, SqlError, Table
 from tests.sqlenv.cases import read_cases
@@ -103,9 +103,9 @@ def test_it_is_told_where_time_decides(name, seconds, score, is_late, files, mon
     clock = count(0, seconds)  # so that every query takes as long
     monkeypatch.setattr("sqlenv.evaluators.comparators.time.perf_counter", lambda: next(clock))
     runs = Runs(lambda _path, _sql: Table(("a",), ((1,),)))
-    judged = judge(Case("SELECT 1", "SELECT 2", database), [name], runs)
+    judged = judge_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
     assert (judged.scores[name], judged.is_late) == (score, is_late)
-    known = judge(Case("SELECT 1", "SELECT 2", database), [name], runs)
+    known = judge_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
     assert known == judged
 
 
