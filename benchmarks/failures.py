@@ -1,11 +1,13 @@
 """Inject faults into real SGLang servers while episodes are played; count what is lost.
 
     python benchmarks/failures.py --python /opt/sglang/bin/python --out failures.json
+    python benchmarks/failures.py --python /opt/sglang/bin/python --lora 4
 
 Two servers on this machine's CPU serve a tiny model, each behind a proxy. Each round plays a number
 of episodes of several turns at temperature 0. In the middle of it one fault is injected: a signal
 to a server's processes, or answers that the proxy corrupts for some seconds. Servers start with
-other weights than those that are pushed, so that replies by old weights can be told apart. Every
+other weights than those that are pushed, so that replies by old weights can be told apart; with
+`--lora` adapters of this rank are pushed, and servers keep their weights. Every
 trajectory is compared, token by token, with that of a round without a fault. Prints a JSON object,
 and a line for each fault on standard error; exit status 1 if an episode was lost, counted twice or
 changed.
@@ -32,6 +34,7 @@ from unittest import mock
 import jax
 
 from benchmarks._faults import SPOILS, Proxy, Spoil, child_of, session
+from minirl.config import LoraConfig
 from minirl.sglang import process
 from minirl.sglang.process import ChildServer
 from minirl.types import Trajectory
@@ -189,6 +192,7 @@ def main() -> None:
         "--python", default=installed, required=not installed, help="with SGLang installed"
     )
     parser.add_argument("--episodes", type=int, default=24)
+    parser.add_argument("--lora", type=int, metavar="RANK", help="push adapters alone")
     parser.add_argument("--only", default="", help="faults whose names have these words")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     options = parser.parse_args()
@@ -201,9 +205,10 @@ def main() -> None:
         models = make_models(place, 2)
         servers = Machine(models)
         config = launched(options.python, timeout_s=60.0)
+        lora = LoraConfig(rank=options.lora) if options.lora else None
         with (
             mock.patch.object(process, "launch", servers.launch),
-            serving(config, models, place) as served,
+            serving(config, models, place, lora) as served,
         ):
             served.push(OLD)
             old = served.play(examples)

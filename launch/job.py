@@ -89,7 +89,8 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
         )  # fmt: skip
         with cli.progress_bar("learning") as progress:
-            progress(trainer.steps_done, config.train.all_steps, "")
+            progress(trainer.steps_done, config.train.steps, "")
+            trainer.run(progress)
             second = second_stage.train(trainer, config.train, progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)

@@ -50,14 +50,8 @@ class Restart:
 
 
 def train(trainer: Trainer, config: CourseConfig, progress: Progress) -> Restart | None:
-    """Train the stages that a course has, or what is left of them; return how the second began."""
-
-    def of_all(done: int, _: int, status: str) -> None:
-        progress(done, config.all_steps, status)
-
+    """Train a course's second stage, if it has one, or what is left; return how it began."""
     first, stage = config.steps, config.second_stage
-    if trainer.steps_done <= first:
-        trainer.run(of_all)
     if stage is None:
         return None
     # Resumed, it is decided again, by the same accuracies.
@@ -71,7 +65,7 @@ def train(trainer: Trainer, config: CourseConfig, progress: Progress) -> Restart
     _log.info("%s", start)
     optimizer = second_optimizer(config.optimizer, stage, start)
     trainer.begin_stage(optimizer, first=first, steps=config.second_steps, start=start.step)
-    trainer.run(of_all)
+    trainer.run(progress)
     return start
 
 

@@ -163,35 +163,21 @@ def kl_divergence(logp: Any, reference_logp: Any, *, estimator: KlEstimator) -> 
     return {"k1": k1, "k2": xp.square(k1) / 2, "k3": _ratio(-k1, xp) + k1 - 1}[estimator]
 
 
-def policy_loss(
+def surrogate(
+    ratio_BT: Float[Array, "B T"],
     logp_BT: Float[Array, "B T"],
-    old_logp_BT: Float[Array, "B T"],
     advantage_BT: Float[Array, "B T"],
-    is_action_BT: Bool[Array, "B T"],
-    weight_BT: Float[Array, "B T"],
     algorithm: AlgorithmConfig,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the policy-gradient loss to minimise, and the weighted share of clipped tokens.
-
-    Both are 0 where nothing is an action.
-    """
-    ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=algorithm.ratio_level)
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Return the algorithm's objective of each token, to be maximised, and where it is clipped."""
+    low, high = algorithm.clip_low, algorithm.clip_high
     if algorithm.surrogate == "cispo":
-        surrogate = cispo(ratio_BT, logp_BT, advantage_BT, clip_high=algorithm.clip_high)
-    else:
-        surrogate = clipped_surrogate(
-            ratio_BT,
-            advantage_BT,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-        )
-    objective_BT, is_clipped_BT = surrogate
-    loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
-    return loss, jnp.sum(weight_BT, where=is_action_BT & is_clipped_BT)
+        return cispo(ratio_BT, logp_BT, advantage_BT, clip_high=high)
+    bounds = {"clip_low": low, "clip_high": high, "dual_clip": algorithm.dual_clip}
+    return clipped_surrogate(ratio_BT, advantage_BT, **bounds)
 
 
-def objective(
+def policy_loss(
     algorithm: AlgorithmConfig,
     logp_BT: Float[Array, "B T"],
     reference_logp_BT: Float[Array, "B T"],
@@ -199,7 +185,7 @@ def objective(
     entropy_BT: Float[Array, "B T"],
     top_logp_BTK: Float[Array, "B T K"] | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the whole loss of a micro-batch, and its statistics.
+    """Return the policy-gradient loss of a micro-batch with its KL, if any, and its statistics.
 
     In the only update of a step the old policy is the policy itself: the ratio is 1, whatever
     kernels say. What the sampler did otherwise, rounding or older weights, is the correction's.
@@ -220,9 +206,9 @@ def objective(
     correction_BT = weigh(rho_BT, batch.advantage_BC)
     # All surrogates are homogeneous in the advantage, so that is where the weight goes.
     advantage_BT = batch.advantage_BC * correction_BT
-    loss, clip_fraction = policy_loss(
-        logp_BT, old_logp_BT, advantage_BT, is_action_BT, weight_BT, algorithm
-    )
+    ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=algorithm.ratio_level)
+    objective_BT, is_clipped_BT = surrogate(ratio_BT, logp_BT, advantage_BT, algorithm)
+    loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
     if top_logp_BTK is not None:
         weigh_top: Callable[[Array], Array] = jnp.ones_like
         if algorithm.correction_level == "token":
@@ -234,8 +220,9 @@ def objective(
     means = {
         "kl": kl_divergence(logp_BT, reference_logp_BT, estimator=algorithm.kl_estimator),
         "entropy": entropy_BT,
+        "clip_fraction": is_clipped_BT,
         "correction_mean": correction_BT,
-        "correction_beyond": ((rho_BT < low) | (rho_BT > high)).astype(jnp.float32),
+        "correction_beyond": (rho_BT < low) | (rho_BT > high),
         "weight": jnp.ones_like(weight_BT),
     }
     stats = {
@@ -243,7 +230,7 @@ def objective(
     }
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         loss += algorithm.kl_coef * stats["kl"]
-    return loss, stats | {"clip_fraction": clip_fraction}
+    return loss, stats
 
 
 def likelihood(

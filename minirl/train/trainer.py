@@ -129,12 +129,14 @@ class Trainer:
         return self._facts.curve
 
     def run(self, progress: Progress) -> None:
-        """Train to the last step of the stage.
+        """Train to the last step of the stage, unless a run of a later stage is resumed.
 
         Raises:
             Preempted: A signal came, and all is saved.
             LostError: Nobody samples any more, and all is saved.
         """
+        if self.steps_done > self._last:
+            return
         # After an error too: what is being written is whole, and threads end.
         with closing(self._metrics), closing(self._checkpoints), closing(self._rollouts):
             try:

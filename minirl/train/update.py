@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import islice
-from threading import Lock
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from jax.stages import Compiled, Lowered
+from jax.stages import Lowered
 from jaxtyping import Array, Float
 
 from minirl.config import AlgorithmConfig
@@ -62,7 +61,7 @@ LIKELIHOOD = Objective(losses.likelihood)
 
 def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objective:
     """Return the objective of reinforcement learning, at the sampler's temperature."""
-    return Objective(partial(losses.objective, algorithm), temperature)
+    return Objective(partial(losses.policy_loss, algorithm), temperature)
 
 
 def token_logprobs(
@@ -113,44 +112,6 @@ def batch_loss(
     return loss, stats | {"loss": loss, _LOGPROBS: logp_BC}
 
 
-class CompiledByShape:
-    """A function compiled once for each shape of its arguments, on its first call or ahead of it.
-
-    JAX's own cache of a jitted function does not see what is compiled ahead of time.
-    """
-
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        self._function = jax.jit(function, **options)
-        self._compiled: dict[Hashable, Future[Compiled]] = {}
-        self._lock = Lock()
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Run the program for these arguments."""
-        return self.compile(*arguments)(*arguments)
-
-    def __len__(self) -> int:
-        return len(self._compiled)
-
-    def lower(self, *arguments: Any) -> Lowered:
-        """Return the program for arguments, or for their shapes, before it is compiled."""
-        return self._function.lower(*arguments)
-
-    def compile(self, *arguments: Any) -> Compiled:
-        """Return the program for arguments, or for their shapes; from any thread."""
-        leaves, tree = jax.tree.flatten(arguments)
-        key = (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
-        with self._lock:
-            is_new = key not in self._compiled
-            program = self._compiled.setdefault(key, Future())
-        if is_new:
-            try:
-                program.set_result(self.lower(*arguments).compile())
-            except BaseException as error:
-                program.set_exception(error)
-                raise
-        return program.result()
-
-
 class Learner:
     """The compiled functions of an update; holds no weights but the frozen ones.
 
@@ -182,13 +143,9 @@ class Learner:
             gradient, stats = jax.grad(loss, has_aux=True)(params, frozen, batch, logp_BC)
             return jax.tree.map(jnp.add, total, gradient), stats
 
-        # One gradient lies beside the sum of those before.
-        self._accumulate = CompiledByShape(accumulate, donate_argnums=0)
-        self._zeros = CompiledByShape(
-            lambda params: constrain_params(jax.tree.map(jnp.zeros_like, params), mesh)
-        )
-        self._add = CompiledByShape(partial(jax.tree.map, jnp.add), donate_argnums=0)
-        self._logp = CompiledByShape(logp)
+        def zeros(params: nnx.State) -> nnx.State:
+            return constrain_params(jax.tree.map(jnp.zeros_like, params), mesh)
+
         self._optimizer = rule = optax.with_extra_args_support(optimizer)
 
         def apply(
@@ -201,13 +158,19 @@ class Learner:
             params, opt_state = (constrain_params(tree, mesh) for tree in (params, opt_state))
             return params, opt_state, {"grad_norm": norm, "skipped": skipped}
 
-        self._apply = CompiledByShape(apply, donate_argnums=(0, 1))
-        self._functions = [self._accumulate, self._zeros, self._add, self._logp, self._apply]
+        # One gradient lies beside the sum of those before.
+        self._accumulate = jax.jit(accumulate, donate_argnums=0)
+        self._zeros, self._logp = jax.jit(zeros), jax.jit(logp)
+        self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
+        self._apply = jax.jit(apply, donate_argnums=(0, 1))
+        self._functions: list[Any] = [
+            self._accumulate, self._zeros, self._add, self._logp, self._apply
+        ]  # fmt: skip
 
     @property
     def programs(self) -> int:
         """Return the number of programs compiled so far."""
-        return sum(map(len, self._functions))
+        return sum(function._cache_size() for function in self._functions)
 
     def init(self, params: nnx.State) -> TrainState:
         """Start from weights with fresh optimizer state, which is split as the weights are."""
@@ -233,7 +196,7 @@ class Learner:
 
         Returns:
             The new state; the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1),
-            `learning_rate`, and what the objective adds (see `losses.objective`; `kl` where there
+            `learning_rate`, and what the objective adds (see `losses.policy_loss`; `kl` where there
             is a reference); and what `logprobs` yields, of the weights before.
         """
         batches, losses = [*batches], list[Array]()
@@ -247,8 +210,12 @@ class Learner:
                 jax.block_until_ready(losses[:-lanes][-1:])
                 check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
-                add = partial(self._add_gradient, state.params, reference)
-                results = list(pool.map(add, totals, chunk))
+                # Without a reference another array of its shape: one program serves both.
+                known = [batch.sampler_logp_BC for batch in chunk]
+                if reference is not None:
+                    known = [self._logp(reference, self._frozen, batch) for batch in chunk]
+                weights = repeat(state.params), repeat(self._frozen)
+                results = list(pool.map(self._accumulate, totals, *weights, chunk, known))
                 totals[: len(chunk)] = [total for total, _ in results]
                 numbers += [stats for _, stats in results]
                 losses += [stats["loss"] for _, stats in results]
@@ -272,17 +239,6 @@ class Learner:
         is_cpu = self._mesh is None and jax.default_backend() == "cpu"
         size = sum(leaf.size for leaf in jax.tree.leaves((params, self._frozen)))
         return _CPU_MICRO_BATCHES if is_cpu and size < _SMALL_MODEL else 1
-
-    def _add_gradient(
-        self, params: nnx.State, reference: nnx.State | None, total: nnx.State, batch: Batch
-    ) -> tuple[nnx.State, dict[str, Array]]:
-        """Add the gradient of a micro-batch to a total, which is donated."""
-        # Without a reference another array of its shape: one program serves both.
-        logp_BC = batch.sampler_logp_BC
-        if reference is not None:
-            logp_BC = self._logp(reference, self._frozen, batch)
-        result = self._accumulate(total, params, self._frozen, batch, logp_BC)
-        return jax.block_until_ready(result) if jax.default_backend() == "cpu" else result
 
     def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
         """Yield the log-probabilities of the targets, BC, of each micro-batch."""

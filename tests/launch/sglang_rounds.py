@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from launch.config import TinyConfig
 from launch.tiny import make_tiny
-from minirl.config import SamplerConfig, SglangConfig
+from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.model import huggingface
+from minirl.model.lora import add_adapters, split
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
 from minirl.sglang.sampler import Servers, SglangSampler
@@ -107,11 +110,18 @@ class Served:
 
 
 @contextmanager
-def serving(config: SglangConfig, models: Sequence[Path], place: Path) -> Generator[Served]:
-    """Serve the first of these models; weights of all can be pushed."""
+def serving(
+    config: SglangConfig, models: Sequence[Path], place: Path, lora: LoraConfig | None = None
+) -> Generator[Served]:
+    """Serve the first of these models; weights of all can be pushed, or as many adapters of it."""
     model = huggingface.load(models[0])
     params = [nnx.state(huggingface.load(folder), nnx.Param) for folder in models]
-    servers = Servers(config, models[0], SAMPLER, dtype="float32", seed=0, folder=place / "run")
+    if lora is not None:
+        add_adapters(model, lora, seed=0)
+        params = [_drawn(split(model)[1], seed) for seed in range(len(models))]
+    servers = Servers(
+        config, models[0], SAMPLER, dtype="float32", seed=0, folder=place / "run", lora=lora
+    )
     with servers:
         tokenizer = ChatTokenizer(models[0])
         sampler = make_sampler(model, SAMPLER, tokenizer, group_size=1, seed=0, servers=servers)
@@ -119,9 +129,17 @@ def serving(config: SglangConfig, models: Sequence[Path], place: Path) -> Genera
         yield Served(servers, sampler, tokenizer, params)
 
 
+def _drawn(params: nnx.State, seed: int) -> nnx.State:
+    random = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.array(random.normal(0, 0.3, leaf.shape), leaf.dtype), params
+    )
+
+
 def launched(python: str, **settings: Any) -> SglangConfig:
     """Return settings that start two servers on this machine's CPU."""
     arguments = {name: value for name, value in OPTIONS.items() if name != "dtype"}
+    arguments["lora-backend"] = "torch_native"  # where there are adapters
     return SglangConfig(
         launch=2, python=python, arguments=arguments, variables=VARIABLES, **settings
     )

@@ -68,6 +68,7 @@ def test_after_a_rise_the_rate_is_the_maximum():
 def test_after_fluctuation_the_rate_is_half_of_the_best_checkpoints():
     curve = curve_of("up and down")
     start = restart(curve, ramp(), steps=200, saved={step for step, _ in curve})
+    assert start is not None
     assert (start.step, start.rose) == (120, False)
     # The update that made it: 119 of 200 steps, of which 20 of warm-up.
     share = 0.01 + 0.99 * (1 + np.cos(np.pi * (119 - 20) / 180)) / 2
@@ -121,6 +122,7 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer._sampler, "set_weights", spy)
     monkeypatch.setattr(trainer._learner, "init", init_alone)
+    trainer.run(counted)
     start = train(trainer, course, counted)
     # Adam's state is fresh.
     assert counts == [{1}, {2}, {3}, {4}, {1}, {2}, {3}]

@@ -103,7 +103,7 @@ def loss_function(scene, name, *, is_only_update):
         batch = batch._replace(old_logp_BC=None)
     reference = scene.laid_out(scene.reference, algorithm).astype(jnp.float64)
     logp = scene.laid_out(scene.new, algorithm).astype(jnp.float64)
-    return jax.jit(lambda x: losses.objective(algorithm, x, reference, batch, x)[0]), logp, batch
+    return jax.jit(lambda x: losses.policy_loss(algorithm, x, reference, batch, x)[0]), logp, batch
 
 
 @pytest.mark.parametrize("is_only_update", [False, True])
@@ -163,7 +163,7 @@ def test_the_only_update_of_a_step_clips_no_rounding():
         of_sampler = batch._replace(old_logp_BC=batch.sampler_logp_BC)
         shares = []
         for one in (of_sampler, batch._replace(old_logp_BC=None)):
-            _, stats = losses.objective(algorithm, logp, logp, one, logp)
+            _, stats = losses.policy_loss(algorithm, logp, logp, one, logp)
             shares.append(float(stats["clip_fraction"] / stats["weight"]))
             correction = float(stats["correction_mean"] / stats["weight"])
         assert shares[0] > 0.3

@@ -80,6 +80,16 @@ def test_groups_to_train(equal_groups, correctness_filter, kept):
     assert [list(GROUPS)[number] for number in numbers] == kept
 
 
+def loss_of(logp_BT, old_logp_BT, advantage_BT, is_action_BT, weight_BT, algorithm):
+    """Return loss and statistics where the sampler's log-probabilities are the old ones."""
+    nothing: Any = None
+    batch = Batch(
+        *[nothing] * 4, is_action_BC=is_action_BT, sampler_logp_BC=old_logp_BT,
+        advantage_BC=advantage_BT, weight_BC=weight_BT, old_logp_BC=old_logp_BT,
+    )  # fmt: skip
+    return losses.policy_loss(algorithm, logp_BT, logp_BT, batch, logp_BT)
+
+
 @pytest.mark.parametrize("case", OBJECTIVE["clipped"], ids=lambda case: case["id"])
 def test_clipped_objective(case):
     logp_BT, old_logp_BT = jnp.log(jnp.array([case["new"]])), jnp.log(jnp.array([case["old"]]))
@@ -90,13 +100,14 @@ def test_clipped_objective(case):
     terms_BT, is_clipped_BT = losses.clipped_surrogate(ratio_BT, advantage_BT, **settings)
     np.testing.assert_allclose(terms_BT[0], case["terms"], rtol=1e-6)
     for weight_BT in (is_action_BT / 4, jnp.array([[0.1, 0.2, 0.3, 0.4]])):
-        loss, clip_fraction = losses.policy_loss(
+        loss, stats = loss_of(
             logp_BT, old_logp_BT, advantage_BT, is_action_BT, weight_BT,
             AlgorithmConfig(ratio_level=case["level"], correction="none", **settings),
         )  # fmt: skip
         np.testing.assert_allclose(-loss, np.sum(weight_BT[0] * np.array(case["terms"])), rtol=1e-6)
         # It is weighed as the loss is.
-        np.testing.assert_allclose(clip_fraction, np.sum(weight_BT * is_clipped_BT), rtol=1e-6)
+        clipped = np.sum(weight_BT * is_clipped_BT)
+        np.testing.assert_allclose(stats["clip_fraction"], clipped, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +241,7 @@ def test_centred_samples_of_another_policy_pull_nowhere_on_average(level, correc
                 advantage_BC=one, weight_BC=one, top_logp_BCK=jnp.log(jnp.array(Q))[None, None],
             )  # fmt: skip
             logp = logp_V[drawn][None, None]
-            loss, _ = losses.objective(algorithm, logp, logp, batch, one, top(logp_V))
+            loss, _ = losses.policy_loss(algorithm, logp, logp, batch, one, top(logp_V))
             total += share * loss
         return total
 
@@ -303,7 +314,7 @@ def test_a_token_of_an_absurd_ratio_leaves_the_gradient_of_the_others(level):
 
     def loss(logp):
         arguments = (logp, old, jnp.array([[1.0, 1.0], [-1.0, -1.0]]), ones > 0, ones / 4)
-        return losses.policy_loss(*arguments, algorithm)[0]
+        return loss_of(*arguments, algorithm)[0]
 
     value, gradient = jax.value_and_grad(loss)(logp)
     assert np.isfinite(value)

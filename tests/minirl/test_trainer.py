@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
+import sys
+import threading
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from flax import nnx
 from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.errors import LostError
 from minirl.run.preemption import Preempted
+from minirl.train import losses
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import learning_rate, make_optimizer
 from minirl.train.rollouts import examples_of_step
@@ -155,6 +158,32 @@ def test_what_a_nucleus_cuts_off_is_told(toy, tmp_path, monkeypatch):
 def test_one_seed_gives_one_run(toy, finished, tmp_path):
     toy_run.make_trainer(toy, tmp_path, steps=2).run(ignore)
     assert without_times(tmp_path) == without_times(finished.folder)[:2]
+
+
+def test_few_calls_lie_between_a_run_and_the_loss(toy, tmp_path, monkeypatch):
+    """`launch.train:main` and `launch.job:train` come before: they are seven together."""
+    calls, loss = [], losses.policy_loss
+
+    def spy(*arguments):
+        # The gradient is traced by a thread of the update.
+        frames = [sys._getframe(), sys._current_frames()[threading.main_thread().ident]]
+        calls.append([*map(names, reversed(frames))])
+        return loss(*arguments)
+
+    def names(frame):
+        found = []
+        while frame is not None:
+            if (
+                "minirl/train" in frame.f_code.co_filename
+                and "tests" not in frame.f_code.co_filename
+            ):
+                found.insert(0, frame.f_code.co_name)
+            frame = frame.f_back
+        return found
+
+    monkeypatch.setattr(losses, "policy_loss", spy)
+    toy_run.make_trainer(toy, tmp_path, steps=1, kl_every=None, validate=nothing).run(ignore)
+    assert calls[0] == [["run", "step", "update"], ["accumulate", "batch_loss"]]
 
 
 def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):

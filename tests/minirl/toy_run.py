@@ -157,8 +157,7 @@ def take_course(toy, folder, course):
 def run(trainer, course, progress):
     """Run all stages of a trainer's course."""
     config, (*_, second) = trainer._config, COURSES[course]
-    if trainer.steps_done <= config.steps:
-        trainer.run(progress)
+    trainer.run(progress)
     if second:
         trainer.begin_stage(config.optimizer, first=config.steps, steps=second, start=2)
         trainer.run(progress)
