@@ -73,8 +73,8 @@ class Told(logging.Handler):
 class Machine:
     """The two servers, their proxies, and the faults that can be injected."""
 
-    def __init__(self, models: Sequence[Path]) -> None:
-        self.models = models
+    def __init__(self, others: Path) -> None:
+        self.others = others
         self.children: list[ChildServer] = []
         self.addresses: list[str] = []
         self.proxies: list[Proxy] = []
@@ -102,7 +102,7 @@ class Machine:
 
     def load_others(self) -> None:
         """Give a server other weights, as another run would."""
-        body = {"model_path": str(self.models[OLD]), "abort_all_requests": True}
+        body = {"model_path": str(self.others), "abort_all_requests": True}
         request = urllib.request.Request(
             f"{self.addresses[0]}/update_weights_from_disk",
             json.dumps(body | {"weight_version": "others"}).encode(),
@@ -203,9 +203,10 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         place = Path(folder)
         models = make_models(place, 2)
-        servers = Machine(models)
         config = launched(options.python, timeout_s=60.0)
         lora = LoraConfig(rank=options.lora) if options.lora else None
+        # Others than those that are pushed, or that adapters are pushed for.
+        servers = Machine(models[NEW if lora else OLD])
         with (
             mock.patch.object(process, "launch", servers.launch),
             serving(config, models, place, lora) as served,

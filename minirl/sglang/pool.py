@@ -36,8 +36,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _FAILURES = (ServerError, RejectedError)
 _TRIES = 12
 """Of a request, before the run stops."""
-# Times that a launched server may hang before it is started anew. One that is only starting
-# refuses to answer at once.
+# Times that a launched server may hang, or compute something else with the right weights (those
+# below its adapters are others), before it is started anew. One that is only starting refuses to
+# answer at once.
 _HANGS, _AT_ONCE_S = 2, 5.0
 
 _log = logging.getLogger(__name__)
@@ -198,7 +199,8 @@ class ServerPool:
                 await self._bring_back(server)
                 pause_s, hangs = _FIRST_PAUSE_S, 0
             except (*_FAILURES, UserError, OSError) as error:
-                hangs += time.monotonic() - begun > min(_AT_ONCE_S, self._config.health_s / 2)
+                is_slow = time.monotonic() - begun > min(_AT_ONCE_S, self._config.health_s / 2)
+                hangs += is_slow or getattr(error, "kind", "") == "differs"
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 self._last_problem = error
                 server.give_up()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +95,11 @@ class Server:
     ) -> None:
         self.url, self.child = url.rstrip("/"), child
         self._session, self._config, self._requirements = session, config, requirements
-        # Adapters that it is asked with, and those before, with which replies are under way.
+        # Adapters that it is asked with, and those before, with which replies are under way; and
+        # the version, as it calls it, of the weights below them.
         self._adapter: str | None = None
         self._former: str | None = None
+        self._base = ""
         self.asked, self.gap = 0, 0.0
         self.waiting: set[asyncio.Timeout] = set()
         self.slots, self.lock = asyncio.Semaphore(config.parallel), asyncio.Lock()
@@ -115,7 +117,6 @@ class Server:
         body = {
             "rid": rid,
             "input_ids": request.ids,
-            "lora_path": adapter,
             "return_logprob": True,
             "top_logprobs_num": request.decoding.top_logprobs,
             # A server may have presets of its own: leave nothing to them.
@@ -135,15 +136,18 @@ class Server:
         try:
             async with asyncio.timeout(None) as waiting:
                 self.waiting.add(waiting)
-                content = await self._post("/generate", body, timeout_s=self._config.timeout_s)
+                content = await self._generate(body, adapter, timeout_s=self._config.timeout_s)
         except TimeoutError:
             raise self.error("hung", "hangs, and with it this request") from None
         finally:
             self.waiting.discard(waiting)
         context = (rid, request, stop_ids, self._requirements.vocab_size)
-        found = self._read(Generated, content, context)
-        # The server's own version is that of the weights below the adapters.
-        return found.model_copy(update={"version": adapter, "spans": []} if adapter else {})
+        generated = self._read(Generated, content, context)
+        if adapter is None:
+            return generated
+        if {*generated.versions} != {self._base}:
+            raise self.error("stale", f"replies with {generated.version} below its adapters")
+        return generated.model_copy(update={"version": adapter, "spans": []})
 
     def give_up(self) -> None:
         """Let the replies under way fail now, unless it is in use."""
@@ -182,12 +186,12 @@ class Server:
         Raises:
             ServerError: `stale`: it has others; `differs`: it does not.
         """
-        values, name = await self._score()
-        if name != weights.name:
+        values, version = await self._score()
+        if (name := self._adapter or version) != weights.name:
             raise self.error("stale", f"has weights {name}, not {weights.name}")
         probe, tolerance = np.asarray(weights.probe), self._requirements.tolerance
         self.gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
-        self.weights = weights
+        self.weights, self._base = weights, version
         if not self.gap <= tolerance:
             raise self.error(
                 "differs",
@@ -200,26 +204,33 @@ class Server:
         return ServerError(kind, f"{self.url}: {message}")
 
     async def _score(self) -> tuple[list[float], str]:
-        """Return log-probabilities of the probe's ids but the first, and the weights' name."""
-        adapter, ids = self._adapter, self._requirements.probe_ids
+        """Return log-probabilities of the probe's ids but the first, and its weights' version."""
+        ids = self._requirements.probe_ids
         body = {
             "input_ids": ids,
-            "lora_path": adapter,
             "return_logprob": True,
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         }
-        try:
-            content = await self._post("/generate", body, timeout_s=self._config.wait_s)
-        except RejectedError as error:
-            if adapter is None:
-                raise
-            raise self.error("stale", f"has no adapters {adapter} ({error})") from None
+        content = await self._generate(body, self._adapter, timeout_s=self._config.wait_s)
         scored = self._read(Scored, content)
         values = [value for value, *_ in scored.logprobs[1:] if value is not None]
-        if tuple(one[1] for one in scored.logprobs) != ids or len(values) != len(ids) - 1:
+        if tuple(i for _, i, _ in scored.logprobs) != ids or len(values) != len(ids) - 1:
             raise self.error("garbage", "scored other ids than were sent, or not all")
-        return values, adapter or scored.version
+        return values, scored.version
+
+    async def _generate(
+        self, body: Mapping[str, Any], adapter: str | None, *, timeout_s: float
+    ) -> bytes:
+        try:
+            return await self._post(
+                "/generate", {**body, "lora_path": adapter}, timeout_s=timeout_s
+            )
+        except RejectedError as error:
+            # One that was restarted has no adapters, and names those that it lacks.
+            if adapter is None or adapter not in str(error):
+                raise
+            raise self.error("stale", f"has no adapters {adapter} ({error})") from None
 
     async def _load_weights(self, name: str, folder: str) -> None:
         """Take all weights; what it samples goes on with them, and an empty cache."""

@@ -159,7 +159,7 @@ class Fake:
         if self.paused:
             return 503, {"error": "paused"}  # a real one would let us wait
         if body.get("lora_path") not in (None, *self.adapters):
-            return 400, {"error": "an adapter that has never been loaded"}
+            return 400, {"error": f"LoRA adapters are not loaded: {body['lora_path']}"}
         self.bodies.append(body)
         sent, settings = body["input_ids"], body["sampling_params"]
         began = self.weights

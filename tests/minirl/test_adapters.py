@@ -9,7 +9,20 @@ from minirl.config import LoraConfig
 from minirl.errors import UserError
 from minirl.sglang.transfer import lora_options
 
-from .test_pool import ask, folder_of, numbers, send, serve, start, wait_until  # noqa: F401
+from .test_pool import (  # noqa: F401
+    SEEN,
+    Nurse,
+    _forget,
+    ask,
+    folder_of,
+    numbers,
+    numbers_are,
+    nurses,
+    send,
+    serve,
+    start,
+    wait_until,
+)
 
 pytestmark = pytest.mark.usefixtures("soon")
 LORA = LoraConfig(rank=2)
@@ -54,6 +67,32 @@ def test_a_server_that_was_restarted_is_given_the_adapters_again(fakes, serve):
     wait_until(lambda: numbers(servers)["servers"] == 2)
     send(servers, "b")
     assert [{*fake.adapters} for fake in fakes] == [{"a", "b"}] * 2
+
+
+def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes, serve):
+    """It refuses at once, and so would be asked again and again as the least busy one."""
+    servers = serve(fakes, lora=LORA)
+    fakes[0].adapters.clear()
+    assert [found.versions for found in ask(servers, range(20))] == [("a",) * 3] * 20
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
+    assert (SEEN["left_out"], SEEN["requests"]) == (1, 20)
+    assert [{*fake.adapters} for fake in fakes] == [{"a"}] * 2
+
+
+def test_a_server_whose_weights_below_the_adapters_change_is_started_anew(fakes, serve, nurses):
+    servers = serve(fakes, launch=2, lora=LORA)
+    fakes[0].weights, fakes[0].probe = "others", -3.0
+
+    def restart():
+        Nurse.start(nurses[0])
+        fakes[0].probe = -0.25
+        fakes[0].adapters.clear()
+
+    nurses[0].start = restart
+    assert [found.versions for found in ask(servers, range(4))] == [("a",) * 3] * 4
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1, restarted=1))
+    assert fakes[0].adapters
+    assert SEEN["failed_stale"] >= 1
 
 
 def test_a_server_without_lora_is_refused_at_the_first_push(fakes, serve):
