@@ -151,8 +151,3 @@ def session(leader: int) -> dict[int, str]:
         except (ValueError, OSError):
             continue
     return found
-
-
-def child_of(process: int) -> int:
-    """Return the process that this one started."""
-    return int(Path(f"/proc/{process}/task/{process}/children").read_text().split()[0])

@@ -33,7 +33,7 @@ from unittest import mock
 
 import jax
 
-from benchmarks._faults import SPOILS, Proxy, Spoil, child_of, session
+from benchmarks._faults import SPOILS, Proxy, Spoil, session
 from minirl.config import LoraConfig
 from minirl.sglang import process
 from minirl.sglang.process import ChildServer
@@ -90,9 +90,9 @@ class Machine:
 
     def send(self, number: int, *, to: str, server: int = 0) -> None:
         """Send a signal to those processes of a server whose title has these words."""
-        watchdog = self.children[server]._watchdog
-        assert watchdog is not None
-        for pid, title in session(child_of(watchdog.pid)).items():
+        running = self.children[server]._process
+        assert running is not None
+        for pid, title in session(running.pid).items():
             if to in title:
                 os.kill(pid, number)
 

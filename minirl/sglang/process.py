@@ -1,16 +1,8 @@
-"""SGLang servers that this process starts, and that end with it, however it ends.
-
-Run as a program, `python -P process.py COMMAND...`, this file is the watchdog between the two: it
-runs the command in a session of its own (Ctrl-C at the terminal is for the learner alone), and ends
-the whole session when the learner closes the watchdog's standard input or dies. It therefore
-imports nothing outside of the standard library.
-"""
+"""SGLang servers that this process starts, and that end with it, however it ends."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -26,11 +18,19 @@ if TYPE_CHECKING:
     from minirl.config import SglangConfig
 
 _HOST = "127.0.0.1"
-_END_S, _POLL_S = 20, 0.5
 # What a server has to end by itself after SIGTERM.
 _GRACE_S = 2.0
 _LOG_CHARACTERS = 300
-_PR_SET_PDEATHSIG = 1
+# Lets a command end with the thread that starts it; what SGLang starts ends with SGLang so, too.
+# Only Linux can (PR_SET_PDEATHSIG), and Python code between fork and exec might wait for ever for a
+# lock of one of JAX's threads.
+_TIED = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 class ChildServer:
@@ -39,14 +39,14 @@ class ChildServer:
     def __init__(self, command: list[str], variables: dict[str, str], port: int, log: Path) -> None:
         self.url = f"http://{_HOST}:{port}"
         self._command, self._variables, self._log = command, variables, log
-        self._watchdog: subprocess.Popen | None = None
+        self._process: subprocess.Popen | None = None
         self._lock, self._is_closed = Lock(), False
         self.start()
 
     @property
     def is_running(self) -> bool:
         """Tell whether it has not ended by itself."""
-        return self._watchdog is not None and self._watchdog.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """End it if it runs, and start it again; do nothing after `close`."""
@@ -55,13 +55,13 @@ class ChildServer:
             if self._is_closed:
                 return
             with self._log.open("ab") as log:
-                self._watchdog = subprocess.Popen(
-                    # -P: the modules beside this file are none of the standard library's.
-                    [sys.executable, "-P", __file__, *self._command],
+                self._process = subprocess.Popen(
+                    [sys.executable, "-SIc", _TIED, str(os.getpid()), *self._command],
                     env=os.environ | self._variables,
-                    stdin=subprocess.PIPE,
+                    stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    # Ctrl-C at the terminal is for the learner alone.
                     start_new_session=True,
                 )
 
@@ -77,16 +77,14 @@ class ChildServer:
         return f"{self._log} ends with {' '.join(text[-_LOG_CHARACTERS:].split())!r}"
 
     def _end(self) -> None:
-        if self._watchdog is None:
+        if self._process is None:
             return
-        assert self._watchdog.stdin is not None
-        with suppress(BrokenPipeError):
-            self._watchdog.stdin.close()
-        try:
-            self._watchdog.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._watchdog.kill()
-            self._watchdog.wait()
+        # Even if the server has ended, processes that it started may be left.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_S)
 
 
 def close(children: Sequence[ChildServer]) -> None:
@@ -146,41 +144,3 @@ def free_ports(count: int) -> list[int]:
         for one in held:
             one.bind((_HOST, 0))
         return [one.getsockname()[1] for one in held]
-
-
-def watch(command: list[str]) -> int:
-    """Run a command until it ends, standard input is closed, or the parent is gone."""
-    parent = os.getppid()
-    # Whoever wants the command to end closes standard input.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    server = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
-    )
-    try:
-        while server.poll() is None and os.getppid() == parent:
-            if select.select([sys.stdin], [], [], _POLL_S)[0]:
-                break
-    finally:
-        _end_session(server)
-    return server.returncode
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _end_session(server: subprocess.Popen) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(_GRACE_S)
-    # Even if the server has ended, processes that it started may be left.
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
-
-
-if __name__ == "__main__":
-    sys.exit(watch(sys.argv[1:]))

@@ -78,8 +78,7 @@ def commands() -> dict[int, str]:
 def servers(run: Path) -> list[int]:
     """List the processes of all servers that were launched for a run."""
     words = "sglang.launch_server", str(run.parent)
-    found = ((pid, line) for pid, line in commands().items() if all(one in line for one in words))
-    return [pid for pid, line in found if "sglang/process.py" not in line]
+    return [pid for pid, line in commands().items() if all(one in line for one in words)]
 
 
 def schedulers(run: Path) -> list[int]:

@@ -23,17 +23,20 @@ from minirl.sglang.process import ChildServer
 line = [sys.executable, "-c", sys.argv[2]]
 child = ChildServer(line, {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
 print("up", flush=True)
-if sys.argv[3] in ("close", "watchdog"):
+if sys.argv[3] == "close":
     while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
-    child.close() if sys.argv[3] == "close" else child._watchdog.kill()
+    child.close()
 else:
     time.sleep(60)
 """
-# A server with a process of its own, which takes no notice of a polite end.
+# A server with a process of its own, which ends with it as SGLang's do; neither takes notice of a
+# polite end.
 SERVER = """
 import os, pathlib, signal, subprocess, sys, time
+from minirl.sglang.process import _TIED
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+line = [sys.executable, "-c", "import time; time.sleep(60)"]
+worker = subprocess.Popen([sys.executable, "-c", _TIED, str(os.getpid()), *line])
 path = pathlib.Path(FOLDER) / "part"
 path.write_text(f"{os.getpid()} {worker.pid} {os.environ['WORD']}")
 path.rename(path.with_name("pids"))
@@ -50,7 +53,7 @@ def is_alive(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("end", ["close", "SIGKILL", "watchdog"])
+@pytest.mark.parametrize("end", ["close", "SIGKILL"])
 def test_children_end_with_the_run_however_it_ends(tmp_path, end):
     server = SERVER.replace("FOLDER", repr(str(tmp_path)))
     parent = subprocess.Popen(
@@ -68,8 +71,7 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, end):
     if end == "SIGKILL":
         parent.kill()
     parent.communicate(timeout=30)
-    # What the server has started outlives a watchdog that is killed.
-    while is_alive(one) or (is_alive(other) and end != "watchdog"):
+    while is_alive(one) or is_alive(other):
         assert time.monotonic() < deadline + 30
         time.sleep(0.05)
 
