@@ -193,7 +193,9 @@ def main() -> None:
     )
     parser.add_argument("--episodes", type=int, default=24)
     parser.add_argument("--lora", type=int, metavar="RANK", help="push adapters alone")
-    parser.add_argument("--only", default="", help="faults whose names have these words")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORDS", help="faults whose names have these"
+    )
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     options = parser.parse_args()
     told = Told()
@@ -217,7 +219,7 @@ def main() -> None:
             new = served.play(examples)
             differ = sum(tokens(a) != tokens(b) for a, b in zip(old, new, strict=True))
             for name, act in servers.faults().items():
-                if options.only in name:
+                if any(words in name for words in options.only):
                     rows[name] = provoke(served, told, act, examples, new)
                     print(json.dumps({name: rows[name]}), file=sys.stderr, flush=True)
                 for proxy in servers.proxies:

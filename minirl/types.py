@@ -109,7 +109,7 @@ class TopTokens:
     def joined(cls, parts: Sequence[TopTokens]) -> TopTokens:
         """Join those of successive tokens."""
         return cls(
-            *map(np.concatenate, zip(*((one.ids, one.logprobs) for one in parts), strict=True))
+            *map(np.concatenate, zip(*((part.ids, part.logprobs) for part in parts), strict=True))
         )
 
 

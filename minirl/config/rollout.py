@@ -89,17 +89,17 @@ class SglangConfig(Settings):
     def find_python(self) -> str:
         """Return the program that launched servers run in; a `UserError` if there is none."""
         python = self.python or os.environ.get(SGLANG_PYTHON) or sys.executable
-        found = shutil.which(python)
-        if found is None:
+        program = shutil.which(python)
+        if program is None:
             raise UserError(
                 f"rollout.sglang.python (or {SGLANG_PYTHON}): there is no program {python}"
             )
-        return found
+        return program
 
     @model_validator(mode="after")
     def _check(self) -> SglangConfig:
-        found = {url: _ADDRESS.fullmatch(url) for url in self.urls}
-        wrong = [url for url, one in found.items() if not one or int(one[1] or 1) not in _PORTS]
+        matches = {url: _ADDRESS.fullmatch(url) for url in self.urls}
+        wrong = [url for url, m in matches.items() if not m or int(m[1] or 1) not in _PORTS]
         if wrong:
             raise contradiction("urls", f"{wrong[:1]} is not http://HOST:PORT")
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):

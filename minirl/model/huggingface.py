@@ -4,9 +4,7 @@ Parameters have the shapes of the files, so that reading, writing and pushing we
 a matter of names: `_NAMES` is the only table. A parameter that stacks all layers is one tensor a
 layer in the files.
 
-Files are written tensor by tensor, so that one tensor is in memory at a time; the library's own
-writer takes all tensors of a file at once. The format
-(https://github.com/huggingface/safetensors#format) is a length, a header in JSON, the bytes.
+Tensors come one by one, and those of one file are in memory at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ import json
 import math
 import re
 import shutil
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from minirl.config import LoraConfig
 from minirl.errors import UserError
@@ -67,8 +66,11 @@ for _name in MATRICES:
         _suffix = f"lora_{_end.upper()}.weight"
         _NAMES[f"{_name}_{_end}"] = _NAMES[_name].removesuffix("weight") + _suffix
 
-MAX_SHARD_BYTES = 5_000_000_000
-_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# Before them, in files of adapters.
+_PEFT = "base_model.model."
+
+MAX_SHARD_BYTES = 2_000_000_000
+_KINDS = ("F32", "BF16", "F16")
 _COPIED = (
     "config.json",
     "generation_config.json",
@@ -264,7 +266,7 @@ def _checked_files(folder: Path, shapes: nnx.State) -> dict[str, Path]:
                 f"{files[name]}: tensor {name} has shape {stored}, config.json says {shape}; "
                 "they must be of the same model"
             )
-        if kind not in _CODES.values():
+        if kind not in _KINDS:
             raise UserError(
                 f"{files[name]}: tensor {name} is {kind}; use a model in bf16, fp16 or fp32"
             )
@@ -312,7 +314,8 @@ def write(
     Args:
         folder: Made, or replaced if it holds nothing but a model.
         shapes: Names and shapes of its tensors.
-        arrays: The tensors, in the same order; each is asked for when the one before is written.
+        arrays: The tensors, in the same order; those of a file are asked for when the one before is
+            written.
         source: Folder that `config.json` and the tokenizer are copied from.
         dtype: bfloat16, float16 or float32.
         max_shard_bytes: Size above which a file of weights is not grown.
@@ -331,7 +334,10 @@ def write(
             if (source / name).exists():
                 shutil.copyfile(source / name, new / name)
         _describe(new / "config.json", dtype)
-        _write_shards(new, shapes, iter(arrays), dtype=dtype, max_bytes=max_shard_bytes)
+        files = write_files(new, shapes, iter(arrays), dtype=dtype, max_bytes=max_shard_bytes)
+        if {*files.values()} != {SINGLE}:
+            metadata = {"total_size": total_bytes(shapes, dtype)}
+            _write_json(new / INDEX, {"metadata": metadata, "weight_map": files})
 
 
 def write_adapter(
@@ -359,10 +365,11 @@ def write_adapter(
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    prefixed = {f"base_model.model.{name}": shape for name, shape in shapes.items()}
+    prefixed = {f"{_PEFT}{name}": shape for name, shape in shapes.items()}
+    named = ((f"{_PEFT}{name}", array) for name, array in arrays)
     with appearing(folder) as new:
         _write_json(new / "adapter_config.json", config)
-        write_file(new / "adapter_model.safetensors", prefixed, iter(arrays), dtype=dtype)
+        write_files(new, prefixed, named, dtype=dtype, name="adapter_model")
 
 
 def target_modules(lora: LoraConfig) -> list[str]:
@@ -375,47 +382,39 @@ def total_bytes(shapes: Shapes, dtype: Any) -> int:
     return sum(map(math.prod, shapes.values())) * jnp.dtype(dtype).itemsize
 
 
-def _write_shards(
-    folder: Path, shapes: Shapes, arrays: Iterator[Any], *, dtype: Any, max_bytes: int
-) -> None:
-    """Write one file, or several and their index."""
-    files: list[dict[str, tuple[int, ...]]] = [{}]
-    for name, shape in shapes.items():
-        if files[-1] and total_bytes(files[-1] | {name: shape}, dtype) > max_bytes:
-            files.append({})
-        files[-1][name] = shape
-    if len(files) == 1:
-        write_file(folder / SINGLE, shapes, arrays, dtype=dtype)
-        return
+def write_files(
+    folder: Path,
+    shapes: Shapes,
+    arrays: Iterator[tuple[str, Any]],
+    *,
+    dtype: Any,
+    max_bytes: int = MAX_SHARD_BYTES,
+    name: str = "model",
+) -> dict[str, str]:
+    """Write safetensors files of at most so many bytes, if a tensor has no more; see `write`.
+
+    Returns:
+        The file of each tensor.
+    """
+    files, size = [list[str]()], 0
+    for tensor, shape in shapes.items():
+        size += (more := total_bytes({tensor: shape}, dtype))
+        if files[-1] and size > max_bytes:
+            files, size = [*files, []], more
+        files[-1].append(tensor)
     weight_map: dict[str, str] = {}
-    for i, part in enumerate(files):
-        file = f"model-{i + 1:05}-of-{len(files):05}.safetensors"
-        write_file(folder / file, part, arrays, dtype=dtype)
-        weight_map |= dict.fromkeys(part, file)
-    metadata = {"total_size": total_bytes(shapes, dtype)}
-    _write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
-
-
-def write_file(
-    path: Path, shapes: Shapes, arrays: Iterator[tuple[str, Any]], *, dtype: Any
-) -> None:
-    """Write one safetensors file; see `write`."""
-    # transformers reads only files which say that their layout is PyTorch's.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    code, end = _CODES[jnp.dtype(dtype).name], 0
-    for name, shape in shapes.items():
-        start, end = end, end + total_bytes({name: shape}, dtype)
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with naming(path), path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for name, shape in shapes.items():
-            _, array = next(arrays)
-            assert array.shape == shape, f"{name}: {array.shape} is not {shape}"
-            # As bytes: bfloat16 is no type of Python's buffers.
-            whole = np.ascontiguousarray(array, jnp.dtype(dtype))
-            file.write(whole.reshape(-1).view(np.uint8).data)
+    for number, tensors in enumerate(files, 1):
+        part = f"-{number:05}-of-{len(files):05}" if len(files) > 1 else ""
+        path = folder / f"{name}{part}.safetensors"
+        content = {
+            tensor: np.ascontiguousarray(array, jnp.dtype(dtype))
+            for tensor, array in islice(arrays, len(tensors))
+        }
+        # transformers reads only files which say that their layout is PyTorch's.
+        with naming(path):
+            save_file(content, path, {"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, path.name)
+    return weight_map
 
 
 def _describe(path: Path, dtype: Any) -> None:

@@ -61,12 +61,12 @@ class Requirements:
 
     def check(self, info: ServerInfo, url: str) -> None:
         """Raise a `UserError` for a server that cannot serve the model."""
-        found, own = info.architectures or self.architectures, self.architectures
+        served, expected = info.architectures or self.architectures, self.architectures
         version = tuple(int(part) for part in info.version.split(".")[:2] if part.isdigit())
         flaws = {
             f"is SGLang {info.version}; use {TESTED}": version < _OLDEST,
-            f"serves a {', '.join(found)}, and the learner's model is a {', '.join(own)}": (
-                not set(found) & set(own)
+            f"serves a {', '.join(served)}, and the learner's model is a {', '.join(expected)}": (
+                not set(served) & set(expected)
             ),
             f"takes {info.context} tokens, and episodes have up to {self.context}; start it with "
             "a larger --context-length, or a larger cache (--max-total-tokens, "
@@ -124,8 +124,8 @@ class Generated(BaseModel):
         """Return the likeliest ids in the place of each id."""
         if not self.likeliest:
             return None
-        ids = [[one[1] for one in each] for each in self.likeliest]
-        values = [[one[0] for one in each] for each in self.likeliest]
+        ids = [[i for _, i, _ in each] for each in self.likeliest]
+        values = [[value for value, *_ in each] for each in self.likeliest]
         return TopTokens(np.array(ids, np.int32), np.array(values, np.float32))
 
     @property
@@ -145,11 +145,11 @@ class Generated(BaseModel):
             "of another request": (self.rid, self.prompt_tokens) != (rid, len(request.ids)),
             "empty": not ids,
             "longer than asked": len(ids) > request.max_tokens,
-            "log-probabilities of other ids": list(ids) != [one[1] for one in self.scored],
+            "log-probabilities of other ids": list(ids) != [i for _, i, _ in self.scored],
             "another number of likeliest ids": top > 0
             and [len(each) for each in self.likeliest or ()] != [top] * len(ids),
             "ids outside of the vocabulary": any(i >= vocab_size for i in ids),
-            "log-probabilities above 0": any(one[0] > _MAX_LOGPROB for one in self.scored),
+            "log-probabilities above 0": any(value > _MAX_LOGPROB for value in self.logprobs),
             "tokens after a stop token": any(i in stop_ids for i in ids[:-1]),
             "an end without a reason": not is_stopped and len(ids) != request.max_tokens,
             "weight versions of other tokens": borders != sorted(borders)

@@ -77,7 +77,7 @@ class ServerPool:
         is_first, begun = self._weights is None, time.monotonic()
         self._weights = self._pushed[weights.name] = weights
         used = (server for server in self._servers if server.is_used)
-        await asyncio.gather(*(self._push_to(one, weights, is_first=is_first) for one in used))
+        await asyncio.gather(*(self._push_to(each, weights, is_first=is_first) for each in used))
         await self._wait_for_any()
         return time.monotonic() - begun
 
@@ -118,13 +118,14 @@ class ServerPool:
 
     async def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
-        found = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
-        found[IN_USE] = float(sum(server.is_used for server in self._servers))
-        found[PROBE_GAP] = max((one.gap for one in self._servers if one.is_used), default=0.0)
-        later = self._events["later cached"] / max(self._events["later tokens"], 1)
-        found["sglang/cached_share"] = later
+        used = [server for server in self._servers if server.is_used]
+        numbers = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
+        numbers[IN_USE] = float(len(used))
+        numbers[PROBE_GAP] = max((server.gap for server in used), default=0.0)
+        cached, tokens = self._events["later cached"], self._events["later tokens"]
+        numbers["sglang/cached_share"] = cached / max(tokens, 1)
         self._events.clear()
-        return found
+        return numbers
 
     async def _try(self, episode: Hashable, request: Request, stop_ids: Sequence[int]) -> Generated:
         """Ask one server; leave it out if it fails."""
@@ -175,7 +176,7 @@ class ServerPool:
         server.left_out.set()
         self._events["left_out"] += 1
         _log.warning("a server is left out: %s", error)
-        if not any(one.is_used for one in self._servers):
+        if not any(other.is_used for other in self._servers):
             self._any_used.clear()
 
     async def _look_after(self, server: Server) -> None:

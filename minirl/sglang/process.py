@@ -140,7 +140,7 @@ def launch(
 def free_ports(count: int) -> list[int]:
     """Find ports that nobody uses; all are held at once, so that none is found twice."""
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind((_HOST, 0))
-        return [one.getsockname()[1] for one in held]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((_HOST, 0))
+        return [each.getsockname()[1] for each in sockets]

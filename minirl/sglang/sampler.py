@@ -90,11 +90,11 @@ class Servers:
         lora: LoraConfig | None = None,
     ) -> None:
         self._config, self._model, self._dtype, self._lora = config, model, dtype, lora
-        self._seed, self._folder, self.place = seed, folder, (folder / "weights").absolute()
+        self._seed, self._folder, self.root = seed, folder, (folder / "weights").absolute()
         if config.weights is not None:
             # Other runs may write there too.
             mark = zlib.crc32(str(folder.absolute()).encode())
-            self.place = config.weights.absolute() / f"{folder.name}-{mark:08x}"
+            self.root = config.weights.absolute() / f"{folder.name}-{mark:08x}"
         described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
         kind = described["model_type"].capitalize()
         vocab_size = read_config(model).vocab_size
@@ -120,7 +120,7 @@ class Servers:
     def __enter__(self) -> Servers:
         """Start what is to be launched; a `UserError` tells who does not serve the model."""
         config, count = self._config, distributed.count()
-        remove_versions(self.place)  # of a run that was killed
+        remove_versions(self.root)  # of a run that was killed
         with ExitStack() as stack:
             children = process.launch(
                 config, self._model, dtype=self._dtype,
@@ -179,7 +179,7 @@ class Servers:
         push, self._push, self._is_settled = self._push, None, True
         apart_s = time.monotonic() - push.written
         servers_s = max(distributed.gather(lambda: _result(push.taken)))
-        remove_versions(self.place, but=push.folder)
+        remove_versions(self.root, but=push.folder)
         self._push = push
         self.times = {
             "time/push_s": push.write_s + servers_s,
@@ -188,8 +188,8 @@ class Servers:
 
     def _write(self, weights: nnx.State, name: str) -> Path:
         if self._lora is not None:
-            return write_adapters(self.place, name, weights, self._lora, base=self._model)
-        return write_version(self.place, name, weights, dtype=self._dtype)
+            return write_adapters(self.root, name, weights, self._lora, base=self._model)
+        return write_version(self.root, name, weights, dtype=self._dtype)
 
     async def _open(self, children: Sequence[ChildServer]) -> None:
         config, here = self._config, jax.process_index()
@@ -221,7 +221,7 @@ class Servers:
         self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join(_CLOSE_S)
         self._loop.close()
-        remove_versions(self.place)
+        remove_versions(self.root)
 
 
 def _result(future: Future[_Made]) -> _Made:

@@ -168,11 +168,11 @@ class Server:
         """See that it samples, also if a run that was killed left it paused, and what."""
         await self._resume()
         await self.check_health()
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         for path in ("/server_info", "/model_info", "/v1/models"):
             with suppress(ValueError, TypeError):  # what is missing then, validation tells
-                found |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
-        self._requirements.check(self._read(ServerInfo, to_json(found)), self.url)
+                facts |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
+        self._requirements.check(self._read(ServerInfo, to_json(facts)), self.url)
 
     async def load(self, weights: PushedWeights) -> None:
         """Bring it to these weights, and compare."""

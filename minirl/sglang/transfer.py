@@ -17,13 +17,12 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl.config import LoraConfig
-from minirl.model.config import SINGLE
 from minirl.model.huggingface import (
     target_modules,
     tensor_names,
     tensor_shapes,
     write_adapter,
-    write_file,
+    write_files,
 )
 from minirl.model.sharding import is_stacked, param_path
 from minirl.run import distributed
@@ -32,37 +31,38 @@ from minirl.run.files import appearing
 _VERSION = "version-"
 
 
-def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> Path:
+def write_version(root: Path, name: str, params: nnx.State, *, dtype: Any) -> Path:
     """Write all weights of a model, split over devices in any way.
 
-    Each process writes a file of its share of the tensors to a folder of `place`, which all see. It
-    appears when all are whole.
+    Each process writes its share of the tensors to a folder of `root`, which all see. It appears
+    when all are whole.
     """
-    shapes, folder = tensor_shapes(params), place / f"{_VERSION}{name}"
+    shapes, folder = tensor_shapes(params), root / f"{_VERSION}{name}"
     process, processes = jax.process_index(), distributed.count()
-    own = {tensor: shapes[tensor] for tensor in list(shapes)[process::processes]}
-    file = SINGLE if processes == 1 else f"model-{process:05}.safetensors"
+    share = {tensor: shapes[tensor] for tensor in list(shapes)[process::processes]}
 
-    def write_own() -> None:
+    def write_share() -> None:
         tensors = whole_tensors(params, dtype)
+        mine = (pair for pair in tensors if pair[0] in share)
         try:
-            write_file(new / file, own, (one for one in tensors if one[0] in own), dtype=dtype)
+            file = "model" if processes == 1 else f"model-{process:05}"
+            write_files(new, share, mine, dtype=dtype, name=file)
         finally:
             # All processes bring a tensor together: after an error here the others go on.
             for _ in tensors:
                 pass
 
     with distributed.held_by_first(appearing(folder)) as new:
-        distributed.gather(write_own)
+        distributed.gather(write_share)
     distributed.check()  # the folder has its name
     return folder
 
 
 def write_adapters(
-    place: Path, name: str, params: nnx.State, lora: LoraConfig, *, base: Path
+    root: Path, name: str, params: nnx.State, lora: LoraConfig, *, base: Path
 ) -> Path:
     """Write adapters alone, as PEFT does; `base` is the model that they belong to."""
-    folder = place / f"{_VERSION}{name}"
+    folder = root / f"{_VERSION}{name}"
     tensors = [(tensor, np.asarray(array)) for tensor, array in whole_tensors(params, "float32")]
     distributed.from_first(
         lambda: write_adapter(folder, tensor_shapes(params), tensors, lora, base=str(base))
@@ -76,9 +76,9 @@ def lora_options(lora: LoraConfig) -> list[str]:
     return ["--enable-lora", *sizes, "--lora-target-modules", *target_modules(lora)]
 
 
-def remove_versions(place: Path, *, but: Path | None = None) -> None:
+def remove_versions(root: Path, *, but: Path | None = None) -> None:
     """Remove the folders of all versions but one, also those that a kill left half written."""
-    for folder in place.glob(f"*{_VERSION}*") if distributed.is_first() else ():
+    for folder in root.glob(f"*{_VERSION}*") if distributed.is_first() else ():
         if folder != but:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -89,21 +89,21 @@ def whole_tensors(params: nnx.State, dtype: Any) -> Iterator[tuple[str, jax.Arra
     Parameters that hold all layers are gathered one layer at a time.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
-        place = leaf.sharding
-        if isinstance(place, NamedSharding):
-            place = NamedSharding(place.mesh, PartitionSpec())
-        own, gather = param_path(path), _gather(jnp.dtype(dtype), place)
-        for layer, name in enumerate(tensor_names(own, leaf.shape)):
-            whole = gather(leaf, layer if is_stacked(own, leaf.ndim) else None)
+        sharding, name = leaf.sharding, param_path(path)
+        if isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(sharding.mesh, PartitionSpec())
+        gather = _gather(jnp.dtype(dtype), sharding)
+        for layer, tensor in enumerate(tensor_names(name, leaf.shape)):
+            whole = gather(leaf, layer if is_stacked(name, leaf.ndim) else None)
             # One that is not computed yet has memory of its own already.
-            yield name, whole.block_until_ready().addressable_data(0)
+            yield tensor, whole.block_until_ready().addressable_data(0)
 
 
 @functools.lru_cache
-def _gather(dtype: Any, place: Sharding) -> Callable[..., jax.Array]:
+def _gather(dtype: Any, whole: Sharding) -> Callable[..., jax.Array]:
     def gather(array: jax.Array, layer: Any) -> jax.Array:
         if layer is not None:
             array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
         return array.astype(dtype)
 
-    return jax.jit(gather, out_shardings=place)
+    return jax.jit(gather, out_shardings=whole)

@@ -85,7 +85,7 @@ def send(servers, name):
 
 
 def folder_of(servers, name):
-    return servers.place / f"version-{name}"
+    return servers.root / f"version-{name}"
 
 
 def start(servers, episode, request=REQUEST, stop_ids=(STOP,)):

@@ -49,7 +49,7 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
     assert pushes() == 3
     one.set_weights(first, version=4)  # as from a checkpoint: equal, but other arrays
     assert pushes() == 4
-    assert len(list(servers.place.iterdir())) == 1  # each is as large as the model
+    assert len(list(servers.root.iterdir())) == 1  # each is as large as the model
 
 
 def test_weights_come_while_the_learner_does_other_things(toy, serve, fakes):

@@ -166,7 +166,7 @@ def test_few_calls_lie_between_a_run_and_the_loss(toy, tmp_path, monkeypatch):
 
     def spy(*arguments):
         # The gradient is traced by a thread of the update.
-        frames = [sys._getframe(), sys._current_frames()[threading.main_thread().ident]]
+        frames = [sys._getframe(), sys._current_frames()[threading.main_thread().ident or 0]]
         calls.append([*map(names, reversed(frames))])
         return loss(*arguments)
 

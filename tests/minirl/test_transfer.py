@@ -61,16 +61,16 @@ def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(
     params = nnx.state(toy.model(), nnx.Param)
     asked = []
 
-    def full(path, shapes, arrays, *, dtype):
+    def full(folder, shapes, arrays, *, dtype, name):
         next(arrays)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}/{name}.safetensors")
 
     def noted(*arguments, whole=transfer.whole_tensors):
         for one in whole(*arguments):
             asked.append(one[0])
             yield one
 
-    monkeypatch.setattr(transfer, "write_file", full)
+    monkeypatch.setattr(transfer, "write_files", full)
     monkeypatch.setattr(transfer, "whole_tensors", noted)
     with pytest.raises(OSError, match=r"No space.*model\.safetensors"):
         write_version(tmp_path / "w", "x", params, dtype="float32")
