@@ -406,13 +406,16 @@ def write_files(
     for number, tensors in enumerate(files, 1):
         part = f"-{number:05}-of-{len(files):05}" if len(files) > 1 else ""
         path = folder / f"{name}{part}.safetensors"
-        content = {
-            tensor: np.ascontiguousarray(array, jnp.dtype(dtype))
-            for tensor, array in islice(arrays, len(tensors))
-        }
         # transformers reads only files which say that their layout is PyTorch's.
         with naming(path):
-            save_file(content, path, {"format": "pt"})
+            save_file(
+                {
+                    tensor: np.ascontiguousarray(array, jnp.dtype(dtype))
+                    for tensor, array in islice(arrays, len(tensors))
+                },
+                path,
+                {"format": "pt"},
+            )
         weight_map |= dict.fromkeys(tensors, path.name)
     return weight_map
 

@@ -249,7 +249,12 @@ class Server:
         ends with the adapters that it began with.
         """
         body = {"lora_name": name, "lora_path": folder}
-        await self._post("/load_lora_adapter", body, timeout_s=self._config.wait_s)
+        try:
+            await self._post("/load_lora_adapter", body, timeout_s=self._config.wait_s)
+        except RejectedError as error:
+            # Its answer was lost the last time, or came too late.
+            if "already" not in str(error):
+                raise
         if name == self._adapter:
             return
         oldest, self._former, self._adapter = self._former, self._adapter, name

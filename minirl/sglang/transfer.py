@@ -29,6 +29,8 @@ from minirl.run import distributed
 from minirl.run.files import appearing
 
 _VERSION = "version-"
+# Tensors of a file are in a process's memory together, beside the learner's.
+_FILE_BYTES = 2**28
 
 
 def write_version(root: Path, name: str, params: nnx.State, *, dtype: Any) -> Path:
@@ -46,7 +48,7 @@ def write_version(root: Path, name: str, params: nnx.State, *, dtype: Any) -> Pa
         mine = (pair for pair in tensors if pair[0] in share)
         try:
             file = "model" if processes == 1 else f"model-{process:05}"
-            write_files(new, share, mine, dtype=dtype, name=file)
+            write_files(new, share, mine, dtype=dtype, name=file, max_bytes=_FILE_BYTES)
         finally:
             # All processes bring a tensor together: after an error here the others go on.
             for _ in tensors:

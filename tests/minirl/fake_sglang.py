@@ -149,6 +149,8 @@ class Fake:
         return 200, {"success": True}
 
     def on_load_lora_adapter(self, body):
+        if body["lora_name"] in self.adapters:
+            return 400, {"success": False, "error_message": "LoRA with this name already exists"}
         self.adapters[body["lora_name"]] = body["lora_path"]
         return 200, {"success": True}
 

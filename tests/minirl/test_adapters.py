@@ -79,6 +79,15 @@ def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes
     assert [{*fake.adapters} for fake in fakes] == [{"a"}] * 2
 
 
+def test_adapters_whose_loading_was_not_answered_in_time_are_there_the_next_time(fakes, serve):
+    servers, go = serve(fakes, lora=LORA, wait_s=2), threading.Event()
+    fakes[0].faults["/load_lora_adapter"] = [lambda right: go.wait(60) and right]
+    send(servers, "b")
+    go.set()
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1, failed_deadline=1))
+    assert [found.versions for found in ask(servers, range(4))] == [("b",) * 3] * 4
+
+
 def test_a_server_whose_weights_below_the_adapters_change_is_started_anew(fakes, serve, nurses):
     servers = serve(fakes, launch=2, lora=LORA)
     fakes[0].weights, fakes[0].probe = "others", -3.0

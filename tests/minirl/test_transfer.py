@@ -61,7 +61,7 @@ def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(
     params = nnx.state(toy.model(), nnx.Param)
     asked = []
 
-    def full(folder, shapes, arrays, *, dtype, name):
+    def full(folder, shapes, arrays, *, dtype, name, max_bytes):
         next(arrays)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}/{name}.safetensors")
 
@@ -118,6 +118,7 @@ from pathlib import Path
 from conftest import CONFIG
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import make_mesh, param_shardings
+from minirl.sglang import transfer
 from minirl.sglang.transfer import whole_tensors, write_version
 from tests.memory import peak_bytes
 sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 32}
@@ -127,6 +128,7 @@ places = param_shardings(shapes, make_mesh({"fsdp": 2, "tensor": 2}))
 params = jax.tree.map(lambda leaf, place: jnp.ones(leaf.shape, device=place), shapes, places)
 size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 next(whole_tensors(params, "float32"))
+transfer._FILE_BYTES = 2**25
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = peak_bytes()
 write_version(Path(sys.argv[1]), "x", params, dtype="float32")
@@ -136,7 +138,7 @@ print(round((peak_bytes() - before) / size, 3))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_model_is_never_in_memory_twice(tmp_path):
-    """A model of 218 MB over four devices; what is above it is a part of the file."""
+    """A model of 218 MB over four devices; what is above it is one of its files."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
     variables = {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "XLA_FLAGS": flags}
     found = subprocess.run(
