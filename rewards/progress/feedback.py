@@ -6,7 +6,7 @@ from rewards.execution import ColumnsOf, is_executable
 from rewards.progress.diagnosis import diagnose
 from sqlenv.envs.diagnosed import Feedback
 from sqlenv.prompts import FeedbackStyle, Undiagnosed, feedback_text
-from sqlenv.types import Attempt, Example
+from sqlenv.types import Attempt, Example, SqlError
 
 
 def build_feedback(columns_of: ColumnsOf, *, style: FeedbackStyle) -> Feedback:
@@ -15,7 +15,10 @@ def build_feedback(columns_of: ColumnsOf, *, style: FeedbackStyle) -> Feedback:
     def feedback(example: Example, attempt: Attempt, error: str) -> tuple[tuple[str, ...], str]:
         found = diagnose(attempt.sql, example.gold_sql, columns_of(example))
         why: Undiagnosed = "close"
-        if not (found.pred_parsed and found.gold_parsed):
+        is_error = isinstance(
+            attempt.result, SqlError
+        )  # also where sqlglot reads what SQLite does not
+        if is_error or not (found.pred_parsed and found.gold_parsed):
             why = "runs" if is_executable(attempt) else "fails"
         text = feedback_text(example, found.tags, style=style, undiagnosed=why, error=error)
         return found.tags, text

@@ -137,6 +137,8 @@ def test_without_both_trees_the_feedback_is_generic(style):
     good, broken = "SELECT name FROM singer", "SELECT name FROM singer WHERE"
     fails = told(broken, good, failed)
     assert fails == told(good, broken, failed)
+    # sqlglot reads past a comma too many, and finds the structure of the gold query.
+    assert fails == told("SELECT name, FROM singer", good, SqlError('near "FROM": syntax error'))
     runs = told(broken, good, empty)  # SQLite reads what sqlglot does not
     assert runs == told(good, broken, empty)
     # The structures agree and the values do not.
