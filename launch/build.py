@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exchange import Score
 from launch.config import JobConfig
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
@@ -24,7 +25,6 @@ from rewards.execution import columns_of, gold_result
 from rewards.expo.reward import ExpoReward
 from rewards.progress.feedback import build_feedback
 from rewards.progress.reward import ProgressiveReward
-from rewards.types import Score
 from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic

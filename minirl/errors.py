@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from exchange import UserError
+
 # How the names of pydantic's errors begin, and what it words by the names of our classes.
 _WORDS = {
     **dict.fromkeys(("model_", "dataclass_", "dict_"), "should be a mapping of keys to values"),
@@ -15,10 +17,6 @@ _WORDS = {
     "float_": "should be a number",
     "bool_": "should be true or false",
 }
-
-
-class UserError(Exception):
-    """A mistake of the user: one line with what is wrong, where, and what to do."""
 
 
 class LostError(UserError):

@@ -17,24 +17,17 @@ In attention:
 # ruff: noqa: D102 - the docstring of a protocol says what its properties are
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from exchange import Message
+
 Finish = Literal["stop", "length"]
 Progress = Callable[[int, int, str], None]
 """Called with (done, how many there are in all, a line on how it goes)."""
-
-
-class Message(Protocol):
-    """One chat message of an environment; the role is system, user or tool."""
-
-    @property
-    def role(self) -> str: ...
-    @property
-    def content(self) -> str: ...
 
 
 class Tokenizer(Protocol):
@@ -66,34 +59,6 @@ class Environment(Protocol):
 
     def step(self, episode: Any, reply: str) -> tuple[Any, Sequence[Message] | None]:
         """Judge a reply: return the new state and the next observation, None at the end."""
-
-
-class CreditSpan(Protocol):
-    """The credit of each token in the characters [start, end) of the reply of a turn (from 0)."""
-
-    @property
-    def turn(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def value(self) -> float: ...
-
-
-class Score(Protocol):
-    """What a reward says of an episode: its total of named parts, whether the answer is right apart
-    from any shaping, and credit of parts of replies (clauses, turns), if any.
-    """
-
-    @property
-    def total(self) -> float: ...
-    @property
-    def correct(self) -> bool: ...
-    @property
-    def parts(self) -> Mapping[str, float]: ...
-    @property
-    def spans(self) -> Sequence[CreditSpan]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Literal, NamedTuple, get_args
 
+from exchange import CreditSpan, Score
 from rewards.columns import csmr
 from rewards.config import AstraConfig, AtrConfig
 from rewards.execution import gold_result, is_correct, payable
-from rewards.types import CreditSpan, Score
 from sqlenv.envs.single_turn import Runner
 from sqlenv.sql.lexer import one_line
 from sqlenv.types import Attempt, Episode

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from exchange import Score
 from rewards.config import PaverlConfig
 from rewards.execution import gold_result, is_correct, is_executable, payable
-from rewards.types import Score
 from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from exchange import Score
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward
 from rewards.config import (
@@ -17,7 +18,6 @@ from rewards.config import (
 from rewards.execution import ColumnsOf, StepRunner, execution_reward
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
-from rewards.types import Score
 from sqlenv.types import Episode, Numbers
 
 Reward = Callable[[Episode], Score]

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from rewards.types import Score
+from exchange import Score
 from sqlenv.dialects import run_in_dialect
 from sqlenv.envs.single_turn import Runner
 from sqlenv.schema.reading import read_schema

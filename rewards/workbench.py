@@ -25,7 +25,6 @@ from rewards.expo.clauses import Clause
 from rewards.expo.reward import FORMAT_FAIL, ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import OneShotReward, ProgressiveReward
-from rewards.types import Turn
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import run_in_dialect, transpile
 from sqlenv.envs.single_turn import find_matches, judge_answer
@@ -34,6 +33,7 @@ from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Answer,
     Attempt,
+    AttemptKind,
     Episode,
     Example,
     MatchMode,
@@ -52,6 +52,15 @@ STATUSES: tuple[PairStatus, ...] = get_args(PairStatus)
 MODES: tuple[MatchMode, ...] = get_args(MatchMode)
 EXPO_MATCH: MatchMode = "bag_ordered"
 """What EXPO-SQL takes for a match: its differences know order and duplicates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply of an episode that is over: its text, its query, and what it was."""
+
+    text: str
+    sql: str
+    kind: AttemptKind = "answer"
 
 
 @dataclass(frozen=True, slots=True)

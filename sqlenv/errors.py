@@ -1,5 +1,5 @@
-"""The one exception that is meant for the user and not for us; the learner has its own."""
+"""The one exception that is meant for the user and not for us."""
 
+from exchange import UserError
 
-class UserError(Exception):
-    """A mistake of the user: one line with what is wrong, where, and what to do."""
+__all__ = ["UserError"]

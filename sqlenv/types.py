@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from exchange import Message
+
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
 ValueMatch = tuple[str, str, str]
-Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
 ENGINES: Mapping[str, str] = {"sqlite": "SQLite", "mysql": "MySQL", "postgres": "PostgreSQL"}
@@ -118,14 +119,6 @@ _STATUS_OF: Mapping[type[Result], Status] = {
 def status_of(result: Result) -> Status:
     """Name how a query ended."""
     return _STATUS_OF[type(result)]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One chat message of the environment; the learner knows it by a protocol of the same name."""
-
-    role: Role
-    content: str
 
 
 Observation = tuple[Message, ...]

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from launch.evaluation.decoding import Decode
 from launch.evaluation.verdicts import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
-from rewards.types import Turn
+from rewards.workbench import Turn
 from sqlenv.errors import UserError
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import AttemptKind, Example

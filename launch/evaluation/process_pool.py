@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 from launch.cli import progress_bar
 from rewards.execution import columns_of
-from rewards.types import Turn
-from rewards.workbench import PairScore, Workbench
+from rewards.workbench import PairScore, Turn, Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Numbers

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exchange import Score
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.outcomes import End, Outcomes, look, parts_of
 from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
@@ -25,7 +26,7 @@ from minirl.run.files import naming
 from minirl.sample.rollout import rollout
 from minirl.sglang.metrics import EVENTS
 from minirl.train.rollouts import gather_metrics, make_sampler
-from minirl.types import Decoding, Environment, Score, Trajectory
+from minirl.types import Decoding, Environment, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt
 from sqlenv.evaluators.votes import without_rows
 from sqlenv.sql.answers import answer_of

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from exchange import Score
 from launch.reporting.record import RECORDS, RECORDS_VERSION
 from minirl.run.metrics import JsonLines
 from minirl.train.advantages import Decode, character_ranges
-from minirl.types import Score, TokenRow, Trajectory, Turn
+from minirl.types import TokenRow, Trajectory, Turn
 
 STEP_BYTES = 1_900_000
 """Most bytes of a sampled step, but for its first group: 51 of them stay under 100 MB."""

@@ -16,10 +16,10 @@ from jinja2 import TemplateError
 from pydantic import BaseModel, BeforeValidator, NonNegativeInt
 from transformers import PreTrainedTokenizerFast
 
+from exchange import Message
 from minirl.errors import UserError
 from minirl.model.control_tokens import ControlTokens
 from minirl.run.files import read_json
-from minirl.types import Message
 
 # Stands for a reply, to find out what the template puts after one. One word, so that templates
 # which strip replies leave it whole; no template or environment writes it.

@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from exchange import CreditSpan
 from minirl.config.algorithms import AlgorithmConfig, Estimator, TokenCredit
-from minirl.types import CreditSpan, TokenRow, Trajectory
+from minirl.types import TokenRow, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 

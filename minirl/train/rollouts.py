@@ -22,6 +22,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from exchange import Score
 from minirl.config import BatchingConfig, RolloutConfig, SamplerConfig, TrainConfig
 from minirl.errors import LostError
 from minirl.model.decoder import Decoder
@@ -34,7 +35,7 @@ from minirl.sample.sampler import NativeSampler
 from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.update import LIKELIHOOD, Learner
-from minirl.types import Decoding, Environment, Sampler, Score, Tokenizer, TokenRow, Trajectory
+from minirl.types import Decoding, Environment, Sampler, Tokenizer, TokenRow, Trajectory
 
 # A native run does without what talks to servers.
 if TYPE_CHECKING:

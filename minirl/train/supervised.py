@@ -12,6 +12,7 @@ from random import Random
 import numpy as np
 from flax import nnx
 
+from exchange import Message
 from minirl.config import SftConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
@@ -24,7 +25,7 @@ from minirl.sample.rollout import flatten
 from minirl.train.batching import Groups, micro_batches
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
 from minirl.train.update import LIKELIHOOD, Learner, TrainState
-from minirl.types import Message, Progress, Reply, Tokenizer, TokenRow, Trajectory, Turn
+from minirl.types import Progress, Reply, Tokenizer, TokenRow, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)

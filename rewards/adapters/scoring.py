@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from exchange import CreditSpan
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import columns_of, gold_result
 from rewards.progress.feedback import build_feedback
-from rewards.types import CreditSpan
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from exchange import CreditSpan, Score
 from rewards.config import ExpoConfig
 from rewards.execution import (
     ColumnsOf,
@@ -22,7 +23,6 @@ from rewards.expo.attribution import candidates, find_blamed, with_items
 from rewards.expo.clauses import KINDS, Clause, scan_clauses
 from rewards.expo.differences import Differences, differences
 from rewards.expo.failures import trace_error
-from rewards.types import CreditSpan, Score
 from sqlenv.dialects import run_in_dialect
 from sqlenv.types import Attempt, Episode, Example, Numbers, Result, SqlError, Table
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from exchange import Score
 from rewards.config import ProgressiveConfig
 from rewards.execution import ColumnsOf, first_match, is_correct, is_executable
 from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
-from rewards.types import Score
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Episode, Example

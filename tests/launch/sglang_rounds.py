@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from exchange import Message
 from launch.config import TinyConfig
 from launch.tiny import make_tiny
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
@@ -37,12 +38,6 @@ SAMPLER = SamplerConfig(
 )
 
 
-@dataclass(frozen=True)
-class Said:
-    role: str
-    content: str
-
-
 @dataclass
 class Talk:
     """An environment that goes on for some turns, and asks each time for something else.
@@ -56,17 +51,17 @@ class Talk:
     at: tuple[int, Callable[[], None]] | None = None
     replies: int = field(default=0, init=False)
 
-    def reset(self, example: str) -> tuple[tuple[str, ...], list[Said]]:
-        return (example,), [Said("user", example)]
+    def reset(self, example: str) -> tuple[tuple[str, ...], list[Message]]:
+        return (example,), [Message("user", example)]
 
-    def step(self, episode: tuple[str, ...], reply: str) -> tuple[Any, list[Said] | None]:
+    def step(self, episode: tuple[str, ...], reply: str) -> tuple[Any, list[Message] | None]:
         self.replies += 1
         if self.at is not None and self.replies == self.at[0]:
             self.at[1]()
         episode = (*episode, reply)
         if len(episode) > self.turns:
             return episode, None
-        return episode, [Said("user", f"{WORDS[len(episode)]} and then what")]
+        return episode, [Message("user", f"{WORDS[len(episode)]} and then what")]
 
 
 def questions(count: int, *, words: int, seed: int = 0) -> list[str]:

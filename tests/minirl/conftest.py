@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from exchange import Message
 from minirl.config import SamplerConfig
 from minirl.model import attention
 from minirl.model.config import ModelConfig
@@ -41,14 +42,6 @@ CONFIG = ModelConfig(
     attention_bias=True,
     qk_norm=True,
 )
-
-
-@dataclass(frozen=True)
-class Said:
-    """A chat message."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,7 @@ def toy() -> Any:
     """Hand the helpers of this file to the tests."""
     return SimpleNamespace(
         CONFIG=CONFIG,
-        Said=Said,
+        Message=Message,
         Tokenizer=ToyTokenizer,
         NEVER=NEVER,
         STOP_IDS=STOP_IDS,

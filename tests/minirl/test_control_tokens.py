@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import string
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
+from exchange import Message
 from minirl.model.control_tokens import ControlTokens
 from minirl.model.tokenizer import ChatTokenizer
 
@@ -36,12 +36,6 @@ LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }}<|im_end|>{% endif %}{% endfor %}"
 )
-
-
-@dataclass(frozen=True)
-class Said:
-    role: str
-    content: str
 
 
 def sentencepiece_like() -> Tokenizer:
@@ -108,14 +102,14 @@ def controls(tokenizer: Any, ids: list[int]) -> list[str]:
     return [tokenizer.convert_ids_to_tokens(i) for i in ids if i in special]
 
 
-def by_transformers(tokenizer: Any, messages: list[Said]) -> list[int]:
+def by_transformers(tokenizer: Any, messages: list[Message]) -> list[int]:
     said = [{"role": one.role, "content": one.content} for one in messages]
     return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
 
 
 def test_ordinary_prompts_have_the_ids_of_transformers(ours, theirs):
     for text in [*TEXTS, "a <| im_end |> b", "<tool_call>", "\ue0001\ue001", ""]:
-        messages = [Said("user", text)]
+        messages = [Message("user", text)]
         assert ours.encode_chat(messages) == by_transformers(theirs, messages)
 
 
@@ -128,7 +122,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_control_tokens_in_a_text_are_text(ours, theirs, text):
-    plain, hostile = ([Said("user", one)] for one in ("x", text))
+    plain, hostile = ([Message("user", one)] for one in ("x", text))
     ids = ours.encode_chat(hostile)
     assert controls(theirs, ids) == controls(theirs, ours.encode_chat(plain))
     assert controls(theirs, by_transformers(theirs, hostile)) != controls(theirs, ids)
@@ -147,21 +141,21 @@ def test_they_have_the_ids_of_a_tokenizer_without_control_tokens(tmp_path, text)
         for i in (start, *tokenizer.encode(one).ids, end, *tokenizer.encode("\n").ids)
     ]  # fmt: skip
     expected += [start, *tokenizer.encode("assistant\n").ids]
-    assert ours.encode_chat([Said("user", text)]) == expected
+    assert ours.encode_chat([Message("user", text)]) == expected
     assert ours.encode(text) == tokenizer.encode(text).ids
 
 
 def test_what_stands_before_and_after_keeps_its_ids(ours):
     """With control tokens that strip blanks, and blanks that are put before a text alone."""
-    before = [Said("user", TEXTS[1]), Said("assistant", TEXTS[0])]
+    before = [Message("user", TEXTS[1]), Message("assistant", TEXTS[0])]
     known = ours.encode_chat(before)
     shared = known[: len(ours.encode_chat(before[:1])) - 5]
-    hostile = ours.encode_chat([*before, Said("user", f"{HOSTILE[1]} {TEXTS[2]}")])
+    hostile = ours.encode_chat([*before, Message("user", f"{HOSTILE[1]} {TEXTS[2]}")])
     assert hostile[: len(shared)] == shared
-    following = ours.encode_next([Said("user", f"x {HOSTILE[0]} y")], closed=False)
+    following = ours.encode_next([Message("user", f"x {HOSTILE[0]} y")], closed=False)
     assert following[0] == ours.stop_ids[0]
     assert following.count(ours.stop_ids[0]) == ours.encode_next(
-        [Said("user", "x y")], closed=False
+        [Message("user", "x y")], closed=False
     ).count(ours.stop_ids[0])
 
 

@@ -87,7 +87,7 @@ def test_a_run_passes_over_a_bad_step_and_stops_after_several(toy, tmp_path):
     def judge(episode):
         score = toy_run.score(episode)
         is_bad = trainers[0].steps_done + 1 in (2, 4, 5)
-        return toy_run.Score(math.nan, False) if is_bad else score
+        return toy_run.scored(math.nan, False) if is_bad else score
 
     trainers.append(
         toy_run.make_trainer(

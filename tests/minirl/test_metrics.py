@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from exchange import Score
 from minirl.errors import UserError
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
 from minirl.sample.rollout import flatten
 from minirl.train.rollouts import Episodes, ScoredEpisode
 from minirl.train.summary import mismatch, over_updates, summarise
 from minirl.types import Reply, Trajectory, Turn
-
-from .toy_run import Score
 
 
 def lines_of(path):

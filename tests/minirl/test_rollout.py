@@ -102,7 +102,7 @@ def test_mask_is_true_exactly_on_sampled_ids():
 
 def test_history_is_only_appended_to_and_glue_follows_the_stop_token(toy):
     sampler = Script([[7, 8, 1], [9, 9]], stop_ids=toy.STOP_IDS)
-    ((trajectory,),) = play(toy, sampler, Turns(toy.Said, turns=2), ["AB"])
+    ((trajectory,),) = play(toy, sampler, Turns(toy.Message, turns=2), ["AB"])
     # A is 4, B is 5, G is 10, O is 18; the reply's own stop token (1) is not repeated.
     assert [r.ids for r in sampler.requests] == [
         (2, 4, 5, 3),
@@ -119,7 +119,7 @@ def test_glue_closes_a_reply_that_did_not_stop(toy):
     sampler = Script([[7, 7, 7, 7], [9, 1]], stop_ids=toy.STOP_IDS)
     limits, greedy = config(max_reply_tokens=3), Decoding(temperature=0.0)
     ((trajectory,),) = play(
-        toy, sampler, Turns(toy.Said, turns=2), ["AB"], config=limits, decoding=greedy
+        toy, sampler, Turns(toy.Message, turns=2), ["AB"], config=limits, decoding=greedy
     )
     assert {request.decoding for request in sampler.requests} == {greedy}
     assert trajectory.turns[0].reply.ids == (7, 7, 7)
@@ -141,7 +141,7 @@ def test_glue_closes_a_reply_that_did_not_stop(toy):
 def test_an_episode_ends_when_the_next_reply_has_no_room(toy, budget, turns, ended):
     sampler = Script([[7, 1], [1], [1]], stop_ids=toy.STOP_IDS)
     limits = config(max_response_tokens=budget)
-    ((trajectory,),) = play(toy, sampler, Turns(toy.Said, turns=3), ["AB"], config=limits)
+    ((trajectory,),) = play(toy, sampler, Turns(toy.Message, turns=3), ["AB"], config=limits)
     assert (len(trajectory.turns), trajectory.ended) == (turns, ended)
     # The environment has seen every reply, whatever the budget.
     assert len(trajectory.episode) == turns
@@ -151,10 +151,10 @@ def test_an_episode_ends_when_the_next_reply_has_no_room(toy, budget, turns, end
 
 def test_the_last_turn_gives_its_place_back_before_it_is_judged(toy):
     sampler = Script([[7, 1]], stop_ids=toy.STOP_IDS)
-    play(toy, sampler, Turns(toy.Said, turns=1), ["A"], max_turns=1)
+    play(toy, sampler, Turns(toy.Message, turns=1), ["A"], max_turns=1)
     assert sampler.released == [0]
     with pytest.raises(RuntimeError, match="max_turns = 1"):
-        play(toy, sampler, Turns(toy.Said, turns=2), ["A"], max_turns=1)
+        play(toy, sampler, Turns(toy.Message, turns=2), ["A"], max_turns=1)
 
 
 def test_a_prompt_that_is_too_long_leaves_its_group_empty(toy, caplog):
@@ -162,7 +162,9 @@ def test_a_prompt_that_is_too_long_leaves_its_group_empty(toy, caplog):
     limits = config(max_prompt_tokens=4)
     examples = ["AB", "ABC", "A", "ABCD"]
     with caplog.at_level(logging.WARNING):
-        groups = play(toy, sampler, Turns(toy.Said, turns=1), examples, group_size=2, config=limits)
+        groups = play(
+            toy, sampler, Turns(toy.Message, turns=1), examples, group_size=2, config=limits
+        )
     assert [len(group) for group in groups] == [2, 0, 2, 0]
     (warning,) = caplog.messages
     assert "2 of 4 examples" in warning
@@ -177,8 +179,8 @@ def test_an_environments_bug_is_raised_and_the_sampler_left_clean(toy):
 
     sampler = toy.sampler(toy.model())
     with pytest.raises(ZeroDivisionError):
-        play(toy, sampler, Broken(toy.Said, turns=1), ["A", "B"], group_size=4)
-    groups = play(toy, sampler, Turns(toy.Said, turns=1), ["A", "B"], group_size=4)
+        play(toy, sampler, Broken(toy.Message, turns=1), ["A", "B"], group_size=4)
+    groups = play(toy, sampler, Turns(toy.Message, turns=1), ["A", "B"], group_size=4)
     assert [len(group) for group in groups] == [4, 4]
 
 
@@ -200,7 +202,7 @@ def test_a_group_whose_environment_fails_is_dropped_and_the_others_go_on(toy):
 
     sampler, failed, told = toy.sampler(toy.model()), {}, []
     groups = play(
-        toy, sampler, Failing(toy.Said, turns=3), ["A", "K", "L", "B"], group_size=3,
+        toy, sampler, Failing(toy.Message, turns=3), ["A", "K", "L", "B"], group_size=3,
         failed=lambda n, error: failed.update({n: str(error)}),
         ended=lambda n, group: told.append((n, len(group))),
     )  # fmt: skip
@@ -208,7 +210,7 @@ def test_a_group_whose_environment_fails_is_dropped_and_the_others_go_on(toy):
     assert failed == {1: "database is locked", 2: "a lost disk"}
     assert sorted(told) == [(0, 3), (1, 0), (2, 0), (3, 3)]
     assert all(len(one.turns) == 2 for one in (*groups[0], *groups[3]))
-    groups = play(toy, sampler, Turns(toy.Said, turns=1), ["A", "B"], group_size=4)
+    groups = play(toy, sampler, Turns(toy.Message, turns=1), ["A", "B"], group_size=4)
     assert [len(group) for group in groups] == [4, 4]
 
 
@@ -220,7 +222,7 @@ def test_several_turns_on_the_native_sampler(toy):
     groups = play(
         toy,
         sampler,
-        Turns(toy.Said, turns=3),
+        Turns(toy.Message, turns=3),
         examples,
         group_size=4,
         config=config(max_reply_tokens=9),
@@ -248,7 +250,7 @@ def test_several_turns_on_the_native_sampler(toy):
 def test_two_runs_agree_bit_by_bit_whatever_the_environments_take(toy):
     def once(delay_s):
         sampler = toy.sampler(toy.model())
-        environment = Turns(toy.Said, turns=2, delay_s=delay_s)
+        environment = Turns(toy.Message, turns=2, delay_s=delay_s)
         limits = config(max_reply_tokens=9)
         groups = play(toy, sampler, environment, ["AB", "CDE"], group_size=4, config=limits)
         return groups, replace(sampler.work)
@@ -306,7 +308,7 @@ def test_a_slow_query_does_not_stop_the_others(toy):
 
     def took(*, is_repeatable):
         sampler, start = Timed(is_repeatable=is_repeatable), time.monotonic()
-        play(toy, sampler, Slow(toy.Said, turns=2), ["A"] * 300, config=config(slots=8))
+        play(toy, sampler, Slow(toy.Message, turns=2), ["A"] * 300, config=config(slots=8))
         return time.monotonic() - start, sampler.idle_s
 
     in_order_s, _ = took(is_repeatable=True)
@@ -323,7 +325,7 @@ def test_a_native_sampler_takes_results_in_order_on_a_cpu_or_as_it_is_told(toy):
     assert not hasty.is_repeatable
 
     def once(sampler, delay_s):
-        environment = Turns(toy.Said, turns=2, delay_s=delay_s)
+        environment = Turns(toy.Message, turns=2, delay_s=delay_s)
         limits = config(max_reply_tokens=9)
         return play(toy, sampler, environment, ["AB", "CDE"], group_size=4, config=limits)
 
@@ -360,7 +362,7 @@ def test_what_takes_long_delays_its_own_group_or_episode_alone(toy, what):
 
     class Slow(Turns):
         def __init__(self):
-            super().__init__(toy.Said, turns=2)
+            super().__init__(toy.Message, turns=2)
             self.over, self.ended = threading.Event(), 0
 
         def reset(self, example):
@@ -371,7 +373,7 @@ def test_what_takes_long_delays_its_own_group_or_episode_alone(toy, what):
         def step(self, episode, reply):
             if what == "step" and episode == ("B",):
                 assert self.over.wait(30)
-            episode, messages = (*episode, reply), [toy.Said("user", "GO")]
+            episode, messages = (*episode, reply), [toy.Message("user", "GO")]
             if len(episode) < 3:
                 return episode, messages
             with self.lock:

@@ -127,7 +127,7 @@ def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fak
     )
     sampler.set_weights(split(toy.model())[1], version=0)
     groups = rollout(
-        sampler, toy.Tokenizer(), Turns(toy.Said, turns=3), ["AB", "CDE"] * 25, config=LIMITS,
+        sampler, toy.Tokenizer(), Turns(toy.Message, turns=3), ["AB", "CDE"] * 25, config=LIMITS,
         group_size=4, first_episode=0, max_turns=3, env_workers=workers, ended=ended,
     )  # fmt: skip
     assert [len(group) for group in groups] == [4] * 50

@@ -36,7 +36,7 @@ CONFIG = SftConfig(
 
 
 def shown(toy, *texts):
-    return tuple((toy.Said("user", text),) for text in texts)
+    return tuple((toy.Message("user", text),) for text in texts)
 
 
 def test_only_the_target_is_trained_on(toy):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exchange import CreditSpan
 from minirl.train.advantages import character_ranges, first_character, span_credit
 from minirl.types import Reply, Trajectory, Turn
 
 from .byte_bpe import train_tokenizer
-from .toy_run import Span
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "credit.json").read_text())["spans"]
 TEXTS = ["SELECT name FROM singer WHERE city = 'Zürich' AND name LIKE '%東京%'"] * 3
@@ -47,7 +47,7 @@ def test_tokens_lie_where_their_first_character_does(case):
     pieces = case["pieces"]
     text = "".join(pieces).removesuffix("<end>")
     turn = Turn((90, 91), reply(range(len(pieces)), text))
-    spans = [Span(0, *span) for span in case["spans"]]
+    spans = [CreditSpan(0, *span) for span in case["spans"]]
     credit, covered = span_credit(Trajectory((turn,), None, "done"), spans, Pieces(pieces).decode)
     assert credit.tolist() == [0, 0, *case["credit"]]
     assert covered.tolist() == [False, False, *(value != 0 for value in case["credit"])]
@@ -55,7 +55,7 @@ def test_tokens_lie_where_their_first_character_does(case):
 
 def test_each_turn_has_its_own_spans():
     turns = (Turn((9,), reply((0, 1), "ab")), Turn((9, 9), reply((1, 0), "ba")))
-    spans = [Span(1, 0, 2, -0.5), Span(0, 1, 2, 1.0)]
+    spans = [CreditSpan(1, 0, 2, -0.5), CreditSpan(0, 1, 2, 1.0)]
     credit, covered = span_credit(Trajectory(turns, None, "done"), spans, Pieces(["a", "b"]).decode)
     assert credit.tolist() == [0, 0, 1, 0, 0, -0.5, -0.5]
     assert covered.tolist() == [False, False, True, False, False, True, True]
@@ -65,12 +65,14 @@ def test_a_turn_without_text_has_no_credit():
     turns = (Turn((9,), reply((0,), "")), Turn((9,), reply((1,), "b", finish="length")))
     tokens = Pieces(["<end>", "b"])
     credit, covered = span_credit(
-        Trajectory(turns, None, "done"), [Span(1, 0, 1, 2.0)], tokens.decode
+        Trajectory(turns, None, "done"), [CreditSpan(1, 0, 1, 2.0)], tokens.decode
     )
     assert (credit.tolist(), covered.tolist()) == ([0, 0, 0, 2], [False, False, False, True])
 
 
-@pytest.mark.parametrize("span", [Span(1, 0, 1, 1.0), Span(0, 0, 3, 1.0), Span(0, 2, 1, 1.0)])
+@pytest.mark.parametrize(
+    "span", [CreditSpan(1, 0, 1, 1.0), CreditSpan(0, 0, 3, 1.0), CreditSpan(0, 2, 1, 1.0)]
+)
 def test_a_span_outside_of_the_replies_is_a_mistake_of_ours(span):
     turn = Turn((9,), reply((0,), "ab"))
     with pytest.raises(ValueError, match="not within"):

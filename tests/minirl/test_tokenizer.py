@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exchange import Message
 from minirl.errors import UserError
 from minirl.model.tokenizer import ChatTokenizer
 
@@ -42,15 +42,9 @@ DROPS_THINKING = (
 )
 
 
-@dataclass(frozen=True)
-class Said:
-    role: str
-    content: str
-
-
-QUESTION = [Said("user", "How many singers are there?")]
-FEEDBACK = [Said("user", "There is no table singers.")]
-TOOL = [Said("tool", "1 row"), Said("user", "Go on.")]
+QUESTION = [Message("user", "How many singers are there?")]
+FEEDBACK = [Message("user", "There is no table singers.")]
+TOOL = [Message("tool", "1 row"), Message("user", "Go on.")]
 
 
 def write_folder(folder: Path, template: str | None, *, eos: object = None) -> Path:
@@ -90,7 +84,7 @@ def test_control_tokens(plain):
 def test_appending_equals_rendering_the_whole(tmp_path, template, following):
     tokenizer = ChatTokenizer(write_folder(tmp_path, template))
     reply = "<think>a</think>\n<sql>SELECT 1</sql>"
-    whole = tokenizer.encode_chat([*QUESTION, Said("assistant", reply), *following])
+    whole = tokenizer.encode_chat([*QUESTION, Message("assistant", reply), *following])
     stop = tokenizer.stop_ids[0]
     history = [*tokenizer.encode_chat(QUESTION), *tokenizer.encode(reply)]
     assert [*history, stop, *tokenizer.encode_next(following, closed=True)] == whole

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from exchange import CreditSpan
 from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.errors import LostError
 from minirl.run.preemption import Preempted
@@ -40,7 +41,7 @@ def assert_same_weights(params, other):
 
 
 def never_correct(episode):
-    return toy_run.Score(toy_run.score(episode).total, False)
+    return toy_run.scored(toy_run.score(episode).total, False)
 
 
 def nothing(params, version):
@@ -382,11 +383,11 @@ def test_where_sampler_and_learner_agree_nothing_is_centred(toy, finished, tmp_p
 def credited(episode):
     """Credit each letter of each reply: 1 for a capital, -1 for another."""
     spans = tuple(
-        toy_run.Span(turn, place, place + 1, 1.0 if "A" <= letter < "a" else -1.0)
+        CreditSpan(turn, place, place + 1, 1.0 if "A" <= letter < "a" else -1.0)
         for turn, reply in enumerate(episode.replies)
         for place, letter in enumerate(reply)
     )
-    return toy_run.Score(toy_run.score(episode).total, toy_run.score(episode).correct, spans)
+    return toy_run.scored(toy_run.score(episode).total, toy_run.score(episode).correct, spans)
 
 
 def test_credit_of_letters_and_penalties_of_long_responses_reach_single_trajectories(toy, tmp_path):
@@ -416,7 +417,7 @@ def test_credit_of_letters_and_penalties_of_long_responses_reach_single_trajecto
 
 
 def test_groups_that_differ_by_the_penalty_alone_are_kept(toy, tmp_path):
-    alike = lambda _: toy_run.Score(0.5, correct=False)  # noqa: E731
+    alike = lambda _: toy_run.scored(0.5, correct=False)  # noqa: E731
     for tokens, kept in ((0, False), (10, True)):
         algorithm = Grpo(equal_groups="drop", overlong_tokens=tokens)
         changes = {"steps": 1, "judge": alike, "algorithm": algorithm, "validate": nothing}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from exchange import Message, Score
 from minirl.config import (
     BatchingConfig,
     Grpo,
@@ -82,53 +83,32 @@ COURSES = {
 
 
 @dataclass(frozen=True)
-class Said:
-    role: str
-    content: str
-
-
-@dataclass(frozen=True)
 class Episode:
     example: str
     replies: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Span:
-    turn: int
-    start: int
-    end: int
-    value: float
-
-
-@dataclass(frozen=True)
-class Score:
-    total: float
-    correct: bool
-    spans: tuple = ()
-
-    @property
-    def parts(self):
-        return {"letters": self.total}
 
 
 class Capitals:
     """Wants replies of capital letters alone, and gives a second chance."""
 
     def reset(self, example):
-        return Episode(example), [Said("user", example)]
+        return Episode(example), [Message("user", example)]
 
     def step(self, episode, reply):
         episode = replace(episode, replies=(*episode.replies, reply))
         is_over = score(episode).correct or len(episode.replies) == 2
-        return episode, None if is_over else [Said("user", "NO")]
+        return episode, None if is_over else [Message("user", "NO")]
+
+
+def scored(total, correct, spans=()):
+    return Score(total, correct, {"letters": total}, spans)
 
 
 def score(episode):
     """Pay the share of capitals in the last reply."""
     reply = episode.replies[-1]
     share = sum("A" <= letter < "a" for letter in reply) / max(len(reply), 1)
-    return Score(share, share == 1)
+    return scored(share, share == 1)
 
 
 def describe(episode):
@@ -139,7 +119,7 @@ def seldom_mixed(episode):
     """Call some replies to two of the examples correct, and none to the others."""
     letter = episode.replies[-1][:1]
     is_right = episode.example in {"AB", "GH"} and letter < "P"
-    return Score(score(episode).total, is_right)
+    return scored(score(episode).total, is_right)
 
 
 def take_course(toy, folder, course):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exchange import CreditSpan
 from rewards.astra import BOUND, AstraReward, aggregate, shape_of, transition
 from rewards.config import AstraConfig, AtrConfig
-from rewards.types import CreditSpan
 from sqlenv.types import Answer, Attempt, Episode, Result, SqlError, Table
 
 from .conftest import EXAMPLE, Golds, read

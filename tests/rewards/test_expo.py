@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from exchange import Score
 from rewards.compose import build_reward
 from rewards.config import ExpoConfig
 from rewards.expo.clauses import KINDS
 from rewards.expo.reward import ExpoReward
-from rewards.types import Score
 from sqlenv.config import AnswerConfig
 from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor

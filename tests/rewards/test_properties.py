@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from exchange import Score
 from rewards.compose import Reward, build_reward
 from rewards.config import RewardConfig
 from rewards.execution import columns_of
-from rewards.types import Score
 from sqlenv.config import AnswerConfig, DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.demo import generate

@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rewards.types import Turn
-from rewards.workbench import MODES, Workbench
+from rewards.workbench import MODES, Turn, Workbench
 from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor

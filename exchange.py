@@ -1,0 +1,45 @@
+"""What the learner and the SQL side exchange; neither imports anything else of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class UserError(Exception):
+    """A mistake of the user: one line with what is wrong, where, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message; the role is system, user, assistant or tool."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreditSpan:
+    """The credit of each token in the characters [start, end) of the reply of a turn (from 0)."""
+
+    turn: int
+    start: int
+    end: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The reward of one episode.
+
+    Attributes:
+        total: What the learner maximises, dimensionless.
+        correct: Whether the answer is right; never shaped.
+        parts: The named summands of `total`.
+        spans: Credit of parts of replies (clauses, turns), empty for rewards of whole episodes.
+    """
+
+    total: float
+    correct: bool
+    parts: Mapping[str, float] = field(default_factory=dict)
+    spans: tuple[CreditSpan, ...] = ()
