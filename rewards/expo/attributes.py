@@ -6,12 +6,14 @@ or a WITH item gave the alias. A query that does not parse keeps the names of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 
 from sqlglot import exp
+from sqlglot.optimizer.scope import Scope, build_scope
 
 from rewards.expo.clauses import scan_clauses
-from sqlenv.sql.extraction import Query, bare, ctes, from_table, joins, parse
+from sqlenv.sql.extraction import PARSE_FAILURES, bare, parse
 from sqlenv.types import Table
 
 COMPUTED = "()"
@@ -19,7 +21,6 @@ COMPUTED = "()"
 
 _MAX_DEPTH = 16  # subqueries within subqueries that aliases are followed into
 _READ = ("SELECT", "FROM", "JOIN")  # the clauses that names are read from
-_Items = Mapping[str, exp.Expression]
 
 
 def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool = False) -> Table:
@@ -31,15 +32,15 @@ def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool =
     select = _select(sql, operand)
     if select is None:
         return Table(tuple(names), table.rows)
-    finder, items = _Finder(), _items(select)
+    scope = _scope(select)
     outputs = [exp.Star()] if is_star else select.expressions
-    given = [finder.attribute(select, item, items, 0) for item in outputs]
+    given = [_attribute(scope, item) for item in outputs]
     stars = [at for at, name in enumerate(given) if name == "*"]
     head, tail = (given[: stars[0]], given[stars[-1] + 1 :]) if stars else (given, [])
     # Between two stars no place is known: names are looked up there.
     starred = names[len(head) : len(names) - len(tail)]
     if len(head) + len(starred) + len(tail) == len(names) and bool(starred) <= bool(stars):
-        starred = [finder.origin(select, ("", name), items, 0) or name for name in starred]
+        starred = [_origin(scope, ("", name)) or name for name in starred]
         names = [*head, *starred, *tail]
     return Table(tuple(names), table.rows)
 
@@ -81,16 +82,11 @@ def _select(sql: str, operand: int) -> exp.Select | None:
     return query if isinstance(query, exp.Select) else None
 
 
-def _first(query: exp.Expression) -> exp.Expression:
-    """Return the first operand of a set operation; the query itself of another."""
-    node = bare(query)
-    while isinstance(node, exp.SetOperation):
-        node = bare(node.this)
-    return node
-
-
-def _items(query: exp.Expression) -> _Items:
-    return {one.alias.lower(): one for one in ctes(query)} if isinstance(query, Query) else {}
+def _scope(select: exp.Select) -> Scope | None:
+    try:
+        return build_scope(select)
+    except PARSE_FAILURES:  # an alias that stands for two things
+        return None
 
 
 def _column(output: exp.Expression) -> tuple[str, str] | None:
@@ -101,60 +97,31 @@ def _column(output: exp.Expression) -> tuple[str, str] | None:
     return (node.table.lower(), node.name.lower()) if isinstance(node, exp.Column) else None
 
 
-class _Finder:
-    """Follows names into subqueries and WITH items, each query and name once."""
+def _attribute(scope: Scope | None, output: exp.Expression, depth: int = 0) -> str:
+    """Return what an output stands for; `*` for all columns."""
+    column = _column(output)
+    if column is None or column[1] == "*":
+        return "*" if column else COMPUTED
+    return _origin(scope, column, depth) or column[1]
 
-    def __init__(self) -> None:
-        self._found: dict[tuple[int, str], str] = {}
 
-    def attribute(
-        self, select: exp.Select, output: exp.Expression, items: _Items, depth: int
-    ) -> str:
-        """Return what an output stands for; `*` for all columns."""
-        column = _column(output)
-        if column is None or column[1] == "*":
-            return "*" if column else COMPUTED
-        return self.origin(select, column, items, depth) or column[1]
-
-    def origin(self, select: exp.Select, column: tuple[str, str], items: _Items, depth: int) -> str:
-        """Return what a column of a subquery or WITH item stands for; "" for one of a table."""
-        qualifier, name = column
-        for source in _sources(select):
-            query = source if isinstance(source, exp.Subquery) else items.get(source.name.lower())
-            if query and qualifier in ("", source.alias_or_name.lower()) and depth < _MAX_DEPTH:
-                found = self._inside(query, name, items, depth + 1)
-                if found:
-                    return found
-        return ""
-
-    def _inside(self, query: exp.Expression, name: str, items: _Items, depth: int) -> str:
-        key = (id(query), name)
-        if key in self._found:
-            return self._found[key]
-        self._found[key] = ""  # for a WITH item that reads itself
-        select = _first(query.this)
-        if not isinstance(select, exp.Select):
-            return ""
-        items, given = {**items, **_items(bare(query.this))}, query.alias_column_names
-        for at, output in enumerate(select.expressions):
-            called = given[at] if at < len(given) else output.alias_or_name
-            found, column = "", _column(output)
-            if column and column[1] == "*":
-                found = self.origin(select, (column[0], name), items, depth)
-            elif called.lower() == name:
-                found = self.attribute(select, output, items, depth)
+@lru_cache(maxsize=1024)  # chains of `*` would lead to one place by many ways
+def _origin(scope: Scope | None, column: tuple[str, str], depth: int = 0) -> str:
+    """Return what a column of a subquery or WITH item stands for; "" for one of a table."""
+    qualifier, name = column
+    for alias, source in scope.sources.items() if scope and depth < _MAX_DEPTH else ():
+        if not isinstance(source, Scope) or qualifier not in ("", alias.lower()):
+            continue
+        inner, given = source, [str(one).lower() for one in source.outer_columns]
+        while inner.set_operation_scopes:
+            inner = inner.set_operation_scopes[0]
+        query = inner.expression
+        for at, output in enumerate(query.expressions if isinstance(query, exp.Select) else ()):
+            own, found = _column(output), ""
+            if own and own[1] == "*":
+                found = _origin(inner, (own[0], name), depth + 1)
+            elif name == (given[at] if at < len(given) else output.alias_or_name.lower()):
+                found = _attribute(inner, output, depth + 1)
             if found:
-                self._found[key] = found
-                break
-        return self._found[key]
-
-
-def _sources(select: exp.Select) -> Iterator[exp.Expression]:
-    """Yield the tables and subqueries of FROM and JOINs, also those joined inside brackets."""
-    found = [from_table(select), *(join.this for join in joins(select))]
-    for source in found:  # which grows
-        while isinstance(source, exp.Subquery | exp.Paren) and isinstance(source.this, exp.Table):
-            source = source.this
-            found += [join.this for join in joins(source)]
-        if source is not None:
-            yield source
+                return found
+    return ""
