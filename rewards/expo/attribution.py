@@ -131,28 +131,36 @@ def _blame_part(
 
 
 def _parting(chain: Sequence[Step], steps: Steps, gold: Step, golds: Steps) -> Step | None:
-    """Find the first step that leaves more or fewer rows than the gold query's; else SELECT.
+    """Find the first step after which rows are more or fewer than in the gold query, else SELECT.
 
-    `gold` is the part that a chain stands for. None where it has no such steps, or they do not run.
-    A WHERE may read what the gold query joins: then what comes before it tells nothing.
+    `gold` is the part that a chain stands for. None where it has no such steps, they do not run, or
+    the prediction lacks the clause. A WHERE may read what the gold query joins: then what comes
+    before it tells nothing.
     """
     gold_chain = next((found for found in golds.plan.operands if found[-1] is gold), ())
-    own, known = ([step for step in found if step.star] for found in (chain, gold_chain))
-    if not own or not known:
+    own, known = ({_part(step): step for step in found} for found in (chain, gold_chain))
+    if not ("source" in own and "source" in known):
         return None
-    tables, gold_tables = (
-        {source.table for source in sources(found[0].sql)} for found in (own, known)
-    )
-    read = {source.table for source in sources(own[-1].sql)} - tables
-    pairs = [] if read & gold_tables else [(own[0], known[0])]
-    for step, reference in [*pairs, (own[-1], known[-1])]:
+    step, reference = own["source"], known["source"]
+    moved = (_tables(own.get("where", step)) - _tables(step)) & _tables(reference)
+    for part in ("source", "where", "select", "having"):
+        step, reference = own.get(part, step), known.get(part, reference)
+        if part == "source" and moved:
+            continue
         counts = steps.count(step), golds.count(reference)
-        if None in counts:
-            return None
-        if counts[0] != counts[1]:
-            is_missing = step.effect == "source" and reference.effect == "filter"
-            return None if is_missing else step
-    return chain[len(own)]
+        if None in counts or counts[0] != counts[1]:
+            return None if None in counts else own.get(part)
+    return own["select"]
+
+
+def _tables(step: Step) -> set[str]:
+    return {source.table for source in sources(step.sql)}
+
+
+def _part(step: Step) -> str:
+    if step.effect == "filter":
+        return "where" if step.star else "having"
+    return "source" if step.star else "select"
 
 
 def _blame_source(step: Step, steps: Steps, gold_width: int) -> set[int]:
