@@ -1,11 +1,13 @@
-"""How much memory and time launch.prepare takes for many records in SynSQL's form.
+"""What a large question file costs: many records in SynSQL's form, loaded by a run twice.
 
     python benchmarks/prepare.py --records 1000000 --databases 5000
-    python benchmarks/prepare.py --records 100000 --databases 500 -- --sample expo
+    python benchmarks/prepare.py --records 100000 --databases 500 --prepare
 
-Makes databases and data.json in a temporary folder (some 2 GB for a million), prepares them in
-another process, and prints the memory of that process and of its helpers as the work goes on. The
-last line is one JSON object.
+Makes databases and data.json in a temporary folder (some 2 GB for a million). Then a run of
+EXPO-SQL draws its 5,000 questions and those held out, and executes their gold queries: in a first
+start, with an empty cache, and in a second one. --prepare also times launch.prepare between them.
+Each is a process of its own, whose memory is measured with that of its helpers. A line of JSON
+each.
 """
 
 from __future__ import annotations
@@ -24,21 +26,41 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-_EVERY_S = 2.0
+_EVERY_S = 0.2
 _NAMES = ("Ada", "Bo", "Cid", "Dee", "Eve", "Fay", "Gus", "Hal", "Ida", "Jon")
 _PLACES = ("Oslo", "Paris", "Lyon", "New York", "Rome", "Bern", "Graz", "Kyoto")
+_START = """
+import sys
+from launch.config import load_config
+from launch.data.preflight import held_out, load_split
+from pathlib import Path
+from sqlenv.cache import shared_cache
+from sqlenv.executor import Executor
+config = load_config("expo.yaml", [f"data.root={sys.argv[1]}"])
+with Executor(config.executor, shared_cache()) as executor:
+    held = held_out(config, config.data.root, executor)
+    loaded = load_split(config, "train", config.data.root, executor, held=held)
+assert len(loaded.examples) == 5000, loaded.lines()
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--databases", type=int, default=5_000)
-    parser.add_argument("arguments", nargs="*", help="for launch.prepare, after --")
+    parser.add_argument("--prepare", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "SynSQL-2.5M"
         make(root, records=options.records, databases=options.databases)
-        measure(root, Path(folder) / "prepared", options.arguments)
+        start = [sys.executable, "-c", _START, str(root)]
+        checked = ["-m", "launch.prepare", "--data-root", str(root), "--out", f"{folder}/doubtful"]
+        commands = {"first start": start, "second start": start}
+        if options.prepare:
+            prepare = [sys.executable, *checked]
+            commands = {"first start": start, "prepare": prepare, "second start": start}
+        for name, command in commands.items():
+            measure(name, command, Path(folder) / "cache")
 
 
 def make(root: Path, *, records: int, databases: int) -> None:
@@ -96,23 +118,18 @@ def questions(records: int, databases: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def measure(root: Path, out: Path, arguments: list[str]) -> None:
-    """Run the command, and print memory by what it says it does."""
-    command = [sys.executable, "-m", "launch.prepare", "--data-root", str(root), "--out", str(out)]
+def measure(name: str, command: list[str], cache: Path) -> None:
+    """Run a command, and print what it takes."""
     start_s, peaks = time.monotonic(), [0.0]
-    process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, bufsize=1)
+    environment = os.environ | {"MINIRL_CACHE": str(cache)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     threading.Thread(target=_watch, args=(process, peaks), daemon=True).start()
-    assert process.stderr is not None
-    for line in process.stderr:
-        seconds = time.monotonic() - start_s
-        print(f"{seconds:7.0f} s  {_memory_mb(process.pid):7.0f} MB  {line}", end="", flush=True)
     status = process.wait()
-    report = {"seconds": round(time.monotonic() - start_s), "peak_mb": round(max(peaks))}
-    print(json.dumps(report | {"status": status, "cpu_count": os.cpu_count()}))
-    sys.exit(status)
+    report = {"seconds": round(time.monotonic() - start_s, 1), "peak_mb": round(max(peaks))}
+    print(json.dumps({"what": name, **report, "status": status, "cpu_count": os.cpu_count()}))
 
 
-def _watch(process: subprocess.Popen[str], peaks: list[float]) -> None:
+def _watch(process: subprocess.Popen[bytes], peaks: list[float]) -> None:
     while process.poll() is None:
         peaks.append(max(peaks.pop(), _memory_mb(process.pid)))
         time.sleep(_EVERY_S)

@@ -64,9 +64,8 @@ def datasets() -> str:
     """Describe how each data set is laid out."""
     rows = []
     for name, spec in DATASETS.items():
-        if name != "prepared":
-            files = "; ".join(f"{split}: {_code(found)}" for split, found in spec.files.items())
-            rows.append((f"`{name}`", files, _code(spec.databases), f"`{spec.omnisql}/`"))
+        files = "; ".join(f"{split}: {_code(found)}" for split, found in spec.files.items())
+        rows.append((f"`{name}`", files, _code(spec.databases), f"`{spec.omnisql}/`"))
     head = ("`layout`", "question files", "folders of databases", "in OmniSQL's `data/`")
     return _table(head, rows)
 

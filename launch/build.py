@@ -25,6 +25,7 @@ from rewards.execution import columns_of, gold_result
 from rewards.expo.reward import ExpoReward
 from rewards.progress.feedback import build_feedback
 from rewards.progress.reward import ProgressiveReward
+from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
@@ -68,8 +69,8 @@ class SqlSide:
             from minirl.run import distributed
 
             distributed.from_first(partial(generate, self._root, config.data.demo))
-        self.executor = Executor(config.executor)
-        kept = (config.executor.cache_dir or folder) / "witnesses"
+        self.executor = Executor(config.executor, shared_cache())
+        kept = cache_folder("witnesses")
         self._witnesses = WitnessStore(kept) if config.env.witnesses else None
         self.prompts = Prompts(config.prompt, config.env)
         self._columns_of = columns_of()
@@ -105,7 +106,7 @@ class SqlSide:
         loaded = load_split(self._config, split, self._root, self.executor, held=held)
         for line in loaded.lines():
             _log.info(line)
-        self.prompts.add(loaded)
+        self.prompts.describe(loaded.descriptions)
         numbers = sample_numbers(len(loaded.examples), limit, seed=self._config.seed)
         if len(numbers) < len(loaded.examples):
             _log.info(

@@ -36,6 +36,7 @@ import minirl.errors
 import sqlenv.errors
 from minirl.run import activity
 from minirl.run.preemption import Preempted
+from sqlenv.cache import cache_folder
 
 USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
@@ -282,8 +283,7 @@ def use_accelerator(
     activity.watch_compiler()
     if options is not None:
         _join_others(options)
-    base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    cache = Path(base).expanduser() / "minirl" / "jax"
+    cache = cache_folder("jax")
     if folder is not None and (others := _others()):
         cache = folder / COMPILED / str(others.write_programs())
     jax.config.update("jax_compilation_cache_dir", str(cache))

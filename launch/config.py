@@ -130,6 +130,9 @@ class PromptConfig(Settings):
     """How tables are written."""
     example_values: int = Field(default=2, ge=0)
     """Example values of a column."""
+    value_matches: bool = True
+    """Values that the question names come first among the example values, as in OmniSQL's prompts:
+    with `schema_style: omnisql` alone."""
 
 
 class WarmStartConfig(SftConfig):

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from launch.config import JobConfig
-from launch.data.preflight import check_questions
+from launch.data.preflight import check_questions, describe_passes
 from launch.data.prompts import Prompts
 from launch.evaluation.testsets import Split
 from sqlenv.data.loading import LoadedData
@@ -46,12 +46,11 @@ def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
     train, limits = config.train, config.evaluation
     validation = min(found["validation"], limits.validation_questions or found["validation"])
     test = min(found["test"], limits.questions or found["test"])
-    asked = train.all_steps * train.prompts_per_step
     warm = f"after {config.warm_start.steps:,} of the warm start, " if config.warm_start else ""
     return {
         "questions": f"{found['train']:,} to learn from, {validation:,} of {found['validation']:,} "
         f"to choose checkpoints by, {test:,} of {found['test']:,} to test on",
-        "passes": f"{asked / found['train']:.2f} over the questions to learn from",
+        "passes": describe_passes(config, found["train"]),
         "steps": f"{warm}{train.all_steps:,} of {train.prompts_per_step} prompts x "
         f"{train.group_size} answers",
     }
@@ -59,7 +58,7 @@ def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
 
 def _first_prompt(config: JobConfig, train: LoadedData) -> Observation:
     prompts = Prompts(config.prompt, config.env)
-    prompts.add(train)
+    prompts.describe(train.descriptions)
     return prompts.training(train.examples[0])
 
 

@@ -21,7 +21,6 @@ run, judges them, and the best one answers. Run the same command again to resume
 from __future__ import annotations
 
 import gc
-import os
 from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
@@ -233,16 +232,9 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
         raise UserError(f"--data {options.data}: give the folder of the data, --data-root DIR")
     key = "--data-root" if options.data_root else "data.root"
     source, _ = find(options.data, root, file, key=key)
-    own = {
-        "path": Path(os.path.relpath(source.path, root)),
-        # A part of how the job puts its questions.
-        "comments": config.data.test.sources[0].comments,
-    }
-    test = DataConfig(
-        sources=(source.model_copy(update=own),),
-        drop_failing_gold=False,
-        drop_empty_gold=False,
-    )
+    # Comments are a part of how the job puts its questions.
+    own = {"path": Path(), "comments": config.data.test.sources[0].comments}
+    test = DataConfig(sources=(source.model_copy(update=own),), exclude=())
     data = config.data.model_copy(update={"root": root, "demo": None, "test": test})
     return config.model_copy(update={"data": data}), "test"
 

@@ -1,36 +1,68 @@
-"""A cache on disk of what takes long to work out."""
+"""Caches on disk of what takes long to work out.
+
+`shared_cache` is one for all runs, configs and processes: each entry is found by the contents of
+all that decides it, so that nothing in it is ever out of date. Its folder may be deleted any time.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sqlenv.errors import UserError
 
 _UNLIMITED = 1 << 60
+_SHARED_BYTES = 20_000_000_000
+"""Size of the shared cache, from which on the oldest entries go."""
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder for what may be computed again: below MINIRL_CACHE if it is set."""
+    base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "minirl" / name
+
+
+def shared_cache() -> DiskCache:
+    """Open the cache that all runs share."""
+    return _open_shared(cache_folder("sql"))
+
+
+@cache
+def _open_shared(folder: Path) -> DiskCache:
+    return DiskCache(folder, limit_bytes=_SHARED_BYTES)
+
+
+def content_key(kind: str, *parts: Any) -> str:
+    """Name an entry by all that decides it, as JSON."""
+    return f"{kind} {hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 
 class DiskCache:
-    """A `diskcache` of JSON that evicts nothing; each value is on disk as soon as it is set.
+    """A `diskcache` of JSON and of files; each value is on disk as soon as it is set.
 
-    Threads may share one; each has its connection.
+    Without a limit nothing is ever evicted. Threads and processes may share one; each thread has
+    its connection.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, limit_bytes: int | None = None) -> None:
         import diskcache  # 0.1 s, which few commands need
 
-        self._folder = folder
+        self.folder = folder
         with self._naming():
             self._cache = diskcache.Cache(
                 str(folder),
                 disk=diskcache.JSONDisk,
-                disk_min_file_size=_UNLIMITED,  # all in one file
-                eviction_policy="none",
-                size_limit=_UNLIMITED,
-                cull_limit=0,
+                disk_min_file_size=_UNLIMITED,  # all JSON in one file
+                eviction_policy="least-recently-stored" if limit_bytes else "none",
+                size_limit=limit_bytes or _UNLIMITED,
+                cull_limit=10 if limit_bytes else 0,
             )
 
     def get(self, key: str) -> Any:
@@ -41,6 +73,19 @@ class DiskCache:
     def __setitem__(self, key: str, value: Any) -> None:
         with self._naming():
             self._cache.set(key, value, retry=True)
+
+    def open_file(self, key: str) -> IO[bytes] | None:
+        """Open a file that was stored; None where there is none."""
+        with self._naming():
+            try:
+                return self._cache.get(key, read=True)
+            except FileNotFoundError:  # evicted at this moment
+                return None
+
+    def store_file(self, key: str, file: IO[bytes]) -> None:
+        """Store a copy of a file, from where it stands."""
+        with self._naming():
+            self._cache.set(key, file, read=True, retry=True)
 
     def __iter__(self) -> Iterator[str]:
         with self._naming():
@@ -59,6 +104,6 @@ class DiskCache:
         try:
             yield
         except (OSError, sqlite3.OperationalError) as error:  # a full disk, for example
-            raise UserError(f"{self._folder}: cannot be read or written ({error})") from None
+            raise UserError(f"{self.folder}: cannot be read or written ({error})") from None
         except (sqlite3.Error, ValueError, TypeError) as error:
-            raise UserError(f"{self._folder}: damaged ({error}); delete it to ask again") from None
+            raise UserError(f"{self.folder}: damaged ({error}); delete it to ask again") from None

@@ -19,26 +19,29 @@ class Settings(BaseModel):
 
 
 Layout = Literal[
-    "bird", "spider", "spider_syn", "spider_dk", "spider_realistic", "synsql", "spider2", "prepared"
+    "bird", "spider", "spider-syn", "spider-dk", "spider-realistic", "synsql", "spider2"
 ]
 Split = Literal["train", "dev", "test"]
+GoldIssue = Literal["blank", "failing", "empty", "varying", "tied", "scalar", "duplicate"]
+"""What may be wrong with a question: `sqlenv.data.issues` explains them."""
 
 
 class SourceConfig(Settings):
     """One data set on disk."""
 
     layout: Layout
-    """How the folder is laid out; this project's demo data has Spider's layout. In a folder that
-    `launch.prepare` has written, the set that was prepared of this layout and split."""
+    """How the data set is laid out; this project's demo data has Spider's layout."""
 
-    path: Path
-    """The data set's own folder, or OmniSQL's `data/` folder, which holds all of them."""
+    path: Path = Path()
+    """Folder that the data set is searched in: its own, OmniSQL's `data/`, or one with downloads at
+    most two levels below it."""
 
     split: Split = "train"
     """Which of the layout's question files to read."""
 
     file: str = ""
-    """Question file to read instead (.json or .jsonl), relative to `path` or absolute."""
+    """Question file to read instead (.json or .jsonl): a name in the folders that are searched, or
+    an absolute path."""
 
     comments: Literal["names", "full"] = "names"
     """Column comments: the natural names of tables.json (as OmniSQL), or BIRD's whole
@@ -75,17 +78,17 @@ class DataConfig(Settings):
     seed: int = 0
     """Seed of the sample, and of the databases that are held out of it."""
 
+    exclude: tuple[GoldIssue, ...] = ("blank", "failing", "empty")
+    """Questions to leave out by what is wrong with them, as `launch.prepare` counts it: the gold
+    query is `blank`, `failing`, or `empty` (no rows: a match proves little); its result is
+    `varying`, `tied` (left open by ties under its ORDER BY), or `scalar` (a single value, which
+    many wrong queries give too); the question is a `duplicate`."""
+
     exclude_databases: tuple[str, ...] = ()
     """Names of databases whose questions are left out, such as those of a test set."""
 
     drop_missing_database: bool = False
     """Leave out questions whose database is not there, instead of refusing to start."""
-
-    drop_failing_gold: bool = True
-    """Leave out questions whose gold query is blank or does not run."""
-
-    drop_empty_gold: bool = True
-    """Leave out questions whose gold query returns no rows: a match there proves little."""
 
 
 class DemoConfig(Settings):
@@ -153,15 +156,12 @@ class ExecutorConfig(Settings):
 
     reverse_unordered: bool = False
     """Read tables from their ends, which no query may rely on: one without ORDER BY gives its rows
-    in another order. `launch.prepare` finds golds with it whose answer depends on that."""
+    in another order. Golds whose answer depends on that are found with it."""
 
     now: AwareDatetime | None = STILL
     """What every query is told the time is, whenever it runs, so that one that asks for it has the
     same result each time. The default is a day that no data set knows and nobody guesses: who
     writes today's date out is wrong. None is the time itself; such results are then marked."""
-
-    cache_dir: Path | None = None
-    """Folder of gold results that outlives the run; None keeps them in memory only."""
 
 
 OFFICIAL = ExecutorConfig(

@@ -32,7 +32,7 @@ ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omn
 class Example:
     """One question about one database (a SQLite file, whatever the dialect of the gold query).
 
-    `value_matches` are values that the question seems to name: table, column, value.
+    `question_id` is what its data set calls it: its own id, else its number in the question file.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Example:
     difficulty: str = ""
     dialect: str = "sqlite"
     source: str = ""
-    value_matches: tuple[ValueMatch, ...] = ()
+    question_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

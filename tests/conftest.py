@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
+# What is cached for all runs is not the user's here, and tests do not see that of others.
+_CACHE = tempfile.TemporaryDirectory()
+os.environ["MINIRL_CACHE"] = _CACHE.name
 
 # The SQL side is also tested where JAX is not installed. JAX reads these when it is imported.
 if importlib.util.find_spec("jax") is not None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -20,9 +20,7 @@ from typing import Literal
 from launch.config import JobConfig
 from launch.evaluation.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.data.detection import Detected, detect
-from sqlenv.data.layouts import MANIFEST, is_file, locate
-from sqlenv.data.prepared import DatabaseEntry
+from sqlenv.data.layouts import AbsentError, is_file, locate
 from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
 from sqlenv.errors import UserError
@@ -103,8 +101,8 @@ def shape_of(schema: DatabaseSchema) -> str:
 
 
 @dataclass(frozen=True)
-class _OnDisk:
-    """A database of some questions, read as far as it has to be, with the fields of its entry."""
+class _Database:
+    """A database of some questions, read as far as it has to be."""
 
     db_id: str
     path: Path
@@ -127,9 +125,6 @@ class _OnDisk:
             return name
 
 
-Database = DatabaseEntry | _OnDisk
-
-
 class OverlapIndex:
     """What sets to learn from and sets to measure by share: databases, and texts of questions.
 
@@ -138,11 +133,10 @@ class OverlapIndex:
     database: one of its name, or with its tables and columns.
     """
 
-    def __init__(self, database_of: Callable[[Example], Database], *, shapes: bool) -> None:
-        self._database_of = database_of
+    def __init__(self, *, shapes: bool) -> None:
         self._traits = _TRAITS if shapes else _TRAITS[:2]
-        self._learned: defaultdict[str, dict[Path, Database]] = defaultdict(dict)
-        self._measured: defaultdict[str, dict[Path, Database]] = defaultdict(dict)
+        self._learned: defaultdict[str, dict[Path, _Database]] = defaultdict(dict)
+        self._measured: defaultdict[str, dict[Path, _Database]] = defaultdict(dict)
         self._questions: defaultdict[bytes, list[tuple[str, Example]]] = defaultdict(list)
         self._found: defaultdict[tuple[str, str, Kind], dict[str, str]] = defaultdict(dict)
 
@@ -161,9 +155,9 @@ class OverlapIndex:
             same = known.db_id == example.db_id or measured.shape == database.shape
             self._found[name, other, "question" if same else _WORDING][known.id] = example.db_id
 
-    def _add(self, databases: dict[Path, Database], example: Example) -> Database:
+    def _add(self, databases: dict[Path, _Database], example: Example) -> _Database:
         if example.database not in databases:
-            databases[example.database] = self._database_of(example)
+            databases[example.database] = _Database(example.db_id, example.database)
         return databases[example.database]
 
     def overlaps(self) -> list[Overlap]:
@@ -192,7 +186,7 @@ class OverlapIndex:
                 yield Overlap(there, here, kind, len(same), shown, names)
 
 
-def _trait(kind: Kind, entry: Database, sizes: Collection[int]) -> str | None:
+def _trait(kind: Kind, entry: _Database, sizes: Collection[int]) -> str | None:
     if kind == "database file":
         return entry.fingerprint if entry.bytes in sizes else None
     return entry.db_id if kind == "database name" else entry.shape
@@ -223,7 +217,7 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
         measured["data.test"] = splits.get("test", ())
     if data.validation is not None:
         measured["data.validation"] = splits.get("validation", ())
-    index = OverlapIndex(lambda example: _OnDisk(example.db_id, example.database), shapes=False)
+    index = OverlapIndex(shapes=False)
     for name, examples in measured.items():
         for example in examples:
             index.measure(name, example)
@@ -241,20 +235,15 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
 
 def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
     """Read the published test sets below a folder, as far as they are there."""
-    if (root / MANIFEST).is_file():
-        names = (name for name in TEST_SETS if (root / f"{name}.jsonl").is_file())
-        found = Detected({name: TEST_SETS[name].at(root) for name in names}, {})
-    else:
-        found = detect(root)
-    for name in TEST_SETS:
+    for name, named in TEST_SETS.items():
+        source = named.at(root)
         try:
-            if name in found.left:
-                raise UserError(found.left[name])
-            source = found.sources.get(name)
-            if source is not None and not _is_generated(source):
+            if not _is_generated(source):
                 pool = Pool(source, DataConfig(sources=(source,), drop_missing_database=True))
                 pool.drops = set()
-                yield name, tuple(checked.example for checked in pool.questions())
+                yield name, tuple(checked.example for checked in pool.stream())
+        except AbsentError:
+            pass
         except UserError as error:
             _log.warning("%s is not compared with: %s", name, error)
 

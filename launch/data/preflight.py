@@ -6,19 +6,19 @@ from pathlib import Path
 
 from launch.config import JobConfig
 from launch.data.contamination import check_overlap
+from launch.data.gold_checks import check_for
 from launch.evaluation.testsets import SPLITS, Split
 from launch.run_folder import check_place
 from minirl.errors import UserError as ModelError
 from minirl.model.config import check_folder
+from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig
 from sqlenv.data.held_out import hold_out
 from sqlenv.data.layouts import locate
 from sqlenv.data.loading import LoadedData, load
-from sqlenv.data.sources import by_running
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
-from sqlenv.types import Example
 
 
 def check_inputs(config: JobConfig) -> None:
@@ -75,7 +75,8 @@ def held_out(
         return None
     data, advice = rooted(config.data.train, root), _advice("data.train")
     try:
-        return hold_out(data, config.data.held_out, by_running(executor), advice=advice)
+        check = check_for(data, executor, shared_cache())
+        return hold_out(data, config.data.held_out, check, advice=advice)
     except UserError as error:
         raise UserError(f"data.held_out: {error}") from None
 
@@ -90,13 +91,14 @@ def load_split(
 ) -> LoadedData:
     """Read the questions of a split; gold queries are run if there is an executor."""
 
-    def accept(example: Example) -> bool:
-        return held is None or split == "test" or (example.db_id in held) == (split == "validation")
+    def accept(db_id: str) -> bool:
+        return held is None or split == "test" or (db_id in held) == (split == "validation")
 
     advice = _advice(_section_of(config, split))
     try:
         data = rooted(config.data.of(split), root)
-        return load(data, executor=executor, accept=accept, advice=advice)
+        check = check_for(data, executor, shared_cache())
+        return load(data, check=check, accept=accept, advice=advice)
     except UserError as error:
         raise UserError(f"data.{split}: {error}") from None
 
@@ -119,6 +121,23 @@ def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, 
                 raise UserError(f"data.{split}: {error}") from None
     check_overlap(config, {split: data.examples for split, data in loaded.items()})
     return loaded
+
+
+def describe_passes(config: JobConfig, questions: int) -> str:
+    """Say how often a job goes over its questions to learn from, and how many steps would be as
+    many passes where there are fewer than it asks for.
+    """
+    train, total = config.train, config.data.train.total
+    said = (
+        f"{train.all_steps * train.prompts_per_step / questions:.2f} over {questions:,} questions"
+    )
+    if total is None or questions >= total:
+        return said
+    steps = max(1, round(train.steps * questions / total))
+    return (
+        f"{said}, not the {total:,} that train.steps={train.steps} is for; train.steps={steps} "
+        "makes as many passes as are meant"
+    )
 
 
 def check_model(config: JobConfig) -> None:

@@ -1,46 +1,55 @@
-"""How a job puts its questions: schemas, value matches, wording. No JAX."""
+"""How a job puts its questions: schemas, value matches, wording. No JAX.
+
+Training, validation, evaluation and `launch.ask` write prompts here, of the same facts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from launch.config import PromptConfig
+from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.config import AgenticConfig, EnvConfig
-from sqlenv.data.loading import LoadedData
-from sqlenv.data.prepared import read_stored_schema
 from sqlenv.prompts import agent_observation, first_observation, judge_observation
 from sqlenv.schema.reading import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema.rendering import render_schema
-from sqlenv.schema.values import with_matches
-from sqlenv.types import Example, Observation
+from sqlenv.schema.values import ValueMatcher, with_matches
+from sqlenv.types import Example, Observation, ValueMatch
 
 
 class Prompts:
     """Writes prompts; the schema of a database is read once."""
 
-    def __init__(self, config: PromptConfig, env: EnvConfig) -> None:
+    def __init__(
+        self, config: PromptConfig, env: EnvConfig, *, disk: DiskCache | None = None
+    ) -> None:
         self._config, self._env = config, env
         self._descriptions: dict[Path, Descriptions] = {}
-        self._files: dict[Path, Path] = {}
         self._schema = cache(self._read_schema)
         self._text = cache(lambda path: self.render(self._schema(path)))
+        shows_matches = config.value_matches and config.schema_style == "omnisql"
+        self._matcher = ValueMatcher(disk or shared_cache()) if shows_matches else None
 
-    def add(self, data: LoadedData) -> None:
-        """Use what data sets say of their databases, and the schemas that were prepared."""
-        self._descriptions |= data.descriptions
-        self._files |= data.schemas
+    def describe(self, descriptions: Mapping[Path, Descriptions]) -> None:
+        """Use what data sets say of the columns of their databases."""
+        self._descriptions |= descriptions
+
+    def matches(self, example: Example) -> tuple[ValueMatch, ...]:
+        """Find the values that a question names, where prompts show them."""
+        return self._matcher.matches(example) if self._matcher else ()
 
     def schema(self, example: Example) -> DatabaseSchema:
         """Return the schema that an example's prompt shows."""
-        return with_matches(self._schema(example.database), example.value_matches)
+        return with_matches(self._schema(example.database), self.matches(example))
 
     def schema_text(self, example: Example) -> str:
         """Write the schema that an example's prompt shows."""
-        if not example.value_matches:
+        matches = self.matches(example)
+        if not matches:
             return self._text(example.database)
-        return self.render(self.schema(example))
+        return self.render(with_matches(self._schema(example.database), matches))
 
     def render(self, schema: DatabaseSchema) -> str:
         """Write a schema in the job's style."""
@@ -63,11 +72,9 @@ class Prompts:
         return judge_observation(example, self.schema_text(example), queries)
 
     def _read_schema(self, database: Path) -> DatabaseSchema:
-        examples, profile = self._config.example_values, self._config.schema_style == "profile"
-        descriptions = self._descriptions.get(database)
-        if database in self._files:
-            stored = read_stored_schema(self._files[database])
-            if (stored.examples, stored.profile) == (examples, profile):
-                return stored.schema
-            descriptions = stored.descriptions()
-        return read_schema(database, examples=examples, profile=profile, descriptions=descriptions)
+        return read_schema(
+            database,
+            examples=self._config.example_values,
+            profile=self._config.schema_style == "profile",
+            descriptions=self._descriptions.get(database),
+        )

@@ -11,18 +11,8 @@ from pathlib import Path
 
 from launch.evaluation.testsets import TEST_SETS
 from sqlenv.config import SourceConfig
-from sqlenv.data.detection import choose_sets
-from sqlenv.data.layouts import (
-    DATASETS,
-    SETS,
-    NamedSet,
-    check_question_file,
-    folders_below,
-    locate,
-    other_dataset,
-)
+from sqlenv.data.layouts import DATASETS, SETS, check_question_file, is_below, locate
 from sqlenv.data.loading import read_all
-from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
@@ -73,8 +63,18 @@ def find(
     person has set it by `key`. A question file that is read in place of the set's own is a name
     below the root, or a path.
     """
-    source = _with_file(name, root, file) if file else _own(name, root, key)
-    location = locate(source)
+    if not root.is_dir():
+        raise UserError(f"{key} {root}: no such folder or file; check the path")
+    source = SETS[name].at(root).model_copy(update={"file": file})
+    # What lies below the root goes before what lies here.
+    if file and not is_below(source) and Path(file).is_file():
+        source = source.model_copy(update={"file": str(Path(file).absolute())})
+    try:
+        location = locate(source)
+    except UserError as error:
+        option = f"--file {file}" if file else key
+        advice = "" if file else "; another question file: --file NAME"
+        raise UserError(f"{option}: {name}: {error}{advice}") from None
     if location.root not in (root, root / DATASETS[source.layout].omnisql):
         _log.info("%s: taken for %s", location.files[0], name)
     examples = read_all(source)
@@ -86,45 +86,6 @@ def find(
             location.files[0], len(examples), name, published,
         )  # fmt: skip
     return source, examples
-
-
-def _own(name: str, root: Path, key: str) -> SourceConfig:
-    if not root.is_dir():
-        raise UserError(f"{key} {root}: no such folder or file; check the path")
-    try:
-        return choose_sets(root, [name])[name]
-    except UserError as error:
-        raise UserError(f"{key}: {error}; another question file: --file NAME") from None
-
-
-def _with_file(name: str, root: Path, file: str) -> SourceConfig:
-    """Find a question file, below the root or by its path, and the folder that has databases for
-    it: its own goes first.
-    """
-    named, path = SETS[name], Path(file)
-    folders = [root / DATASETS[named.layout].omnisql, root, *folders_below(root)]
-    found = [folder / path for folder in folders if (folder / path).is_file()]
-    if not found and not path.is_file():
-        raise UserError(f"--file {file}: no such file, here or below {root}; check the path")
-    files = [*dict.fromkeys(each.absolute() for each in found or [path])]
-    if other := other_dataset(named.layout, next(read_records(files[0]))):
-        raise UserError(
-            f"--file {files[0]}: its records are of {other}, not of {name}; check --data"
-        )
-    own = [_source(named, each.parent, each.name) for each in files]
-    elsewhere = (_source(named, folder, str(each)) for each in files for folder in folders)
-    return next(filter(_has_databases, (*own, *elsewhere)), own[0])
-
-
-def _source(named: NamedSet, folder: Path, file: str) -> SourceConfig:
-    return SourceConfig(layout=named.layout, path=folder, split=named.split, file=file)
-
-
-def _has_databases(source: SourceConfig) -> bool:
-    try:
-        return bool(locate(source).databases)
-    except UserError:
-        return False
 
 
 def check_golds(examples: Sequence[Example]) -> None:
@@ -189,13 +150,14 @@ def question_set(
     Without comparators they are the test set's own; without a test suite it is looked for below the
     root and beside the source.
     """
+    place = locate(source).root
     measures = _read_measures(comparators) if comparators else TEST_SETS[name].comparators
     _check_measures(examples, measures)
     suite: Mapping[str, tuple[Path, ...]] = {}
     if not SUITED.isdisjoint(measures):
         if test_suite is not None and not test_suite.is_dir():
             raise UserError(f"--test-suite {test_suite}: no such folder")
-        if folder := test_suite or _first_folder(root, source, _SUITES):
+        if folder := test_suite or _first_folder((place, root), _SUITES):
             suite = _suite_files(folder, examples)
         elif comparators is not None:
             raise UserError(
@@ -205,7 +167,7 @@ def question_set(
         else:
             _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
             measures = tuple(measure for measure in measures if measure not in SUITED)
-    references = _references(root, source, examples) if _is_spider2(examples) else {}
+    references = _references((place, root), examples) if _is_spider2(examples) else {}
     return QuestionSet(name, examples, measures, suite, references)
 
 
@@ -236,25 +198,23 @@ def _is_spider2(examples: Sequence[Example]) -> bool:
     return examples[0].source == "spider2"
 
 
-def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Path | None:
-    places = (base / name for base in (source.path, root) for name in names)
+def _first_folder(bases: Sequence[Path], names: Sequence[str]) -> Path | None:
+    places = (base / name for base in bases for name in names)
     return next((place for place in places if place.is_dir()), None)
 
 
-def _references(
-    root: Path, source: SourceConfig, examples: Sequence[Example]
-) -> dict[str, Reference]:
+def _references(bases: Sequence[Path], examples: Sequence[Example]) -> dict[str, Reference]:
     """Read the gold results of Spider 2 by question."""
-    folder = _first_folder(root, source, _GOLDS)
+    folder = _first_folder(bases, _GOLDS)
     if folder is None:
         raise UserError(
-            f"{source.path}: no evaluation_suite/gold in it, with Spider 2's gold results; copy it "
+            f"{bases[0]}: no evaluation_suite/gold in it, with Spider 2's gold results; copy it "
             "there from the repository"
         )
     references = {f"spider2/{name}": found for name, found in read_references(folder).items()}
     if left := [one.id for one in examples if one.id not in references]:
         raise UserError(
-            f"{source.path}: no gold result for {len(left)} questions, the first is {left[0]}; "
+            f"{folder}: no gold result for {len(left)} questions, the first is {left[0]}; "
             "bring the evaluation suite up to date"
         )
     return references

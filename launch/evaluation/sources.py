@@ -273,14 +273,11 @@ def _data(config: JobConfig, split: Split) -> dict[str, Any]:
 def _contents(source: SourceConfig) -> dict[str, str]:
     """Digest the question files and databases of a source."""
     from launch.evaluation.digests import digest
+    from sqlenv.data.index import index_of
     from sqlenv.data.layouts import locate
-    from sqlenv.data.prepared import DATABASES
-    from sqlenv.data.records import read_records
 
     location = locate(source)
-    if location.layout == "prepared":
-        return {"files": digest([*location.files, location.root / DATABASES])}
-    records = (record for file in location.files for record in read_records(file))
-    names = {str(record.get("db_id") or record.get("db")) for record in records}
+    indexes = (index_of(file, location.layout) for file in location.files)
+    names = {kind.db_id for index in indexes for kind in index.kinds}
     databases = [path for name in names if (path := location.database(name))]
     return {"files": digest(location.files), "databases": digest(databases)}

@@ -10,7 +10,6 @@ from sqlenv.config import DataConfig
 from sqlenv.data.loading import open_pools, open_sample, split_by_weight
 from sqlenv.data.sources import Accept, Check, Pool
 from sqlenv.errors import UserError
-from sqlenv.types import Example
 
 
 def validation_of(config: DataConfig, count: int) -> DataConfig:
@@ -24,7 +23,7 @@ def hold_out(
     count: int,
     check: Check | None = None,
     *,
-    accept: Accept = lambda _example: True,
+    accept: Accept = lambda _db_id: True,
     advice: str = "",
 ) -> frozenset[str]:
     """Choose databases to hold out, by `config.seed` and their names alone.
@@ -35,7 +34,7 @@ def hold_out(
     """
     own = validation_of(config, count)
     whole = open_pools(own, None, accept=accept, advice=advice)
-    found = [Counter(checked.example.db_id for checked in pool.questions()) for pool in whole]
+    found = [Counter(db_id for _, db_id in pool.candidates()) for pool in whole]
     needs = split_by_weight(count, [source.weight for source in config.sources])
     targets = [
         _target(counts.total(), need, wanted)
@@ -55,8 +54,8 @@ def hold_out(
                 "set fewer aside"
             )
 
-        def is_held(example: Example, names: Collection[str] = held) -> bool:
-            return example.db_id in names and accept(example)
+        def is_held(db_id: str, names: Collection[str] = held) -> bool:
+            return db_id in names and accept(db_id)
 
         pools = open_pools(own, check, accept=is_held, advice=advice)
         short = [

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sqlenv.config import GoldIssue
 from sqlenv.types import Example
 
 MISSING_DATABASE = "missing database"
-BLANK_GOLD = "blank gold"
-FAILING_GOLD = "failing gold"
-EMPTY_GOLD = "empty gold"
-SLOW_GOLD = "slow gold"
-UNSTABLE_GOLD = "non-deterministic gold"
 OTHER_ENGINE = "not for SQLite"
 OTHER_KIND = "of other levels or styles"
 NOT_TRANSPILED = "not transpiled to SQLite"
 EXCLUDED_DATABASE = "in exclude_databases"
 
+GOLD_ISSUES: Mapping[GoldIssue, str] = {
+    "blank": "there is no gold query",
+    "failing": "the gold query does not run",
+    "empty": "it returns no rows",
+    "varying": "its result changes from run to run, or with the order in which tables are read",
+    "tied": "rows that tie in its ORDER BY come in any order, and change the result",
+    "scalar": "its result is a single value",
+    "duplicate": "the same question about the same database came before",
+}
+"""What `data.exclude` may name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A question and what was found of it.
-
-    `note` says why the gold query fails, `rows` counts its result (None where it was not run),
-    `style` is SynSQL's. Not final is what a machine with less to do might find otherwise.
-    """
+    """A question, what is wrong with it, and why."""
 
     example: Example
     issues: tuple[str, ...] = ()
     note: str = ""
-    style: str = ""
-    rows: int | None = None
-    prompt_tokens: int | None = None
-    is_final: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -85,7 +85,7 @@ DATASETS: Mapping[Layout, DatasetSpec] = {
         more={"train": "train_others.json"},
         is_graded=True,
     ),
-    "spider_syn": DatasetSpec(
+    "spider-syn": DatasetSpec(
         "Spider-Syn",
         {"train": ("train_spider.json",), "dev": ("dev.json",)},
         fields=frozenset({"SpiderSynQuestion", "query"}),
@@ -93,10 +93,10 @@ DATASETS: Mapping[Layout, DatasetSpec] = {
         question="SpiderSynQuestion",
         is_graded=True,
     ),
-    "spider_dk": DatasetSpec(
+    "spider-dk": DatasetSpec(
         "Spider-DK", {"dev": ("Spider-DK.json",)}, databases=_SPIDERS, is_graded=True
     ),
-    "spider_realistic": DatasetSpec(
+    "spider-realistic": DatasetSpec(
         "spider-realistic",
         {"dev": ("spider-realistic.json",)},
         databases=_SPIDERS,
@@ -121,28 +121,21 @@ DATASETS: Mapping[Layout, DatasetSpec] = {
         evidence="external_knowledge",
         documents="resource/documents",
     ),
-    "prepared": DatasetSpec(
-        "prepared",
-        {"train": ("train.jsonl",), "dev": ("validation.jsonl",)},
-        fields=frozenset({"database", "fingerprint"}),
-        databases=(),
-        tables=(),
-    ),
 }
 
 _TS = ("spider_ex", "spider_ts")
 SETS: Mapping[str, NamedSet] = {
     "bird-train": NamedSet("bird", "train"),
     "spider-train": NamedSet("spider", "train"),
-    "spider-syn-train": NamedSet("spider_syn", "train"),
+    "spider-syn-train": NamedSet("spider-syn", "train"),
     "synsql": NamedSet("synsql", "train"),
     "bird-dev": NamedSet("bird", "dev", "", 1534, ("bird_ex",)),
     "bird-minidev": NamedSet("bird", "dev", "mini_dev_sqlite.json", 500, ("bird_ex",)),
     "spider-dev": NamedSet("spider", "dev", "", 1034, _TS),
     "spider-test": NamedSet("spider", "test", "", 2147, ("spider_ex",)),
-    "spider-syn": NamedSet("spider_syn", "dev", "", 1034, _TS),
-    "spider-dk": NamedSet("spider_dk", "dev", "", 535, ("spider_ex",)),
-    "spider-realistic": NamedSet("spider_realistic", "dev", "", 508, _TS),
+    "spider-syn": NamedSet("spider-syn", "dev", "", 1034, _TS),
+    "spider-dk": NamedSet("spider-dk", "dev", "", 535, ("spider_ex",)),
+    "spider-realistic": NamedSet("spider-realistic", "dev", "", 508, _TS),
     "spider2-local": NamedSet("spider2", "test", "", 135, ("spider2_local",)),
 }
 """Data sets by name, those to learn from first."""
@@ -155,12 +148,23 @@ def set_name(source: SourceConfig) -> str:
     return next(names, "")
 
 
-MANIFEST = "prepared.json"  # what makes a folder one that `launch.prepare` has written
-
 _NO_DATASETS = {
     "OmniSQL's finished prompts": frozenset({"input_seq", "output_seq"}),
     "a list of schemas, such as tables.json": frozenset({"table_names_original", "column_names"}),
 }
+
+
+def find_set(folder: Path, file: Path) -> SourceConfig:
+    """Take a question file in a folder for the data set that its records are of."""
+    layout = other_dataset("spider", next(read_records(file)))
+    named = next((one for one in SETS.values() if one.layout == (layout or "spider")), None)
+    if named is None:
+        raise UserError(f"{file}: its records are of {layout}; give a file of questions")
+    return named.at(folder).model_copy(update={"split": "dev", "file": str(file)})
+
+
+class AbsentError(UserError):
+    """A data set is not in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,35 +199,60 @@ def _is_open(folder: Path) -> bool:
 
 
 def locate(source: SourceConfig) -> Location:
-    """Find a source's files."""
+    """Find a source's files in its folder: OmniSQL's place first, the folder itself, then up to two
+    folders deeper, where only one may hold them.
+
+    Raises:
+        AbsentError: They are not there, or those of another data set.
+        UserError: They cannot be read, lack databases, or are there twice.
+    """
     if not source.path.is_dir():
-        what = "is a file, not the data set's folder" if source.path.exists() else "does not exist"
+        what = "is a file, not a data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
     check_open(source.path)
-    if source.layout == "prepared" or (source.path / MANIFEST).is_file():
-        return _prepared(source)
-    spec = DATASETS[source.layout]
     # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
-    for root in filter(Path.is_dir, (source.path / spec.omnisql, source.path)):
-        if files := question_files(root, source):
-            databases = _database_folders(root, files[0].parent, spec)
-            return Location(root, files, databases, source.layout)
-    raise UserError(_nothing_found(source))
+    near = (source.path / DATASETS[source.layout].omnisql, source.path)
+    deeper = tuple(folders_below(source.path))
+    # A file of one's own may lie away from the databases.
+    elsewhere = ((), (*near, *deeper)) if source.file else ((),)
+    problems: list[UserError] = []
+    for others in elsewhere:
+        for folders in (near, deeper):
+            found: dict[tuple[Path, ...], Location] = {}
+            for root in folders:
+                files = question_files(root, source)
+                if files and files not in found:
+                    try:
+                        found[files] = _location(root, files, source.layout, others)
+                    except UserError as error:
+                        problems.append(error)
+            if len(found) > 1 and folders is deeper:
+                places = " and in ".join(str(one.root) for one in [*found.values()][:2])
+                raise UserError(f"is in {places}; give the folder of one, or move the other away")
+            if found:
+                return next(iter(found.values()))
+    problems.sort(key=lambda problem: isinstance(problem, AbsentError))
+    raise problems[0] if problems else AbsentError(_nothing_found(source))
 
 
-def _prepared(source: SourceConfig) -> Location:
-    """Find a set that was prepared, by the name of its file or as the data set that it was."""
-    own = source.file or DATASETS["prepared"].files.get(source.split, ("test.jsonl",))[0]
-    name = set_name(source)
-    expected = f"{name}.jsonl" if name else own
-    file = source.path / expected
-    if (source.path / MANIFEST).is_file() and file.is_file():
-        return Location(source.path, (file,), (), "prepared")
-    found = ", ".join(sorted(path.name for path in source.path.glob("*.jsonl"))) or "no set at all"
-    raise UserError(
-        f"{source.path}: no {MANIFEST} with {expected} in it, but {found}; prepare that set too "
-        "(python -m launch.prepare), or correct `path` and `file`"
-    )
+def _location(
+    root: Path, files: tuple[Path, ...], layout: Layout, others: Sequence[Path]
+) -> Location:
+    """Make sure that files are of a data set, and find its databases: beside them, or in others."""
+    for file in files:
+        first = next(read_records(file))
+        if other := other_dataset(layout, first):
+            raise AbsentError(
+                f"{file}: its records are of {other} (they have {', '.join(list(first)[:8])}), not "
+                f"of {layout}; give {layout}'s own file, or correct `layout`"
+            )
+    names, beside = DATASETS[layout].databases, files[0].parent
+    paths = (base / name for base in (beside, root, *others) for name in names)
+    if databases := tuple(dict.fromkeys(path for path in paths if path.is_dir())):
+        return Location(root, files, databases, layout)
+    packed = sorted(beside.glob("*.zip"))
+    advice = f"unpack {packed[0]}" if packed else "put the data set's databases there"
+    raise UserError(f"{beside}: no folder {' or '.join(names)} in it; {advice}")
 
 
 def other_dataset(layout: Layout, record: Record) -> str:
@@ -257,14 +286,10 @@ def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
     return ()
 
 
-def _database_folders(root: Path, beside: Path, spec: DatasetSpec) -> tuple[Path, ...]:
-    paths = (base / name for name in spec.databases for base in (beside, root))
-    folders = tuple(dict.fromkeys(path for path in paths if path.is_dir()))
-    if folders:
-        return folders
-    packed = sorted(beside.glob("*.zip"))
-    advice = f"unpack {packed[0]}" if packed else "put the data set's databases there"
-    raise UserError(f"{beside}: no folder {' or '.join(spec.databases)} in it; {advice}")
+def is_below(source: SourceConfig) -> bool:
+    """Tell whether a source's files are in one of the folders that are searched."""
+    near = (source.path / DATASETS[source.layout].omnisql, source.path)
+    return any(question_files(root, source) for root in (*near, *folders_below(source.path)))
 
 
 def _nothing_found(source: SourceConfig) -> str:
@@ -272,9 +297,10 @@ def _nothing_found(source: SourceConfig) -> str:
     if not source.file and source.split not in spec.files:
         return f"{source.layout} has no split {source.split}; it has {', '.join(spec.files)}"
     expected = source.file or " or ".join(spec.files[source.split])
-    problem = f"{source.path}: no {expected} in it (layout {source.layout}, split {source.split})"
-    nearby = (*folders_below(source.path), *source.path.resolve().parents[:2])
-    right = next((folder for folder in nearby if question_files(folder, source)), None)
+    where = f"in it or two folders deeper (layout {source.layout}, split {source.split})"
+    problem = f"{source.path}: no {expected} {where}"
+    above = source.path.resolve().parents[:2]
+    right = next((folder for folder in above if question_files(folder, source)), None)
     advice = f"use {right}, which has it" if right else "check `path`, `layout` and `split`"
     return f"{problem}; {advice}"
 

@@ -15,10 +15,8 @@ from random import Random
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.issues import OTHER_ENGINE, OTHER_KIND, Checked
-from sqlenv.data.prepared import read_databases
-from sqlenv.data.sources import BATCH, Accept, Check, Pool, SourceReport, by_running
+from sqlenv.data.sources import Accept, Check, Pool, SourceReport
 from sqlenv.errors import UserError
-from sqlenv.executor import Executor
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 
@@ -30,15 +28,13 @@ _SPARE_LEAST = 64
 class LoadedData:
     """The questions of a run, in the order of the sources and of their files.
 
-    By database: what is said of columns, as `read_schema` takes it, and files of schemas that were
-    read before.
+    `descriptions` is what is said of columns, by database, as `read_schema` takes it.
     """
 
     examples: tuple[Example, ...]
     reports: tuple[SourceReport, ...]
     wanted: int | None
     descriptions: Mapping[Path, Descriptions]
-    schemas: Mapping[Path, Path]
 
     def lines(self) -> list[str]:
         """Say what was found: a line a source, and one more when there are too few questions."""
@@ -52,48 +48,44 @@ class LoadedData:
 def load(
     config: DataConfig,
     *,
-    executor: Executor | None = None,
-    accept: Accept = lambda _example: True,
+    check: Check | None = None,
+    accept: Accept = lambda _db_id: True,
     advice: str = "set drop_missing_database=true to leave such questions out",
 ) -> LoadedData:
     """Read, check and sample the questions of a run; the same settings give the same questions.
 
-    Files are streamed and at most the sample is held in memory. With a `total`, each source gives
-    its share by weight, and sources that run short are made up for by the others.
+    At most the sample is read and held in memory. With a `total`, each source gives its share by
+    weight, and sources that run short are made up for by the others.
 
-    Without an `executor`, which runs the gold queries that come into the choice, all are trusted.
-    `advice` says what to do about a missing database, but unpacking it.
+    Without a `check` of the gold queries that come into the choice, all are trusted. `advice` says
+    what to do about a missing database, but unpacking it.
 
     Raises:
         UserError: A source is not as its layout says, or no question is left.
     """
-    pools = open_pools(config, by_running(executor), accept=accept, advice=advice)
+    pools = open_pools(config, check, accept=accept, advice=advice)
     chosen: list[Example] = []
     descriptions: dict[Path, Descriptions] = {}
-    schemas: dict[Path, Path] = {}
     for pool, part in zip(pools, choose(pools, config), strict=True):
         examples = [checked.example for checked in part]
         chosen += examples
-        if pool.location.layout == "prepared":
-            used = {example.database: example.id for example in examples}
-            schemas |= read_databases(pool.location.root, used)
-        else:
-            by_name = {example.db_id: example.database for example in examples}
-            descriptions |= read_descriptions(pool.location, pool.source, by_name)
+        by_name = {example.db_id: example.database for example in examples}
+        descriptions |= read_descriptions(pool.location, pool.source, by_name)
     reports = tuple(pool.report for pool in pools)
     if not chosen:
         raise UserError(f"no question is left; {'; '.join(r.line() for r in reports)}")
     names = Counter(example.id for example in chosen)
     if twice := [name for name, count in names.items() if count > 1]:
         raise UserError(f"the same questions come twice in sources, the first is {twice[0]}")
-    return LoadedData(tuple(chosen), reports, config.total, descriptions, schemas)
+    return LoadedData(tuple(chosen), reports, config.total, descriptions)
 
 
 def open_pools(
-    config: DataConfig, check: Check | None, *, accept: Accept, advice: str, batch: int = BATCH
+    config: DataConfig, check: Check | None, *, accept: Accept, advice: str
 ) -> list[Pool]:
     """Open the sources of a mixture."""
-    return [Pool(source, config, check, accept, advice, batch) for source in config.sources]
+    seen = set[int]()
+    return [Pool(source, config, check, accept, advice, seen) for source in config.sources]
 
 
 def choose(pools: Sequence[Pool], config: DataConfig) -> Iterator[Iterable[Checked]]:
@@ -116,20 +108,18 @@ def read_all(source: SourceConfig) -> tuple[Example, ...]:
     """Read every question of a source in the order of its files, whatever its gold query."""
     pool = Pool(source, DataConfig(sources=(source,)), advice="take such questions out of the file")
     pool.drops = {OTHER_ENGINE, OTHER_KIND}
-    if examples := tuple(checked.example for checked in pool.questions()):
+    if examples := tuple(checked.example for checked in pool.stream()):
         return examples
     raise UserError(f"no question is left; {pool.report.line()}")
 
 
 def open_sample(pool: Pool, most: int | None) -> None:
-    """Read a source in the order of the draw; at most so many candidates are held, None for all."""
-    # One random number a question, the smallest win: one pass, and a larger sample contains a
-    # smaller one.
+    """Put a source in the order of the draw; at most so many candidates are held, None for all."""
+    # One random number a question, the smallest win: a larger sample contains a smaller one.
     rng = Random(f"{pool.config.seed} {pool.name}")
-    numbered = ((rng.random(), *pair) for pair in enumerate(pool.questions()))
-    key = itemgetter(0, 1)
-    drawn = sorted(numbered, key=key) if most is None else heapq.nsmallest(most, numbered, key=key)
-    pool.waiting.extend((position, checked) for _, position, checked in drawn)
+    numbered = ((rng.random(), position) for position, _ in pool.candidates())
+    drawn = sorted(numbered) if most is None else heapq.nsmallest(most, numbered)
+    pool.waiting.extend(position for _, position in drawn)
 
 
 def _fill(pools: Sequence[Pool], total: int | None) -> None:
@@ -161,6 +151,6 @@ def fingerprint(examples: Iterable[Example]) -> str:
     digest = hashlib.sha256()
     for e in examples:
         other = [e.dialect] if e.dialect != "sqlite" else []
-        fields = [e.id, e.db_id, e.question, e.evidence, e.gold_sql, *other, *e.value_matches]
+        fields = [e.id, e.db_id, e.question, e.evidence, e.gold_sql, *other]
         digest.update(json.dumps(fields).encode())
     return digest.hexdigest()[:16]

@@ -22,31 +22,37 @@ from sqlenv.errors import UserError
 
 Record = dict[str, Any]
 
-_CHUNK_BYTES = 1 << 17
+_WINDOW_BYTES = 1 << 18
 _LONGEST_TOKEN = 16  # characters of JSON that are one token, texts and numbers apart
-_BLANK = re.compile(r"[ \t\n\r]*")
+_SIGN = re.compile(r"[ \t\n\r]*([\[\],])[ \t\n\r]*")
 _decode = json.JSONDecoder().raw_decode
 
 
 def read_records(path: Path) -> Iterator[Record]:
     """Stream the records of a JSON list, or of a .jsonl file, one at a time."""
-    count = 0
+    return (record for _, _, record in placed_records(path))
+
+
+def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
+    """Stream records, each led by the byte where it begins and its length in bytes."""
+    count = at = 0
     with path.open("rb") as file:
         start = file.read(3)
-        if start != codecs.BOM_UTF8:
-            file.seek(0)
         if is_utf16(start):
             raise UserError(f"{path}: is UTF-16; save it as UTF-8")
+        first = len(start) if start == codecs.BOM_UTF8 else 0
+        file.seek(first)
         try:
-            lines = (json.loads(line.decode()) for line in file if line.strip())
-            for record in lines if path.suffix == ".jsonl" else _json_list(file):
+            for at, written in (_lines if path.suffix == ".jsonl" else _items)(file, first):
+                record = json.loads(written.decode())
                 if not isinstance(record, dict):
                     raise UserError(f"{path}: record {count} is not an object with fields")
-                yield record
+                yield at, len(written), record
                 count += 1
         except UnicodeDecodeError as error:
-            at = file.tell() - len(error.object) + error.start
-            raise UserError(f"{path}: byte {at} is not UTF-8; save it as UTF-8") from None
+            raise UserError(
+                f"{path}: byte {at + error.start} is not UTF-8; save it as UTF-8"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}: broken JSON after {count} whole records, before byte {file.tell()}; "
@@ -61,55 +67,58 @@ def is_utf16(start: bytes) -> bool:
     return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in start[:2]
 
 
-def _json_list(file: IO[bytes]) -> Iterator[Any]:
-    """Yield the items of a list, none of an object. Only a part of the file is in memory."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    text, at, opening = decoder.decode(file.read(_CHUNK_BYTES)), 0, "["
-    if text.startswith("{"):
-        return
-    while True:
-        try:
-            found, end = _next_item(text, at, opening)
-        except (IndexError, json.JSONDecodeError) as error:
-            if isinstance(error, json.JSONDecodeError) and not _is_cut_off(error):
-                raise
-            # Half of the text at least is new, so that a long item is not read again and again.
-            chunk = file.read(max(_CHUNK_BYTES, len(text)))
-            text, at = text[at:] + decoder.decode(chunk, final=not chunk), 0
-            if not chunk:
-                raise ValueError("cut off") from None
-        else:
-            yield from found
-            at, opening = end, ","
-            if not found:
-                break
-    if text[at:].strip() or file.read().strip():
-        raise ValueError("text behind the list")
+def _lines(file: IO[bytes], at: int) -> Iterator[tuple[int, bytes]]:
+    for line in file:
+        if line.strip():
+            yield at, line
+        at += len(line)
 
 
-def _next_item(text: str, at: int, opening: str) -> tuple[list[Any], int]:
-    """Read a list's next item, none at its end, and say where it ends.
-
-    Raises:
-        IndexError: More text is needed.
+def _items(file: IO[bytes], at: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the items of a list as they are written, none of an object; a part of the file is in
+    memory. In Latin-1 a byte is a character, and what JSON is built of is ASCII.
     """
-    at = _skip(text, at)
-    if text[at] == "]" and opening == ",":
-        return [], at + 1
-    if text[at] != opening:
-        raise ValueError(f"no {opening}")
-    start = _skip(text, at + 1)
-    if text[start] == "]" and opening == "[":
-        return [], start + 1
-    item, end = _decode(text, start)
-    if end == len(text):  # a number goes on until something else comes
-        raise IndexError
-    return [item], end
+    size, expected = _WINDOW_BYTES, "["
+    while True:
+        file.seek(at)
+        text, place = file.read(size).decode("latin-1"), 0
+        if expected == "[" and text.startswith("{"):
+            return
+        while span := _next_item(text, place, expected, is_last=len(text) < size):
+            start, end = span
+            if start == end:
+                if text[end:].strip() or file.read().strip():
+                    raise ValueError("text behind the list")
+                return
+            yield at + start, text[start:end].encode("latin-1")
+            place, expected = end, ","
+        # A long item is not read again and again.
+        size = _WINDOW_BYTES if place else 2 * size
+        at += place
 
 
-def _skip(text: str, at: int) -> int:
-    blank = _BLANK.match(text, at)
-    return blank.end() if blank else at
+def _next_item(text: str, at: int, expected: str, *, is_last: bool) -> tuple[int, int] | None:
+    """Find the next item of a list; an empty one behind its end, None where more text is needed."""
+    sign = _SIGN.match(text, at)
+    if sign is None and (is_last or text[at:].strip()):
+        raise ValueError(f"no {expected}")
+    if sign is None or (sign.end() == len(text) and not is_last):
+        return None
+    start = sign.end()
+    if sign[1] == "]" and expected == ",":
+        return start, start
+    if sign[1] != expected:
+        raise ValueError(f"no {expected}")
+    if expected == "[" and text[start : start + 1] == "]":
+        return start + 1, start + 1
+    try:
+        _, end = _decode(text, start)
+    except json.JSONDecodeError as error:
+        if is_last or not _is_cut_off(error):
+            raise
+        return None
+    # A number goes on until something else comes.
+    return None if end == len(text) and not is_last else (start, end)
 
 
 def _is_cut_off(error: json.JSONDecodeError) -> bool:
@@ -137,9 +146,12 @@ class QuestionRecord(_Fields):
 
     db_id: Annotated[Text, Field(min_length=1, validation_alias=AliasChoices("db_id", "db"))]
     question: Text
-    query: Text | None = None
+    gold_sql: Text | None = None
     evidence: Text | None = None
     instance_id: Text | None = None
+    question_id: int | Text | None = Field(
+        default=None, validation_alias=AliasChoices("question_id", "id")
+    )
     difficulty: Text | None = None
     sql_complexity: Text | None = None
     dialect: Text | None = None

@@ -1,32 +1,30 @@
-"""One data set of a mixture: its questions streamed, checked, and counted by what is wrong."""
+"""One data set of a mixture: its questions drawn, checked, and counted by what is wrong."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
+import numpy as np
+
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.data import prepared
+from sqlenv.data.index import Kind, QuestionIndex, index_of, level_of
 from sqlenv.data.issues import (
-    BLANK_GOLD,
-    EMPTY_GOLD,
     EXCLUDED_DATABASE,
-    FAILING_GOLD,
     MISSING_DATABASE,
     NOT_TRANSPILED,
     OTHER_ENGINE,
     OTHER_KIND,
     Checked,
 )
-from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate, other_dataset
-from sqlenv.data.records import QuestionRecord, Record, check, read_records
+from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
+from sqlenv.data.records import QuestionRecord
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
-from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, SqlError, Table
 
@@ -36,21 +34,22 @@ _NAMED_FAILURES = 3
 
 Check = Callable[[Sequence[Example]], Iterable[Checked]]
 """Looks at the gold queries of some questions; answers in order."""
-Accept = Callable[[Example], bool]
+Accept = Callable[[str], bool]
+"""Tells whether questions about a database, by its name, are candidates at all."""
 Candidate = tuple[int, Checked]
-"""Position among the source's questions, and the question; its issues are known if prepared."""
+"""Position among the source's questions, and the question."""
 
 
 @dataclass(slots=True)
 class SourceReport:
-    """What was found in one source: records read, golds executed, questions kept.
+    """What was found in one source: its records, golds executed, questions kept.
 
     `found` counts each issue, dropped or not; `failures` are the first gold queries that fail or
     cannot be transpiled, and why.
     """
 
     name: str
-    read: int = 0
+    records: int = 0
     checked: int = 0
     kept: int = 0
     found: Counter[str] = field(default_factory=Counter)
@@ -61,38 +60,42 @@ class SourceReport:
         issues = "".join(f", {count:,} {issue}" for issue, count in sorted(self.found.items()))
         checks = f", {self.checked:,} golds executed" if self.checked else ""
         failures = f" ({'; '.join(self.failures)})" if self.failures else ""
-        return f"{self.name}: {self.kept:,} of {self.read:,} questions{checks}{issues}{failures}"
+        return f"{self.name}: {self.kept:,} of {self.records:,} questions{checks}{issues}{failures}"
 
 
 @dataclass(slots=True)
 class Pool:
     """Candidates of one source in the order of the draw, of which some are kept.
 
+    A question has a position among all records of its source; only those drawn are read.
+
     Attributes:
         check: Looks at gold queries; None trusts them all.
-        accept: Which questions are candidates at all.
+        accept: Which databases' questions are candidates at all.
         advice: What to do about a missing database, but unpacking it.
+        seen: Digests of questions that came before, in this source or another one.
         drops: Issues that leave a question out.
     """
 
     source: SourceConfig
     config: DataConfig
     check: Check | None = None
-    accept: Accept = lambda _example: True
+    accept: Accept = lambda _db_id: True
     advice: str = ""
-    batch: int = BATCH
+    seen: set[int] = field(default_factory=set)
     location: Location = field(init=False)
+    indexes: list[QuestionIndex] = field(init=False)
     drops: set[str] = field(init=False)
     report: SourceReport = field(init=False)
-    waiting: deque[Candidate] = field(default_factory=deque)
+    waiting: deque[int] = field(default_factory=deque)
     kept: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.location = locate(self.source)
-        self.report = SourceReport(self.name)
+        self.indexes = [index_of(file, self.location.layout) for file in self.location.files]
+        self.report = SourceReport(self.name, sum(map(len, self.indexes)))
         self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_TRANSPILED, OTHER_KIND, EXCLUDED_DATABASE}
-        self.drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
-        self.drops |= {EMPTY_GOLD} if self.config.drop_empty_gold else set()
+        self.drops |= {*self.config.exclude}
 
     @property
     def name(self) -> str:
@@ -112,155 +115,153 @@ class Pool:
         """Tell whether there is nothing more to draw."""
         return not self.waiting or len(self.kept) == self.source.limit
 
-    def questions(self) -> Iterator[Checked]:
-        """Stream the questions that have a database, and a gold query where one is needed."""
+    def candidates(self) -> Iterator[tuple[int, str]]:
+        """Give the positions of questions that may be used, and their databases; count the others.
+
+        Raises:
+            UserError: A database is missing, and its questions are not to be left out.
+        """
         database_of = cache(self.location.database)
-        for file in self.location.files:
-            before = self.report.read
-            for index, record in enumerate(read_records(file)):
-                self.report.read += 1
-                checked, issues = self._read_question(file, index, record, database_of)
-                if checked.example.db_id in self.config.exclude_databases:
-                    issues = [EXCLUDED_DATABASE]
-                self.report.found.update(issues)
-                if MISSING_DATABASE in issues and not self.config.drop_missing_database:
-                    problem = _no_database(self.location, checked.example)
-                    raise UserError(f"{problem}, or {self.advice}")
-                if not self.drops.intersection(issues) and self.accept(checked.example):
-                    yield checked
-            if self.location.layout == "prepared":
-                prepared.check_count(self.location.root, file, self.report.read - before)
+        first = 0
+        for index in self.indexes:
+            issues = [self._issues(kind, database_of) for kind in index.kinds]
+            for code, count in enumerate(np.bincount(index.codes, minlength=len(issues))):
+                self.report.found.update(dict.fromkeys(issues[code], int(count)))
+                if MISSING_DATABASE in issues[code] and not self.config.drop_missing_database:
+                    raise UserError(f"{self._no_database(index, code)}, or {self.advice}")
+            pairs = zip(index.kinds, issues, strict=True)
+            may = [
+                self.drops.isdisjoint(found) and self.accept(kind.db_id) for kind, found in pairs
+            ]
+            for number in np.flatnonzero(np.array(may)[index.codes]).tolist():
+                if "duplicate" not in self.drops or self._is_new(int(index.texts[number])):
+                    yield first + number, index.kind(number).db_id
+            first += len(index)
 
     def draw(self, count: int) -> None:
         """Keep `count` more questions, or as many as there are."""
         wanted = len(self.kept) + count
         wanted = min(wanted, self.source.limit or wanted)
         while self.waiting and len(self.kept) < wanted:
-            size = min(wanted - len(self.kept), len(self.waiting), self.batch)
+            size = min(wanted - len(self.kept), len(self.waiting), BATCH)
             self.kept += self._checked([self.waiting.popleft() for _ in range(size)])
 
-    def stream(self) -> Iterator[Checked]:
+    def stream(self, batch: int = BATCH) -> Iterator[Checked]:
         """Yield the questions of the whole source that may stay, a batch in memory at a time."""
-        questions = enumerate(self.questions())
-        while batch := list(islice(questions, self.batch)):
-            for _, question in self._checked(batch):
+        positions = (position for position, _ in self.candidates())
+        while part := list(islice(positions, batch)):
+            for _, question in self._checked(part):
                 yield question
 
-    def _read_question(
-        self, file: Path, index: int, record: Record, database_of: Callable[[str], Path | None]
-    ) -> tuple[Checked, list[str]]:
-        is_new = self.location.layout != "prepared"
-        if is_new:
-            checked, issues = _question(self.source, file, index, record, database_of)
-        else:
-            checked = prepared.read_question(file, index, record)
-            issues = [issue for issue in checked.issues if issue == BLANK_GOLD]
-        is_level = not self.source.levels or checked.example.difficulty in self.source.levels
-        if not is_level or checked.style in self.source.exclude_styles:
-            return checked, [OTHER_KIND]
-        if is_new and not issues and isinstance(refused := gold(checked.example), SqlError):
-            self._note(checked.example, refused.message)
-            return checked, [NOT_TRANSPILED]
-        return checked, issues
+    def _is_new(self, text: int) -> bool:
+        is_new = text not in self.seen
+        self.seen.add(text)
+        self.report.found["duplicate"] += not is_new
+        return is_new
 
-    def _checked(self, batch: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _issues(self, kind: Kind, database_of: Callable[[str], Path | None]) -> list[str]:
+        is_level = not self.source.levels or kind.level in self.source.levels
+        if kind.db_id in self.config.exclude_databases:
+            return [EXCLUDED_DATABASE]
+        if not is_level or kind.style in self.source.exclude_styles:
+            return [OTHER_KIND]
+        if not kind.is_local or (kind.dialect and kind.dialect not in NAMES):
+            return [OTHER_ENGINE]
+        found = {MISSING_DATABASE: database_of(kind.db_id) is None, "blank": kind.is_blank}
+        return [issue for issue, is_there in found.items() if is_there]
+
+    def _read(self, positions: Sequence[int]) -> Iterator[Candidate]:
+        """Read questions, in the order of their positions."""
+        ends = list(accumulate(map(len, self.indexes)))
+        for index, end in zip(self.indexes, ends, strict=True):
+            first = end - len(index)
+            own = sorted(position for position in positions if first <= position < end)
+            for number, asked in index.records(position - first for position in own):
+                yield first + number, Checked(self._example(index.file, number, asked))
+
+    def _checked(self, positions: Sequence[int]) -> Iterator[Candidate]:
         """Look at the gold queries of some candidates, and pass on those that may stay."""
-        found = self._look([candidate for _, candidate in batch])
-        for (position, _), checked in zip(batch, found, strict=True):
-            # Blank ones were counted as they were read.
-            self.report.found.update(issue for issue in checked.issues if issue != BLANK_GOLD)
-            if FAILING_GOLD in checked.issues:
+        read = dict(self._read(positions))
+        drawn = [(position, read[position]) for position in positions]
+        for number, (position, one) in enumerate(drawn):
+            if one.example.dialect != "sqlite" and isinstance(no := gold(one.example), SqlError):
+                drawn[number] = (position, Checked(one.example, (NOT_TRANSPILED,), no.message))
+        asked = [one.example for _, one in drawn if not one.issues and one.example.gold_sql]
+        found = iter(self.check(asked) if self.check else map(Checked, asked))
+        self.report.checked += len(asked) if self.check else 0
+        for position, one in drawn:
+            is_asked = not one.issues and one.example.gold_sql
+            checked = next(found) if is_asked else one
+            self.report.found.update(checked.issues)
+            if {NOT_TRANSPILED, "failing"}.intersection(checked.issues):
                 self._note(checked.example, checked.note)
-            if not self.drops.intersection(checked.issues):
+            if self.drops.isdisjoint(checked.issues):
                 self.report.kept += 1
                 yield position, checked
-
-    def _look(self, candidates: Sequence[Checked]) -> Iterable[Checked]:
-        if self.check is None or self.location.layout == "prepared":
-            return candidates
-        self.report.checked += sum(bool(candidate.example.gold_sql) for candidate in candidates)
-        found = self.check([candidate.example for candidate in candidates])
-        pairs = zip(found, candidates, strict=True)
-        return (replace(one, style=candidate.style) for one, candidate in pairs)
 
     def _note(self, example: Example, words: str) -> None:
         if len(self.report.failures) < _NAMED_FAILURES:
             self.report.failures.append(f"{example.id}: {words}")
 
+    def _example(self, file: Path, number: int, asked: QuestionRecord) -> Example:
+        layout = self.source.layout
+        spec = DATASETS[layout]
+        evidence = (asked.evidence or "").strip()
+        document = file.parent / spec.documents / evidence
+        if spec.documents and evidence and is_file(document):  # Spider 2 names a file that holds it
+            evidence = document.read_text(encoding="utf-8", errors="replace").strip()
+        name = asked.instance_id or f"{file.stem}/{number}"
+        own = asked.question_id if asked.question_id is not None else asked.instance_id
+        return Example(
+            id=f"{layout}/{name}",
+            question=asked.question.strip(),
+            db_id=asked.db_id,
+            database=self.location.database(asked.db_id) or Path(asked.db_id),
+            gold_sql=(asked.gold_sql or "").strip(),
+            evidence=evidence,
+            difficulty=level_of(layout, asked),
+            dialect=NAMES.get((asked.dialect or self.source.dialect).lower(), "sqlite"),
+            source=layout,
+            question_id=str(number if own is None else own),
+        )
+
+    def _no_database(self, index: QuestionIndex, code: int) -> str:
+        for folder in self.location.databases:
+            check_open(folder)
+        db_id, number = index.kinds[code].db_id, int(np.argmax(index.codes == code))
+        expected = self.location.databases[0] / db_id / f"{db_id}.sqlite"
+        return f"{expected} is not there, but {index.file}: record {number} needs it; unpack it"
+
 
 def by_running(executor: Executor | None) -> Check | None:
-    """Make a check that runs gold queries and tells those that fail or return nothing."""
+    """Make a check that runs gold queries: they fail, return nothing, or a single value."""
     if executor is None:
         return None
 
     def look(examples: Sequence[Example]) -> Iterator[Checked]:
         queries = [(example.database, str(gold(example))) for example in examples]
-        results = iter(executor.gold_many([pair for pair in queries if pair[1]]))
-        for example in examples:
-            yield _judged(example, next(results)) if example.gold_sql else Checked(example)
+        results = executor.gold_many(queries)
+        for example, result in zip(examples, results, strict=True):
+            words = "" if isinstance(result, Table) else why_failed(result)
+            yield Checked(example, issues_of(result), words)
 
     return look
 
 
-def _judged(example: Example, result: Result) -> Checked:
-    if isinstance(result, Table):
-        return Checked(example, () if result.rows else (EMPTY_GOLD,))
-    words = result.message if isinstance(result, SqlError) else type(result).__name__
-    return Checked(example, (FAILING_GOLD,), words)
+def issues_of(result: Result) -> tuple[str, ...]:
+    """Say what is wrong with a gold query whose result this is."""
+    if not isinstance(result, Table):
+        return ("failing",)
+    if not result.rows:
+        return ("empty",)
+    return ("scalar",) * (len(result.rows) == result.width == 1)
+
+
+def why_failed(result: Result) -> str:
+    """Say why there is no table."""
+    return result.message if isinstance(result, SqlError) else type(result).__name__
 
 
 def gold(example: Example) -> str | SqlError:
     """Write the gold query for SQLite."""
     return transpile(example.gold_sql, example.dialect)
-
-
-def _question(
-    source: SourceConfig,
-    file: Path,
-    index: int,
-    record: Record,
-    database_of: Callable[[str], Path | None],
-) -> tuple[Checked, list[str]]:
-    layout = source.layout
-    spec = DATASETS[layout]
-    where = f"{file}: record {index}"
-    if other := other_dataset(layout, record):
-        raise UserError(
-            f"{where} is of {other}, not of {layout} (it has {', '.join(list(record)[:8])}); "
-            f"give {layout}'s own file, or correct `layout`"
-        )
-    names = {"question": spec.question, "query": spec.gold, "evidence": spec.evidence}
-    advice = f"correct it if the layout is really {layout}"
-    asked = check(QuestionRecord, record, where=where, advice=advice, names=names)
-    name = asked.instance_id or f"{file.stem}/{index}"
-    database, written = database_of(asked.db_id), (asked.query or "").strip()
-    dialect = NAMES.get((asked.dialect or source.dialect).lower())
-    evidence = (asked.evidence or "").strip()
-    document = file.parent / spec.documents / evidence
-    if spec.documents and evidence and is_file(document):  # Spider 2 names a file that holds it
-        evidence = document.read_text(encoding="utf-8", errors="replace").strip()
-    level = grade(written) if spec.is_graded else None
-    example = Example(
-        id=f"{layout}/{name}",
-        question=asked.question.strip(),
-        db_id=asked.db_id,
-        database=database or Path(asked.db_id),
-        gold_sql=written,
-        evidence=evidence,
-        difficulty=asked.difficulty or asked.sql_complexity or level or "",
-        dialect=dialect or "sqlite",
-        source=layout,
-    )
-    is_local = asked.instance_id is None or name.startswith("local")
-    if not (is_local and dialect):
-        return Checked(example, style=asked.question_style or ""), [OTHER_ENGINE]
-    issues = {MISSING_DATABASE: database is None, BLANK_GOLD: not written}
-    found = [issue for issue, present in issues.items() if present]
-    return Checked(example, style=asked.question_style or ""), found
-
-
-def _no_database(location: Location, example: Example) -> str:
-    for folder in location.databases:
-        check_open(folder)
-    expected = location.databases[0] / example.db_id / f"{example.db_id}.sqlite"
-    return f"{expected} is not there, but question {example.id} needs it; unpack it"

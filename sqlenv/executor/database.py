@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import apsw
 
+from sqlenv.cache import content_key, shared_cache
 from sqlenv.errors import UserError
 from sqlenv.executor.functions import add_functions
 
@@ -52,6 +53,9 @@ _LIMITS = {
 }
 # Of a value: what no generated column of a small file needs; and where slow functions stay.
 _SHORTEST_LIMIT_BYTES, _NATIVE_VALUE_BYTES = 100_000, 30_000
+
+_RACY_NS = 2_000_000_000
+"""A file that changed less than this ago may change again within the same tick of the clock."""
 
 # What one reader may use up: processor time, a constant and some for each byte of the file, and
 # SQLite's memory. Reading every cell of a file of 100 MB several times takes some 5 s.
@@ -274,13 +278,24 @@ def identify(path: Path) -> Identity:
 
 
 def fingerprint(path: Path) -> str:
-    """Digest the contents of a database; a file that did not change is read once a process."""
-    return _digest(identify(path))
+    """Digest the contents of a file; one that did not change is read once, by any process."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        raise UserError(f"{path}: no such file; check the path") from None
+    version = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _digest(path, (status.st_dev, status.st_ino, *version))
 
 
-@lru_cache(maxsize=4096)
-def _digest(identity: Identity) -> str:
+@lru_cache(maxsize=32_768)
+def _digest(path: Path, identity: tuple[int, ...]) -> str:
     import hashlib  # which a worker never needs
 
-    with Path(identity[0]).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    key = content_key("file", *identity)
+    if isinstance(known := shared_cache().get(key), str):
+        return known
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time_ns() - max(identity[-2:]) > _RACY_NS:
+        shared_cache()[key] = found
+    return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Self, TypeVar
 
+from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.comparators import Case, Judgement, check_case
 from sqlenv.evaluators.votes import VoteBy
@@ -39,13 +40,14 @@ class Executor:
     """Executes SQL on SQLite files, read-only and bounded. Threads may share one; forks may not.
 
     All single queries have few steps at first, and those that need more run again: of slow ones
-    there is one less at a time than there are workers.
+    there is one less at a time than there are workers. Gold results outlive it where it is given a
+    cache on disk.
     """
 
-    def __init__(self, config: ExecutorConfig):
+    def __init__(self, config: ExecutorConfig, disk: DiskCache | None = None):
         self.config = config
         self._process = os.getpid()
-        self._gold = GoldCache(config)
+        self._gold = GoldCache(config, disk)
         self._seen: dict[Path, Identity] = {}
         self._slow = threading.Semaphore(config.workers - 1) if config.workers > 1 else None
         self._backend = Engine(config) if config.isolation == "thread" else Processes(config)
@@ -107,10 +109,6 @@ class Executor:
         """Give gold results in order; those not computed before run on all workers."""
         self._check_use(database for database, _ in queries)
         return self._gold.get(queries, self.execute_many)
-
-    def keep_gold(self, database: Path, sql: str, result: Result) -> None:
-        """Keep what `execute` gave as the result of a gold query."""
-        self._gold.keep((database, sql), result)
 
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
         """Ask comparators about cases; judgements come in the cases' order."""

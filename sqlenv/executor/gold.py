@@ -1,9 +1,8 @@
-"""Results of gold queries: computed once, kept in memory and on disk."""
+"""Results of gold queries: computed once, kept in memory and in a cache on disk."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import threading
 import time
@@ -11,22 +10,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from sqlenv.cache import DiskCache
+from sqlenv.cache import DiskCache, content_key
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor.database import Identity, fingerprint, identify
 from sqlenv.executor.engine import Location
 from sqlenv.executor.guard import weigh
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge, Value
 
-# What can change the result, beside the database and the query.
-_LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars"}
-_LIMITS |= {"reverse_unordered", "now"}
+LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars"}
+LIMITS |= {"reverse_unordered", "now"}
+"""Settings that can change a result."""
 TRANSIENT = (TimedOut("wall"), TooLarge("memory"))
 """Results that a machine with less to do might not give."""
 _MEMORY_BYTES = 128_000_000
@@ -45,9 +43,9 @@ class GoldCache:
     caller gets the exception, and the others compute for themselves.
     """
 
-    def __init__(self, config: ExecutorConfig):
-        self._folder = config.cache_dir
-        limits = config.model_dump(mode="json", include=_LIMITS)
+    def __init__(self, config: ExecutorConfig, disk: DiskCache | None):
+        self._disk = disk
+        limits = config.model_dump(mode="json", include=LIMITS)
         # Functions that turn a time into local time know the zone.
         zone = (*time.tzname, time.timezone)
         self._context = json.dumps([apsw.sqlite_lib_version(), zone, sorted(limits.items())])
@@ -77,19 +75,15 @@ class GoldCache:
         except CancelledError:  # who computed it failed: the turn is ours
             return self.get(queries, run)
 
-    def keep(self, query: Location, result: Result) -> None:
-        """Keep a result that was computed elsewhere, if results like it are kept."""
-        self.get([query], lambda _: [result])
-
     def _compute(self, keys: Sequence[Key], run: RunMany) -> dict[Key, Result]:
-        known = {key: self._read(key) for key in keys} if self._folder else {}
+        known = {key: self._read(key) for key in keys} if self._disk else {}
         found = {key: result for key, result in known.items() if result is not None}
         missing = [key for key in keys if key not in found]
         results = run([(Path(identity[0]), sql) for identity, sql in missing]) if missing else []
         for key, result in zip(missing, results, strict=True):
             found[key] = result
-            if self._folder and _is_lasting(result):
-                self._write(key, result)
+            if self._disk and _is_lasting(result):
+                self._disk[self._name(key)] = _to_json(result)
         return found
 
     def _end(self, keys: Sequence[Key], computed: Mapping[Key, Result]) -> None:
@@ -112,25 +106,16 @@ class GoldCache:
             else:
                 future.cancel()
 
-    @cached_property
-    def _disk(self) -> DiskCache:
-        return DiskCache(self._folder or Path())
-
     def _name(self, key: Key) -> str:
         identity, sql = key
-        text = json.dumps([fingerprint(Path(identity[0])), sql, self._context])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return content_key("gold result", fingerprint(Path(identity[0])), sql, self._context)
 
     def _read(self, key: Key) -> Result | None:
-        if not (self._folder and self._folder.exists()):
-            return None
+        assert self._disk is not None
         # What is no result is the same as none: it is written again.
         with contextlib.suppress(LookupError, ValueError, TypeError):
             return _from_json(self._disk.get(self._name(key)))
         return None
-
-    def _write(self, key: Key, result: Result) -> None:
-        self._disk[self._name(key)] = _to_json(result)
 
 
 def _is_lasting(result: Result) -> bool:

@@ -13,17 +13,21 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import apsw
 
+from sqlenv.cache import DiskCache, content_key
 from sqlenv.errors import UserError
-from sqlenv.executor.database import connect, open_new
+from sqlenv.executor.database import connect, fingerprint, open_new
 from sqlenv.schema.reader import open_reader
-from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted
+from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted, read_schema
 from sqlenv.types import Example, ValueMatch
 
 VALUE_CHARACTERS = 40  # longer values are not indexed
@@ -32,6 +36,8 @@ HITS = 10  # values that a run of words finds at most
 SHARE = 0.85  # more than this share of a value has to stand in the question, in one piece
 MOST = 20  # values of a question at most
 SHOWN = 6  # values of a column that are shown at most, sampled ones included
+_VERSION = 1  # of the rule that finds values
+_OPEN = 64  # indexes that stay open
 
 # Thai to Khmer, Chinese, Japanese, Korean: words are not set apart, or have endings.
 _SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -56,15 +62,13 @@ SELECT text, "table", "column" FROM value WHERE value MATCH ? ORDER BY rank, row
 
 
 def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
-    """Write the index of a database's texts to a file, whole or not at all; count the texts.
+    """Write the index of a database's texts to a new file; count the texts.
 
     Numbers written as text are left out, as are empty and long values.
     """
-    scratch = index.with_name(f".{index.name}.{os.getpid()}.part")
-    scratch.unlink(missing_ok=True)
-    connection = open_new(scratch)
+    connection = open_new(index)
     try:
-        # A file that a kill leaves half written is never used: nothing has to reach the disk.
+        # Nothing has to reach the disk: a kill leaves a file that nobody uses.
         connection.execute("PRAGMA journal_mode = off; PRAGMA synchronous = off")
         connection.execute("BEGIN").execute(_INDEX)
         texts = _texts(database, schema)
@@ -81,7 +85,6 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
         ) from None
     finally:
         connection.close()
-    scratch.replace(index)
     return int(str(count))
 
 
@@ -124,15 +127,47 @@ def _is_number(text: str) -> bool:
     return True
 
 
+class ValueMatcher:
+    """Finds values that questions name. What was found before, and each database's index, is in a
+    cache. Thread-safe.
+    """
+
+    def __init__(self, disk: DiskCache) -> None:
+        self._disk, self._lock = disk, threading.Lock()
+        self._open = lru_cache(maxsize=_OPEN)(self._open_index)
+
+    def matches(self, example: Example) -> tuple[ValueMatch, ...]:
+        """Find the values that a question and its evidence name, the best first."""
+        asked = "\n".join(filter(None, (example.evidence, example.question)))
+        contents = fingerprint(example.database)
+        key = content_key("values", _VERSION, contents, asked)
+        if (known := self._disk.get(key)) is None:
+            with self._lock:
+                known = self._open(example.database, contents).matches(asked)
+            self._disk[key] = known
+        return tuple((table, column, value) for table, column, value in known)
+
+    def _open_index(self, database: Path, contents: str) -> ValueIndex:
+        key = content_key("value index", _VERSION, contents)
+        if (stored := self._disk.open_file(key)) is not None:
+            with stored:
+                return ValueIndex(Path(stored.name))
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "index.sqlite"
+            build_index(database, read_schema(database, examples=0), path)
+            with path.open("rb") as file:
+                self._disk.store_file(key, file)
+            return ValueIndex(path)
+
+
 class ValueIndex:
     """An index that `build_index` has written."""
 
     def __init__(self, index: Path) -> None:
         self._connection = connect(index)
 
-    def matches(self, example: Example) -> tuple[ValueMatch, ...]:
-        """Find the values that a question and its evidence name, the best first."""
-        asked = "\n".join(filter(None, (example.evidence, example.question)))
+    def matches(self, asked: str) -> tuple[ValueMatch, ...]:
+        """Find the values that a text names, the best first."""
         found: dict[ValueMatch, None] = {}
         for words in self._runs(asked):
             found.update(dict.fromkeys(words))

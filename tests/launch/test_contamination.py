@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import prepare
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions, held_out, load_split
 from launch.evaluation.testsets import SPLITS, TEST_SETS
 from sqlenv.data.layouts import set_name
 from sqlenv.errors import UserError
-
-from .test_prepare import QUICK
 
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
 
@@ -159,7 +156,7 @@ def own_test_set(root: Path) -> None:
     [
         ("validation", "{layout: spider, path: ., split: test}", "spider-test"),
         ("train", "{layout: spider, path: ., split: train, file: test.json}", "spider-test"),
-        ("train", "{layout: spider_syn, path: ., split: dev}", "spider-syn"),
+        ("train", "{layout: spider-syn, path: ., split: dev}", "spider-syn"),
     ],
 )
 def test_a_test_set_neither_validates_nor_is_learned_from(downloads, split, source, name):
@@ -203,7 +200,7 @@ def test_what_a_test_set_has_is_refused(root, caplog, spoil, below, overrides, s
 def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
     caplog.set_level(logging.INFO, "launch.data.contamination")
     # Spider-Syn's training questions are Spider's in other words; neither is measured on.
-    both = "[{layout: spider, path: ., split: train}, {layout: spider_syn, path: ., split: train}]"
+    both = "[{layout: spider, path: ., split: train}, {layout: spider-syn, path: ., split: train}]"
     check_questions(job(root, f"data.train.sources={both}", TOTAL))
     assert not caplog.records
     # A question about other tables is one that anybody may ask.
@@ -238,16 +235,3 @@ def test_a_test_set_that_cannot_be_read_is_told(root, caplog):
     with caplog.at_level(logging.WARNING):
         check_questions(job(root))
     assert [one.message.split()[0] for one in caplog.records] == ["spider-test", "spider-dk"]
-
-
-def test_the_check_reads_prepared_folders(root, tmp_path):
-    rename(root)
-    sets = ("--data", "bird-train", "spider-test")
-    arguments = ["--data-root", str(root), "--out", str(tmp_path / "p"), *sets, *QUICK]
-    prepare.main([*arguments, "data.overlap=tell"])
-    only = "data.train.sources=[{layout: bird, path: ., split: train}]"
-    test = "data.test.sources=[{layout: spider, path: ., split: test}]"
-    assert "data.train and spider-test share" in message(tmp_path / "p", TOTAL, only, test)
-    # Without data.overlap=tell the folder does not pass, though it is complete.
-    with pytest.raises(UserError, match="spider-test share"):
-        prepare.main(arguments)

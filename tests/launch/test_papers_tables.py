@@ -23,7 +23,6 @@ from launch.cli import USER_ERRORS
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, load_split
 from launch.evaluation.questions import check_databases
-from sqlenv.data import detection
 
 from .downloads import make_database, records, write
 
@@ -90,7 +89,6 @@ def folder(*words: str) -> str:
 
 
 ROWS = rows()
-DETECT = cache(detection.detect)  # of one folder, which nobody changes
 TRAINED = [words for row in ROWS for program, words in row.calls if program == "launch.train"]
 
 
@@ -157,7 +155,6 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
     monkeypatch.setattr(launch.policy, "find_policy", lambda *_: None)
     sampler = SimpleNamespace(CheckpointSource=SimpleNamespace(of=of))  # without JAX
     monkeypatch.setitem(sys.modules, "launch.evaluation.policy_source", sampler)
-    monkeypatch.setattr(detection, "detect", DETECT)
     monkeypatch.setattr(launch.eval.cli, "use_accelerator", lambda *_: None)
     monkeypatch.setattr(launch.eval, "_default_folder", lambda *_: Path("evals"))
     monkeypatch.setattr(launch.eval, "_answer_and_judge", judge)

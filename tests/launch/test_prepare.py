@@ -1,182 +1,221 @@
-"""`launch.prepare`: from downloads in every form to checked questions, samples and splits."""
+"""`launch.prepare`: data sets in every form checked, and what is found kept for all commands."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch import prepare
-from launch.data.samples import SAMPLES
-from launch.data.summary import Summary, render
-from sqlenv.config import DataConfig, ExecutorConfig
-from sqlenv.data.loading import load
+from launch.config import JobConfig, load_config
+from launch.data import gold_checks
+from launch.data.preflight import held_out, load_split
+from launch.data.prompts import Prompts
+from launch.evaluation.testsets import SPLITS
+from launch.tiny import train_tokenizer
+from minirl.errors import UserError as ModelError
+from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.errors import UserError
-from sqlenv.executor import Executor
+from sqlenv.schema import values
+from sqlenv.types import Example
 
 from .conftest import json_lines
-from .downloads import GOLDS
+from .downloads import GOLDS, write
 
-ISSUES = ("failing gold", "empty gold", "non-deterministic gold")
 QUICK = ("executor.isolation=thread", "executor.workers=1", "executor.timeout_s=5")
-# Questions and databases of each set.
-SIZES = {
-    "bird-train": (18, 3), "spider-train": (18, 3), "spider-syn-train": (12, 2), "synsql": (24, 4),
-    "bird-dev": (6, 1), "spider-dev": (6, 1), "spider-test": (6, 1), "spider-syn": (6, 1),
-    "spider-dk": (12, 2), "spider-realistic": (6, 1), "spider2-local": (1, 1),
-}  # fmt: skip
+PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
 
 
-@pytest.fixture(scope="module")
-def prepared(downloads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("out") / "prepared"
-    run(downloads, out)
-    return out
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("MINIRL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
-def run(root: Path, out: Path, *more: str) -> dict[str, Any]:
-    prepare.main(["--data-root", str(root), "--out", str(out), *more, *QUICK])
-    return json.loads((out / "prepared.json").read_text())
+@pytest.fixture
+def run(capsys, tmp_path) -> Callable[..., tuple[list[dict[str, Any]], str]]:
+    """Return what runs the command: the doubtful golds, and what is printed."""
+
+    def run(root: Path, *more: str) -> tuple[list[dict[str, Any]], str]:
+        out = tmp_path / "doubtful.jsonl"
+        prepare.main(["--data-root", str(root), "--out", str(out), *more, *QUICK])
+        return json_lines(out), " ".join(capsys.readouterr().out.split())
+
+    return run
 
 
-def test_every_data_set_is_recognised_and_counted(prepared: Path):
-    sets = json.loads((prepared / "prepared.json").read_text())["sets"]
-    sizes = {name: (one["questions"], one["databases"]) for name, one in sets.items()}
-    assert sizes == SIZES
-    assert sets["spider2-local"]["found"] == {"blank gold": 1, "not for SQLite": 1}
-    assert sets["bird-train"]["found"] == dict.fromkeys(ISSUES, 3)
-    for name, (questions, _) in sizes.items():
-        assert len(json_lines(prepared / f"{name}.jsonl")) == questions
-    found = {one["id"]: one for one in json_lines(prepared / "gold_issues.jsonl")}
-    assert [found[f"bird/train/{n}"]["issues"] for n in (1, 2, 3)] == [[issue] for issue in ISSUES]
+def test_every_data_set_is_checked_and_counted(downloads: Path, run):
+    doubtful, told = run(downloads)
+    found = {one["id"]: one for one in doubtful}
+    issues = [found[f"bird/train/{n}"]["issues"] for n in (1, 2, 3)]
+    assert issues == [["failing"], ["empty"], ["scalar", "tied"]]
     failing = found["bird/train/1"]
-    assert (failing["db_id"], failing["gold"]) == ("mine", GOLDS[1])
+    assert (failing["db_id"], failing["gold_sql"]) == ("mine", GOLDS[1])
     assert "no such column: nme" in failing["note"]
     assert "bird/train/0" not in found
+    for words in (
+        "bird-train │ 18 of 18 │ 3 │",
+        "spider2-local │ 1 of 2 │ 1 │ 1 not for │ 1 blank",
+        "spider-dk │ 12 of 12 │ 2 │",
+        "bird-dev: 1 failing, such as bird/dev/1 (fails: ",
+        "contamination: none found",
+    ):
+        assert words in told
+    # Spider-Realistic asks Spider's questions again.
+    assert "6 duplicate, such as spider-realistic/spider-realistic/0" in told
 
 
-def test_a_question_and_a_schema_have_all_that_was_found_of_them(prepared: Path, downloads: Path):
-    first = json_lines(prepared / "bird-train.jsonl")[0]
-    expected = {
-        "question": "Who of database mine lives in New York, number 0?",
-        "evidence": "young refers to age < 30",
-        "hints": [["person", "City", "New York"]],
-        "rows": 1, "flaws": [], "prompt_tokens": None,
-        "database": str(downloads / "bird/train/train_databases/mine/mine.sqlite"),
-    }  # fmt: skip
-    assert expected.items() <= first.items()
-    entries = {one["db_id"]: one for one in json_lines(prepared / "databases.jsonl")}
-    stored = json.loads((prepared / entries["farm"]["schema_file"]).read_text())
-    assert "    age number, -- years of age, example: [30, 20]" in stored["text"]
-    assert len({one["fingerprint"] for one in entries.values()}) == len(entries)
+def test_prompts_are_the_same_function_of_the_same_facts(downloads: Path, cache: Path, run):
+    """For all papers, byte by byte: of training, validation and evaluation, whatever is cached."""
+
+    def prompts(job: JobConfig) -> dict[str, list[str]]:
+        own = Prompts(job.prompt, job.env)
+        held = held_out(job, downloads)
+        found: dict[str, list[str]] = {}
+        for split in SPLITS:
+            data = load_split(job, split, downloads, held=held)
+            own.describe(data.descriptions)
+            found[split] = [repr(own.training(example)) for example in data.examples]
+        # The same questions as those to learn from, asked in an evaluation.
+        test = job.data.model_copy(update={"test": job.data.of("train")})
+        asked = load_split(job.model_copy(update={"data": test}), "test", downloads, held=None)
+        again = Prompts(job.prompt, job.env)
+        again.describe(asked.descriptions)
+        both = {one.id: repr(again.training(one)) for one in asked.examples}
+        learned = load_split(job, "train", downloads, held=held).examples
+        assert [both[one.id] for one in learned] == found["train"]
+        return found
+
+    small = ("data.held_out=3", "data.train.total=null", "train.steps=1")
+    for name in PAPERS:
+        job = load_config(name, (*small, f"data.root={downloads}"))
+        shutil.rmtree(cache, ignore_errors=True)
+        shared_cache().close()
+        cold = prompts(job)
+        assert prompts(job) == cold
+        shutil.rmtree(cache)
+        shared_cache().close()
+        run(downloads, "--cfg", name)
+        assert prompts(job) == cold
+        shows_matches = any("['New York', " in text for text in cold["test"])
+        assert shows_matches == (job.prompt.schema_style == "omnisql")
 
 
-def test_full_descriptions_and_profiles_where_the_job_wants_them(downloads: Path, tmp_path: Path):
-    run(downloads, tmp_path / "p", "--data", "bird-dev", "bird-train", "--cfg", "paverl.yaml")
-    for entry in json_lines(tmp_path / "p" / "databases.jsonl"):
-        text = json.loads((tmp_path / "p" / entry["schema_file"]).read_text())["text"]
-        assert "name TEXT, --the caf\u00e9 name; first and last, Example Ann, Bo, Cid," in text
-        assert "MIN 20 MAX 50" in text
+def test_what_is_known_is_not_done_again(root: Path, run, monkeypatch):
+    ran: list[str] = []
+    check = gold_checks._check
+
+    def counting(example: Example, *rest: Any) -> Any:
+        ran.append(example.id)
+        return check(example, *rest)
+
+    monkeypatch.setattr(gold_checks, "_check", counting)
+    sets = ("--data", "spider-dev", "bird-train")
+    first = run(root, *sets)
+    assert len(ran) == 24
+    with monkeypatch.context() as patch:
+        patch.setattr(values, "build_index", None)
+        assert run(root, *sets) == first
+    assert len(ran) == 24
+    path = root / "spider" / "dev.json"
+    asked = json.loads(path.read_text())
+    asked[0]["query"] = "SELECT max(age) FROM person"
+    write(path, asked)
+    run(root, *sets)
+    assert ran[24:] == ["spider/dev/0"]
+    # Another database of the same name: everything about it is found anew, and the old is there.
+    database = root / "spider" / "database" / "club" / "club.sqlite"
+    content = database.read_bytes()
+    with sqlite3.connect(database) as db:
+        db.execute("DELETE FROM person")
+    db.close()
+    changed, _ = run(root, *sets)
+    assert len(ran) == 25 + 6
+    assert "empty" in {one["id"]: one["issues"] for one in changed}["spider/dev/3"]
+    database.write_bytes(content)
+    run(root, *sets)
+    assert len(ran) == 25 + 6
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"drop_failing_gold": False, "drop_empty_gold": False}, {"total": 20, "seed": 3}],
-)
-def test_prepared_questions_are_those_of_the_downloads(
-    downloads: Path, prepared: Path, settings: dict[str, Any]
-):
-    def config(root: Path) -> DataConfig:
-        layouts = ("bird", "spider", "synsql")
-        sources = [{"layout": layout, "path": root, "split": "train"} for layout in layouts]
-        return DataConfig.model_validate({"sources": sources, **settings})
-
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
-        raw = load(config(downloads), executor=executor)
-    again = load(config(prepared))  # without an executor: no gold query is run again
-    plain = [replace(example, value_matches=()) for example in again.examples]
-    assert plain == list(raw.examples)
-    assert [one.kept for one in again.reports] == [one.kept for one in raw.reports]
-    assert set(again.schemas) == {example.database for example in again.examples}
+WARM = """
+import sys
+from launch import prepare
+prepare.main(["--data-root", sys.argv[1], "--out", sys.argv[2], *sys.argv[3:]])
+"""
 
 
-def test_processes_find_what_one_process_finds(downloads, prepared, tmp_path, monkeypatch):
+def test_processes_share_a_cache_also_where_one_is_killed(downloads: Path, tmp_path: Path, cache):
+    def start(name: str) -> subprocess.Popen:
+        out = str(tmp_path / name)
+        return subprocess.Popen(
+            [sys.executable, "-c", WARM, str(downloads), out, *QUICK], stdout=subprocess.DEVNULL
+        )
+
+    killed = start("killed")
+    while not (cache / "minirl" / "sql" / "cache.db").exists():
+        assert killed.poll() is None
+    killed.kill()
+    killed.wait()
+    both = [start("first"), start("second")]
+    assert [one.wait() for one in both] == [0, 0]
+    first, second = ((tmp_path / name).read_bytes() for name in ("first", "second"))
+    assert first == second
+    shared_cache()._cache.check()  # warns, which is an error here, of anything that is damaged
+
+
+def test_the_shared_cache_is_bounded(tmp_path: Path):
+    disk = DiskCache(tmp_path / "small", limit_bytes=100_000)
+    for number in range(2_000):
+        disk[str(number)] = [number] * 100
+    assert disk.get("1999") == [1999] * 100
+    assert disk.get("0") is None
+    assert len(list(disk)) < 1_500
+
+
+def test_processes_find_what_one_process_finds(downloads, run, cache, monkeypatch):
+    alone = run(downloads, "--data", "bird-train", "synsql")
+    shutil.rmtree(cache)
+    shared_cache().close()
     monkeypatch.setattr("launch.evaluation.process_pool._ALONE", 0)  # few questions are enough
-    sets = ("bird-train", "synsql")
-    arguments = ["--data-root", str(downloads), "--out", str(tmp_path), "--data", *sets]
-    prepare.main([*arguments, "executor.isolation=thread", "executor.workers=2"])
-    for name in sets:
-        found = (tmp_path / f"{name}.jsonl").read_bytes()
-        assert found == (prepared / f"{name}.jsonl").read_bytes()
+    assert run(downloads, "--data", "bird-train", "synsql", "executor.workers=2") == alone
 
 
 @pytest.mark.parametrize(("name", "layout"), [("dev", "spider"), ("b", "bird")])
-def test_the_golds_of_a_question_file_are_checked_alone(root, tmp_path, name, layout):
-    """A data set's own file, and one of another name, by an absolute path."""
+def test_the_golds_of_a_question_file_are_checked_alone(root, run, name, layout):
+    """A data set's own file, and one of another name."""
     own = root / {"spider": "spider/dev.json", "bird": "bird/dev_20240627/dev.json"}[layout]
     file = own.with_stem(name)
     file.write_bytes(own.read_bytes())
-    out = tmp_path / "p"
-    prepare.main(["--data-root", str(file), "--only", "check", "--out", str(out), *QUICK])
-    assert not {"prepared.json", "job.yaml", "databases.jsonl"} & {p.name for p in out.iterdir()}
-    assert not list(out.glob("*dev*"))
-    found = json_lines(out / "gold_issues.jsonl")
-    assert [one["issues"] for one in found] == [[issue] for issue in ISSUES]
-    assert all(one["id"].startswith(f"{layout}/{name}/") for one in found)
+    doubtful, _ = run(file)
+    assert [one["id"] for one in doubtful] == [f"{layout}/{name}/{n}" for n in (1, 2, 3)]
 
 
-# Samples and splits.
+def test_prompts_are_counted_as_a_run_counts_them(root: Path, tmp_path: Path, run):
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    config = {"eos_token": "<|im_end|>", "chat_template": template}
+    model = write(tmp_path / "model" / "tokenizer_config.json", config).parent
+    train_tokenizer(["who lives in the city"], vocab_size=300).save(f"{model}/tokenizer.json")
+    more = ("--cfg", "astra.yaml", "--tokenizer", str(model), "evaluation.max_prompt_tokens=1000")
+    _, told = run(root, "--data", "spider-dev", *more)
+    assert "6 over 1,000" in told
 
 
-def test_samples_take_what_the_papers_take(downloads: Path, tmp_path: Path, monkeypatch):
-    assert SAMPLES["progress"].data().train.total == 20_000
-    small = replace(SAMPLES["progress"], overrides=("data.train.total=9",))
-    monkeypatch.setitem(SAMPLES, "progress", small)
-
-    def sample(name: str, *more: str, validation: int = 0) -> list[dict[str, Any]]:
-        out = tmp_path / "-".join((name, *more))
-        few = ("--validation", str(validation))
-        summary = run(downloads, out, "--data", "bird-dev", "--sample", name, *few, *more)
-        assert set(summary["sets"]) - {"validation"} == {"bird-dev", "train"}
-        assert summary["wanted"] == SAMPLES[name].data().train.total
-        return json_lines(out / "train.jsonl")
-
-    assert {one["difficulty"] for one in sample("expo")} == {"Complex"}
-    # What fails is left out, what returns nothing is not.
-    golds = [one["query"] for one in sample("astra-both")]
-    assert sorted(golds) == sorted([gold for gold in GOLDS if gold != GOLDS[1]] * 6)
-    shares = [one["source"] for one in sample("progress")]
-    assert shares == ["bird"] * 3 + ["spider"] * 3 + ["synsql"] * 3
-    drawn = [sample("paverl-synsql", "--seed", seed, validation=2) for seed in ("1", "3")]
-    assert [one["id"] for one in drawn[0]] != [one["id"] for one in drawn[1]]
-    assert {one["style"] for one in drawn[0]} == {"Formal"}
-    apart = json_lines(tmp_path / "paverl-synsql---seed-1" / "validation.jsonl")
-    assert len(apart) == 2
-    assert not {one["db_id"] for one in drawn[0]} & {one["db_id"] for one in apart}
+def test_a_database_that_cannot_be_read_is_counted(root: Path, run):
+    (root / "spider" / "database" / "club" / "club.sqlite").write_bytes(b"no database" * 99)
+    doubtful, told = run(root, "--data", "spider-dev")
+    assert [one["issues"] for one in doubtful] == [["unreadable database"]] * 6
+    assert "spider-dev: 6 unreadable database, such as spider/dev/0 (" in told
 
 
-def test_whole_sets_lose_the_databases_that_validate(downloads: Path, tmp_path: Path):
-    sets = ("spider-train", "bird-train")
-    with pytest.raises(UserError, match="--validation 99 "):
-        run(downloads, tmp_path, "--data", *sets, "--validation", "99")
-    held = set(run(downloads, tmp_path, "--data", *sets, "--validation", "6")["held_out"])
-    # Three questions of each data set: four of a database's six golds run and return rows.
-    assert len(held) == 2
-    validation = json_lines(tmp_path / "validation.jsonl")
-    assert [one["source"] for one in validation] == ["spider"] * 3 + ["bird"] * 3
-    assert {one["db_id"] for one in validation} == held
-    rest = [one for name in sets for one in json_lines(tmp_path / f"{name}.jsonl")]
-    assert len(rest) == 36 - 12
-    assert not held & {one["db_id"] for one in rest}
-
-
-# Contamination.
-
-
-def test_what_learning_and_measuring_share_is_refused_or_told(root, tmp_path, capsys):
+def test_what_learning_and_measuring_share_is_told(root: Path, run):
     # BIRD's dev database is a training database by another name, and asks one of its questions.
     place = root / "bird" / "dev_20240627"
     (place / "dev_databases/pub/pub.sqlite").write_bytes(
@@ -185,21 +224,34 @@ def test_what_learning_and_measuring_share_is_refused_or_told(root, tmp_path, ca
     asked = json.loads((place / "dev.json").read_text())
     asked[4]["question"] = " who of DATABASE mill lives in new york, number 4? "
     (place / "dev.json").write_text(json.dumps(asked))
-    both = ("--data", "bird-dev", "bird-train")
-    advice = r"bird/dev/4.*data\.train\.exclude_databases='\[formula_1, mill\]'"
-    with pytest.raises(UserError, match=advice):
-        run(root, tmp_path / "p", *both)
-    assert not {"prepared.json", "bird-dev.jsonl"} & {path.name for path in tmp_path.glob("p/*")}
-    # As the line says.
-    clean = run(root, tmp_path / "p", *both, "data.train.exclude_databases=[mill]")
-    assert clean["contamination"] == []
-    shown = [list(column.cells) for column in render(Summary.model_validate(clean)).columns]
-    row = shown[0].index("bird-train")
-    assert [column[row] for column in shown[1:5]] == [
-        "12 of 18", "2", "6 in exclude_databases", "2 empty, 2 failing, 2 non-deterministic",
-    ]  # fmt: skip
-    summary = run(root, tmp_path / "r", *both, "data.overlap=tell")
-    found = {one["kind"]: one["examples"] for one in summary["contamination"]}
-    told = {"database file": ["pub"], "tables and columns": ["pub"], "question": ["bird/dev/4"]}
-    assert found == told
-    assert "bird/dev/4" in capsys.readouterr().out
+    _, told = run(root, "--data", "bird-dev", "bird-train")
+    assert "share 1 x database file (such as pub)" in told
+    assert "share 1 x question (such as bird/dev/4)" in told
+    clean = "data.train.exclude_databases=[mill]"
+    _, told = run(root, "--data", "bird-dev", "bird-train", clean)
+    assert "contamination: none found" in told
+    assert "bird-train │ 12 of 18 │ 2 │ 6 in" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["--data", "spider"], "--data spider: "),
+        (["--data", "bird-minidev"], "bird-minidev"),
+        (["--tokenizer", "nowhere"], "--tokenizer nowhere: "),
+        (["executor.timeout=3"], "executor.timeout: "),
+        (["--cfg", "nope.yaml"], "nope.yaml"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(downloads, run, arguments, key):
+    with pytest.raises(UserError) as caught:
+        run(downloads, *arguments)
+    assert key in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_tokenizer_is_told_at_once(downloads: Path, tmp_path: Path, run):
+    """And not by a process of the pool."""
+    write(tmp_path / "model" / "tokenizer.json", [])
+    with pytest.raises(ModelError, match="model: the tokenizer"):
+        run(downloads, "--tokenizer", str(tmp_path / "model"))

@@ -6,6 +6,7 @@ import apsw
 
 from sqlenv.config import DataConfig
 from sqlenv.data.loading import load
+from sqlenv.data.sources import by_running
 
 
 def make_database(folder, name="band"):
@@ -35,4 +36,4 @@ def bird(**fields):
 
 def load_one(path, layout="spider", executor=None, data=None, **source):
     sources = [{"layout": layout, "path": path, **source}]
-    return load(DataConfig(sources=sources, **(data or {})), executor=executor)
+    return load(DataConfig(sources=sources, **(data or {})), check=by_running(executor))

@@ -32,8 +32,7 @@ def test_folders_that_hold_nothing(tmp_path):
     write(packed / "train.json", [bird()])
     (packed / "train_databases.zip").write_bytes(b"PK")
     for path, source, named in (
-        # Too shallow, or too deep.
-        *((wrong, {"split": "dev"}, f"use {right}") for wrong in (tmp_path, right / "database")),
+        (right / "database", {"split": "dev"}, f"use {right}"),
         (tmp_path / "nowhere", {}, "nowhere"),
         (right / "dev.json", {}, "dev.json"),
         (right, {"file": "mine.json"}, "mine.json"),
@@ -62,8 +61,9 @@ def test_a_truncated_file_names_file_record_and_byte(spider_folder, name):
         (["SELECT 1"], "record 0"),
         ([7, 8], "record 0"),
         ([spider(), {"db_id": "band"}], "record 1: question"),
+        ([spider(), bird()], "record 1 is of bird"),
         ([spider("")], "no question is left"),
-        ([bird()], "record 0 is of bird"),
+        ([bird()], "its records are of bird"),
         ([{"input_seq": "", "output_seq": ""}], "OmniSQL's finished prompts"),
         ([{**TABLES, "table_names": []}], "tables.json"),
         *(
@@ -85,7 +85,7 @@ def test_a_file_of_another_kind_or_a_field_of_a_wrong_type(spider_folder, conten
 @pytest.mark.parametrize(
     ("layout", "file", "split", "field"),
     [
-        ("spider_syn", "dev.json", "dev", "SpiderSynQuestion"),
+        ("spider-syn", "dev.json", "dev", "SpiderSynQuestion"),
         ("spider2", "test.json", "test", "external_knowledge"),
         ("bird", "dev.json", "dev", "SQL"),
         ("synsql", "data.json", "train", "sql_complexity"),

@@ -85,7 +85,7 @@ def test_omnisql_root_holds_every_layout(tmp_path):
     synsql = {"external_knowledge": "k", "sql_complexity": "Complex", "sql": "SELECT 1"}
     write(tmp_path / "SynSQL-2.5M" / "data.json", [spider(**synsql)])
     assert load_one(tmp_path, "spider", split="dev").examples[0].question == "Which names?"
-    (example,) = load_one(tmp_path, "spider_syn", split="dev").examples
+    (example,) = load_one(tmp_path, "spider-syn", split="dev").examples
     assert (example.question, example.database.is_file()) == ("synonym?", True)
     (example,) = load_one(tmp_path, "synsql").examples
     assert (example.difficulty, example.evidence) == ("Complex", "k")
@@ -102,24 +102,28 @@ def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
         {"instance_id": "bq1", "db": "cloud", "question": "Q", "external_knowledge": None},
     ]
     (tmp_path / "spider2-lite.jsonl").write_text("\n".join(map(json.dumps, records)))
-    data = load_one(tmp_path, "spider2", split="test", data={"drop_failing_gold": False})
+    data = load_one(tmp_path, "spider2", split="test", data={"exclude": ()})
     (example,) = data.examples
     assert (example.id, example.evidence, example.gold_sql) == ("spider2/local1", "read me", "")
-    assert data.reports[0].found == {"not for SQLite": 1, "blank gold": 1}
+    assert data.reports[0].found == {"not for SQLite": 1, "blank": 1}
 
 
 # Gold queries.
 
-GOLDS = ["SELECT name FROM band", "SELECT nme FROM band", "SELECT id FROM band WHERE id = 2", None]
+GOLDS = [
+    "SELECT id, name FROM band", "SELECT nme FROM band", "SELECT id FROM band WHERE id = 2", None,
+    "SELECT count(*) FROM band",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("drops", "kept"),
     [
-        ({}, [0]),
-        ({"drop_failing_gold": False}, [0, 1, 3]),
-        ({"drop_empty_gold": False}, [0, 2]),
-        ({"drop_failing_gold": False, "drop_empty_gold": False}, [0, 1, 2, 3]),
+        ({}, [0, 4]),
+        ({"exclude": ["empty"]}, [0, 1, 3, 4]),
+        ({"exclude": ["blank", "failing"]}, [0, 2, 4]),
+        ({"exclude": []}, [0, 1, 2, 3, 4]),
+        ({"exclude": ["scalar"]}, [0, 1, 2, 3]),
     ],
 )
 def test_bad_golds_are_counted_and_dropped_by_name(spider_folder, runner, drops, kept):
@@ -127,9 +131,9 @@ def test_bad_golds_are_counted_and_dropped_by_name(spider_folder, runner, drops,
     data = load_one(spider_folder, split="dev", executor=runner, data=drops)
     assert ids(data) == [f"spider/dev/{index}" for index in kept]
     report = data.reports[0]
-    assert report.found == {"failing gold": 1, "empty gold": 1, "blank gold": 1}
+    assert report.found == {"failing": 1, "empty": 1, "blank": 1, "scalar": 1}
     # The blank one is never executed.
-    assert (report.read, report.checked, report.kept) == (4, 3, len(kept))
+    assert (report.records, report.checked, report.kept) == (5, 4, len(kept))
     assert "spider/dev/1: no such column: nme" in data.lines()[0]
 
 
@@ -222,7 +226,7 @@ def test_a_large_file_is_sampled_in_little_memory(tmp_path):
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert data.reports[0].read == 4_000
+    assert data.reports[0].records == 4_000
     assert peak_bytes < 1_000_000 < size_bytes / 4
     # An even sample: its mean position is within four standard errors of the middle.
     positions = [int(name.rsplit("/", 1)[1]) for name in ids(data)]
@@ -249,6 +253,7 @@ def test_real_spider_train_counts(shared):
 )
 def test_real_dev_counts(shared, runner, layout, file, empty):
     folder = shared / "data" / {"spider": "spider_data", "bird": "bird_dev"}[layout]
-    data = load_one(folder, layout, runner, {"drop_empty_gold": False}, file=file)
-    assert data.reports[0].found == Counter({"empty gold": empty} if empty else {})
+    data = load_one(folder, layout, runner, {"exclude": ["failing"]}, file=file)
+    assert data.reports[0].found["empty"] == empty
+    assert not data.reports[0].found["failing"]
     assert Counter(example.difficulty for example in data.examples) == LEVELS[file]

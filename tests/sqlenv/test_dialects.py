@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sqlenv.config import DataConfig, ExecutorConfig, SingleTurnConfig, SourceConfig
 from sqlenv.data.issues import NOT_TRANSPILED, OTHER_ENGINE
 from sqlenv.data.loading import load
+from sqlenv.data.sources import by_running
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.equality import matches
@@ -161,12 +162,12 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor)
     ]
     (tmp_path / "data" / "dev.json").write_text(json.dumps(records))
     source = SourceConfig(layout="spider", path=tmp_path / "data", split="dev", dialect="mysql")
-    loaded = load(DataConfig(sources=(source,)), executor=executor)
+    loaded = load(DataConfig(sources=(source,)), check=by_running(executor))
     assert [(e.question, e.dialect) for e in loaded.examples] == [
         ("0?", "mysql"), ("2?", "postgres"), ("3?", "sqlite")
     ]  # fmt: skip
     (report,) = loaded.reports
-    assert report.found == {NOT_TRANSPILED: 1, OTHER_ENGINE: 1, "failing gold": 1, "empty gold": 1}
+    assert report.found == {NOT_TRANSPILED: 1, OTHER_ENGINE: 1, "failing": 1, "empty": 1}
     assert "dev/1: not transpiled from MySQL: " in report.line()
     assert "1 not transpiled to SQLite" in report.line()
 

@@ -54,8 +54,12 @@ def split(
 ) -> tuple[frozenset[str], LoadedData, LoadedData]:
     """Hold out, and load what is left and what is held out."""
     held = hold_out(config, count, by_running(executor))
-    rest = load(config, executor=executor, accept=lambda e: e.db_id not in held)
-    own = load(validation_of(config, count), executor=executor, accept=lambda e: e.db_id in held)
+    rest = load(config, check=by_running(executor), accept=lambda db_id: db_id not in held)
+    own = load(
+        validation_of(config, count),
+        check=by_running(executor),
+        accept=lambda db_id: db_id in held,
+    )
     assert databases(own) <= held
     assert not databases(rest) & held
     return held, rest, own

@@ -13,7 +13,6 @@ from sqlenv.executor.database import open_new
 from sqlenv.schema.reading import read_schema
 from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
-from sqlenv.types import Example
 from tests.sqlenv.conftest import make_file
 
 VALUES = Path(__file__).parents[1] / "data" / "values.json"
@@ -38,7 +37,7 @@ def index(towns: Path, tmp_path: Path) -> ValueIndex:
 
 
 def ask(index: ValueIndex, question: str, evidence: str = "") -> list[tuple[str, str, str]]:
-    return list(index.matches(Example("1", question, "db", Path("db"), "", evidence)))
+    return list(index.matches(f"{evidence}\n{question}"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,6 @@ def test_a_damaged_database_is_told(towns: Path, tmp_path: Path):
     towns.write_bytes(content)
     with pytest.raises(UserError, match=r"the database file is damaged"):
         build_index(towns, schema, tmp_path / "i.sqlite")
-    assert not (tmp_path / "i.sqlite").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
-"""Data sets told by where their files are and what these hold."""
+"""Data sets are found by where their files are and what these hold, wherever a folder is given."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sqlenv.data.detection import choose_sets, detect
+from sqlenv.data.layouts import SETS, AbsentError, locate
 from sqlenv.errors import UserError
 
 from .data_folders import bird, make_database, spider, write
@@ -55,21 +56,28 @@ def make_single(root: Path, name: str) -> Path:
     return root / name
 
 
+def found(root: Path) -> dict[str, str]:
+    """Find every set in a folder, by the folder that it lies in."""
+    places = {}
+    for name, one in SETS.items():
+        with contextlib.suppress(AbsentError):
+            places[name] = locate(one.at(root)).root.name
+    return places
+
+
 @pytest.mark.parametrize("name", SINGLE)
-def test_a_single_download_is_recognised_as_it_is(tmp_path: Path, name: str):
+def test_a_single_download_is_found_as_it_is(tmp_path: Path, name: str):
     folder = make_single(tmp_path, name)
     for root in (folder, tmp_path):
-        found = detect(root)
-        assert set(found.sources) == set(SINGLE[name][0])
-        assert not found.left
+        assert set(found(root)) == set(SINGLE[name][0])
 
 
 def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
     for name in SINGLE:
         make_single(tmp_path, name)
-    expected = {name: folder for folder, (files, *_) in SINGLE.items() for name in files}
-    found = {name: source.path.name for name, source in detect(tmp_path).sources.items()}
-    assert found == expected
+    assert found(tmp_path) == {
+        name: folder for folder, (files, *_) in SINGLE.items() for name in files
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,47 +91,17 @@ def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
 def test_the_file_of_another_data_set_is_named(tmp_path: Path, folder, name, record, expected):
     path = make_single(tmp_path, folder) / SINGLE[folder][0][name]
     write(path, record if path.suffix == ".jsonl" else [record])
-    with pytest.raises(UserError) as caught:
-        choose_sets(tmp_path, [name])
-    assert str(caught.value).startswith(f"{name}: {path}: its records are of {expected} ")
-    assert name not in detect(tmp_path).sources
+    with pytest.raises(AbsentError) as caught:
+        locate(SETS[name].at(tmp_path))
+    assert str(caught.value).startswith(f"{path}: its records are of {expected} ")
 
 
-def test_what_was_expected_where_is_told(tmp_path: Path):
-    make_single(tmp_path / "small", "minidev")
-    (tmp_path / "empty").mkdir()
+def test_what_is_there_twice_or_packed_is_told(tmp_path: Path):
     shutil.copytree(make_single(tmp_path / "two", "spider_data"), tmp_path / "two" / "copy")
-    small, two = tmp_path / "small", tmp_path / "two"
-    for root, names, words in (
-        (tmp_path / "empty", [], "nothing; expected such as train.json"),
-        (small, ["spider-dev"], r"no spider-dev; expected dev\.json .*; found bird-minidev"),
-        (tmp_path / "nowhere", [], "does not exist"),
-        (small / "minidev" / "mini_dev_sqlite.json", [], "is a file"),
-        (two, ["spider-dev"], r"^spider-dev: is in .*copy and in .*spider_data; give"),
-    ):
-        with pytest.raises(UserError, match=words):
-            choose_sets(root, names)
-
-
-def test_a_download_whose_databases_are_packed_is_told(tmp_path: Path):
+    with pytest.raises(UserError, match=r"^is in .*copy and in .*spider_data; give"):
+        locate(SETS["spider-dev"].at(tmp_path / "two"))
     folder = make_single(tmp_path, "bird") / "train"
     shutil.rmtree(folder / "train_databases")
     (folder / "train_databases.zip").touch()
-    with pytest.raises(UserError, match=r"^bird-train: .*unpack .*train_databases\.zip$"):
-        choose_sets(tmp_path, ["bird-train"])
-    assert set(choose_sets(tmp_path, [])) == {"bird-dev"}
-
-
-def test_a_data_set_without_its_databases_is_left_out_of_all_and_told(tmp_path: Path, caplog):
-    """Spider 2's databases are a download of their own."""
-    folder = make_single(tmp_path, "spider2-lite")
-    make_single(tmp_path, "minidev")
-    assert set(choose_sets(tmp_path, [])) == {"spider2-local", "bird-minidev"}
-    for database in folder.rglob("*.sqlite"):
-        database.unlink()
-    assert set(choose_sets(tmp_path, [])) == {"bird-minidev"}
-    assert "left out: spider2-local: " in caplog.text
-    assert "spider2-localdb" in caplog.text  # where they belong
-    assert set(choose_sets(tmp_path, ["spider2-local"])) == {"spider2-local"}  # who asks is told
-    with pytest.raises(UserError, match="no data set is whole; spider2-local: "):
-        choose_sets(folder, [])
+    with pytest.raises(UserError, match=r"unpack .*train_databases\.zip$"):
+        locate(SETS["bird-train"].at(tmp_path))
