@@ -33,6 +33,7 @@ from launch.evaluation.decoding import Decode
 from launch.evaluation.testsets import SPLITS, TEST_SETS, Split, read_limits, sample_numbers
 from minirl.errors import UserError
 from sqlenv.config import DataConfig
+from sqlenv.dialects import NAMES
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
 
@@ -87,7 +88,7 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         root, file = folder_and_file(options.data_root, options.file)
         if root is None:
             raise UserError("--predictions: give the folder of the data too, --data-root DIR")
-        source, examples = find(name, root, file)
+        source, examples = find(name, root, file, dialect=NAMES[options.dialect])
         numbers = sample_numbers(len(examples), options.limit, seed=options.seed or 0)
         asked = tuple(examples[number] for number in numbers)
         samples = [
@@ -231,7 +232,7 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
     if root is None:
         raise UserError(f"--data {options.data}: give the folder of the data, --data-root DIR")
     key = "--data-root" if options.data_root else "data.root"
-    source, _ = find(options.data, root, file, key=key)
+    source, _ = find(options.data, root, file, key=key, dialect=NAMES[options.dialect])
     # Comments are a part of how the job puts its questions.
     own = {"path": Path(), "comments": config.data.test.sources[0].comments}
     test = DataConfig(sources=(source.model_copy(update=own),), exclude=())
@@ -261,9 +262,11 @@ def _check(options: Namespace) -> None:
         "--predictions: a file has no prompt; leave --show-prompt out": is_file
         and options.show_prompt,
         "--seed: set seed=N, as in the config": not is_file and options.seed is not None,
-        f"--data-root and --file: {split}; set data.root=FOLDER, or give a test set": is_split
-        and not is_file
-        and (options.data_root or options.file),
+        f"--data-root, --file and --dialect: {split}; set data.root=FOLDER, or give a test set": (
+            is_split
+            and not is_file
+            and (options.data_root or options.file or options.dialect != "sqlite")
+        ),
         f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
         "--endpoint and --checkpoint: give one of the two": url and checkpoint,
         "--endpoint: say --model NAME too": url and not model,
@@ -323,6 +326,11 @@ def _read(arguments: Sequence[str]) -> Namespace:
     )  # fmt: skip
     other = "question file in place of the data set's own: in its folder, or a path"
     add("--file", default="", metavar="NAME", help=other)
+    add(
+        "--dialect", default="sqlite", choices=tuple(NAMES), metavar="NAME",
+        help="what gold queries and answers of a test set are written in, where a record does not "
+        f"say it: {', '.join(NAMES)} (default: sqlite)",
+    )  # fmt: skip
     cli.add_questions(add)
     add = parser.add_argument_group("judging and results").add_argument
     own = "what answers are judged by (default: the test set's own)"

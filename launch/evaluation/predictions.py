@@ -26,14 +26,15 @@ Played = tuple[Mapping[str, Any], Example, list[Turn]]
 @dataclass(frozen=True, slots=True)
 class _Prediction:
     """The queries for one question, one or several samples, and what their line says of the
-    question; `place` is the line as messages name it, such as `file.sql:12`, and `answer` what was
-    chosen among the samples, where the line says it.
+    question; `place` is the line as messages name it, such as `file.sql:12`, `answer` what was
+    chosen among the samples, where the line says it, and `id` the field and the value that name the
+    question.
     """
 
     place: str
     queries: tuple[str, ...]
     answer: str = ""
-    id: str | None = None
+    id: tuple[str, str] | None = None
     db_id: str | None = None
     question: str | None = None
 
@@ -42,12 +43,12 @@ def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
     """Give each prediction of a file its question; of several samples the one that answers counts,
     or the first one.
 
-    By `id` if its lines have ids, else by `question` (and `db_id`) if they have one that `examples`
-    has, else by order.
+    By their ids if lines have any (`_ID_FIELDS`, BIRD's keys), else by `question` (and `db_id`) if
+    they have one that `examples` has, else by order.
 
     Raises:
-        UserError: An id or a question is unknown; lines without either are not as many as the
-            questions; or one says that it is for another question or database.
+        UserError: An id or a question is unknown or missing; lines without either are not as many
+            as the questions; or one says that it is for another question or database.
     """
     found = _paired(path, examples, examples)
     return [(example, one.answer or one.queries[0]) for example, one in found]
@@ -92,19 +93,12 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
     predictions = _predictions(path)
     if not predictions:
         raise UserError(f"{path}: no prediction in it; give one for each question")
-    if any(one.id is not None for one in predictions):
-        # Spider 2 names its questions, and its own form of predictions knows no other name.
-        known = {example.id.removeprefix("spider2/"): example for example in examples}
-        known |= {example.id: example for example in examples}
-        if strange := next((one for one in predictions if one.id not in known), None):
-            raise UserError(
-                f"{strange.place}: the id {strange.id} is of no question of --data; theirs are "
-                f"such as {min(known)}"
-            )
-        pairs = [(known[str(one.id)], one) for one in predictions]
+    has_ids = any(one.id is not None for one in predictions)
+    if has_ids:
+        pairs = _by_id(predictions, examples)
     else:
-        pairs = _by_question(predictions, examples)
-        pairs = pairs or _by_order(path, predictions, examples, asked)
+        found = _by_question(predictions, examples)
+        pairs = found or _by_order(path, predictions, examples, asked)
     # Where no text is known, it is written otherwise, which says nothing.
     texts = {example.question for example, _ in pairs}
     has_texts = any(one.question in texts for _, one in pairs)
@@ -113,10 +107,41 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
         if not other and has_texts and one.question not in (None, example.question):
             other = f"the question {one.question!r:.60}"
         if other:
+            why = "its id is that of" if has_ids else "in the order of --data comes"
             raise UserError(
-                f"{one.place}: is for {other}, but in the order of --data comes {example.id} on "
-                f"{example.db_id}; check --data, and the order of the file"
+                f"{one.place}: is for {other}, but {why} {example.id} on {example.db_id}; check "
+                f"--data, and the {'ids' if has_ids else 'order'} of the file"
             )
+    return pairs
+
+
+_ID_FIELDS = ("id", "question_id", "qid", "instance_id", "idx")
+"""Where a record may name its question; the first that is there counts. `idx` is the place among the
+questions of --data, from 0; the others are ids of ours or of the data set."""
+
+
+def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
+    """Find the questions by their ids: ours, or the data set's own where no two have the same."""
+    own = Counter(example.question_id for example in examples)
+    known = {example.question_id: example for example in examples if own[example.question_id] == 1}
+    # Spider 2 names its questions, and its own form of predictions knows no other name.
+    known |= {example.id.removeprefix("spider2/"): example for example in examples}
+    known |= {example.id: example for example in examples}
+    places = {str(number): example for number, example in enumerate(examples)}
+    pairs = []
+    for one in predictions:
+        field, value = one.id or ("", "")
+        example = (places if field == "idx" else known).get(value)
+        if example is None:
+            what = (
+                f"{field} {value} is of no question" if field else "no id, though others have one,"
+            )
+            first = examples[0]
+            raise UserError(
+                f"{one.place}: {what} of --data; theirs are such as id {first.id}, question_id "
+                f"{first.question_id}, idx 0"
+            )
+        pairs.append((example, one))
     return pairs
 
 
@@ -213,12 +238,14 @@ def _record(place: str, record: Any) -> _Prediction:
     answer = next((value for value in filled if isinstance(value, str)), "")
     if not isinstance(queries, list) or not queries:
         queries = [queries]
-    id, instance, db_id, question = (
+    ids = ((name, record[name]) for name in _ID_FIELDS if record.get(name) is not None)
+    id = next(((name, str(value).strip()) for name, value in ids), None)
+    db_id, question = (
         None if record.get(key) is None else str(record[key]).strip()
-        for key in ("id", "instance_id", "db_id", "question")
+        for key in ("db_id", "question")
     )
     texts = tuple(map(_query, queries))
-    return _Prediction(place, texts, _query(answer), id or instance, db_id, question)
+    return _Prediction(place, texts, _query(answer), id, db_id, question)
 
 
 def _parsed(text: str) -> Any:
@@ -231,25 +258,28 @@ def _parsed(text: str) -> Any:
 
 
 def _json(path: Path) -> list[_Prediction]:
-    """Read OmniSQL's list (of records with `pred_sqls`, or of queries), or BIRD's object, in the
-    order of its numbers.
+    """Read OmniSQL's list (of records with `pred_sqls`, or of queries), or BIRD's object, whose keys
+    are places, from 0 on without a gap, or ids.
     """
     entries = _parsed(read_text(path))
     if isinstance(entries, list):
         return [_record(f"{path}: entry {n}", entry) for n, entry in enumerate(entries)]
     numbered = entries if isinstance(entries, dict) else {}
-    if numbered.keys() != {str(number) for number in range(len(numbered) or 1)}:
+    if not numbered:
         form = f'{{"0": "SQL{BIRD_MARK}db_id"}}'.replace("\t", "\\t")
         raise UserError(
-            f"{path}: not of BIRD's form {form}, with numbers from 0 on; one query a line goes "
-            "into a file that does not end in .json"
+            f"{path}: not of BIRD's form {form}; one query a line goes into a file that does not "
+            "end in .json"
         )
+    places = [str(number) for number in range(len(numbered))]
+    has_places = numbered.keys() == {*places}
     found = []
-    for number in range(len(numbered)):
-        entry = numbered[str(number)]
+    for key in places if has_places else numbered:
+        entry = numbered[key]
         sql, _, db_id = entry.partition(BIRD_MARK) if isinstance(entry, str) else ("", "", "")
-        place = f'{path}: entry "{number}"'
-        found.append(_Prediction(place, (_query(sql),), db_id=_query(db_id).strip() or None))
+        id = None if has_places else ("question_id", key)
+        place = f'{path}: entry "{key}"'
+        found.append(_Prediction(place, (_query(sql),), id=id, db_id=_query(db_id).strip() or None))
     return found
 
 
@@ -258,7 +288,9 @@ def _folder(folder: Path) -> list[_Prediction]:
     paths = sorted(folder.glob("*.sql"))
     if not paths:
         raise UserError(f"{folder}: no .sql file in it; give a file of predictions, or Spider 2's")
-    return [_Prediction(str(path), (_query(read_text(path)),), id=path.stem) for path in paths]
+    return [
+        _Prediction(str(path), (_query(read_text(path)),), id=("id", path.stem)) for path in paths
+    ]
 
 
 def is_trajectories(path: Path) -> bool:

@@ -17,7 +17,7 @@ from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import Identity, check_contents, identify
-from sqlenv.types import Example
+from sqlenv.types import Dialect, Example
 
 _log = logging.getLogger(__name__)
 
@@ -55,17 +55,22 @@ def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
 
 
 def find(
-    name: str, root: Path, file: str = "", *, key: str = "--data-root"
+    name: str,
+    root: Path,
+    file: str = "",
+    *,
+    key: str = "--data-root",
+    dialect: Dialect = "sqlite",
 ) -> tuple[SourceConfig, tuple[Example, ...]]:
     """Find and read a test set below a data root; return where it is, and all its questions.
 
     The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads; a
     person has set it by `key`. A question file that is read in place of the set's own is a name
-    below the root, or a path.
+    below the root, or a path. The dialect is that of gold queries and predictions.
     """
     if not root.is_dir():
         raise UserError(f"{key} {root}: no such folder or file; check the path")
-    source = SETS[name].at(root).model_copy(update={"file": file})
+    source = SETS[name].at(root).model_copy(update={"file": file, "dialect": dialect})
     # What lies below the root goes before what lies here.
     if file and not is_below(source) and Path(file).is_file():
         source = source.model_copy(update={"file": str(Path(file).absolute())})

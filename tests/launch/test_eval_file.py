@@ -215,6 +215,78 @@ def test_predictions_in_every_form_are_the_same(spider, tmp_path):
         assert found == [(gold,) for gold in GOLDS], name
 
 
+@pytest.fixture
+def numbered(tmp_path) -> Path:
+    """BIRD's questions in Mini-Dev's way: ids of their own, which are not their places."""
+    root = make_bird(tmp_path / "bird")
+    records = json.loads((root / "dev.json").read_text())
+    asked = [{**one, "question_id": 700 + one["question_id"]} for one in records]
+    (root / "dev.json").write_text(json.dumps(asked))
+    return root
+
+
+def test_a_file_in_reversed_order_is_matched_by_what_it_carries(numbered, tmp_path, capsys):
+    examples = find("bird-dev", numbered)[1]
+    fields: dict[str, list[object]] = {
+        "id": [one.id for one in examples],
+        "question_id": [*range(700, 705)],
+        "qid": [str(700 + n) for n in range(5)],
+        "idx": [*range(5)],
+        "instance_id": [*range(700, 705)],
+    }
+    files = {
+        f"{field}.jsonl": "".join(
+            json.dumps({field: values[n], "sql": GOLDS[n]}) + "\n" for n in reversed(range(5))
+        )
+        for field, values in fields.items()
+    }
+    mark = "\t----- bird -----\t"
+    for name, first in (("places", 0), ("ids", 700)):
+        entries = {f"{first + n}": f"{GOLDS[n]}{mark}{ASKED[n][0]}" for n in reversed(range(5))}
+        files[f"{name}.json"] = json.dumps(entries)
+    for name, text in files.items():
+        path = tmp_path / name
+        path.write_text(text)
+        assert read_samples(path, examples, GREEDY, asked=examples) == [(g,) for g in GOLDS], name
+    sheet = evaluate(tmp_path / "question_id.jsonl", numbered, tmp_path / "o", data="bird-dev")
+    assert sheet["measures"]["bird_ex"]["mean"] == 1
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([{"question_id": 3, "sql": "SELECT 1"}], "p.jsonl:1: question_id 3 is of no question of"),
+        ([{"idx": 5, "sql": ""}], "idx 5 is of no question"),
+        ([{"qid": 700, "sql": ""}, {"sql": ""}], "p.jsonl:2: no id, though others have one"),
+        ([{"qid": 700, "db_id": "shop", "sql": ""}], "is for database shop, but its id is that of"),
+        ([{"qid": 700, "sql": ""}, {"qid": 700, "sql": ""}], "a second prediction for bird/dev/0"),
+        ([{"qid": 700, "sql": ""}], "no prediction for 4 of 5 questions"),
+    ],
+)
+def test_unknown_missing_and_foreign_ids_are_refused(numbered, tmp_path, records, message):
+    examples = find("bird-dev", numbered)[1]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(UserError) as caught:
+        read_samples(path, examples, GREEDY, asked=examples)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_questions_and_predictions_may_be_in_another_dialect(tmp_path):
+    root = make_bird(tmp_path / "bird")
+    records = json.loads((root / "dev.json").read_text())
+    golds = {0: "SELECT name FROM pet WHERE name ILIKE '%'"}
+    asked = [{**one, "SQL": golds.get(n, one["SQL"])} for n, one in enumerate(records)]
+    (root / "dev.json").write_text(json.dumps(asked))
+    path = write(tmp_path / "p.sql", ["SELECT name FROM pet WHERE name ILIKE '%'", *GOLDS[1:]])
+    arguments = (path, root, tmp_path / "o.json", "--dialect", "postgresql")
+    sheet = evaluate(*arguments, data="bird-dev")
+    assert verdicts(sheet, "bird_ex") == [1] * 5
+    sheet = evaluate(path, root, tmp_path / "p.json", data="bird-dev")
+    assert verdicts(sheet, "bird_ex") == [0, 1, 1, 1, 1]
+
+
 def test_a_file_may_hold_the_questions_of_a_sample_alone(spider, tmp_path):
     """As an evaluation with --limit writes them: in their order, or with their ids."""
     examples = find("spider-dev", spider)[1]
