@@ -81,7 +81,12 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         from launch.evaluation.evaluate import judge_answers
         from launch.evaluation.outcomes import Outcomes
         from launch.evaluation.predictions import read_samples
-        from launch.evaluation.questions import find, folder_and_file, question_set
+        from launch.evaluation.questions import (
+            find,
+            folder_and_file,
+            question_set,
+            read_corrected,
+        )
         from launch.evaluation.results import ModelFacts
         from launch.evaluation.sources import Answers, Sampled
 
@@ -100,7 +105,8 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         if folder is None and options.json is None:
             folder = Path("evals") / "-".join((model.name, name, decode.name))
         rule = {"comparators": options.comparators, "test_suite": options.test_suite}
-        questions = question_set(name, asked, source, root, **rule)
+        corrected = read_corrected(options.corrections, examples) if options.corrections else None
+        questions = question_set(name, asked, source, root, **rule, corrected=corrected)
         judge_answers(
             questions, Answers(samples), decode, executor,
             model=model, seed=options.seed or 0, folder=folder, path=options.json,
@@ -212,14 +218,18 @@ def _is_own(options: Namespace) -> bool:
 
 
 def _questions(options: Namespace, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
-    from launch.evaluation.questions import QuestionSet, question_set
+    from launch.evaluation.questions import QuestionSet, question_set, read_corrected
+    from sqlenv.data.loading import read_all
 
     if _is_own(options):
         return QuestionSet(options.data, examples, (config.env.match,))
     root, source = config.data.root or Path(), config.data.test.sources[0]
     place = source.model_copy(update={"path": root / source.path})
     rule = {"comparators": options.comparators, "test_suite": options.test_suite}
-    return question_set(options.data, examples, place, root, **rule)
+    corrected = None
+    if options.corrections:  # of all questions: those that are asked may be a sample
+        corrected = read_corrected(options.corrections, read_all(place))
+    return question_set(options.data, examples, place, root, **rule, corrected=corrected)
 
 
 def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Split]:
@@ -267,6 +277,8 @@ def _check(options: Namespace) -> None:
             and not is_file
             and (options.data_root or options.file or options.dialect != "sqlite")
         ),
+        f"--corrections: {split}, judged by its own rule; name --comparators too, or set "
+        "data.test.sources.0.corrections=FILE": options.corrections and _is_own(options),
         f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
         "--endpoint and --checkpoint: give one of the two": url and checkpoint,
         "--endpoint: say --model NAME too": url and not model,
@@ -335,6 +347,10 @@ def _read(arguments: Sequence[str]) -> Namespace:
     add = parser.add_argument_group("judging and results").add_argument
     own = "what answers are judged by (default: the test set's own)"
     add("--comparators", metavar="NAME,NAME", help=own)
+    add(
+        "--corrections", metavar="FILE[@SHA256]",
+        help="corrected gold queries by question id: their verdict stands beside the published one",
+    )  # fmt: skip
     suite = "Spider's test suite (default: test_suite_database in the data or beside it)"
     add("--test-suite", **folder, help=suite)
     add("--timeout-s", type=float, help="wall time of one query (default: 60)")

@@ -43,6 +43,10 @@ class SourceConfig(Settings):
     """Question file to read instead (.json or .jsonl): a name in the folders that are searched, or
     an absolute path."""
 
+    corrections: str = ""
+    """File of corrected gold queries, questions and evidence by question id, laid over the data
+    set: FILE, or FILE@SHA256 with the first digits of its hash."""
+
     comments: Literal["names", "full"] = "names"
     """Column comments: the natural names of tables.json (as OmniSQL), or BIRD's whole
     descriptions where there are any (as PaVeRL)."""

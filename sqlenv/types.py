@@ -33,6 +33,8 @@ class Example:
     """One question about one database (a SQLite file, whatever the dialect of the gold query).
 
     `question_id` is what its data set calls it: its own id, else its number in the question file.
+    `alternatives` are more gold queries, of which any may match, and `grading_method` is the
+    question's own rule (`sqlenv.evaluators.graded`), in place of the job's.
     """
 
     id: str
@@ -45,6 +47,8 @@ class Example:
     dialect: str = "sqlite"
     source: str = ""
     question_id: str = ""
+    alternatives: tuple[str, ...] = ()
+    grading_method: str = ""
 
 
 @dataclass(frozen=True, slots=True)

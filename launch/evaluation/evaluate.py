@@ -83,6 +83,7 @@ def judge_answers(
         prompt=of_prompts(prompts) if prompts else None,
         decode=decode.name,
         vote_by=decode.vote_by if decode.temperature else None,
+        corrections=questions.corrected.pin if questions.corrected else None,
         predictions=short(json.dumps(predictions).encode()),
         comparators={name: _origin(name) for name in questions.measures},
         timeout_s=executor.config.timeout_s,
@@ -163,6 +164,8 @@ def show(report: Report, path: Path) -> None:
     if report.pass_at:
         shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in report.pass_at.items())
         cli.output.print(f"{report.first}: {shares}", soft_wrap=True)
+    if report.corrected:
+        cli.output.print(_corrected_line(report), soft_wrap=True)
     notes, outcomes = report.notes, report.outcomes
     cli.output.print(outcomes.line(), soft_wrap=True)
     if advice := notes.get("hint"):
@@ -183,6 +186,24 @@ def show(report: Report, path: Path) -> None:
         )
     _warn("gold queries do not run, and nothing is right there", report.failing_golds)
     _warn("verdicts were decided by the time limit and may vary with load", report.late)
+
+
+def _corrected_line(report: Report) -> str:
+    """Say what corrected gold queries change."""
+    found = report.corrected
+    low, high = (f"{100 * bound:+.1f}" for bound in found["ci95"])
+    flips = "; ".join(
+        f"{len(found[kind])} {word}: {', '.join(found[kind])}"
+        for kind, word in (("gained", "right by the corrected gold query alone"),
+                           ("lost", "right by the published one alone"))
+        if found[kind]
+    )  # fmt: skip
+    anew = len(found["asked_anew"])
+    told = f"; {anew} not judged, since the correction asks for something else" if anew else ""
+    return (
+        f"Corrected golds ({report.settings.corrections}): {100 * found['difference']:+.1f} points "
+        f"[{low}, {high}] on {found['questions']:,} questions{told}. {flips or 'No verdict differs'}"
+    )
 
 
 def _tables(report: Report) -> list[RichTable]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from launch.cli import progress_bar
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import VOTE_TIMEOUT_S, Decode, choose
 from launch.evaluation.questions import PARTIAL, REFERENCED, QuestionSet, check_databases
-from launch.evaluation.results import NO_GOLD, QuestionVerdict
+from launch.evaluation.results import CORRECTED, NO_GOLD, QuestionVerdict
 from launch.evaluation.sources import Sampled
 from launch.evaluation.verdicts import as_line
+from sqlenv.data.sources import why_failed
 from sqlenv.dialects import run_many, transpile
+from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
@@ -82,6 +86,7 @@ class _Judge:
         labels = self._thread.submit(_labels, self._examples, answers)
         judged = self._score("verdicts", [*enumerate(answers)], self._measures)
         right = right or [[self._is_right(one)] for one in judged]
+        judged = self._with_corrected(answers, judged)
         columns = (self._examples, sampled, answers, judged, right, labels.result())
         return [self._verdict(*row) for row in zip(*columns, strict=True)], right
 
@@ -114,6 +119,44 @@ class _Judge:
             **labels,
         )
 
+    def _with_corrected(
+        self, answers: Sequence[str], judged: Sequence[Judgement | None]
+    ) -> list[Judgement | None]:
+        """Add the score by corrected gold queries; there is none where another question is asked."""
+        corrected = self._questions.corrected
+        if corrected is None:
+            return [*judged]
+        self._check_corrected([*corrected.examples.values()])
+        first = self._measures[0]
+        scores = [one and one.scores[first] for one in judged]
+        for measure in (first, "graded"):
+            asked = [
+                (n, sql)
+                for n, (example, sql) in enumerate(zip(self._examples, answers, strict=True))
+                if (laid := corrected.examples.get(example.id))
+                and bool(laid.grading_method) == (measure == "graded")
+            ]
+            found = self._score(f"corrected {measure}", asked, (measure,), corrected.examples)
+            for (n, _), one in zip(asked, found, strict=True):
+                scores[n] = one and one.scores[measure]
+        return [
+            one and replace(one, scores={**one.scores, CORRECTED: score})
+            if score is not None and example.id not in corrected.asked_anew
+            else one
+            for example, one, score in zip(self._examples, judged, scores, strict=True)
+        ]
+
+    def _check_corrected(self, examples: Sequence[Example]) -> None:
+        """Refuse corrected gold queries that fail."""
+        queries = [(one, sql) for one in examples for sql in (one.gold_sql, *one.alternatives)]
+        results = run_many(self._executor.gold_many, queries)
+        for (example, _), result in zip(queries, results, strict=True):
+            if not isinstance(result, Table):
+                raise UserError(
+                    f"--corrections: question {example.question_id}: its gold query fails "
+                    f"({why_failed(result)}); correct it, or take it out"
+                )
+
     def _is_right(self, one: Judgement | None) -> bool:
         return one is not None and one.scores[self._measures[0]] == 1
 
@@ -130,9 +173,15 @@ class _Judge:
             return self._resume("votes", asked, vote)
 
     def _score(
-        self, phase: str, asked: Sequence[_Asked], measures: Sequence[str]
+        self,
+        phase: str,
+        asked: Sequence[_Asked],
+        measures: Sequence[str],
+        others: Mapping[str, Example] = MappingProxyType({}),
     ) -> list[Judgement | None]:
-        """Judge queries; there is no verdict on those for a question without a gold query."""
+        """Judge queries; there is no verdict on those for a question without a gold query. Of some
+        questions others, by id, have the gold query.
+        """
         references = self._questions.references
 
         def work(part: Sequence[_Asked]) -> list[Any]:
@@ -140,7 +189,7 @@ class _Judge:
                 self._examples[n].gold_sql or self._examples[n].id in references for n, _ in part
             ]
             known = [one for one, gold in zip(part, golds, strict=True) if gold]
-            found = iter(self._judge(known, measures) if known else ())
+            found = iter(self._judge(known, measures, others) if known else ())
             judged = (next(found) if gold else None for gold in golds)
             return [
                 one and [dict(one.scores), one.predicted, one.gold, one.is_late] for one in judged
@@ -166,7 +215,9 @@ class _Judge:
                 show(len(found), total, "")
         return found
 
-    def _judge(self, asked: Sequence[_Asked], measures: Sequence[str]) -> list[Judgement]:
+    def _judge(
+        self, asked: Sequence[_Asked], measures: Sequence[str], others: Mapping[str, Example]
+    ) -> list[Judgement]:
         """Judge queries in the forms that the comparators' programs read predictions in; how they
         end is said of the form of the first one.
         """
@@ -177,7 +228,7 @@ class _Judge:
                 forms.setdefault(written, []).append(name)
         # Without any comparator, how the queries end is still asked.
         parts = [
-            self._executor.judge([self._case(n, written(sql)) for n, sql in asked], names)
+            self._executor.judge([self._case(n, written(sql), others) for n, sql in asked], names)
             for written, names in (forms or {str: []}).items()
         ]
         partial = self._partial(asked, [name for name in measures if name in PARTIAL])
@@ -231,14 +282,17 @@ class _Judge:
             for one, each in zip(results, golds, strict=True)
         ]
 
-    def _case(self, place: int, sql: str) -> Case:
-        example = self._examples[place]
+    def _case(self, place: int, sql: str, others: Mapping[str, Example]) -> Case:
+        own = self._examples[place]
+        example = others.get(own.id, own)
         return Case(
             predicted=_on_sqlite(example, sql),
             gold=_on_sqlite(example, example.gold_sql),
             database=example.database,
             suite=self._questions.suite.get(example.db_id, ()),
             reference=self._questions.references.get(example.id),
+            alternatives=tuple(_on_sqlite(example, gold) for gold in example.alternatives),
+            grading_method=example.grading_method,
         )
 
 

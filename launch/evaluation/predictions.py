@@ -116,8 +116,8 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
 
 
 _ID_FIELDS = ("id", "question_id", "qid", "instance_id", "idx")
-"""Where a record may name its question; the first that is there counts. `idx` is the place among the
-questions of --data, from 0; the others are ids of ours or of the data set."""
+"""Where a record may name its question; the first that is there counts. `idx` is the place among
+the questions of --data, from 0; the others are ids of ours or of the data set."""
 
 
 def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
@@ -258,8 +258,8 @@ def _parsed(text: str) -> Any:
 
 
 def _json(path: Path) -> list[_Prediction]:
-    """Read OmniSQL's list (of records with `pred_sqls`, or of queries), or BIRD's object, whose keys
-    are places, from 0 on without a gap, or ids.
+    """Read OmniSQL's list (of records with `pred_sqls`, or of queries), or BIRD's object, whose
+    keys are places, from 0 on without a gap, or ids.
     """
     entries = _parsed(read_text(path))
     if isinstance(entries, list):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launch.evaluation.testsets import TEST_SETS
 from sqlenv.config import SourceConfig
+from sqlenv.data.corrections import read_corrections
 from sqlenv.data.layouts import DATASETS, SETS, check_question_file, is_below, locate
 from sqlenv.data.loading import read_all
 from sqlenv.errors import UserError
@@ -115,6 +116,44 @@ def _check(identity: Identity) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Corrected:
+    """What a file of corrections says of some questions.
+
+    Attributes:
+        pin: The file and the first digits of its hash.
+        examples: Corrected questions by id, without those that ask for something else now: answers
+            to what they asked before are not judged by their new gold query.
+        asked_anew: Ids of these.
+    """
+
+    pin: str
+    examples: Mapping[str, Example]
+    asked_anew: frozenset[str]
+
+
+def read_corrected(name: str, examples: Sequence[Example]) -> Corrected:
+    """Read a file of corrections of a test set, given all its questions.
+
+    Raises:
+        UserError: It is another copy, damaged, or about other questions.
+    """
+    try:
+        corrections = read_corrections(name)
+        corrections.check(examples)
+    except UserError as error:
+        raise UserError(f"--corrections: {error}") from None
+    asked_anew, found = set[str](), dict[str, Example]()
+    for example in examples:
+        laid = corrections.lay(example)
+        if (laid.question, laid.evidence) != (example.question, example.evidence):
+            asked_anew.add(example.id)
+        elif laid != example:
+            found[example.id] = laid
+    pin = f"{corrections.path.name}@{corrections.sha256[:12]}"
+    return Corrected(pin, found, frozenset(asked_anew))
+
+
+@dataclass(frozen=True, slots=True)
 class QuestionSet:
     """The questions of a test set or a split, and what they are judged by and on.
 
@@ -122,6 +161,7 @@ class QuestionSet:
         measures: Of `MEASURES`; the first is the one that counts.
         suite: Files of the test suite by database, where it is used.
         references: Gold results by question, for Spider 2.
+        corrected: A second gold query for some, by which the first measure judges once more.
     """
 
     name: str
@@ -129,6 +169,7 @@ class QuestionSet:
     measures: tuple[str, ...]
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
+    corrected: Corrected | None = None
 
     @property
     def suite_files(self) -> set[Path]:
@@ -149,6 +190,7 @@ def question_set(
     *,
     comparators: str | None,
     test_suite: Path | None,
+    corrected: Corrected | None = None,
 ) -> QuestionSet:
     """Find what the questions of a test set are judged by and on.
 
@@ -158,6 +200,8 @@ def question_set(
     place = locate(source).root
     measures = _read_measures(comparators) if comparators else TEST_SETS[name].comparators
     _check_measures(examples, measures)
+    if corrected is not None and measures[0] not in COMPARATORS.keys() - REFERENCED:
+        raise UserError(f"--corrections: {measures[0]} judges by no gold query; name another first")
     suite: Mapping[str, tuple[Path, ...]] = {}
     if not SUITED.isdisjoint(measures):
         if test_suite is not None and not test_suite.is_dir():
@@ -173,7 +217,7 @@ def question_set(
             _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
             measures = tuple(measure for measure in measures if measure not in SUITED)
     references = _references((place, root), examples) if _is_spider2(examples) else {}
-    return QuestionSet(name, examples, measures, suite, references)
+    return QuestionSet(name, examples, measures, suite, references, corrected)
 
 
 def _read_measures(text: str) -> tuple[str, ...]:

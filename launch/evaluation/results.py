@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from launch.evaluation.outcomes import NO_REPLIES, Outcomes
-from launch.evaluation.statistics import mean_interval, pass_at_k
+from launch.evaluation.statistics import mean_interval, paired_difference, pass_at_k
 from launch.texts import write_text
 from minirl.run.files import read_json
 from sqlenv.errors import UserError
 
 VERDICTS = "verdicts.json"
 """The report's name in a folder of results."""
+CORRECTED = "corrected"
+"""The measure by corrected gold queries, beside the one that counts."""
 NO_GOLD = "none"
 """Status of the gold query where there is none, as in most questions of Spider 2."""
 # Spider's, BIRD's and SynSQL's words for difficulty.
@@ -85,8 +87,8 @@ class ModelFacts:
 class ReportSettings:
     """What was judged, and how; two reports with equal settings have equal verdicts.
 
-    Questions have a fingerprint, databases, suite, prompts and predictions a digest of their
-    contents, and each measure has its program and commit.
+    Questions have a fingerprint, databases, suite, prompts, corrections and predictions a digest of
+    their contents, and each measure has its program and commit.
     """
 
     data: str
@@ -99,6 +101,7 @@ class ReportSettings:
     seed: int = 0
     prompt: str | None = None
     vote_by: str | None = None
+    corrections: str | None = None
     predictions: str = ""
     comparators: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 0.0
@@ -127,6 +130,9 @@ class Report:
             differs in all of them; empty without gold queries.
         failing_golds: Questions whose gold query does not run.
         late: Questions on which a limit of time decided a score.
+        corrected: The difference that corrected gold queries make, on questions judged by both:
+            `difference` with its `ci95`, `questions`, and `gained` and `lost`, those on which the
+            verdicts differ; `asked_anew` are not judged by them. Empty without corrections.
         outcomes: What became of the replies.
         notes: What the source says of its work: seconds, costs, a hint.
     """
@@ -138,6 +144,7 @@ class Report:
     mismatch: Mapping[str, float] = field(default_factory=dict)
     failing_golds: Sequence[str]
     late: Sequence[str] = ()
+    corrected: Mapping[str, Any] = field(default_factory=dict)
     outcomes: Outcomes = NO_REPLIES
     notes: Mapping[str, Any] = field(default_factory=dict)
     questions: Sequence[QuestionVerdict]
@@ -178,6 +185,7 @@ def summarise(
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
         late=[one.id for one in judged if one.is_late],
+        corrected=_corrected(judged),
         outcomes=outcomes,
         notes=dict(notes or {}),
         questions=list(questions),
@@ -186,12 +194,30 @@ def summarise(
 
 def _summaries(judged: Sequence[QuestionVerdict], seed: int) -> dict[str, dict[str, Any]]:
     found = {}
-    for name in judged[0].scores if judged else ():
-        scores = [one.scores[name] for one in judged]
+    for name in dict.fromkeys(name for one in judged for name in one.scores):
+        scores = [one.scores[name] for one in judged if name in one.scores]
         interval = [round(bound, 6) for bound in mean_interval(scores, seed=seed)]
         mean = round(sum(scores) / len(scores), 6)
         found[name] = {"mean": mean, "ci95": interval, "questions": len(scores)}
     return found
+
+
+def _corrected(judged: Sequence[QuestionVerdict]) -> dict[str, Any]:
+    """Compare the verdicts by published and by corrected gold queries, question by question."""
+    both = [one for one in judged if CORRECTED in one.scores]
+    if not both:
+        return {}
+    first = next(iter(both[0].scores))
+    pairs = [(one.id, one.scores[first], one.scores[CORRECTED]) for one in both]
+    found = paired_difference([old for _, old, _ in pairs], [new for _, _, new in pairs])
+    return {
+        "difference": round(found.difference, 6),
+        "ci95": [round(bound, 6) for bound in found.ci95],
+        "questions": len(both),
+        "gained": [name for name, old, new in pairs if new > old],
+        "lost": [name for name, old, new in pairs if new < old],
+        "asked_anew": [one.id for one in judged if CORRECTED not in one.scores],
+    }
 
 
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:

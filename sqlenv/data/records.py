@@ -137,11 +137,13 @@ def _encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 
 
-class _Fields(BaseModel):
+class Fields(BaseModel):
+    """Base of the kinds of records; fields that nobody asks for are ignored."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class QuestionRecord(_Fields):
+class QuestionRecord(Fields):
     """The fields of a question, under our names."""
 
     db_id: Annotated[Text, Field(min_length=1, validation_alias=AliasChoices("db_id", "db"))]
@@ -156,9 +158,11 @@ class QuestionRecord(_Fields):
     sql_complexity: Text | None = None
     dialect: Text | None = None
     question_style: Text | None = None
+    grading_method: Text | None = None
+    alternatives: tuple[Text, ...] = ()
 
 
-class TableNames(_Fields):
+class TableNames(Fields):
     """An entry of tables.json: names as in the database, and in natural words; types if any."""
 
     table_names_original: list[Text]

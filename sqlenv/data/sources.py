@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sqlenv.config import DataConfig, SourceConfig
+from sqlenv.data.corrections import Corrections, read_corrections
 from sqlenv.data.index import Kind, QuestionIndex, index_of, level_of
 from sqlenv.data.issues import (
     EXCLUDED_DATABASE,
@@ -83,6 +84,7 @@ class Pool:
     accept: Accept = lambda _db_id: True
     advice: str = ""
     seen: set[int] = field(default_factory=set)
+    corrections: Corrections | None = field(default=None, init=False)
     location: Location = field(init=False)
     indexes: list[QuestionIndex] = field(init=False)
     drops: set[str] = field(init=False)
@@ -96,6 +98,10 @@ class Pool:
         self.report = SourceReport(self.name, sum(map(len, self.indexes)))
         self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_TRANSPILED, OTHER_KIND, EXCLUDED_DATABASE}
         self.drops |= {*self.config.exclude}
+        if self.source.corrections:
+            self.corrections = read_corrections(self.source.corrections)
+            everything = self._read(range(self.report.records))
+            self.corrections.check(checked.example for _, checked in everything)
 
     @property
     def name(self) -> str:
@@ -182,7 +188,8 @@ class Pool:
     def _checked(self, positions: Sequence[int]) -> Iterator[Candidate]:
         """Look at the gold queries of some candidates, and pass on those that may stay."""
         read = dict(self._read(positions))
-        drawn = [(position, read[position]) for position in positions]
+        lay = self.corrections.lay if self.corrections else lambda example: example
+        drawn = [(position, Checked(lay(read[position].example))) for position in positions]
         for number, (position, one) in enumerate(drawn):
             if one.example.dialect != "sqlite" and isinstance(no := gold(one.example), SqlError):
                 drawn[number] = (position, Checked(one.example, (NOT_TRANSPILED,), no.message))
@@ -194,10 +201,18 @@ class Pool:
             checked = next(found) if is_asked else one
             self.report.found.update(checked.issues)
             if {NOT_TRANSPILED, "failing"}.intersection(checked.issues):
+                self._refuse_correction(checked)
                 self._note(checked.example, checked.note)
             if self.drops.isdisjoint(checked.issues):
                 self.report.kept += 1
                 yield position, checked
+
+    def _refuse_correction(self, checked: Checked) -> None:
+        """Refuse a corrected gold query that fails: nothing is corrected by it."""
+        example = checked.example
+        if self.corrections and example.question_id in self.corrections.by_id:
+            where = self.corrections.place(example)
+            raise UserError(f"{where}: its gold query fails ({checked.note}); correct it")
 
     def _note(self, example: Example, words: str) -> None:
         if len(self.report.failures) < _NAMED_FAILURES:
@@ -223,6 +238,8 @@ class Pool:
             dialect=NAMES.get((asked.dialect or self.source.dialect).lower(), "sqlite"),
             source=layout,
             question_id=str(number if own is None else own),
+            alternatives=asked.alternatives,
+            grading_method=(asked.grading_method or "").strip(),
         )
 
     def _no_database(self, index: QuestionIndex, code: int) -> str:

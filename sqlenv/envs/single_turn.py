@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sqlenv.config import AnswerConfig, SingleTurnConfig
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
+from sqlenv.evaluators.comparators import Case, Runs, ask
 from sqlenv.evaluators.equality import like_gold
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
@@ -134,12 +134,21 @@ def find_matches(
     """Ask comparators whether a query is right, also where it is so by luck.
 
     A query whose result as it stands is no table is not right, also where an official program would
-    mend its text first. Where a comparator changes the text, the query is run once more.
+    mend its text first. Where a comparator changes the text, the query is run once more. Any of a
+    question's gold queries may match, and its own rule goes before all comparators.
     """
-    predicted, gold = (transpile(text, example.dialect) for text in (sql, example.gold_sql))
-    is_known = isinstance(predicted, str) and isinstance(gold, str) and isinstance(result, Table)
-    if not is_known:
+    texts = (sql, example.gold_sql, *example.alternatives)
+    predicted, *golds = (transpile(text, example.dialect) for text in texts)
+    golds = [gold for gold in golds if isinstance(gold, str)]
+    if not (isinstance(predicted, str) and golds and isinstance(result, Table)):
         return dict.fromkeys(names, False)
-    case = Case(predicted, gold, example.database)
+    case = Case(
+        predicted,
+        golds[0],
+        example.database,
+        alternatives=tuple(golds[1:]),
+        grading_method=example.grading_method,
+    )
     runs = Runs(executor.execute, executor.gold, known={(example.database, predicted): result})
-    return {name: COMPARATORS[name].function(case, runs).score == 1 for name in names}
+    own = "graded" if example.grading_method else None
+    return {name: ask(own or name, case, runs).score == 1 for name in names}

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple, TypeGuard, get_args
 from sqlenv.errors import UserError
 from sqlenv.evaluators.bird import soft_f1, ves_reward
 from sqlenv.evaluators.equality import matches
+from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
 from sqlenv.evaluators.official import (
     as_omnisql_writes,
     as_spider_runs,
@@ -48,7 +49,8 @@ class Case:
     """A prediction, as the official program's input file has it, and what it is judged by.
 
     `suite` are all database files of the test suite (`spider_ts`), `reference` gold results
-    (`spider2_local`).
+    (`spider2_local`), `alternatives` more gold queries, of which the best counts, and
+    `grading_method` a question's own rule (`graded`).
     """
 
     predicted: str
@@ -56,6 +58,8 @@ class Case:
     database: Path
     suite: tuple[Path, ...] = ()
     reference: Reference | None = None
+    alternatives: tuple[str, ...] = ()
+    grading_method: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +178,20 @@ def judge_case(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
         judged = judge_case(replace(case, predicted=""), names, runs)
         return replace(judged, scores=dict.fromkeys(names, 0.0), predicted="too_large")
     runs.is_late = False
-    outcomes = {name: COMPARATORS[name].function(case, runs) for name in names}
+    outcomes = {name: ask(name, case, runs) for name in names}
     first = outcomes[names[0]] if names else _by_rule(case, runs, mode="set")
     scores = {name: outcome.score for name, outcome in outcomes.items()}
     return Judgement(scores, status_of(first.predicted), status_of(first.gold), runs.is_late)
+
+
+def ask(name: str, case: Case, runs: Runs) -> Outcome:
+    """Ask a comparator about a case, by the gold query that the prediction agrees with most."""
+    outcome = COMPARATORS[name].function(case, runs)
+    for gold in case.alternatives:
+        if outcome.score != 1:
+            other = COMPARATORS[name].function(replace(case, gold=gold), runs)
+            outcome = max(outcome, other, key=lambda one: one.score)
+    return outcome
 
 
 def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> Outcome:
@@ -201,6 +215,19 @@ def _bird(
 
 def _same_rows(predicted: Table, gold: Table) -> float:
     return float(matches(predicted, gold, mode="set"))
+
+
+def _strictly_equal(predicted: Table, gold: Table) -> float:
+    return float(is_strictly_equal(predicted, gold))
+
+
+def _graded(case: Case, runs: Runs) -> Outcome:
+    """Ask a question's own rule, or for equal sets."""
+    method = GradingMethod.parse(case.grading_method or "set")
+    predicted = _ask(runs.predicted, case.database, case.predicted)
+    gold = _ask(runs.gold, case.database, case.gold)
+    is_right = _is_clean(predicted) and _is_clean(gold) and is_graded_right(predicted, gold, method)
+    return Outcome(float(is_right), predicted, gold)
 
 
 def _bird_r_ves(case: Case, runs: Runs) -> Outcome:
@@ -316,6 +343,8 @@ def _ask(run: RunQuery, database: Path, sql: str) -> Result:
 
 _BIRD, _BIRD_VERSION = "bird-bench/mini_dev: evaluation/evaluation_{}.py", "4d970a9a97b1"
 _SPIDER = ("taoyds/test-suite-sql-eval: evaluation.py, exec_eval.py", "e97acc546ecb")
+_PLATINUM = ("uiuc-kang-lab/BIRD-Platinum: evaluation/grade.py", "d6e0e96")
+_REVISQL = ("bifrost17/ReViSQL: tinker_cookbook/recipes/sql_rl/grader.py", "7b79b16")
 _SPIDER2 = ("xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py", "e12c5f1e6550")
 _OMNISQL = "RUCKBReasoning/OmniSQL: train_and_evaluate/evaluate_{}.py"
 _OMNISQL_VERSION = "a66d732010c8"
@@ -333,6 +362,9 @@ def _all() -> Iterator[Comparator]:
         ("r_ves", "ves", _bird_r_ves),
     ):
         yield Comparator(f"bird_{name}", _BIRD.format(file), _BIRD_VERSION, function)
+    strict = partial(_bird, score=_strictly_equal, limit_s=math.inf)
+    yield Comparator("bird_strict", *_PLATINUM, strict)
+    yield Comparator("graded", *_REVISQL, _graded)
     for kind, suite, needs in _KINDS:
         for switch in _SWITCHES:
             name = "_".join((f"spider_{kind}", *switch))

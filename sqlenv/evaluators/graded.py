@@ -1,0 +1,103 @@
+"""The rules that corrected golds come with: BIRD-Platinum's strict one, and ReViSQL's, a question
+each. Cells compare as the text that Python prints.
+
+Sources: uiuc-kang-lab/BIRD-Platinum, evaluation/grade.py, at d6e0e96; bifrost17/ReViSQL,
+tinker_cookbook/recipes/sql_rl/grader.py, at 7b79b16.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from sqlenv.types import Row, Table, Value
+
+Kind = Literal["set", "multiset", "list", "subset"]
+_FORM = re.compile(r"(?P<kind>\w+)(?:,(?P<sign>=|>=),(?P<count>\d+))?")
+_WITHIN = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class GradingMethod:
+    """A question's own rule: `set`, `multiset`, `list`, or `subset` with a number of rows, exact
+    (`=`) or at least (`>=`).
+    """
+
+    kind: Kind
+    sign: str = ">="
+    count: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> GradingMethod:
+        """Read `set`, `multiset`, `list`, `subset`, `subset,=,3` or `subset,>=,3`.
+
+        Note:
+            The published program fails at `subset` alone, which two of its records say: here any
+            number of rows will do.
+
+        Raises:
+            ValueError: The text is none of these.
+        """
+        found = _FORM.fullmatch(text.strip())
+        kinds = get_args(Kind)
+        if not found or found["kind"] not in kinds or (found["sign"] and found[1] != "subset"):
+            raise ValueError(f"{text!r} is none of {', '.join(kinds)}, subset,=,K and subset,>=,K")
+        kind = next(kind for kind in kinds if kind == found["kind"])
+        return cls(kind, found["sign"] or ">=", int(found["count"] or 0))
+
+
+def is_strictly_equal(predicted: Table, gold: Table) -> bool:
+    """Say whether two results are the same but for the order of rows and of cells in a row."""
+    return _is_comparable(predicted.rows, gold.rows) and _bag(predicted.rows) == _bag(gold.rows)
+
+
+def is_graded_right(predicted: Table, gold: Table, method: GradingMethod) -> bool:
+    """Say whether a result is right by a question's own rule.
+
+    Rows without anything in them do not count, and a single number may be off by a hundredth.
+    """
+    found, wanted = _filled(predicted.rows), _filled(gold.rows)
+    if not _is_comparable(found, wanted):
+        return False
+    is_single = len(found) == len(wanted) == 1 == len(found[0])
+    if is_single and _is_near(found[0][0], wanted[0][0]):
+        return True
+    if method.kind == "multiset":
+        return _bag(found) == _bag(wanted)
+    if method.kind == "list":
+        return [_text(row) for row in found] == [_text(row) for row in wanted]
+    texts, gold_texts = set(map(_text, found)), set(map(_text, wanted))
+    if method.kind == "set":
+        return texts == gold_texts
+    distinct = len(set(found))
+    is_enough = distinct == method.count if method.sign == "=" else distinct >= method.count
+    return is_enough and texts <= gold_texts
+
+
+def _is_comparable(found: Sequence[Row], wanted: Sequence[Row]) -> bool:
+    """Say whether both are empty, or neither is and they are as wide."""
+    return (not found and not wanted) or bool(found and wanted and len(found[0]) == len(wanted[0]))
+
+
+def _filled(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if any(cell is not None and str(cell).strip() for cell in row)]
+
+
+def _is_near(found: Value, wanted: Value) -> bool:
+    try:
+        # Python reads numbers in text and in bytes.
+        numbers = [float(value) for value in (wanted, found) if value is not None]
+        return len(numbers) == 2 and abs((numbers[0] - numbers[1]) / numbers[0]) < _WITHIN
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return False
+
+
+def _text(row: Row) -> tuple[str, ...]:
+    return tuple(sorted(map(str, row)))
+
+
+def _bag(rows: Sequence[Row]) -> Counter[tuple[str, ...]]:
+    return Counter(map(_text, rows))
