@@ -3,6 +3,7 @@
     python -m launch.prepare --data-root downloads
     python -m launch.prepare --cfg progress.yaml --data-root downloads --data bird-train bird-dev
     python -m launch.prepare --data-root spider_data/dev.json
+    python -m launch.prepare --cfg plain.yaml --data-root downloads --export trl --out train.parquet
 
 --data-root is one download (BIRD, Spider, its Syn, Realistic and DK variants, SynSQL-2.5M, Spider
 2), a folder with several of them, OmniSQL's data/, or a question file in a data set's folder. Every
@@ -10,7 +11,8 @@ gold query is run in several ways on all cores; those to look at (they fail, ret
 are undecided by ties) are written to doubtful.jsonl. What takes long, such as gold results and the
 values that questions name, is kept in the cache of the user (below MINIRL_CACHE, if that is set),
 under the contents of files: no command has to be pointed to it. Run the same command again to
-resume, or after a change of the data.
+resume, or after a change of the data. With --export nothing is checked but what is written: rows
+for TRL, verl or SkyRL (docs/rewards.md).
 """
 
 from __future__ import annotations
@@ -19,18 +21,24 @@ import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from launch import cli
 from launch.config import JobConfig, load_config
+from launch.data.exporting import Trainer, rows, write_rows
+from launch.data.gold_checks import check_for
+from launch.data.preflight import held_out, load_split
 from launch.data.preparation import Request, prepare
+from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
 from minirl.run.files import whole_file
-from sqlenv.cache import cache_folder
+from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
+from sqlenv.data.loading import load
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
+from sqlenv.executor import Executor
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +55,9 @@ def main(arguments: list[str]) -> None:
             f"--data-root: give the folder of the data; {options.cfg} generates its own"
         )
     request = Request(job, _sources(root, options, job), options.tokenizer)
+    if options.export:
+        _export(options, request)
+        return
     with whole_file(options.out) as file:
         for told in prepare(request, lambda line: file.write(line + "\n")):
             cli.output.print(told, soft_wrap=True)
@@ -83,6 +94,28 @@ def _sources(root: Path, options: argparse.Namespace, job: JobConfig) -> Mapping
     return found
 
 
+def _export(options: argparse.Namespace, request: Request) -> None:
+    """Write the questions of the sets that are named, else those that the job learns from."""
+    root = options.data_root or request.job.data.root
+    data = request.job.data.model_copy(update={"root": root, "demo": None})
+    job = request.job.model_copy(update={"data": data})
+    prompts = Prompts(job.prompt, job.env)
+    with Executor(job.executor, shared_cache()) as executor:
+        if options.data or root.is_file():
+            sources = tuple(request.sources.values())
+            named = data.train.model_copy(update={"sources": sources, "total": None})
+            loaded = load(named, check=check_for(named, executor, shared_cache()))
+        else:
+            held = held_out(job, root, executor)
+            loaded = load_split(job, "train", root, executor, held=held)
+    for line in loaded.lines():
+        cli.output.print(line, soft_wrap=True)
+    prompts.describe(loaded.descriptions)
+    written = rows(options.export, loaded.examples, prompts.training)
+    write_rows(options.out, written)
+    cli.output.print(f"{len(written):,} rows for {options.export}: {options.out}", soft_wrap=True)
+
+
 def _check_tokenizer(folder: Path) -> None:
     if not (folder / "tokenizer.json").is_file():
         raise UserError(
@@ -106,8 +139,13 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="the job that the data is for: form of prompts, limits of queries (default: "
         "progress.yaml)",
     )  # fmt: skip
+    add(
+        "--export", choices=get_args(Trainer),
+        help="write rows for another trainer to --out, a .parquet or .jsonl file: the questions of "
+        "--data, else those that the config learns from, with their prompts",
+    )  # fmt: skip
     out: dict[str, Any] = {"type": Path, "metavar": "FILE", "default": Path("doubtful.jsonl")}
-    add("--out", **out, help="golds to look at, written each time (default: doubtful.jsonl)")
+    add("--out", **out, help="file to write, each time anew (default: doubtful.jsonl)")
     counts = "count the tokens of prompts with the tokenizer of this Hugging Face folder"
     add("--tokenizer", type=Path, metavar="DIR", help=counts)
     add(

@@ -1,7 +1,7 @@
 """Caches on disk of what takes long to work out.
 
 `shared_cache` is one for all runs, configs and processes: each entry is found by the contents of
-all that decides it, so that nothing in it is ever out of date. Its folder may be deleted any time.
+all that decides it, so that nothing in it is ever out of date. Delete the folder to clear it.
 """
 
 from __future__ import annotations

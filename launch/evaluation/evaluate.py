@@ -200,9 +200,10 @@ def _corrected_line(report: Report) -> str:
     )  # fmt: skip
     anew = len(found["asked_anew"])
     told = f"; {anew} not judged, since the correction asks for something else" if anew else ""
+    difference = f"{100 * found['difference']:+.1f} points [{low}, {high}]"
     return (
-        f"Corrected golds ({report.settings.corrections}): {100 * found['difference']:+.1f} points "
-        f"[{low}, {high}] on {found['questions']:,} questions{told}. {flips or 'No verdict differs'}"
+        f"Corrected golds ({report.settings.corrections}): {difference} on "
+        f"{found['questions']:,} questions{told}. {flips or 'No verdict differs'}"
     )
 
 

@@ -122,7 +122,7 @@ class _Judge:
     def _with_corrected(
         self, answers: Sequence[str], judged: Sequence[Judgement | None]
     ) -> list[Judgement | None]:
-        """Add the score by corrected gold queries; there is none where another question is asked."""
+        """Add the score by corrected gold queries, if these do not ask for something else."""
         corrected = self._questions.corrected
         if corrected is None:
             return [*judged]

@@ -1,0 +1,79 @@
+"""`launch.eval --corrections`: verdicts by published golds beside those by corrected ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import eval as command
+from sqlenv.errors import UserError
+
+from .small_sets import GOLDS, make_bird
+
+# The oldest pet is asked for; the published gold of another question counts what is not there.
+FIXED: list[dict[str, Any]] = [
+    {"question_id": 1, "db_id": "pets", "SQL": "SELECT age FROM pet WHERE age > 3"},
+    {"question_id": 2, "db_id": "pets", "SQL": GOLDS[2], "grading_method": "set"},
+    {"question_id": 3, "db_id": "shop", "gold_sql": "SELECT 7", "question": "How many, tripled?"},
+    {"question_id": 4, "db_id": "shop", "gold_sql": GOLDS[4], "alternatives": ["SELECT 'pen'"]},
+]
+
+
+def evaluate(folder: Path, answers: list[str], fixed: list[dict[str, Any]], *more: str) -> Any:
+    root = folder / "bird" if (folder / "bird").exists() else make_bird(folder / "bird")
+    (folder / "fixed.json").write_text(json.dumps(fixed))
+    (folder / "p.sql").write_text("".join(f"{sql}\n" for sql in answers))
+    out = folder / f"{len(list(folder.glob('o*')))}o.json"
+    corrections = ["--corrections", str(folder / "fixed.json")]
+    arguments = ["--predictions", str(folder / "p.sql"), "--data", "bird-dev"]
+    where = ["--data-root", str(root), "--json", str(out)]
+    command.main([*arguments, *where, *corrections, *more])
+    return json.loads(out.read_text())
+
+
+def test_both_columns_stand_beside_each_other(tmp_path, capsys):
+    answers = [GOLDS[0], "SELECT age FROM pet WHERE age > 3", GOLDS[2], GOLDS[3], "SELECT 'pen'"]
+    sheet = evaluate(tmp_path, answers, FIXED)
+    scores = [question["scores"] for question in sheet["questions"]]
+    assert [one["bird_ex"] for one in scores] == [1, 0, 1, 1, 0]
+    # What asks for something else now is not judged by its new gold.
+    assert [one.get("corrected") for one in scores] == [1, 1, 1, None, 1]
+    assert sheet["measures"]["bird_ex"]["questions"] == 5
+    assert sheet["measures"]["corrected"] | {"ci95": 0} == {"mean": 1, "questions": 4, "ci95": 0}
+    found = sheet["corrected"]
+    assert (found["difference"], found["questions"]) == (0.5, 4)
+    assert (found["gained"], found["lost"]) == (["bird/dev/1", "bird/dev/4"], [])
+    assert found["asked_anew"] == ["bird/dev/3"]
+    assert found["ci95"][0] < 0.5 < found["ci95"][1]
+    told = " ".join(capsys.readouterr().out.split())
+    assert "+50.0 points" in told
+    assert "2 right by the corrected gold query alone: bird/dev/1, bird/dev/4" in told
+    assert sheet["settings"]["corrections"].startswith("fixed.json@")
+
+
+def test_another_copy_is_another_evaluation(tmp_path):
+    evaluate(tmp_path, GOLDS, FIXED)
+    (tmp_path / "fixed.json").write_text(json.dumps(FIXED[:1]))
+    where = ["--data-root", str(tmp_path / "bird"), "--json", str(tmp_path / "0o.json")]
+    arguments = ["--predictions", str(tmp_path / "p.sql"), "--data", "bird-dev", *where]
+    arguments += ["--corrections", str(tmp_path / "fixed.json")]
+    with pytest.raises(UserError, match="holds verdicts of other settings"):
+        command.main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"question_id": 8, "db_id": "pets", "SQL": ""}, "of no question of the data set"),
+        ({"question_id": 1, "db_id": "shop", "SQL": ""}, "is about database shop"),
+        ({"question_id": 1, "db_id": "pets", "SQL": "SELECT x FROM pet"}, "question 1: its gold"),
+    ],
+)
+def test_corrections_of_something_else_are_refused(tmp_path, record, message):
+    with pytest.raises(UserError) as caught:
+        evaluate(tmp_path, GOLDS, [record])
+    assert str(caught.value).startswith("--corrections: ")
+    assert message in str(caught.value)

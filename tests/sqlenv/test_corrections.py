@@ -1,0 +1,149 @@
+"""Corrected golds laid over a data set: published forms, damaged files, and what training sees."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlenv.config import ExecutorConfig, SingleTurnConfig
+from sqlenv.data.corrections import read_corrections
+from sqlenv.envs.single_turn import judge
+from sqlenv.errors import UserError
+from sqlenv.executor import Executor
+
+from .data_folders import bird, load_one, make_database, write
+
+ASKED = [
+    bird(question_id=7, question="Which names?", SQL="SELECT name FROM band"),
+    bird(question_id=9, question="How many?", SQL="SELECT count(*) FROM band"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_database(tmp_path / "dev_databases")
+    write(tmp_path / "dev.json", ASKED)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as made:
+        yield made
+
+
+def lay(folder: Path, *records: dict[str, Any], executor=None, pin: str = "") -> Any:
+    write(folder / "fixed.json", list(records))
+    corrections = f"{folder / 'fixed.json'}{pin}"
+    return load_one(folder, "bird", executor, split="dev", corrections=corrections)
+
+
+def test_published_forms_are_read(folder):
+    """BIRD-Verified's (null where unchanged), Arcwise-Plat's, and the proposals' for Spider."""
+    same = {"original_question": None, "original_evidence": None, "original_SQL": None}
+    verified = {
+        **same, "question_id": "7", "db_id": "band", "question": "Name 1 of them.", "evidence": "E",
+        "SQL": "SELECT name FROM band WHERE id > 0", "grading_method": "subset,=,1",
+        "original_question": "Which names?", "original_SQL": "select name\nfrom band;",
+    }  # fmt: skip
+    proposal = {
+        "id": 9, "db_id": "band", "change_type": "x", "corrected_query": "SELECT 2",
+        "original_query": "SELECT count(*) FROM band",
+    }  # fmt: skip
+    first, second = lay(folder, verified, proposal).examples
+    assert (first.question, first.grading_method) == ("Name 1 of them.", "subset,=,1")
+    assert first.gold_sql == "SELECT name FROM band WHERE id > 0"
+    assert (second.question, second.gold_sql, second.evidence) == ("How many?", "SELECT 2", "E")
+    arcwise = {
+        "question_id": 9,
+        "question": "?",
+        "evidence": "",
+        "SQL": "SELECT 3",
+        "db_id": "band",
+    }
+    first, second = lay(folder, arcwise).examples
+    assert first.gold_sql == ASKED[0]["SQL"]
+    assert (second.question, second.gold_sql, second.evidence) == ("?", "SELECT 3", "")
+
+
+def test_a_file_is_pinned_by_its_hash(folder):
+    record = {"question_id": 9, "db_id": "band", "gold_sql": "SELECT 3"}
+    write(folder / "fixed.json", [record])
+    own = hashlib.sha256((folder / "fixed.json").read_bytes()).hexdigest()
+    assert lay(folder, record, pin=f"@{own[:8]}").examples[1].gold_sql == "SELECT 3"
+    with pytest.raises(UserError, match=f"another copy, its sha256 is {own[:12]} and not abcdef0"):
+        lay(folder, record, pin="@abcdef0")
+
+
+GOOD: dict[str, Any] = {"question_id": 9, "db_id": "band", "gold_sql": "SELECT 3"}
+DAMAGED: dict[str, tuple[list[Any], str]] = {
+    "unknown id": ([GOOD, {**GOOD, "question_id": 8}], "1 corrections are of no question"),
+    "no id": ([{"db_id": "band", "SQL": "SELECT 1"}], "record 0: question_id: Field required"),
+    "other database": ([{**GOOD, "db_id": "orchestra"}], "is about database orchestra, but"),
+    "failing SQL": (
+        [{**GOOD, "gold_sql": "SELECT nme FROM band"}],
+        "its gold query fails (no such",
+    ),
+    "no SQL": ([{**GOOD, "gold_sql": 5}], "record 0: gold_sql: "),
+    "bad rule": (
+        [{**GOOD, "grading_method": "subset,<,3"}],
+        "grading_method: 'subset,<,3' is none",
+    ),
+    "twice": ([GOOD, GOOD], "record 1: a second correction of question 9"),
+    "other question": (
+        [{**GOOD, "original_query": "SELECT 5", "original_question": "Who?"}],
+        "corrects another question than bird/dev/1",
+    ),
+    "not a list": (["SELECT 1"], "record 0 is not an object"),
+    "alternatives": ([{**GOOD, "alternatives": "SELECT 4"}], "record 0: alternatives: "),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_corrections_are_told_in_a_line(folder, executor, name):
+    records, words = DAMAGED[name]
+    with pytest.raises(UserError) as caught:
+        lay(folder, *records, executor=executor)
+    assert words in str(caught.value)
+    assert str(folder / "fixed.json") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_training_pays_for_every_gold_and_by_the_questions_own_rule(folder, executor):
+    fixed = [
+        {**GOOD, "alternatives": ["SELECT count(DISTINCT id) + 1 FROM band"]},
+        {"question_id": 7, "db_id": "band", "SQL": "SELECT 'x' UNION SELECT 'y'",
+         "grading_method": "subset,=,1"},
+    ]  # fmt: skip
+    first, second = lay(folder, *fixed, executor=executor).examples
+    config = SingleTurnConfig(match="bag_ordered")
+
+    def is_right(example: Any, sql: str) -> bool:
+        return judge(example, f"<sql>{sql}</sql>", executor, config).correct
+
+    assert [is_right(second, sql) for sql in ("SELECT 3", "SELECT 2", "SELECT 1")] == [1, 1, 0]
+    rows = ("SELECT 'y'", "SELECT 'x'", "SELECT 'x' UNION SELECT 'y'", "SELECT 'z'")
+    assert [is_right(first, sql) for sql in rows] == [1, 1, 0, 0]
+
+
+def test_published_files_are_read(shared: Path):
+    folder = shared / "data" / "corrected"
+    counts = {"bird-verified-train": 2064, "bird-verified-val": 398, "arcwise_plat_full": 33}
+    counts |= {"arcwise_plat_sql": 33, "spider_corrections": 148}
+    for name, count in counts.items():
+        assert len(read_corrections(f"{folder / name}.json").by_id) == count
+    corrections = str(folder / "arcwise_plat_full.json")
+    plain = load_one(shared / "data" / "bird_dev", "bird", split="dev")
+    data = load_one(shared / "data" / "bird_dev", "bird", split="dev", corrections=corrections)
+    pairs = list(zip(plain.examples, data.examples, strict=True))
+    assert sum(old.gold_sql != new.gold_sql for old, new in pairs) == 9
+    assert sum(old.question != new.question for old, new in pairs) == 4
+    # The records that are corrected can be a question file of their own.
+    file = str(folder / "bird-verified-train.json")
+    alone = {"file": file, "split": "train"}
+    more = {"drop_missing_database": True}
+    with pytest.raises(UserError, match=r"no question is left.*2,064 missing database"):
+        load_one(shared / "data" / "bird_dev", "bird", data=more, **alone)
