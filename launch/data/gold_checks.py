@@ -8,7 +8,8 @@ right prediction can look wrong. What was found is in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import apsw
@@ -24,10 +25,12 @@ from sqlenv.evaluators.equality import is_ordered
 from sqlenv.executor import Executor
 from sqlenv.executor.database import fingerprint
 from sqlenv.executor.gold import LIMITS, TRANSIENT
-from sqlenv.types import Example, Result, Table
+from sqlenv.types import Example, Result, SqlError, Table
 
 _VERSION = 1
 """Of the rules below."""
+_LIMIT = re.compile(r"limit\s+(\d+)", re.IGNORECASE)
+_DISTINCT = re.compile(r"select\s+distinct\b", re.IGNORECASE)
 _RERUN = frozenset({"varying", "tied"})
 
 
@@ -67,8 +70,8 @@ def check_golds(
             known, is_final = _check(example, plain, backwards)
             if is_final:
                 disk[key] = known
-        issues, note = known
-        return Checked(example, tuple(issues), note)
+        issues, note, correction = known
+        return Checked(example, tuple(issues), note, correction)
 
     with ThreadPoolExecutor(plain.config.workers) as threads:
         return list(threads.map(look, examples))
@@ -76,19 +79,18 @@ def check_golds(
 
 def _check(
     example: Example, plain: Executor, backwards: Executor
-) -> tuple[tuple[tuple[str, ...], str], bool]:
-    """Return the issues of a gold query and a note, and whether a machine with less to do would
-    find the same.
+) -> tuple[tuple[tuple[str, ...], str, Mapping[str, str] | None], bool]:
+    """Return the issues of a gold query, a note and a correction, and whether a machine with less
+    to do would find the same.
     """
     sql = gold(example)
-    if not isinstance(sql, str):
-        return (issues_of(sql), f"fails: {describe_failure(sql)}"), True
-    first = plain.gold(example.database, sql)
-    if not isinstance(first, Table):
-        return (issues_of(first), f"fails: {describe_failure(first)}"), first not in TRANSIENT
+    first = sql if isinstance(sql, SqlError) else plain.gold(example.database, sql)
+    if not isinstance(sql, str) or not isinstance(first, Table):
+        return (issues_of(first), f"fails: {describe_failure(first)}", None), first not in TRANSIENT
     note = _change(example, sql, first, plain, backwards)
     changed = ("tied" if note.startswith("ties") else "varying",) * bool(note)
-    return ((*issues_of(first), *changed), note), True
+    correction = _tie_correction(example, sql, first, plain) if "tied" in changed else None
+    return ((*issues_of(first), *changed), note, correction), True
 
 
 def _change(example: Example, sql: str, first: Table, plain: Executor, backwards: Executor) -> str:
@@ -125,6 +127,42 @@ def break_ties(sql: str, width: int) -> list[str]:
         f"{head}, {', '.join(f'{column} {direction}' for column in columns)}{tail}"
         for direction in ("ASC", "DESC")
     ]
+
+
+def _tie_correction(
+    example: Example, sql: str, first: Table, plain: Executor
+) -> Mapping[str, str] | None:
+    """Write the correction by which any order of ties is right; None where it cannot be written."""
+    if not any(clause.kind == "LIMIT" for clause in scan_clauses(sql)):
+        return {"grading_method": "multiset"}
+    found = all_tied(sql, first.width)
+    if found is None:
+        return None
+    every, count = found
+    allowed = plain.execute(example.database, every)
+    is_whole = isinstance(allowed, Table) and set(first.rows) <= set(allowed.rows)
+    return {"gold_sql": every, "grading_method": f"subset,=,{count}"} if is_whole else None
+
+
+def all_tied(sql: str, width: int) -> tuple[str, int] | None:
+    """Write a plain query with ORDER BY and LIMIT so that it gives all rows that ties allow, with
+    the number of rows that it gave.
+    """
+    clauses = {clause.kind: clause for clause in scan_clauses(sql)}
+    head, limit = clauses.get("SELECT"), clauses.get("LIMIT")
+    start, order = clauses.get("FROM"), clauses.get("ORDER BY")
+    count = _LIMIT.fullmatch(limit.text(sql)) if limit else None
+    is_plain = clauses.keys().isdisjoint({"WITH"}) and all(
+        c.operand <= 0 for c in scan_clauses(sql)
+    )
+    if not (head and start and order and count and is_plain) or _DISTINCT.match(head.text(sql)):
+        return None
+    keys = order.text(sql)
+    columns = [f"c{number}" for number in range(1, width + 1)]
+    listed = ", ".join(columns)
+    ranked = f"{head.text(sql)}, RANK() OVER ({keys}) {sql[start.start : order.start].strip()}"
+    text = f"WITH tied({listed}, place) AS ({ranked}) SELECT {listed} FROM tied WHERE place <= "
+    return f"{text}{count[1]}", int(count[1])
 
 
 def _difference(first: Table, second: Result, *, in_order: bool = True) -> str:

@@ -227,6 +227,7 @@ def _counter(request: Request, prompts: Prompts) -> Callable[[str, Example], int
 def _line(c: Checked) -> str:
     asked = {"id": c.example.id, "question_id": c.example.question_id, "db_id": c.example.db_id}
     record = {**asked, "issues": c.issues, "note": c.note, "gold_sql": c.example.gold_sql}
+    record |= {"accepts": c.correction} if c.correction else {}
     return json.dumps(record, ensure_ascii=False)
 
 

@@ -28,8 +28,11 @@ GOLD_ISSUES: Mapping[GoldIssue, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A question, what is wrong with it, and why."""
+    """A question, what is wrong with it, and why; where ties leave its gold query undecided,
+    `correction` accepts every answer that they allow (`sqlenv.data.corrections`).
+    """
 
     example: Example
     issues: tuple[str, ...] = ()
     note: str = ""
+    correction: Mapping[str, str] | None = None
