@@ -221,7 +221,7 @@ def _tables(report: Report) -> list[RichTable]:
     for heading, values in report.parts.items():
         parts.add_section()
         for name, part in values.items():
-            shares = (_percent(part[measure]) for measure in names)
+            shares = (_percent(part[measure]) if measure in part else "-" for measure in names)
             cells = f"{part['questions']:,}", _percent(part["share"])
             parts.add_row(f"{heading}: {name}", *cells, *shares)
     # Names of tags are long; cut they would look alike.
