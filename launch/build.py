@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from exchange import Score
 from launch.config import JobConfig
-from launch.data.preflight import held_out, load_split
+from launch.data.preflight import describe_passes, held_out, load_split
 from launch.data.prompts import Prompts
 from launch.data.reply_format import ReplyFormat
 from launch.evaluation.testsets import Split, sample_numbers
@@ -106,6 +106,8 @@ class SqlSide:
         loaded = load_split(self._config, split, self._root, self.executor, held=held)
         for line in loaded.lines():
             _log.info(line)
+        if split == "train":
+            _log.info("passes: %s", describe_passes(self._config, len(loaded.examples)))
         self.prompts.describe(loaded.descriptions)
         numbers = sample_numbers(len(loaded.examples), limit, seed=self._config.seed)
         if len(numbers) < len(loaded.examples):

@@ -14,7 +14,6 @@ from launch import cli, second_stage
 from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
-from launch.data.preflight import describe_passes
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.outcomes import Outcomes
 from launch.evaluation.sampling import Evaluator
@@ -46,8 +45,6 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         sql = stack.enter_context(SqlSide(config, folder))
         limits = config.evaluation
         examples = sql.examples("train")
-        if distributed.is_first():
-            _log.info("passes: %s", describe_passes(config, len(examples)))
         validation = sql.examples("validation", limit=limits.validation_questions)
         test = sql.examples("test", limit=limits.questions)
         splits: dict[Split, Sequence[Example]] = {

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         )
     request = Request(job, _sources(root, options, job), options.tokenizer)
     if options.export:
-        _export(options, request)
+        _export(options, request, root)
         return
     with whole_file(options.out) as file:
         for told in prepare(request, lambda line: file.write(line + "\n")):
@@ -94,9 +94,8 @@ def _sources(root: Path, options: argparse.Namespace, job: JobConfig) -> Mapping
     return found
 
 
-def _export(options: argparse.Namespace, request: Request) -> None:
+def _export(options: argparse.Namespace, request: Request, root: Path) -> None:
     """Write the questions of the sets that are named, else those that the job learns from."""
-    root = options.data_root or request.job.data.root
     data = request.job.data.model_copy(update={"root": root, "demo": None})
     job = request.job.model_copy(update={"data": data})
     prompts = Prompts(job.prompt, job.env)

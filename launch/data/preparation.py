@@ -226,9 +226,9 @@ def _counter(request: Request, prompts: Prompts) -> Callable[[str, Example], int
 
 def _line(c: Checked) -> str:
     asked = {"id": c.example.id, "question_id": c.example.question_id, "db_id": c.example.db_id}
-    record = {**asked, "issues": c.issues, "note": c.note, "gold_sql": c.example.gold_sql}
-    record |= {"accepts": c.correction} if c.correction else {}
-    return json.dumps(record, ensure_ascii=False)
+    found = {"issues": c.issues, "note": c.note, "gold_sql": c.example.gold_sql}
+    accepts = {"accepts": c.correction} if c.correction else {}
+    return json.dumps({**asked, **found, **accepts}, ensure_ascii=False)
 
 
 def _table(reports: Mapping[str, SetReport], request: Request) -> RichTable:

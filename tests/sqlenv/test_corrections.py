@@ -10,7 +10,7 @@ import pytest
 
 from sqlenv.config import ExecutorConfig, SingleTurnConfig
 from sqlenv.data.corrections import read_corrections
-from sqlenv.envs.single_turn import judge
+from sqlenv.envs.single_turn import judge_reply
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 
@@ -122,7 +122,7 @@ def test_training_pays_for_every_gold_and_by_the_questions_own_rule(folder, exec
     config = SingleTurnConfig(match="bag_ordered")
 
     def is_right(example: Any, sql: str) -> bool:
-        return judge(example, f"<sql>{sql}</sql>", executor, config).correct
+        return judge_reply(example, f"<sql>{sql}</sql>", executor, config).correct
 
     assert [is_right(second, sql) for sql in ("SELECT 3", "SELECT 2", "SELECT 1")] == [1, 1, 0]
     rows = ("SELECT 'y'", "SELECT 'x'", "SELECT 'x' UNION SELECT 'y'", "SELECT 'z'")
