@@ -145,6 +145,7 @@ def _default(field: FieldInfo) -> str:
 
 def _value(value: Any) -> str:
     plain = list(value) if isinstance(value, tuple) else value
+    plain = str(plain) if isinstance(plain, Path) else plain
     return yaml.safe_dump(plain, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
 
 
