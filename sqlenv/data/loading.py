@@ -151,6 +151,7 @@ def fingerprint(examples: Iterable[Example]) -> str:
     digest = hashlib.sha256()
     for e in examples:
         other = [e.dialect] if e.dialect != "sqlite" else []
+        other += [*e.alternatives, *filter(None, [e.grading_method])]
         fields = [e.id, e.db_id, e.question, e.evidence, e.gold_sql, *other]
         digest.update(json.dumps(fields).encode())
     return digest.hexdigest()[:16]

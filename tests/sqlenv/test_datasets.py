@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from sqlenv.config import DataConfig, ExecutorConfig
+from sqlenv.data import index
 from sqlenv.data.layouts import SETS
 from sqlenv.data.loading import load, read_all
 from sqlenv.errors import UserError
@@ -232,6 +233,34 @@ def test_a_large_file_is_sampled_in_little_memory(tmp_path):
     positions = [int(name.rsplit("/", 1)[1]) for name in ids(data)]
     assert len(set(positions)) == 100
     assert abs(sum(positions) / 100 - 2_000) < 4 * 4_000 / 12**0.5 / 10
+
+
+def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypatch):
+    make_database(tmp_path / "databases")
+    more = {"sql_complexity": "Simple", "external_knowledge": "", "sql": "SELECT 1"}
+    records = [spider(**more, cot="\u00e9 \u4e2d" * number, number=number) for number in range(400)]
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
+    first = load_one(tmp_path, "synsql", limit=20)
+    index._index_of.cache_clear()  # as another process
+    read, own = [], index.read_question
+
+    def counting(layout, file, number, record):
+        read.append(record["number"])
+        return own(layout, file, number, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "placed_records", None)
+        patch.setattr(index, "read_question", counting)
+        second = load_one(tmp_path, "synsql", limit=20)
+    assert second.examples == first.examples
+    assert [f"data/{number}" for number in sorted(read)] == [
+        name.removeprefix("synsql/") for name in ids(first)
+    ]
+    assert len(read) == 20
+    # Another file of the same name is another one.
+    path.write_text(json.dumps(records[:30]), encoding="utf-8")
+    assert load_one(tmp_path, "synsql").reports[0].records == 30
 
 
 # The real files.
