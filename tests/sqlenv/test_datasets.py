@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from sqlenv.config import DataConfig, ExecutorConfig
-from sqlenv.data import index
+from sqlenv.data import index as question_index
 from sqlenv.data.layouts import SETS
 from sqlenv.data.loading import load, read_all
 from sqlenv.errors import UserError
@@ -242,16 +242,16 @@ def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypa
     path = tmp_path / "data.json"
     path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
     first = load_one(tmp_path, "synsql", limit=20)
-    index._index_of.cache_clear()  # as another process
-    read, own = [], index.read_question
+    question_index._index_of.cache_clear()  # as another process
+    read, own = [], question_index.read_question
 
     def counting(layout, file, number, record):
         read.append(record["number"])
         return own(layout, file, number, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(index, "placed_records", None)
-        patch.setattr(index, "read_question", counting)
+        patch.setattr(question_index, "placed_records", None)
+        patch.setattr(question_index, "read_question", counting)
         second = load_one(tmp_path, "synsql", limit=20)
     assert second.examples == first.examples
     assert [f"data/{number}" for number in sorted(read)] == [
