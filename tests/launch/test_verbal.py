@@ -267,7 +267,7 @@ def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, t
     with serve(Chat(Brain(golds))) as chat:
         result = launch(
             place, tmp_path / "out", chat,
-            "data.test.sources.0.file=blind.json", "data.test.drop_failing_gold=false",
+            "data.test.sources.0.file=blind.json", "data.test.exclude=[]",
         )  # fmt: skip
     assert result["measures"] == {}
     assert len(result["questions"]) == QUESTIONS
