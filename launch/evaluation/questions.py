@@ -71,7 +71,8 @@ def find(
     """
     if not root.is_dir():
         raise UserError(f"{key} {root}: no such folder or file; check the path")
-    source = SETS[name].at(root).model_copy(update={"file": file, "dialect": dialect})
+    source = SETS[name].at(root).model_copy(update={"dialect": dialect})
+    source = source.model_copy(update={"file": file}) if file else source
     # What lies below the root goes before what lies here.
     if file and not is_below(source) and Path(file).is_file():
         source = source.model_copy(update={"file": str(Path(file).absolute())})

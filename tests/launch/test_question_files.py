@@ -103,3 +103,11 @@ def test_the_option_that_was_given_is_named(root):
 def test_nobody_is_told_to_put_databases_into_the_folder_of_another_data_set(root):
     with pytest.raises(UserError, match=r"^--file \S*: spider-dev: .* records are of bird "):
         find("spider-dev", root, str(root / "bird_data" / "dev.json"))
+
+
+def test_a_set_whose_file_has_a_name_of_its_own_is_that_file(root):
+    """Mini-Dev lies beside BIRD's dev set."""
+    folder = root / "bird_data"
+    (folder / "mini_dev_sqlite.json").write_text((folder / "dev.json").read_text())
+    _, (first, *_) = find("bird-minidev", root)
+    assert first.id == "bird/mini_dev_sqlite/0"
