@@ -7,6 +7,7 @@ import yaml
 from launch.build import SqlSide
 from launch.config import load_config
 from rewards.expo.reward import ExpoReward
+from sqlenv.cache import cache_folder
 from sqlenv.types import Table
 
 
@@ -59,4 +60,4 @@ def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
             episode, _ = environment.step(environment.reset(example)[0], query)
             assert sql.describe(episode)["rollout/refuted_share"] == refuted
             assert sql.reward(episode).total == 1.0 - refuted
-    assert list((tmp_path / "witnesses").glob("*/*/0.sqlite"))
+    assert list(cache_folder("witnesses").glob("*/*/0.sqlite"))
