@@ -20,7 +20,7 @@ Told = dict[str, Any]
 def trl(lines: str, folder: Path) -> Told:
     """Take a step of GRPO with the rows."""
     import torch  # ty: ignore[import-not-found]  (no dependency of ours)
-    import trl_step  # ty: ignore[import-not-found]  (beside this file)
+    import trl_step
     from trl import GRPOTrainer
 
     from launch.config import TinyConfig
@@ -67,7 +67,7 @@ def verl(lines: str, folder: Path) -> Told:
     train_tokenizer(["SELECT"], vocab_size=300).save(str(folder / "model" / "tokenizer.json"))
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
     (folder / "model" / "tokenizer_config.json").write_text(json.dumps(kind))
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
     settings = config.data | {"max_prompt_length": 100_000}
     rows = RLHFDataset(str(config.data.train_files), tokenizer, settings)
     batch = collate_fn([rows[0], rows[0]])
