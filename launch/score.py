@@ -5,12 +5,12 @@
     python -m launch.score --predictions model.sql --data-root spider_data --data dev.json
 
 One pair gives a page, or with --json one object. A file of pairs has a JSON object a line with
-`id`, `db` (a path), `gold` and `pred`. A file of predictions has one a line, SQL or (.jsonl) JSON
-with a field `pred` or `sql`, such as the predictions.jsonl of launch.train and launch.eval, or is
-BIRD's JSON: it gives tables over all families and over the tags of Progress-SQL's diagnostic tree
-(table 8 of its paper). Lines are matched with questions by their field `id`, else by `question`
-(and `db_id`), else by their order. trajectories.jsonl of a run gives the reward of its episodes by
-every family.
+`id`, `database` (a path), `gold_sql` and `pred`. A file of predictions has one a line, SQL or
+(.jsonl) JSON with a field `pred` or `sql`, such as the predictions.jsonl of launch.train and
+launch.eval, or is BIRD's JSON: it gives tables over all families and over the tags of
+Progress-SQL's diagnostic tree (table 8 of its paper). Lines are matched with questions by their
+ids, else by `question` (and `db_id`), else by their order. trajectories.jsonl of a run gives the
+reward of its episodes by every family.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     config = _limits(options)
     if options.out:
         check_new(options.out, "--out")
-    pair = {"db": options.db, "gold": options.gold, "pred": options.pred}
+    pair = {"database": options.db, "gold_sql": options.gold, "pred": options.pred}
     given = [any(part is not None for part in pair.values()), options.file, options.predictions]
     if sum(map(bool, given)) != 1 or (given[0] and (options.out or None in pair.values())):
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from sqlenv.errors import UserError
 from sqlenv.executor.database import check_database
 from sqlenv.types import Example, Numbers
 
+_log = logging.getLogger(__name__)
 _NAMED = 3
 
 
@@ -31,14 +33,18 @@ class Pair:
     pred: str
 
 
+_FORMER = {"db": "database", "gold": "gold_sql"}
+"""Names of fields in earlier versions."""
+
+
 def make_pair(fields: Mapping[str, Any], dialect: str = "sqlite") -> Pair:
-    """Make a pair of `db`, `gold` and `pred`; there may be `id` and `dialect`.
+    """Make a pair of `database`, `gold_sql` and `pred`; there may be `id` and `dialect`.
 
     A prediction that is no text is one without SQL, as in BIRD's evaluator.
     """
-    database, gold, pred = (fields[name] for name in ("db", "gold", "pred"))
+    database, gold, pred = (fields[name] for name in ("database", "gold_sql", "pred"))
     if not isinstance(database, str) or not isinstance(gold, str):
-        raise UserError("`db` and `gold` have to be text")
+        raise UserError("`database` and `gold_sql` have to be text")
     if not gold.strip():
         raise UserError("the gold query is empty")
     path, name = Path(database), fields.get("id")
@@ -50,6 +56,7 @@ def make_pair(fields: Mapping[str, Any], dialect: str = "sqlite") -> Pair:
 def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
     """Read JSON lines with the fields of `make_pair`; blank lines are left out."""
     check = cache(check_database)  # many pairs share a database
+    tell = cache(lambda old: _log.info("%s: %s is read as %s", path, old, _FORMER[old]))
 
     def read(number: int, line: str) -> Pair:
         try:
@@ -57,8 +64,13 @@ def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
         except (ValueError, RecursionError):
             record = None
         try:
-            if not isinstance(record, dict) or not {"db", "gold", "pred"} <= record.keys():
-                raise UserError("not a JSON object with `id`, `db`, `gold` and `pred`")
+            if isinstance(record, dict):
+                for old in _FORMER.keys() & record.keys():
+                    tell(old)
+                    record.setdefault(_FORMER[old], record[old])
+            needs = {"database", "gold_sql", "pred"}
+            if not isinstance(record, dict) or not needs <= record.keys():
+                raise UserError("not a JSON object with `id`, `database`, `gold_sql` and `pred`")
             pair = make_pair(record, dialect)
             check(pair.example.database)
         except UserError as error:
