@@ -54,7 +54,7 @@ from minirl.errors import describe
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
-from sqlenv.data.layouts import DATASETS, other_dataset
+from sqlenv.data.layouts import DATASETS, SETS, other_dataset
 from sqlenv.data.loading import read_all
 from sqlenv.data.records import read_records
 from sqlenv.dialects import NAMES
@@ -204,6 +204,9 @@ def _print(record: Mapping[str, Any]) -> None:
 
 def _examples(options: Namespace) -> tuple[Example, ...]:
     data, layout = options.data, options.layout
+    if (named := SETS.get(str(data))) and options.data_root:
+        source = named.at(options.data_root)
+        return read_all(source.model_copy(update={"dialect": NAMES[options.dialect]}))
     root, file = (options.data_root, data) if options.data_root else (data.parent, Path(data.name))
     option = "--data-root" if options.data_root else f"--data {data}:"
     if not root.is_dir():
@@ -246,7 +249,7 @@ def _read(arguments: Sequence[str]) -> Namespace:
     add("--predictions", nargs="+", **file, help="files, each a column of the result")
     root = "the data set's folder, which holds its databases (default: the folder of --data)"
     add("--data-root", type=Path, metavar="DIR", help=root)
-    data = "file of the questions and gold queries; with --data-root, relative to it"
+    data = "a data set by name, such as spider-dev, or a file of questions; below --data-root"
     add("--data", **file, help=data)
     layouts = get_args(Layout)
     add(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launch import score as score_command
 from launch.evaluation.predictions import pair_up
 from launch.evaluation.verdicts import BIRD_MARK, Verdict
 from launch.reporting.score_tables import pair_means
@@ -239,6 +241,12 @@ def test_five_models_on_spider(shared):
     # Never predicts values, and values are no part of a structure.
     for name, extreme in (("Progress-SQL struct", max), ("EX set %", min)):
         assert scores["spider_repo_example"][name] == extreme(s[name] for s in scores.values())
+
+
+def test_a_data_set_is_named_as_in_other_commands(data, examples):
+    """It is found in a folder of downloads."""
+    place = {"data": Path("spider-train"), "data_root": data.parent, "layout": "spider"}
+    assert score_command._examples(Namespace(**place, dialect="sqlite")) == examples
 
 
 def test_files_of_one_name_are_told_apart(tmp_path, examples, score):
