@@ -26,6 +26,7 @@ from minirl.plan.programs import (
     sampling_of,
     training_of,
 )
+from minirl.run import memory
 from minirl.train.layout import largest_shape
 from minirl.types import Progress
 
@@ -37,6 +38,9 @@ Commands let JAX take as much of a GPU (`XLA_CLIENT_MEM_FRACTION`)."""
 _TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
 # Those of a sampler and of an update.
 _PROGRAMS = 5
+# A CPU's process keeps its compiled programs in memory: a run has the sampler's two in about three
+# sizes, as many again to evaluate, and small ones for the update.
+_KEPT_PROGRAMS = 6
 # Sizes of a micro-batch that are tried, up to the largest.
 _SIZES = 8
 
@@ -109,7 +113,14 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
         )
         cache_room = sampling.cache_room
         held |= {"sampler's frozen weights": sampling.frozen} if sampling.frozen else {}
-        generation, sampler_mesh = held | _of_sampler(sampling, compiled), sampling.model.mesh
+        memory.trim()
+        before = memory.resident_bytes()
+        needs, sampler_mesh = _of_sampler(sampling, compiled), sampling.model.mesh
+        memory.trim()
+        if devices.taken:
+            grown = max(memory.resident_bytes() - before, 0.0)
+            held |= {"compiled programs": _KEPT_PROGRAMS * grown}
+        generation = held | needs
 
     @cache
     def update(tokens: int) -> Memory:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from minirl.config import BatchingConfig
 
-# Flat lists are padded to multiples of so many tokens, and to so many lengths from one power of two
-# to the next, so by at most an eighth.
-_LIST_MULTIPLE, _LISTS_PER_OCTAVE = 16, 8
+# Shapes are few, for each compiles a program. Flat lists, on whose length the time of a micro-batch
+# depends, have one of so many lengths; the numbers of rows and columns, which matter in attention
+# alone, grow by a half or a third.
+_LIST_LENGTHS = 16
 # Cells of rows, in tokens of the budget: rows exist in one layer's attention alone.
 _CELLS = 2
 
@@ -106,15 +107,13 @@ def largest_shape(longest: Extent, sizes: BatchingConfig) -> Shape:
     prompt = round_up(longest.prompt, multiple=sizes.prompt_multiple)
     answer = round_up(max(longest.answers), multiple=sizes.answer_multiple)
     answers = max((_CELLS * tokens - prompt) // answer, 1)
-    return Shape(_list_length(tokens), 1, prompt, answers, answer)
+    return Shape(_list_length(tokens, sizes), 1, prompt, answers, answer)
 
 
-def round_up(length: int, *, multiple: int, per_octave: int = 4) -> int:
-    """Round a length up to one of few sizes: multiples, then so many from 2^n multiples to twice
-    that, which grow by at most 1 / `per_octave`: padding stays small, and compilations few.
-    """
+def round_up(length: int, *, multiple: int) -> int:
+    """Round a length up to one of few sizes: 1, 2, 3, 4, 6, 8, 12, 16, ... multiples."""
     steps = max(1, -(-length // multiple))
-    power = max(0, steps.bit_length() - per_octave.bit_length())
+    power = max(0, steps.bit_length() - 2)
     return -(-steps // 2**power) * 2**power * multiple
 
 
@@ -162,8 +161,8 @@ def _shape(chunk: Sequence[Sequence[Piece]], sizes: BatchingConfig) -> Shape:
     pieces = [piece for part in chunk for piece in part]
     prompt, answer = _columns(pieces, sizes)
     return Shape(
-        _list_length(_longest_list(chunk)),
-        max(map(len, chunk)),
+        _list_length(_longest_list(chunk), sizes),
+        round_up(max(map(len, chunk)), multiple=1),
         prompt,
         max(len(piece.answers) for piece in pieces),
         answer,
@@ -183,5 +182,6 @@ def _longest_list(chunk: Sequence[Sequence[Piece]]) -> int:
     return max(sum(piece.tokens for piece in part) for part in chunk)
 
 
-def _list_length(tokens: int) -> int:
-    return round_up(tokens, multiple=_LIST_MULTIPLE, per_octave=_LISTS_PER_OCTAVE)
+def _list_length(tokens: int, sizes: BatchingConfig) -> int:
+    multiple = max(sizes.budget // _LIST_LENGTHS, 1)
+    return -(-tokens // multiple) * multiple

@@ -49,7 +49,8 @@ def test_one_group_by_hand():
         row([11, 12, 13, 21, 22, 31, 23], [3, 4, 6], prompt_length=3, advantage=1.5),
         row([11, 12, 13, 24], [3], prompt_length=3, advantage=-0.5),
     ]
-    (batch,) = batches_of([group])
+    # Lists have lengths of a sixteenth of the budget.
+    (batch,) = batches_of([group], micro_batch_tokens=256)
     assert batch.ids_XT.tolist() == [[11, 12, 13, 13, 21, 22, 31] + [PAD] * 9]
     assert batch.position_XT.tolist() == [[0, 1, 2, 2, 3, 4, 5] + [0] * 9]
     # The 31 is not learned, nor is what follows the prompt's other tokens.

@@ -77,7 +77,7 @@ def test_micro_batches_are_evenly_full():
 def test_padding_of_real_lengths():
     """Prompts of 150 to 600 tokens, eight replies of 5 to 96 tokens each, mean 27."""
     rng = np.random.default_rng(0)
-    for tokens in (1024, 2048, 16_384):
+    for tokens, most in ((1024, 0.08), (2048, 0.08), (16_384, 0.2)):
         shares = []
         for _ in range(10):
             replies = np.clip(rng.lognormal(3.1, 0.6, (8, 8)).astype(int), 5, 96)
@@ -86,17 +86,26 @@ def test_padding_of_real_lengths():
             extents = tuple(Extent(prompt, tuple(answers)) for prompt, answers in groups)
             found = layouts(extents, BatchingConfig(micro_batch_tokens=tokens))
             shares.append(padding(found))
-        assert np.mean(shares) < 0.08
-        assert max(shares) < 0.125
+        assert np.mean(shares) < most
+        assert max(shares) < 0.2
 
 
 def test_round_up():
-    lengths = [round_up(length, multiple=16) for length in range(1, 3000)]
-    # A quarter more at most, but for the first multiple.
-    for length, size in enumerate(lengths, start=1):
-        assert length <= size <= max(16, length * 1.25 + 16)
-    assert lengths == sorted(lengths)
-    assert len(set(lengths)) <= 32
-    assert round_up(0, multiple=16) == 16
-    assert [round_up(n, multiple=1) for n in (7, 8, 9, 15, 17)] == [7, 8, 10, 16, 20]
-    assert [round_up(n, multiple=1, per_octave=8) for n in (15, 16, 17, 33)] == [15, 16, 18, 36]
+    assert [round_up(n, multiple=16) for n in (0, 1, 16, 17, 33, 65)] == [16, 16, 16, 32, 48, 96]
+    sizes = [round_up(n, multiple=1) for n in range(1, 14)]
+    assert sizes == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
+
+
+def test_shapes_are_few():
+    """Each compiles a program: steps of 1 to 10 groups whose lists differ in length."""
+    rng = np.random.default_rng(0)
+    for tokens, most in ((2048, 20), (16_384, 16)):
+        shapes = set()
+        for _ in range(40):
+            extents = tuple(
+                Extent(int(prompt), tuple(rng.integers(10, 60, 8).tolist()))
+                for prompt in rng.integers(100, 400, rng.integers(1, 11))
+            )
+            found = layouts(extents, BatchingConfig(micro_batch_tokens=tokens))
+            shapes |= {layout.shape for layout in found}
+        assert len(shapes) <= most
