@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from exchange import UserError
 from launch import cli
 from launch.config import load_config
 from launch.policy import WHERE, policy_in
 from launch.reporting.tables import clean, result_view
-from minirl.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
 from sqlenv.types import Example, Result, SqlError, Table

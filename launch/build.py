@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exchange import Score
+from exchange import Score, UserError
 from launch.config import JobConfig
 from launch.data.preflight import describe_passes, held_out, load_split
 from launch.data.prompts import Prompts
@@ -31,7 +31,6 @@ from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.build import Environment, build_environment, max_replies
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.schema.rendering import sample_columns

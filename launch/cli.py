@@ -32,13 +32,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
-import minirl.errors
-import sqlenv.errors
+from exchange import UserError
 from minirl.run import activity
 from minirl.run.preemption import Preempted
 from sqlenv.cache import cache_folder
 
-USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
 console = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
@@ -68,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in a line, without the usage."""
-        raise minirl.errors.UserError(f"{self.prog}: {message}; see --help")
+        raise UserError(f"{self.prog}: {message}; see --help")
 
 
 def make_parser(
@@ -223,7 +221,7 @@ def _leave(status: int) -> NoReturn:
 def _line_for(error: Exception) -> str | None:
     """Say in a line what a user can mend; None for a mistake of ours."""
     words = " ".join(str(error).split())
-    if isinstance(error, USER_ERRORS):
+    if isinstance(error, UserError):
         return words
     if isinstance(error, ModuleNotFoundError) and error.name in _LEARNER:
         install = "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')"
@@ -293,7 +291,7 @@ def use_accelerator(
     except RuntimeError as error:
         found = str(error)
     if found != name:
-        raise minirl.errors.UserError(
+        raise UserError(
             f"--accel {name}: no such device here (JAX: {found}); use --accel cpu, or install "
             f"the {name} extra on a machine that has one"
         )

@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from exchange import UserError
 from launch import config_merge
 from launch.compatibility import clashes
 from launch.evaluation.testsets import Split
@@ -34,7 +35,6 @@ from sqlenv.config import (
     Settings,
 )
 from sqlenv.data.held_out import validation_of
-from sqlenv.errors import UserError
 from sqlenv.prompts import PromptStyle
 from sqlenv.schema.rendering import Style
 from sqlenv.types import Wrapping

@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
+from exchange import UserError
 from minirl.config import Grpo
 from rewards.config import ProgressiveConfig
 from sqlenv.config import DataConfig, DiagnosedConfig
-from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
+from exchange import UserError
 from launch import cli
 from launch.evaluation.decoding import Decode
 from launch.evaluation.testsets import SPLITS, TEST_SETS, Split, read_limits, sample_numbers
-from minirl.errors import UserError
 from sqlenv.config import DataConfig
 from sqlenv.dialects import NAMES
 from sqlenv.evaluators.votes import VoteBy

@@ -14,9 +14,9 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from exchange import UserError
 from launch import cli
 from launch.policy import WHERE, policy_in
-from minirl.errors import UserError
 
 
 def main(arguments: list[str]) -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 from rich.table import Table as RichTable
 
+from exchange import UserError
 from launch import cli, config_merge
 from launch.config import JobConfig, load_config
 from launch.texts import write_json
-from minirl.errors import UserError
 
 if TYPE_CHECKING:
     from minirl.model.config import ModelConfig

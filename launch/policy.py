@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from exchange import UserError
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
 from launch.run_folder import CONFIG, WARM_MODEL, run_of
 from minirl.config import LoraConfig
-from minirl.errors import UserError
 
 WHERE = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
 

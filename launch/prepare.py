@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from exchange import UserError
 from launch import cli
 from launch.config import JobConfig, load_config
 from launch.data.exporting import Trainer, rows, write_rows
@@ -37,7 +38,6 @@ from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
 from sqlenv.data.loading import load
 from sqlenv.dialects import NAMES
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 
 _log = logging.getLogger(__name__)

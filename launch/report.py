@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from exchange import UserError
 from launch import cli
 from launch.reporting.comparison import Comparison
 from launch.reporting.page import is_page, render
 from launch.reporting.payload import Payload
 from launch.reporting.runs import read_runs, shown_names
 from launch.texts import check_new, write_json, write_text
-from sqlenv.errors import UserError
 
 _BYTES = 1_000_000
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
+from exchange import UserError
 from launch.config import flat
 from launch.evaluation.digests import versions
 from launch.texts import write_json, write_text
 from minirl.run.files import PART, read_json
 from sqlenv.data.loading import fingerprint
-from sqlenv.errors import UserError
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)

@@ -26,6 +26,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from exchange import UserError
 from launch import cli
 from launch.evaluation.pairs import make_pair, read_pairs, score_all, warn_of_failing
 from launch.evaluation.predictions import (
@@ -58,7 +59,6 @@ from sqlenv.data.layouts import DATASETS, SETS, other_dataset
 from sqlenv.data.loading import read_all
 from sqlenv.data.records import read_records
 from sqlenv.dialects import NAMES
-from sqlenv.errors import UserError
 from sqlenv.executor.database import check_contents
 from sqlenv.types import Example, Numbers
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from exchange import UserError
 from minirl.run.files import whole_file
 from sqlenv.data.records import is_utf16
-from sqlenv.errors import UserError
 
 
 def read_text(path: Path) -> str:

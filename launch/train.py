@@ -10,13 +10,13 @@ from argparse import Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from exchange import UserError
 from launch import cli
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_data, check_inputs, check_model
 from launch.evaluation.testsets import SPLITS
 from launch.result import Result, show
 from launch.run_folder import RESULT, check, check_place
-from minirl.errors import UserError
 from minirl.run import preemption
 from minirl.run.files import read_json
 

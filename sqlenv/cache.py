@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from sqlenv.errors import UserError
+from exchange import UserError
 
 _UNLIMITED = 1 << 60
 _SHARED_BYTES = 20_000_000_000

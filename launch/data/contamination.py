@@ -17,13 +17,13 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
+from exchange import UserError
 from launch.config import JobConfig
 from launch.evaluation.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.layouts import AbsentError, is_file, locate
 from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
-from sqlenv.errors import UserError
 from sqlenv.executor.database import fingerprint
 from sqlenv.schema.reading import DatabaseSchema, read_schema
 from sqlenv.types import Example

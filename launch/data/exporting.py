@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from exchange import UserError
 from minirl.run.files import whole_file
-from sqlenv.errors import UserError
 from sqlenv.types import Example, Observation
 
 Trainer = Literal["trl", "verl", "skyrl"]

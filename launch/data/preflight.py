@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from exchange import UserError
 from launch.config import JobConfig
 from launch.data.contamination import check_overlap
 from launch.data.gold_checks import check_for
 from launch.evaluation.testsets import SPLITS, Split
 from launch.run_folder import check_place
-from minirl.errors import UserError as ModelError
 from minirl.model.config import check_folder
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig
 from sqlenv.data.held_out import hold_out
 from sqlenv.data.layouts import locate
 from sqlenv.data.loading import LoadedData, load
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
 
@@ -151,7 +150,7 @@ def check_model(config: JobConfig) -> None:
         )
     try:
         check_folder(config.model.path)
-    except ModelError as error:
+    except UserError as error:
         raise UserError(
             f"model.path: {error}; download the weights there (docs/training.md) or set "
             "model.path=FOLDER"

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 from rich.table import Table as RichTable
 
+from exchange import UserError
 from launch.cli import progress_bar
 from launch.config import JobConfig
 from launch.data.contamination import OverlapIndex
@@ -28,7 +29,6 @@ from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.issues import Checked
 from sqlenv.data.sources import Pool
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
 from sqlenv.types import Example

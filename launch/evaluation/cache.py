@@ -7,8 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from exchange import UserError
 from minirl.run.files import keep_lines, naming
-from sqlenv.errors import UserError
 
 
 class Progress:

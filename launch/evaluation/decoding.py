@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, cast
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.evaluators.votes import VoteBy
 
 VOTE_TIMEOUT_S = 10.0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
+from exchange import UserError
 from launch.build import SqlSide
 from launch.config import JobConfig
 from launch.evaluation.client import Answer, CachedClient
@@ -17,7 +18,6 @@ from launch.evaluation.sources import Answers, Sampled, Show, outcome_of, token_
 from rewards import verbal
 from rewards.verbal import Ask, Choice, Task
 from sqlenv.dialects import run_many
-from sqlenv.errors import UserError
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Example, Result, Wrapping
 

@@ -11,11 +11,11 @@ from importlib import import_module
 from threading import Event, Lock
 from typing import Any
 
+from exchange import UserError
 from launch import cli
 from launch.config import VerbalConfig
 from launch.evaluation.client import Answer, ModelRequest
 from launch.evaluation.outcomes import End
-from sqlenv.errors import UserError
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exchange import UserError
 from launch import cli
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import Decode
@@ -31,7 +32,6 @@ from launch.texts import write_text
 from minirl.run.files import PART
 from sqlenv.config import ExecutorConfig
 from sqlenv.data.loading import fingerprint
-from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.executor import Executor
 from sqlenv.types import Observation

@@ -9,6 +9,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from exchange import UserError
 from launch.cli import progress_bar
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import VOTE_TIMEOUT_S, Decode, choose
@@ -18,7 +19,6 @@ from launch.evaluation.sources import Sampled
 from launch.evaluation.verdicts import as_line
 from sqlenv.data.sources import why_failed
 from sqlenv.dialects import run_many, transpile
-from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Wrapping
 

@@ -11,12 +11,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from exchange import UserError
 from launch.evaluation.process_pool import make_pair_scorer, spread
 from launch.texts import read_lines
 from rewards.workbench import PairScore
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
-from sqlenv.errors import UserError
 from sqlenv.executor.database import check_database
 from sqlenv.types import Example, Numbers
 

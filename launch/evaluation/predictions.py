@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from exchange import UserError
 from launch.evaluation.decoding import Decode
 from launch.evaluation.verdicts import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
 from rewards.workbench import Turn
-from sqlenv.errors import UserError
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import AttemptKind, Example
 

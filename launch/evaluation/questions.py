@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from exchange import UserError
 from launch.evaluation.testsets import TEST_SETS
 from sqlenv.config import SourceConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.data.layouts import DATASETS, SETS, check_question_file, is_below, locate
 from sqlenv.data.loading import read_all
-from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import Identity, check_contents, identify

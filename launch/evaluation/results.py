@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from exchange import UserError
 from launch.evaluation.outcomes import NO_REPLIES, Outcomes
 from launch.evaluation.statistics import mean_interval, paired_difference, pass_at_k
 from launch.texts import write_text
 from minirl.run.files import read_json
-from sqlenv.errors import UserError
 
 VERDICTS = "verdicts.json"
 """The report's name in a folder of results."""

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exchange import Score
+from exchange import Score, UserError
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.outcomes import End, Outcomes, look, parts_of
 from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
@@ -17,7 +17,6 @@ from launch.evaluation.verdicts import Verdict, accuracy, read_verdicts
 from launch.reporting.record import RECORDS
 from launch.reporting.recording import group_line, open_records
 from minirl.config import SamplerConfig
-from minirl.errors import UserError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer

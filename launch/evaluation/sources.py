@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exchange import UserError
 from launch.evaluation.outcomes import NO_REPLIES, End, Outcomes, hint, look, parts_of
-from sqlenv.errors import UserError
 from sqlenv.types import Example
 
 if TYPE_CHECKING:

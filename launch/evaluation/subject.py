@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from exchange import UserError
 from launch import cli
 from launch.config import JobConfig, flat, load_config
 from launch.evaluation.testsets import SPLITS
 from launch.run_folder import CONFIG, RESULT, run_of
 from minirl.config import RolloutConfig
-from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
 

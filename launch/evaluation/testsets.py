@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Literal
 
+from exchange import UserError
 from sqlenv.config import OFFICIAL, ExecutorConfig
 from sqlenv.data.layouts import SETS, NamedSet
-from sqlenv.errors import UserError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

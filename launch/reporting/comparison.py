@@ -15,12 +15,12 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
+from exchange import UserError
 from launch.evaluation.questions import SUITED
 from launch.evaluation.results import Report
 from launch.evaluation.testsets import TEST_SETS
 from launch.reporting.runs import Run, gain, summary
 from launch.reporting.tables import fitting
-from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from exchange import UserError
 from launch.evaluation.digests import short
 from launch.evaluation.outcomes import Outcomes
 from launch.evaluation.results import (
@@ -26,7 +27,6 @@ from launch.evaluation.statistics import mcnemar, mean_interval, paired_differen
 from launch.evaluation.verdicts import PREDICTIONS, Verdict
 from launch.run_folder import CONFIG, RESULT, VERSIONS, flat
 from minirl.run.files import PART
-from sqlenv.errors import UserError
 
 METRICS = "metrics.jsonl"
 _MARKS = (VERDICTS, METRICS, CONFIG)

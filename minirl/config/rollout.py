@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from exchange import UserError
 from minirl.config.base import Settings, contradiction
-from minirl.errors import UserError
 
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 """Environment variable that names the interpreter where `rollout.sglang.python` does not."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jaxtyping import Array
 
-from minirl.errors import UserError
+from exchange import UserError
 from minirl.model.kernels import MASKED, Kernel, KeySet
 
 # The public function of `jax.nn` has the kernel's log-sum-exp, but rounds it to bf16.

@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 from gguf.quants import dequantize
 
-from minirl.errors import UserError
+from exchange import UserError
 from minirl.model.config import parse_config
 from minirl.model.decoder import rotary_frequencies
 from minirl.model.gguf_tokenizer import make_tokenizer, stop_ids

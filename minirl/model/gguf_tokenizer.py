@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers as pre
 
-from minirl.errors import UserError
+from exchange import UserError
 
 # Kinds of tokens in `tokenizer.ggml.token_type`. Unused ones only fill rows of the embedding.
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5

@@ -26,8 +26,8 @@ from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from exchange import UserError
 from minirl.config import LoraConfig
-from minirl.errors import UserError
 from minirl.model.config import INDEX, SINGLE, ModelConfig, read_config, weight_files
 from minirl.model.decoder import Decoder
 from minirl.model.lora import merged_tensors, split

@@ -16,8 +16,7 @@ from jinja2 import TemplateError
 from pydantic import BaseModel, BeforeValidator, NonNegativeInt
 from transformers import PreTrainedTokenizerFast
 
-from exchange import Message
-from minirl.errors import UserError
+from exchange import Message, UserError
 from minirl.model.control_tokens import ControlTokens
 from minirl.run.files import read_json
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import jax
 from jax.stages import Lowered
 
-from minirl.errors import UserError
+from exchange import UserError
 
 _GIB = 2**30
 

@@ -19,8 +19,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
+from exchange import UserError
 from minirl.config import LoraConfig, ModelSource, SamplerConfig, TrainConfig
-from minirl.errors import UserError
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters, split

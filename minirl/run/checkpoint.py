@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from pydantic import BaseModel
 
-from minirl.errors import UserError
+from exchange import UserError
 from minirl.run.files import check, read_json
 
 # Orbax logs every save, and tracebacks of errors that it also raises.

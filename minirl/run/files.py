@@ -15,7 +15,8 @@ from typing import IO, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from minirl.errors import UserError, describe
+from exchange import UserError
+from minirl.errors import describe
 
 _Kind = TypeVar("_Kind")
 

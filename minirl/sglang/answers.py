@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from minirl.errors import UserError
+from exchange import UserError
 from minirl.types import TopTokens
 
 TESTED = "0.5.23"

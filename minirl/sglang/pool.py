@@ -24,8 +24,9 @@ from tenacity import (
     wait_fixed,
 )
 
+from exchange import UserError
 from minirl.config import SglangConfig
-from minirl.errors import LostError, UserError
+from minirl.errors import LostError
 from minirl.sglang.answers import Generated
 from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
 from minirl.sglang.server import PushedWeights, RejectedError, Server, ServerError

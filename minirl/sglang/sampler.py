@@ -26,8 +26,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from exchange import UserError
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
-from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.run import distributed, preemption
 from minirl.run.files import read_json

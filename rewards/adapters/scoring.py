@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from exchange import CreditSpan
+from exchange import CreditSpan, UserError
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import columns_of, gold_result
@@ -24,7 +24,6 @@ from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback, describe_failure
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Attempt, Episode, Example, Form, Status, Table, status_of

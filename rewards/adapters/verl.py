@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from exchange import UserError
 from rewards.adapters.scoring import example_of, read_settings, scorer_of
-from sqlenv.errors import UserError
 
 Row = Mapping[str, Any] | str | None
 """The row's own fields, `extra_info`: a mapping, or one as JSON text."""

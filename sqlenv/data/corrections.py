@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import AliasChoices, Field
 
+from exchange import UserError
 from sqlenv.data.records import Fields, Text, check, read_records
-from sqlenv.errors import UserError
 from sqlenv.evaluators.graded import GradingMethod
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example

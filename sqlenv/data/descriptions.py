@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 
+from exchange import UserError
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import DATASETS, Location
 from sqlenv.data.records import Record, TableNames, check, read_records
-from sqlenv.errors import UserError
 from sqlenv.schema.reading import ColumnKey, Described, Descriptions, described_key
 
 _log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from exchange import UserError
 from sqlenv.config import DataConfig
 from sqlenv.data.loading import open_pools, open_sample, split_by_weight
 from sqlenv.data.sources import Accept, Check, Pool
-from sqlenv.errors import UserError
 
 
 def validation_of(config: DataConfig, count: int) -> DataConfig:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from exchange import UserError
 from sqlenv.cache import content_key, shared_cache
 from sqlenv.config import Layout
 from sqlenv.data.layouts import DATASETS, other_dataset
 from sqlenv.data.records import QuestionRecord, Record, check, placed_records
-from sqlenv.errors import UserError
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor.database import fingerprint
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from exchange import UserError
 from sqlenv.config import Layout, SourceConfig, Split
 from sqlenv.data.records import Record, read_records
-from sqlenv.errors import UserError
 
 _SEARCHED = 1_000  # folders that are looked at
 

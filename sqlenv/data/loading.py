@@ -12,11 +12,11 @@ from operator import itemgetter
 from pathlib import Path
 from random import Random
 
+from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.issues import OTHER_ENGINE, OTHER_KIND, Checked
 from sqlenv.data.sources import Accept, Check, Pool, SourceReport
-from sqlenv.errors import UserError
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 

@@ -18,7 +18,7 @@ from pydantic import (
     ValidationError,
 )
 
-from sqlenv.errors import UserError
+from exchange import UserError
 
 Record = dict[str, Any]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
 from sqlenv.data.index import Kind, QuestionIndex, index_of, level_of
@@ -25,7 +26,6 @@ from sqlenv.data.issues import (
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
 from sqlenv.data.records import QuestionRecord
 from sqlenv.dialects import NAMES, transpile
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, SqlError, Table
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from exchange import UserError
 from sqlenv.config import DemoConfig
 from sqlenv.demo.databases import DemoDatabase, build, draw_schema, fill
 from sqlenv.demo.questions import ask
 from sqlenv.demo.vocabulary import DOMAINS
-from sqlenv.errors import UserError
 
 STAMP = "demo.json"
 SPLIT_FILES = {"train": "train_spider.json", "validation": "dev.json", "test": "test.json"}

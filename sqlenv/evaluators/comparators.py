@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeGuard, get_args
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.evaluators.bird import soft_f1, ves_reward
 from sqlenv.evaluators.equality import matches
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal

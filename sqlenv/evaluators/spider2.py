@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.types import Row, Table, Value
 
 CsvCell = str | int | float | bool

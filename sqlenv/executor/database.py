@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 import apsw
 
+from exchange import UserError
 from sqlenv.cache import content_key, shared_cache
-from sqlenv.errors import UserError
 from sqlenv.executor.functions import add_functions
 
 _SWITCHES = {

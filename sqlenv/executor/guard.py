@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 import apsw
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.executor.allowed import SCANS, SQUARES, forbidden, read_kinds
 from sqlenv.executor.database import check_database, codec_of, connect
 from sqlenv.executor.functions import CLOCK_FUNCTIONS, REPLACED, add_chance, clock

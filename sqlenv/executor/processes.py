@@ -24,8 +24,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from exchange import UserError
 from sqlenv.config import ExecutorConfig
-from sqlenv.errors import UserError
 from sqlenv.executor.worker import OUT_OF_MEMORY
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 

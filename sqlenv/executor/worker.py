@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.executor.engine import Engine
 from sqlenv.types import Result
 

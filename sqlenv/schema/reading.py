@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import apsw
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.executor.allowed import read_kinds
 from sqlenv.schema.reader import Reader, TableKind, open_reader
 from sqlenv.types import Row, Value

@@ -23,8 +23,8 @@ from tempfile import TemporaryDirectory
 
 import apsw
 
+from exchange import UserError
 from sqlenv.cache import DiskCache, content_key
-from sqlenv.errors import UserError
 from sqlenv.executor.database import connect, fingerprint, open_new
 from sqlenv.schema.reader import open_reader
 from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted, read_schema

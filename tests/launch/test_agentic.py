@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from launch import job
 from launch.config import TinyConfig, load_config
 from launch.data.reply_format import ReplyFormat, write_call
@@ -18,7 +19,6 @@ from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.verdicts import read_verdicts
 from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
-from minirl.errors import UserError
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.metrics import read_metrics
 from minirl.sample.rollout import flatten, rollout

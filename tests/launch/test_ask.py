@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from exchange import UserError
 from launch import ask
-from launch.cli import USER_ERRORS
 from launch.evaluation import sampling
 from launch.evaluation.outcomes import Outcomes
 from launch.evaluation.sources import Sampled
@@ -95,7 +95,7 @@ def test_a_run_is_asked_with_its_own_limits_in_one_slot(asked):
 
 
 def test_a_schema_beyond_the_prompts_limit_is_a_mistake_of_a_line(asked):
-    with pytest.raises(USER_ERRORS, match="more tables than this prompt has room for"):
+    with pytest.raises(UserError, match="more tables than this prompt has room for"):
         asked("too long")
 
 

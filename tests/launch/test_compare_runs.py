@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from exchange import UserError
 from launch import report
 from launch.evaluation.results import (
     ModelFacts,
@@ -19,8 +20,6 @@ from launch.evaluation.results import (
     write_report,
 )
 from launch.evaluation.verdicts import Verdict
-from minirl.errors import UserError as ModelError
-from sqlenv.errors import UserError
 
 from .report_cases import opened
 
@@ -158,7 +157,7 @@ def test_another_sqlite_is_told(tmp_path, run, caplog):
 @pytest.fixture
 def mistake(run):
     def mistake(*arguments: str | Path) -> str:
-        with pytest.raises((UserError, ModelError)) as caught:
+        with pytest.raises(UserError) as caught:
             run(*arguments)
         assert "\n" not in str(caught.value)
         return str(caught.value)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from exchange import UserError
 from launch.config import dump, load_config
 from launch.config_merge import packaged
 from launch.evaluation.decoding import Decode
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
-from sqlenv.errors import UserError
 
 DEMO = "progress-demo.yaml"
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from exchange import UserError
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions, held_out, load_split
 from launch.evaluation.testsets import SPLITS, TEST_SETS
 from sqlenv.data.layouts import set_name
-from sqlenv.errors import UserError
 
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
 

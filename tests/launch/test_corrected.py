@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from launch import eval as command
-from sqlenv.errors import UserError
 
 from .small_sets import GOLDS, make_bird
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from exchange import UserError
 from launch.config import VerbalConfig
 from launch.evaluation.client import Answer, CachedClient, Cost, ModelRequest
 from launch.evaluation.endpoint import Endpoint
 from rewards.verbal import Ask
-from sqlenv.errors import UserError
 from sqlenv.types import Message
 
 from .chat_server import Chat, Failure, serve

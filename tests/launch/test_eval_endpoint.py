@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from exchange import UserError
 from launch import eval as command
-from sqlenv.errors import UserError
 
 from .chat_server import Chat, Failure, serve
 from .conftest import TINY

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from exchange import UserError
 from launch import eval as command
 from launch import report
 from launch.evaluation import judging
 from launch.evaluation.decoding import GREEDY
 from launch.evaluation.predictions import read_samples
 from launch.evaluation.questions import find
-from sqlenv.errors import UserError
 
 from .small_sets import ASKED, GOLDS, make_bird, make_database, make_spider
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from diskcache import Cache, JSONDisk
 
+from exchange import UserError
 from launch import eval as evaluation
 from launch.config import TinyConfig
 from launch.tiny import make_tiny
-from minirl.errors import UserError as ModelError
 from minirl.model.tokenizer import ChatTokenizer
-from sqlenv.errors import UserError
 from tests.minirl.fake_sglang import Fake
 
 from .conftest import TINY, verbal_folder
@@ -120,6 +119,6 @@ def test_candidates_and_judgements_are_sampled_by_the_servers(place, fake, tmp_p
 
 
 def test_a_server_with_other_weights_stops_the_evaluation(place, fake, tmp_path):
-    with pytest.raises(ModelError, match="differ from the learner's"):
+    with pytest.raises(UserError, match="differ from the learner's"):
         run(evaluation, place, fake, tmp_path / "out", "rollout.sglang.tolerance=1e-3")
     assert not asked(fake)

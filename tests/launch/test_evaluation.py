@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from exchange import UserError
 from launch.evaluation.results import QuestionVerdict
 from launch.evaluation.sources import Sampled
 from launch.evaluation.trajectories import write_trajectories
 from launch.evaluation.verdicts import Verdict, read_verdicts, write_official
-from minirl.errors import UserError
 from sqlenv.config import ExecutorConfig
 from sqlenv.types import Example
 

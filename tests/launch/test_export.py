@@ -20,8 +20,8 @@ from flax import nnx
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from exchange import UserError
 from launch import export, weights
-from launch.cli import USER_ERRORS
 from launch.config import TinyConfig, dump, load_config
 from launch.tiny import make_tiny
 from minirl.config import LoraConfig, OptimizerConfig
@@ -134,7 +134,7 @@ def write(source: Path, out: Path, *arguments: str) -> Path:
 
 
 def refusal(source: Path, out: Path, *arguments: str) -> str:
-    with pytest.raises(USER_ERRORS) as caught:
+    with pytest.raises(UserError) as caught:
         write(source, out, *arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -335,7 +335,7 @@ def test_a_gguf_file_that_cannot_be_exported_leaves_nothing(gguf_file, tmp_path)
         (["--gguf", str(gguf_file.file), "--checkpoint", "x"], "not allowed with argument"),
         ([], "one of the arguments --checkpoint --gguf is required"),
     ):
-        with pytest.raises(USER_ERRORS, match=message) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             export.main([*arguments, "--out", str(tmp_path / "out")])
         assert "\n" not in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from exchange import UserError
 from launch import eval as command
 from launch.build import SqlSide
 from launch.config import load_config
 from launch.evaluation.outcomes import FIRST, Outcomes, hint, parts_of
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.train.summary import status
-from sqlenv.errors import UserError
 
 from .chat_server import Chat, Failure, serve
 from .conftest import TINY, json_lines

@@ -12,11 +12,11 @@ import jax
 import pytest
 from flax import nnx
 
+from exchange import UserError
 from launch import plan
 from launch.config import load_config
 from launch.tiny import tiny_shape
 from minirl.config import GuardConfig
-from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers

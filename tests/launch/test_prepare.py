@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from launch import prepare
 from launch.config import JobConfig, load_config
 from launch.data import gold_checks
@@ -19,9 +20,7 @@ from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.testsets import SPLITS
 from launch.tiny import train_tokenizer
-from minirl.errors import UserError as ModelError
 from sqlenv.cache import DiskCache, shared_cache
-from sqlenv.errors import UserError
 from sqlenv.schema import values
 from sqlenv.types import Example
 
@@ -262,5 +261,5 @@ def test_arguments_that_cannot_be_meant(downloads, run, arguments, key):
 def test_a_damaged_tokenizer_is_told_at_once(downloads: Path, tmp_path: Path, run):
     """And not by a process of the pool."""
     write(tmp_path / "model" / "tokenizer.json", [])
-    with pytest.raises(ModelError, match="model: the tokenizer"):
+    with pytest.raises(UserError, match="model: the tokenizer"):
         run(downloads, "--tokenizer", str(tmp_path / "model"))

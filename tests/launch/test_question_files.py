@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from exchange import UserError
 from launch.evaluation.questions import find, folder_and_file
-from sqlenv.errors import UserError
 
 from .small_sets import make_bird, make_spider
 

@@ -12,7 +12,8 @@ from statistics import fmean
 import pytest
 import yaml
 
-from launch import cli, report
+from exchange import UserError
+from launch import report
 from launch.evaluation.results import (
     ModelFacts,
     QuestionVerdict,
@@ -23,7 +24,6 @@ from launch.evaluation.results import (
 from launch.reporting.payload import tokens_of
 from launch.reporting.record import shown
 from launch.reporting.runs import shown_names
-from sqlenv.errors import UserError
 from sqlenv.types import Denied, SqlError, Table
 
 from .browser import CHROMIUM, Browser, browser
@@ -324,7 +324,7 @@ def test_mistakes_are_told(place, run):
     for path, out in (*wrong, (run, place), (run, other)):
         with pytest.raises(UserError, match=str(place)):
             write_page(path, out=out)
-    with pytest.raises(cli.USER_ERRORS, match="--against"):
+    with pytest.raises(UserError, match="--against"):
         report.main([str(run), "--markdown", str(place / "t.md")])  # beside which base?
     assert not page.exists()
     assert other.read_text() == "SQLite format 3"

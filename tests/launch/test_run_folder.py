@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 import minirl.errors
+from exchange import UserError
 from launch.config import JobConfig, dump, load_config
 from launch.run_folder import check, check_alike, claim_data, claimed
-from sqlenv.errors import UserError
 from sqlenv.types import Example
 
 SERVED = "rollout.backend=sglang"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from launch import score as score_command
 from launch.evaluation.predictions import pair_up
 from launch.evaluation.verdicts import BIRD_MARK, Verdict
@@ -23,7 +24,6 @@ from rewards.workbench import MODES, Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import read_all
 from sqlenv.demo import generate
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.sql.answers import answer_of

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
@@ -18,7 +19,6 @@ from launch.evaluation.policy_source import CheckpointSource
 from launch.evaluation.subject import find_subject
 from launch.policy import policy_in
 from launch.run_folder import run_of
-from sqlenv.errors import UserError
 
 from .chat_server import Chat, serve
 from .conftest import json_lines

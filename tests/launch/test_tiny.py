@@ -8,9 +8,9 @@ import sqlite3
 
 import pytest
 
+from exchange import UserError
 from launch.config import TinyConfig
 from launch.tiny import make_tiny, train_tokenizer
-from minirl.errors import UserError
 from minirl.model.tokenizer import ChatTokenizer
 
 TEXTS = [

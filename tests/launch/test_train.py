@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from exchange import UserError
 from launch.config import load_config
 from launch.policy import find_policy
-from minirl.errors import UserError
 
 from .conftest import MANY, check_mistakes, json_lines
 

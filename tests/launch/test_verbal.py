@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import cli
+from exchange import UserError
 from launch import eval as command
 from launch.config import TinyConfig
 from launch.tiny import make_tiny
-from sqlenv.errors import UserError
 
 from .chat_server import Chat, Failure, serve
 from .conftest import ROOT, TINY, verbal_folder
@@ -290,5 +289,5 @@ def test_without_the_package_the_extra_is_named(place, tmp_path, monkeypatch):
     """Before any gold query runs."""
     monkeypatch.setitem(sys.modules, "openai", None)
     monkeypatch.setattr("launch.config.load_config", None)
-    with pytest.raises(cli.USER_ERRORS, match=r"pip install '\.\[openai\]'$"):
+    with pytest.raises(UserError, match=r"pip install '\.\[openai\]'$"):
         launch(place, tmp_path / "out", Chat(Brain({}), url="http://127.0.0.1:9/v1"))

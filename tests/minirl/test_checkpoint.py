@@ -19,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 
-from minirl.errors import UserError
+from exchange import UserError
 from minirl.run.checkpoint import Checkpoints, best_step, grace_s, read_params
 from minirl.train.update import TrainState
 

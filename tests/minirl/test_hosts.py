@@ -30,7 +30,8 @@ from minirl.run import distributed, preemption
 folder, coordinator, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
 import conftest, mesh_update, toy_run
-from minirl.errors import LostError, UserError
+from minirl.errors import LostError
+from exchange import UserError
 from minirl.model.sharding import MESH_AXES, make_mesh, param_path
 from minirl.sample.weights import local_mesh, local_params
 from minirl.sglang.transfer import whole_tensors, write_version

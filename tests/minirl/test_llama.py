@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from minirl.errors import UserError
+from exchange import UserError
 from minirl.model import huggingface
 from minirl.model.attention import causal
 from minirl.model.config import parse_config, read_config

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exchange import Score
-from minirl.errors import UserError
+from exchange import Score, UserError
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
 from minirl.sample.rollout import flatten
 from minirl.train.rollouts import Episodes, ScoredEpisode

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from benchmarks._operations import Tokens, update_flops
+from exchange import UserError
 from minirl.config import ModelSource, OptimizerConfig, SamplerConfig, TrainConfig
-from minirl.errors import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh
 from minirl.plan.compile import compile_program, parse_topology

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from exchange import UserError
 from minirl.config import SGLANG_PYTHON, SglangConfig
-from minirl.errors import UserError
 from minirl.sglang import process
 from minirl.sglang.process import ChildServer, close, launch
 

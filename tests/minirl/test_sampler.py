@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl.errors import UserError
+from exchange import UserError
 from minirl.sample import cache
 from minirl.sample.decode import compilations
 from minirl.types import Decoding, Request

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from minirl.config import SamplerConfig
-from minirl.errors import UserError
 from minirl.model.lora import split
 from minirl.sample.rollout import rollout
 from minirl.train.rollouts import gather_metrics, make_sampler

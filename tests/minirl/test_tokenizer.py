@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchange import Message
-from minirl.errors import UserError
+from exchange import Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
 
 from .byte_bpe import train_tokenizer

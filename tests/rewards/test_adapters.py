@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from rewards import score
 from rewards.adapters import scoring
 from rewards.adapters.scoring import AdapterConfig, example_of, read_settings
@@ -25,7 +26,6 @@ from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward, replies_of
 from rewards.adapters.verl import compute_score, compute_scores
 from sqlenv.config import ExecutorConfig
-from sqlenv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 GOLD = "SELECT name FROM singer WHERE age > 20"

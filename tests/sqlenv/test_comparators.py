@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
+from exchange import UserError
 from sqlenv.config import ExecutorConfig
-from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge_case
 from sqlenv.executor import Executor
 from sqlenv.types import ExecutionMatch, SqlError, Table

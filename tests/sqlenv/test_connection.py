@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.executor.database import check_contents, reading
 from sqlenv.schema.reading import Column, DatabaseSchema, TableSchema, read_schema
 from sqlenv.schema.values import build_index

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from sqlenv.config import ExecutorConfig, SingleTurnConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.envs.single_turn import judge_reply
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 
 from .data_folders import bird, load_one, make_database, write

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sqlenv.errors import UserError
+from exchange import UserError
 
 from .data_folders import bird, load_one, make_database, spider, write
 

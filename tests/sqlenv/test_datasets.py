@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from exchange import UserError
 from sqlenv.config import DataConfig, ExecutorConfig
 from sqlenv.data import index as question_index
 from sqlenv.data.layouts import SETS
 from sqlenv.data.loading import load, read_all
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.schema.reading import Described, read_schema
 from sqlenv.schema.rendering import render_schema

@@ -8,11 +8,11 @@ from collections import Counter
 import apsw
 import pytest
 
+from exchange import UserError
 from sqlenv.config import DemoConfig
 from sqlenv.demo import SPLIT_FILES, generate
 from sqlenv.demo.questions import SHARES, tells_apart
 from sqlenv.demo.vocabulary import KINDS
-from sqlenv.errors import UserError
 
 CONFIG = DemoConfig(train_databases=48, validation_databases=6, test_databases=12)
 SMALL = {"train_databases": 2, "validation_databases": 1, "test_databases": 3}

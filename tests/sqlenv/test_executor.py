@@ -16,8 +16,8 @@ from typing import Any
 import apsw
 import pytest
 
+from exchange import UserError
 from sqlenv.config import ExecutorConfig
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge

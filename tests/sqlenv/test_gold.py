@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 from tests.sqlenv.conftest import make_file

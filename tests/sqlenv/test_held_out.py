@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from sqlenv.config import DataConfig, ExecutorConfig
 from sqlenv.data.held_out import hold_out, validation_of
 from sqlenv.data.loading import LoadedData, load
 from sqlenv.data.sources import by_running
-from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 
 from .data_folders import make_database

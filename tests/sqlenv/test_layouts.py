@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from exchange import UserError
 from sqlenv.data.layouts import SETS, AbsentError, locate
-from sqlenv.errors import UserError
 
 from .data_folders import bird, make_database, spider, write
 

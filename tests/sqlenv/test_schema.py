@@ -6,8 +6,8 @@ from pathlib import Path
 import apsw
 import pytest
 
+from exchange import UserError
 from rewards.execution import columns_of
-from sqlenv.errors import UserError
 from sqlenv.executor.database import check_contents
 from sqlenv.schema.reading import (
     Column,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
 from sqlenv.evaluators.spider2 import (
     Reference,

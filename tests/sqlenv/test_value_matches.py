@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from sqlenv.errors import UserError
+from exchange import UserError
 from sqlenv.executor.database import open_new
 from sqlenv.schema.reading import read_schema
 from sqlenv.schema.rendering import render_schema
