@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import markdown
+from launch import read_result
 
 RESAMPLES = 10_000
 DEMOS = ("progress", "expo", "paverl", "astra")
@@ -67,7 +68,7 @@ def main() -> None:
                 _train(arm, seed, folder, options.settings)
             found = json.loads((folder / "result.json").read_text())
             results.append({"arm": arm.name, "seed": seed} | found)
-            right[arm.name][seed] = read_right(folder / "after")
+            right[arm.name][seed] = read_right(folder / "after", found["rule"])
     print(markdown(_ACCURACY, map(_accuracy, results)))
     differences = compare(right)
     if differences:
@@ -76,10 +77,9 @@ def main() -> None:
     print(json.dumps({"cpu_count": os.cpu_count(), **shown}))
 
 
-def read_right(folder: Path) -> Right:
-    """Read which questions a folder of predictions has right."""
-    lines = (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    return {one["id"]: float(one["correct"]) for one in map(json.loads, lines)}
+def read_right(folder: Path, rule: str) -> Right:
+    """Read which questions an evaluation has right by a rule."""
+    return {one["id"]: one[rule] for one in read_result(folder)}
 
 
 def compare(right: Mapping[str, Mapping[int, Right]]) -> list[Difference]:

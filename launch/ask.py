@@ -14,9 +14,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from exchange import UserError
-from launch import cli
+from launch import cli, options
 from launch.config import load_config
 from launch.policy import WHERE, policy_in
 from launch.reporting.tables import clean, result_view
@@ -25,22 +28,28 @@ from sqlenv.executor.database import check_contents
 from sqlenv.types import Example, Result, SqlError, Table
 
 
-def main(arguments: list[str]) -> None:
-    """Run the command."""
-    parser = cli.Parser("launch.ask", __doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help=WHERE)
-    parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="a SQLite database")
-    cli.add_accelerator(parser)
-    parser.add_argument("question", nargs="?", help="default: the lines of standard input")
-    options = parser.parse_args(arguments)
-    check_contents(options.db)
-    cli.use_accelerator(options.accel)
+def ask(
+    question: Annotated[
+        str | None, Parameter(help="what to ask (default: the lines of standard input)")
+    ] = None,
+    /,
+    *,
+    checkpoint: Annotated[Path, Parameter(help=WHERE)],
+    db: options.Database,
+    accel: options.Accelerator = None,
+) -> None:
+    """Ask a database."""
+    check_contents(db)
+    cli.use_accelerator(accel)
     status = 1
-    for said, result in _answers(options.checkpoint, options.db, _questions(options.question)):
+    for said, result in _answers(checkpoint, db, _questions(question)):
         cli.output.print(clean(said), markup=False, soft_wrap=True)
         cli.output.print(result_view(result))
         status = 0 if isinstance(result, Table) else status
     sys.exit(status)
+
+
+main = options.Command(ask)
 
 
 def _questions(given: str | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What all commands share: arguments, errors for people, the console, the accelerator."""
+"""What all commands share: errors for people, the console, the accelerator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -58,39 +59,15 @@ _LEARNER = frozenset(
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command, for which a mistake is a `UserError`."""
+    """The parser of launch.prepare, for which a mistake is a `UserError`."""
 
-    def __init__(self, module: str, description: str | None, epilog: str | None = None) -> None:
+    def __init__(self, module: str, description: str | None) -> None:
         how = argparse.RawDescriptionHelpFormatter
-        super().__init__(f"python -m {module}", None, description, epilog, formatter_class=how)
+        super().__init__(f"python -m {module}", None, description, formatter_class=how)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in a line, without the usage."""
         raise UserError(f"{self.prog}: {message}; see --help")
-
-
-def make_parser(
-    module: str,
-    description: str | None,
-    *,
-    example: str = "seed=1 run.dir=second",
-    needs_config: bool = True,
-) -> Parser:
-    """Make a parser with the arguments of every job, and an example."""
-    line = f"example:\n  python -m {module} --cfg progress-demo.yaml {example}"
-    parser = Parser(module, description, line)
-    config = "a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)"
-    config += "" if needs_config else "; default: a run's own, else plain.yaml"
-    parser.add_argument("--cfg", required=needs_config, metavar="FILE", help=config)
-    add_accelerator(parser)
-    add_overrides(parser)
-    return parser
-
-
-def add_accelerator(parser: Parser) -> None:
-    """Add the choice of what `use_accelerator` selects."""
-    devices: dict[str, Any] = {"choices": ("cpu", "gpu", "tpu"), "default": "cpu"}
-    parser.add_argument("--accel", **devices, help="what to compute on (default: cpu)")
 
 
 def add_overrides(parser: Parser) -> None:
@@ -106,21 +83,6 @@ def read_seed(text: str) -> int:
     return int(text)
 
 
-def read_count(text: str) -> int:
-    """Read a whole number from 1 on from the command line."""
-    if (number := read_seed(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: should be a whole number from 1 on")
-    return number
-
-
-def add_questions(add: Callable[..., Any]) -> None:
-    """Add what bounds the questions of a command, and shows one."""
-    most = "at most N questions of each split, a sample by seed"
-    add("--limit", type=read_count, metavar="N", help=most)
-    one = "print a question as the model is asked it, with its number of tokens, and stop"
-    add("--show-prompt", action="store_true", help=one)
-
-
 def command(module: str, *arguments: object) -> str:
     """Write a command as it can be typed here: with this interpreter where it lies below."""
     python, here = Path(sys.executable), Path.cwd()
@@ -128,33 +90,25 @@ def command(module: str, *arguments: object) -> str:
     return shlex.join(map(str, (name, "-m", module, *arguments)))
 
 
-def add_processes(parser: Parser) -> None:
-    """Add the arguments of a command that several processes can run together."""
-    group = parser.add_argument_group(
-        "several processes",
-        "the same command on every host; Slurm's and a TPU slice's variables say the rest",
-    )
-    where = "address of the first process, or auto to let JAX find it"
-    group.add_argument("--coordinator", metavar="HOST:PORT", help=where)
-    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
-    group.add_argument("--process", type=int, metavar="I", help="number of this one, from 0")
+Others = tuple[str | None, int | None, int | None]
+"""Address of the first of several processes, their number, and that of this one."""
 
 
-def _join_others(options: argparse.Namespace) -> None:
+def _join_others(given: Others) -> None:
     from minirl.run import distributed
 
-    given = options.coordinator, options.processes, options.process
     nothing = (None, None, None)
     if given == nothing and not distributed.is_announced():
         return
     is_automatic = given in (nothing, ("auto", None, None))
-    distributed.join(None if is_automatic else distributed.ProcessConfig(*given))
+    # JAX says what is missing.
+    distributed.join(None if is_automatic else distributed.ProcessConfig(*cast("Any", given)))
     if not distributed.is_first():  # one of them prints
         console.quiet = output.quiet = True
         logging.getLogger().setLevel(logging.ERROR)
 
 
-def run(main: Callable[[list[str]], None]) -> NoReturn:
+def run(main: Callable[[list[str]], object]) -> NoReturn:
     """Run a command; a user's mistake ends it with one line and status 2."""
     _set_up_output()
     try:
@@ -253,15 +207,25 @@ def give_up() -> NoReturn:
 _ONLY_DOTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
 
+def _own_accelerator() -> str:
+    """Name what this machine has and JAX is installed for."""
+    devices = Path("/dev")
+    if find_spec("jax_cuda13_plugin") and (devices / "nvidiactl").exists():
+        return "gpu"
+    is_tpu = any(devices.glob("accel*")) or any(devices.glob("vfio/*"))
+    return "tpu" if is_tpu and find_spec("libtpu") else "cpu"
+
+
 def use_accelerator(
-    name: str, options: argparse.Namespace | None = None, *, folder: Path | None = None
-) -> None:
-    """Select JAX's backend by `--accel`, and keep compiled programs for the next start; with the
-    options of `add_processes`, find the others.
+    choice: str | None, others: Others | None = None, *, folder: Path | None = None
+) -> str:
+    """Select JAX's backend by `--accel`, and keep compiled programs for the next start; where there
+    may be several processes, find the others. Return the backend's name.
 
     Several processes write and read a part of the run folder each: a host's own disk may be gone at
     the next start, and the names of programs differ between the processes.
     """
+    name = choice or _own_accelerator()
     flags = os.environ.get("XLA_FLAGS", "")
     if name == "cpu" and "ynn_fusion_type" not in flags:
         # What XLA's other fusions for the CPU take, a third of an update's memory, is in no plan of
@@ -279,11 +243,11 @@ def use_accelerator(
     # next one runs, and two micro-batches are in memory.
     jax.config.update("jax_cpu_enable_async_dispatch", val=False)
     activity.watch_compiler()
-    if options is not None:
-        _join_others(options)
+    if others is not None:
+        _join_others(others)
     cache = cache_folder("jax")
-    if folder is not None and (others := _others()):
-        cache = folder / COMPILED / str(others.write_programs())
+    if folder is not None and (joined := _others()):
+        cache = folder / COMPILED / str(joined.write_programs())
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     try:
@@ -295,6 +259,7 @@ def use_accelerator(
             f"--accel {name}: no such device here (JAX: {found}); use --accel cpu, or install "
             f"the {name} extra on a machine that has one"
         )
+    return name
 
 
 @contextmanager

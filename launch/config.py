@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -14,6 +14,7 @@ from exchange import UserError
 from launch import config_merge
 from launch.compatibility import clashes
 from launch.evaluation.testsets import Split
+from launch.texts import nearest
 from minirl.config import (
     MeshConfig,
     ModelSource,
@@ -364,5 +365,26 @@ def _explain(error: ValidationError, raw: Any) -> str:
     path = ".".join(keys)
     if first["type"] == "contradiction":
         return ".".join(filter(None, (path, first["msg"])))
-    unknown = f"unknown key{kind}; docs/configuration.md lists all"
+    unknown = f"unknown key{kind}; {_meant(path)}docs/configuration.md lists all"
     return f"{path}: {unknown if first['type'] == 'extra_forbidden' else describe(first)}"
+
+
+def _meant(path: str) -> str:
+    """Ask for the setting that an unknown key may mean: one of the same name, or a similar one."""
+    same = settings_named(path.rpartition(".")[2], section=path.partition(".")[0])
+    return f"did you mean {same[0]}? " if same else nearest(path, _keys(JobConfig, ""))
+
+
+def settings_named(name: str, *, section: str = "") -> list[str]:
+    """List the settings of this name, those of a section first and then the shortest."""
+    same = {key for key in _keys(JobConfig, "") if key.rpartition(".")[2] == name}
+    return sorted(same, key=lambda key: (key.partition(".")[0] != section, len(key), key))
+
+
+def _keys(kind: Any, path: str) -> Iterator[str]:
+    """Yield the keys of all settings below a type, of every member of a union."""
+    for member in get_args(kind):
+        yield from _keys(member, path)
+    for name, field in getattr(kind, "model_fields", {}).items():
+        yield f"{path}{name}"
+        yield from _keys(field.annotation, f"{path}{name}.")

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from exchange import UserError
+from launch.texts import nearest
 from minirl.config import Grpo
 from rewards.config import ProgressiveConfig
 from sqlenv.config import DataConfig, DiagnosedConfig
@@ -40,10 +41,7 @@ def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Read a config by path or packaged name, merge it over its base, and set the overrides; each
     section that names no kind names its default one.
     """
-    path = Path(name)
-    if not path.is_file() and name not in packaged():
-        raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
-    raw = _read(name, path.resolve() if path.is_file() else _PACKAGED / name)
+    raw = _read(name, _find(name).resolve())
     for setting in overrides:
         raw = override(raw, setting)
     for line in _modernise(raw):
@@ -81,6 +79,20 @@ def _modernise(raw: Mapping[str, Any]) -> list[str]:
                 source["layout"] = layout.replace("_", "-")
                 said.append(f"layout {layout} is read as {source['layout']}")
     return said
+
+
+def _find(name: str) -> Path:
+    """Find a config: a file, a run folder's, or a packaged one, whose ending may be left out."""
+    path, known = Path(name), packaged()
+    places = [path, path / "config.yaml"]
+    places += [_PACKAGED / one for one in (name, f"{name}.yaml") if one in known]
+    if found := next(filter(Path.is_file, places), None):
+        return found
+    if path.is_dir():
+        raise UserError(f"--cfg {name}: no config.yaml in this folder; give a run folder or a file")
+    raise UserError(
+        f"--cfg {name}: no such file; {nearest(name, known)}packaged are {', '.join(known)}"
+    )
 
 
 def override(raw: Mapping[str, Any], setting: str) -> dict[str, Any]:

@@ -11,52 +11,53 @@ trained, evaluated and served like any other.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from exchange import UserError
-from launch import cli
+from launch import cli, options
 from launch.policy import WHERE, policy_in
 
 
-def main(arguments: list[str]) -> None:
-    """Run the command."""
-    options = _arguments(arguments)
-    out: Path = options.out
+def export(
+    *,
+    out: Annotated[Path, Parameter(help="the folder to make")],
+    checkpoint: Annotated[Path | None, Parameter(help=WHERE)] = None,
+    gguf: Annotated[
+        Path | None,
+        Parameter(help="a GGUF file of a Qwen2, Qwen2.5, Qwen3, Llama or Mistral model"),
+    ] = None,
+    dtype: Annotated[
+        Literal["bfloat16", "float32", "float16"] | None,
+        Parameter(
+            help="type of the weights (default: what the run computed in, model.dtype; of a "
+            "Hugging Face folder its own; of adapters and GGUF files float32)"
+        ),
+    ] = None,
+    adapter: Annotated[bool, Parameter(help="the adapters alone, as PEFT's files")] = False,
+) -> None:
+    """Write a policy as a Hugging Face folder."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"--out {out}: is there already, and is not written over; name another")
-    if options.gguf and options.adapter:
+    if (checkpoint is None) == (gguf is None):
+        raise UserError("give one of --checkpoint (a run, or a model folder) and --gguf (a file)")
+    if gguf and adapter:
         raise UserError("--adapter: a GGUF file holds a whole model; leave --adapter out")
-    policy = policy_in(options.checkpoint) if options.checkpoint else None
+    policy = policy_in(checkpoint) if checkpoint else None
     cli.use_accelerator("cpu")
     # JAX takes seconds to import, and nothing above needs it.
-    from launch.weights import export, export_adapter, export_gguf
+    from launch import weights
 
-    if policy is None:
-        export_gguf(options.gguf, out, dtype=options.dtype)
-    elif options.adapter:
-        export_adapter(policy, out, dtype=options.dtype)
-    else:
-        export(policy, out, dtype=options.dtype)
+    if gguf:
+        weights.export_gguf(gguf, out, dtype=dtype)
+    if policy:
+        write = weights.export_adapter if adapter else weights.export
+        write(policy, out, dtype=dtype)
 
 
-def _arguments(arguments: list[str]) -> Namespace:
-    parser = cli.Parser("launch.export", __doc__)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--checkpoint", type=Path, metavar="DIR", help=WHERE)
-    what = "a GGUF file of a Qwen2, Qwen2.5, Qwen3, Llama or Mistral model"
-    source.add_argument("--gguf", type=Path, metavar="FILE", help=what)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")
-    parser.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float32", "float16"),
-        help="type of the weights (default: what the run computed in, model.dtype; of a Hugging "
-        "Face folder its own; of adapters and GGUF files float32)",
-    )
-    parser.add_argument(
-        "--adapter", action="store_true", help="the adapters alone, as PEFT's files"
-    )
-    return parser.parse_args(arguments)
+main = options.Command(export)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,11 +15,14 @@ from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.evaluation.decoding import GREEDY, Decode
-from launch.evaluation.outcomes import Outcomes
+from launch.evaluation.evaluate import judge_answers
+from launch.evaluation.outcomes import hint
+from launch.evaluation.questions import QuestionSet, question_set
+from launch.evaluation.results import ModelFacts, Report
 from launch.evaluation.sampling import Evaluator
-from launch.evaluation.statistics import mean_interval, paired_difference
-from launch.evaluation.testsets import Split
-from launch.evaluation.verdicts import Verdict, accuracy, write_official
+from launch.evaluation.sources import Answers, SampleCache, unread_of
+from launch.evaluation.statistics import paired_difference
+from launch.evaluation.testsets import TEST_SETS, Split
 from launch.plan import plan_memory
 from launch.result import Result, show
 from launch.run_folder import RESULT, check_alike, claim_data, claimed
@@ -30,6 +33,9 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.run.metrics import read_metrics
 from minirl.train.trainer import Trainer
+from sqlenv.config import OFFICIAL
+from sqlenv.data.layouts import set_name
+from sqlenv.executor import Executor
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
@@ -77,7 +83,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             record=sql.record_scored,
             wrapping=config.answer_wrapping,
         )
-        before = _measure(evaluator, test, folder / "before")
+        before = _measure(evaluator, config, test, sql, folder / "before")
 
         def validate(params: Any, version: int) -> float:
             evaluator.set_weights(params, version=version)
@@ -94,9 +100,9 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             second = second_stage.train(trainer, config.train, progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
-        after = _measure(evaluator, test, folder / "after")
+        after = _measure(evaluator, config, test, sql, folder / "after")
         notes = evaluator.notes()
-    if not distributed.is_first():
+    if before is None or after is None:
         return
     result = {
         **_gain(before, after),
@@ -112,30 +118,61 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     show(Result.model_validate(result), folder)
 
 
-def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> list[Verdict]:
+def _measure(
+    evaluator: Evaluator, config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path
+) -> Report | None:
+    """Answer and judge the test questions; only the first process has a report."""
     with cli.progress_bar(f"accuracy {folder.name}") as progress:
-        verdicts = evaluator.predict(test, folder / "predictions.jsonl", progress=progress)
-    distributed.from_first(lambda: write_official(verdicts, folder))
-    _log.info("accuracy %s: %s", folder.name, _outcomes(verdicts).line())
-    return verdicts
+        samples = evaluator.answers(test, SampleCache(folder), progress, stops=False)
+    if not distributed.is_first():
+        return None
+    questions = _test_set(config, tuple(test))
+    base = config.model.path.name if config.model.path else "tiny"
+    model = ModelFacts(f"{config.folder.name}/{folder.name}", base=base, reward=config.reward.kind)
+    prompts = [sql.evaluation_prompt(example) for example in test]
+    with Executor(OFFICIAL if len(questions.measures) > 1 else config.executor) as executor:
+        report = judge_answers(
+            questions, Answers(samples, {"hint": hint(unread_of(samples), config.answer_wrapping)}),
+            GREEDY, executor, model=model, seed=config.seed, prompts=prompts, folder=folder,
+        )  # fmt: skip
+    _log.info("accuracy %s: %s", folder.name, report.outcomes.line())
+    return report
 
 
-def _outcomes(verdicts: Sequence[Verdict]) -> Outcomes:
-    return Outcomes.total(verdict.outcomes for verdict in verdicts)
+def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
+    """Judge by the environment's rule, and those of one published test set by its official one."""
+    own = QuestionSet("test", test, (config.env.match,), is_judged=True)
+    source, *others = config.data.test.sources
+    name = set_name(source)
+    if others or name not in TEST_SETS or config.data.root is None:
+        return own
+    place = source.model_copy(update={"path": config.data.root / source.path})
+    official = question_set(name, test, place, config.data.root)
+    measures = tuple(dict.fromkeys([config.env.match, *official.measures]))
+    return replace(official, measures=measures, is_judged=True)
 
 
-def _gain(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, Any]:
-    first, second = ([float(verdict.correct) for verdict in part] for part in (before, after))
+def _gain(before: Report, after: Report) -> dict[str, Any]:
+    """Compare the accuracies by the environment's rule; official ones follow by name."""
+    found: dict[str, Any] = {"questions": len(after.questions), "rule": before.first}
+    gains = {name: _by(name, before, after) for name in before.measures}
+    for key, value in gains.pop(before.first).items():
+        found |= {key: value}
+    outcomes = {"before": asdict(before.outcomes), "after": asdict(after.outcomes)}
+    return {**found, "official": gains, "outcomes": outcomes}
+
+
+def _by(name: str, before: Report, after: Report) -> dict[str, Any]:
+    first, second = ([one.scores[name] for one in part.questions] for part in (before, after))
     gain = paired_difference(first, second)
-    found: dict[str, Any] = {}
-    for name, value, interval in (
-        ("ex_before", accuracy(before), mean_interval(first)),
-        ("ex_after", accuracy(after), mean_interval(second)),
-        ("gain", gain.difference, gain.ci95),
-    ):
-        found |= {name: round(value, 6), f"{name}_ci95": [round(bound, 6) for bound in interval]}
-    outcomes = {"before": asdict(_outcomes(before)), "after": asdict(_outcomes(after))}
-    return {**found, "questions": len(after), "outcomes": outcomes}
+    return {
+        "ex_before": before.measures[name]["mean"],
+        "ex_before_ci95": before.measures[name]["ci95"],
+        "ex_after": after.measures[name]["mean"],
+        "ex_after_ci95": after.measures[name]["ci95"],
+        "gain": round(gain.difference, 6),
+        "gain_ci95": [round(bound, 6) for bound in gain.ci95],
+    }
 
 
 def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 The programs of the update and of the sampler are compiled ahead of time by the devices' own
 compiler; nothing is computed and no weights are needed. docs/scaling.md says what a plan counts.
+
+    python -m launch.plan --cfg progress.yaml --topology v5e:2x2 sampler.slots=32
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 from rich.table import Table as RichTable
 
 from exchange import UserError
-from launch import cli, config_merge
+from launch import cli, config_merge, options
 from launch.config import JobConfig, load_config
 from launch.texts import write_json
 
@@ -39,22 +42,29 @@ _SMALL_SHARE = 1 / 256
 _FEW_SLOTS = 16
 
 
-def main(arguments: list[str]) -> None:
-    """Run the command."""
-    example = "--topology v5e:2x2 sampler.slots=32"
-    parser = cli.make_parser("launch.plan", __doc__, example=example)
-    chips = "v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, a100x8, a800x32, h200x8 (GPUs)"
-    parser.add_argument("--topology", required=True, metavar="CHIPS", help=chips)
-    name = "a published shape in place of model.path's, for example qwen2.5-coder-7b"
-    parser.add_argument("--model", metavar="NAME", help=name)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan here too")
-    options = parser.parse_intermixed_args(arguments)
-    config = load_config(options.cfg, options.overrides)
+def plan(
+    *overrides: options.Overrides,
+    cfg: options.Config,
+    topology: Annotated[
+        str,
+        Parameter(
+            help="v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, a100x8, a800x32, h200x8 (GPUs)"
+        ),
+    ],
+    model: options.Model = None,
+    seed: options.Seed = None,
+    json: options.Json = None,
+) -> None:
+    """Plan a job."""
+    config = load_config(cfg, options.with_seed(overrides, seed))
     with cli.progress_bar("plan") as progress:
-        plan = make_plan(config, options.topology, model=options.model, progress=progress)
-    cli.output.print(*_tables(plan), sep="\n")
-    if options.json:
-        write_json(options.json, plan)
+        found = make_plan(config, topology, model=model, progress=progress)
+    if json != options.STDOUT:
+        cli.output.print(*_tables(found), sep="\n")
+    options.write_result(json, found)
+
+
+main = options.Command(plan)
 
 
 def make_plan(

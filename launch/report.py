@@ -12,83 +12,122 @@ question, in the columns of the papers' tables: docs/reports.md.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from exchange import UserError
-from launch import cli
+from launch import cli, options
 from launch.reporting.comparison import Comparison
 from launch.reporting.page import is_page, render
 from launch.reporting.payload import Payload
 from launch.reporting.runs import read_runs, shown_names
-from launch.texts import check_new, write_json, write_text
+from launch.reporting.server import RELOAD_S, serve
+from launch.texts import check_new, write_text
 
 _BYTES = 1_000_000
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the command."""
-    options = _arguments(arguments)
-    _check_outputs(options)
-    runs = read_runs(_named(options))
-    payload = Payload.of(runs)
-    if options.against is not None:
-        comparison = Comparison.of(runs)
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is written where."""
+
+    out: Annotated[Path, Parameter(help="the page (default: report.html)")] = Path("report.html")
+    against: Annotated[
+        str | None, Parameter(help="one of the runs, or another one ([NAME=]RUN), to compare with")
+    ] = None
+    markdown: Annotated[
+        Path | None, Parameter(help="write the tables of the comparison here too")
+    ] = None
+    differences: Annotated[
+        Path | None,
+        Parameter(help="write the questions on which a run and the base differ, as JSON lines"),
+    ] = None
+    json: options.Json = None
+    serve: Annotated[
+        bool,
+        Parameter(
+            help="serve the page on 127.0.0.1 until interrupted, in place of writing it; that of a "
+            "run that goes on loads itself anew"
+        ),
+    ] = False
+
+
+def report(
+    *runs: Annotated[str, Parameter(help="[NAME=]RUN: runs and results to show")],
+    given: Options = Options(),
+) -> None:
+    """Show what runs learned."""
+    if not runs:
+        raise UserError("launch.report: give a run, or a result of launch.eval; see --help")
+    if given.against is None and (given.markdown or given.differences or given.json):
+        raise UserError("--markdown, --differences and --json need a base: --against RUN")
+    if given.serve:
+        serve(lambda: render(_payload(runs, given, reload_s=RELOAD_S)), _tell)
+        return
+    _check_outputs(given)
+    if given.against is not None:
+        _compare(Comparison.of(read_runs(_named(runs, given.against))), given)
+    payload = _payload(runs, given)
+    text = render(payload)
+    write_text(given.out, text)
+    size = f"Page: {given.out} ({len(text) / _BYTES:.1f} MB)"
+    lines = [*payload.answer, *map(_summary, payload.runs), *payload.notes, size]
+    for line in lines if given.json != options.STDOUT else ():
+        _tell(line)
+
+
+main = options.Command(report)
+
+
+def _compare(comparison: Comparison, given: Options) -> None:
+    """Print a comparison, and write it where it is asked."""
+    for path, write in (
+        (given.markdown, comparison.markdown),
+        (given.differences, comparison.lines),
+    ):
+        if path:
+            write_text(path, write())
+    options.write_result(given.json, comparison.record())
+    if given.json != options.STDOUT:
         cli.output.print(*comparison.tables(width=cli.output.width), sep="\n")
+
+
+def _payload(runs: Sequence[str], given: Options, *, reload_s: float = 0.0) -> Payload:
+    """Read runs and results for the page, and compare them with the base."""
+    found = read_runs(_named(runs, given.against))
+    payload = Payload.of(found)
+    if not all(run.is_finished for run in found):
+        payload.reload_s = reload_s
+    if given.against is not None:
+        comparison = Comparison.of(found)
         base = comparison.rows[0].name
         payload.against = [
             {"base": base, "run": f"{each.row.name}, {' '.join(each.key)}", **each.test}
             for each in comparison.differences
         ]
-        for path, write in (
-            (options.markdown, comparison.markdown),
-            (options.differences, comparison.lines),
-        ):
-            if path:
-                write_text(path, write())
-        if options.json:
-            write_json(options.json, comparison.record())
-    text = render(payload)
-    write_text(options.out, text)
-    size = f"Page: {options.out} ({len(text) / _BYTES:.1f} MB)"
-    for line in (*map(_summary, payload.runs), *payload.notes, size):
-        cli.output.print(line, soft_wrap=True, markup=False)
+    return payload
 
 
-def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = cli.Parser("launch.report", __doc__)
-    parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="runs and results to show")
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), help="the page (default: report.html)"
-    )
-    parser.add_argument(
-        "--against", metavar="[NAME=]RUN", help="one of them, or another one, to compare with"
-    )
-    for name, what in (
-        ("markdown", "write the tables of the comparison here too"),
-        ("differences", "write the questions on which a run and the base differ, as JSON lines"),
-        ("json", "write all numbers of the comparison here"),
-    ):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
-    options = parser.parse_args(arguments)
-    if options.against is None and (options.markdown or options.differences or options.json):
-        parser.error("--markdown, --differences and --json need a base: --against RUN")
-    return options
+def _tell(line: str) -> None:
+    cli.output.print(line, soft_wrap=True, markup=False)
 
 
-def _named(options: argparse.Namespace) -> list[tuple[str, Path]]:
+def _named(runs: Sequence[str], against: str | None) -> list[tuple[str, Path]]:
     """Tell names, empty where there are none, from paths; the base comes first."""
-    named = list(map(_split_name, options.runs))
-    if options.against is None:
+    named = list(map(_split_name, runs))
+    if against is None:
         return named
-    other = _split_name(options.against)
+    other = _split_name(against)
     names = shown_names(named)
     ours = (
         one
         for name, one in zip(names, named, strict=True)
-        if options.against in (name, one[0]) or other[1] == one[1]
+        if against in (name, one[0]) or other[1] == one[1]
     )
     base = next(ours, other)
     return [base, *(one for one in named if one != base)]
@@ -101,13 +140,14 @@ def _split_name(argument: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _check_outputs(options: argparse.Namespace) -> None:
+def _check_outputs(given: Options) -> None:
     """A page may take the place of a page, and nothing that of anything else."""
-    if not is_page(options.out):
-        check_new(options.out, "--out")
-    taken = {options.out.resolve()}
+    if not is_page(given.out):
+        check_new(given.out, "--out")
+    taken = {given.out.resolve()}
     for option in ("markdown", "differences", "json"):
-        if path := getattr(options, option):
+        path = getattr(given, option)
+        if path and path != options.STDOUT:
             check_new(path, f"--{option}")
             if path.resolve() in taken:
                 raise UserError(f"--{option} {path}: is written already; name another")
@@ -115,10 +155,12 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def _summary(run: Mapping[str, Any]) -> str:
-    measured = (f"{where} {_percent(one)}" for where, one in run["measured"].items())
+    rule = next(iter(run["rules"]), "")
+    places = {where: rules[rule] for where, rules in run["measured"].items() if rule in rules}
+    measured = (f"{where} {_percent(one)}" for where, one in places.items())
     accuracy = ", ".join(one.removeprefix("answers ") for one in measured)
     parts = [f"execution accuracy {accuracy}" if accuracy else "no accuracy"]
-    counts = {one["questions"] for one in run["measured"].values()}
+    counts = {one["questions"] for one in places.values()}
     if counts:
         parts.append(f"{max(counts):,} questions")
     if run["kind"] == "run":
@@ -127,16 +169,17 @@ def _summary(run: Mapping[str, Any]) -> str:
         parts.append(f"{steps} steps" if run["finished"] else so_far)
     line = f"{run['name']}: {', '.join(parts)}"
     if run["sources"]:
-        *_, place = run["measured"]
+        *_, place = places
         found = run["sources"].items()
         each = (f"{name} {_percent(one[place])}" for name, one in found if place in one)
         line += f"\n  {place}, by source: {', '.join(each)}"
-    if tests := run["tests"]:
+    if tests := run["tests"].get(rule):
         gain, low, high = (100 * each for each in (tests["difference"], *tests["ci95"]))
         line += f"\n  gain {gain:+.1f} [{low:+.1f}, {high:+.1f}] points"
-        if counts := tests.get("mcnemar"):
-            line += f"; {counts['only_second']} questions flipped to right, "
-            line += f"{counts['only_first']} to wrong (McNemar p = {counts['p']:.2g})"
+        if tests["only_first"] is not None:
+            line += f"; {tests['only_second']} questions flipped to right, "
+            line += f"{tests['only_first']} to wrong"
+        line += f" (p = {tests['p']:.2g})"
     return line
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,12 @@ def read_plain_lines(path: Path) -> list[str]:
     """
     text = read_text(path)
     return text.removesuffix("\n").split("\n") if text else []
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Ask for the known word that is most like another one; empty where none is like it."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {found[0]}? " if found else ""
 
 
 def check_new(path: Path, option: str) -> None:

@@ -1,17 +1,23 @@
 """Train a model: warm start, accuracy before, reinforcement learning, accuracy after.
 
+    python -m launch.train --cfg progress-demo.yaml seed=1 run.dir=second
+
 Every phase leaves its result and its checkpoints in the run folder. Run the same command again to
-resume.
+resume. Several processes are the same command on every host; the variables of Slurm and of a TPU
+slice say the rest.
 """
 
 from __future__ import annotations
 
-from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from exchange import UserError
-from launch import cli
+from launch import cli, options
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_data, check_inputs, check_model
 from launch.evaluation.testsets import SPLITS
@@ -20,52 +26,88 @@ from launch.run_folder import RESULT, check, check_place
 from minirl.run import preemption
 from minirl.run.files import read_json
 
+Only = Annotated[
+    Literal["warm-start"] | None,
+    Parameter(help="stop after this phase; the whole command goes on from the model it leaves"),
+]
+DryRun = Annotated[
+    bool,
+    Parameter(
+        help="check all that the run needs (questions, databases, the model's tensors, the run "
+        "folder, the device), say what the run would be, and stop"
+    ),
+]
+Yaml = Annotated[bool, Parameter(help="with --dry-run: print the resolved settings too")]
+Coordinator = Annotated[
+    str | None,
+    Parameter(help="several processes: HOST:PORT of the first, or auto to let JAX find it"),
+]
+Processes = Annotated[int | None, Parameter(help="several processes: how many there are")]
+Process = Annotated[int | None, Parameter(help="several processes: number of this one, from 0")]
 
-def main(arguments: list[str]) -> None:
-    """Run the command."""
-    options = make_parser().parse_intermixed_args(arguments)
-    config = _limited(load_config(options.cfg, options.overrides), options)
-    if options.show_prompt:
-        cli.use_accelerator(options.accel)
+
+def train(
+    *overrides: options.Overrides,
+    cfg: options.Config,
+    accel: options.Accelerator = None,
+    seed: options.Seed = None,
+    limit: options.Limit = None,
+    show_prompt: options.ShowPrompt = False,
+    only: Only = None,
+    dry_run: DryRun = False,
+    yaml: Yaml = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
+) -> None:
+    """Train a model."""
+    settings = options.with_seed(overrides, seed)
+    config = _limited(load_config(cfg, settings), cfg, settings, limit)
+    if show_prompt:
+        cli.use_accelerator(accel)
         _show_prompt(config)
         return
-    settings = dump(config)
-    if options.yaml and not options.dry_run:
+    resolved = dump(config)
+    if yaml and not dry_run:
         raise UserError("--yaml: shows the settings of --dry-run; give that too")
-    if options.only and config.warm_start is None:
-        raise UserError(f"{options.cfg}: warm_start is null; set warm_start.steps=N")
-    check(config.folder, settings)
+    if only and config.warm_start is None:
+        raise UserError(f"{cfg}: warm_start is null; set warm_start.steps=N")
+    check(config.folder, resolved)
     result = config.folder / RESULT
-    if result.exists() and not options.dry_run:
+    if result.exists() and not dry_run:
         cli.output.print(f"This run is complete: {result}", soft_wrap=True)
         show(read_json(result, Result, advice="delete it to make it again"), config.folder)
         cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
     check_inputs(config)
-    if options.dry_run:
+    if dry_run:
         check_place(config.folder, key="run.dir")
-    cli.use_accelerator(options.accel, options, folder=config.folder)
+    others = (coordinator, processes, process)
+    accelerator = cli.use_accelerator(accel, others, folder=config.folder)
     # JAX takes seconds to import, and nothing above needs it.
     from minirl.model.sharding import make_mesh
 
     if config.mesh != "auto":
         make_mesh(config.mesh.model_dump())
-    if options.dry_run:
-        _describe(config, settings if options.yaml else None)
+    if dry_run:
+        _describe(config, resolved if yaml else None)
         return
-    from launch.job import train
+    from launch import job
     from launch.warm_start import only_warm_start
 
     with preemption.watched():
-        if options.only:
+        if only:
             cli.output.print(f"Model: {only_warm_start(config)}", soft_wrap=True)
         else:
-            train(config, accelerator=options.accel)
+            job.train(config, accelerator=accelerator)
 
 
-def _limited(config: JobConfig, options: Namespace) -> JobConfig:
+main = options.Command(train)
+
+
+def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | None) -> JobConfig:
     """Let a job have at most so many questions of each split, as settings of its own."""
-    if options.limit is None:
+    if limit is None:
         return config
     found = {
         "data.train.total": config.data.train.total,
@@ -74,8 +116,8 @@ def _limited(config: JobConfig, options: Namespace) -> JobConfig:
     }
     if config.data.held_out is not None:
         found["data.held_out"] = config.data.held_out
-    limits = [f"{key}={min(options.limit, n or options.limit)}" for key, n in found.items()]
-    return load_config(options.cfg, [*options.overrides, *limits])
+    limits = [f"{key}={min(limit, n or limit)}" for key, n in found.items()]
+    return load_config(cfg, [*settings, *limits])
 
 
 def _show_prompt(config: JobConfig) -> None:
@@ -111,28 +153,6 @@ def _describe(config: JobConfig, settings: str | None) -> None:
     for name, line in lines.items():
         start = "" if settings is None else "# "
         cli.output.print(f"{start}{name:<10} {line}", markup=False, soft_wrap=True)
-
-
-def make_parser() -> cli.Parser:
-    """Make the command's parser."""
-    parser = cli.make_parser("launch.train", __doc__)
-    cli.add_processes(parser)
-    cli.add_questions(parser.add_argument)
-    parser.add_argument(
-        "--only",
-        choices=("warm-start",),
-        help="stop after this phase; the whole command goes on from the model that it leaves",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check all that the run needs (questions, databases, names and shapes of the model's "
-        "tensors, the run folder, the device), say what the run would be, and stop",
-    )
-    parser.add_argument(
-        "--yaml", action="store_true", help="with --dry-run: print the resolved settings too"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from launch.evaluation.outcomes import End
+from launch.evaluation.sources import ANSWERS
 from rewards.verbal import Ask
 from sqlenv.cache import DiskCache
 from sqlenv.types import Observation
-
-ANSWERS = "answers"
-"""The folder of answers in a folder of results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +91,10 @@ class CachedClient:
         self._refused: dict[str, Answer] = {}
         self._reasons: dict[str, Answer] = {}  # the first without a text of each kind
         self.cost: dict[str, Cost] = {}
-        for kind, fields in self._cache.values():
-            self.cost.setdefault(kind, Cost()).add(1, Answer(**fields))
+        for entry in self._cache.values():
+            if isinstance(entry, list):  # else the samples of a question
+                kind, fields = entry
+                self.cost.setdefault(kind, Cost()).add(1, Answer(**fields))
 
     def __enter__(self) -> Self:
         return self

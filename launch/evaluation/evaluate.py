@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import Decode
 from launch.evaluation.digests import digest, of_prompts, short, versions
 from launch.evaluation.judging import judge
-from launch.evaluation.outcomes import Outcomes
 from launch.evaluation.questions import QuestionSet
 from launch.evaluation.results import (
     VERDICTS,
@@ -23,14 +22,13 @@ from launch.evaluation.results import (
     Report,
     ReportSettings,
     find_report,
+    read_report,
     summarise,
     write_report,
+    write_result,
 )
 from launch.evaluation.sources import Answers
-from launch.evaluation.verdicts import PREDICTIONS, Verdict, read_verdicts, write_official
-from launch.texts import write_text
 from minirl.run.files import PART
-from sqlenv.config import ExecutorConfig
 from sqlenv.data.loading import fingerprint
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.executor import Executor
@@ -39,11 +37,8 @@ from sqlenv.types import Observation
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from launch.evaluation.trajectories import Row
-
 _log = logging.getLogger(__name__)
 
-CHOICES = "choices.jsonl"
 _NAMED = 3
 _SHOWN_MEASURES = 3
 
@@ -57,20 +52,20 @@ def judge_answers(
     model: ModelFacts,
     seed: int,
     prompts: Sequence[Observation] = (),
+    shown: Sequence[Observation] = (),
     folder: Path | None,
-    path: Path | None,
-) -> None:
-    """Judge answers, or what is left of them, write all files, and print the numbers.
+    path: Path | None = None,
+) -> Report:
+    """Judge answers, or what is left of them, and write the result into a folder or one file.
 
-    The report goes to `path`, or into the folder of the results; without a folder there is the
-    report alone. Prompts are as the model was shown them; a file of predictions has none.
+    With both, the file has all, and a folder that has other verdicts on these answers is left
+    alone. Prompts are as the model was shown them; a file of predictions has none, and `shown` is
+    what the page has in their place.
 
     Raises:
-        UserError: The file is of other settings, or the folder has other answers.
+        UserError: The result is of other settings, or the folder has other answers.
     """
     predictions = [one.queries for one in answers.samples]
-    # Another report on answers that are there leaves their own files alone.
-    has_files = folder is None or (path is not None and _has_files(folder, predictions))
     suite = questions.suite_files
     settings = ReportSettings(
         data=questions.name,
@@ -89,24 +84,31 @@ def judge_answers(
         timeout_s=executor.config.timeout_s,
         versions=versions("minirl-sql"),
     )
+    # Another report on answers that are there leaves their own files alone.
+    is_kept = folder is not None and path is not None and _holds(folder, settings.predictions)
     result = path or (folder or Path()) / VERDICTS
-    if (report := find_report(result, settings)) and (has_files or path is None):
+    report = find_report(result, settings)
+    if report is not None and (path is None or folder is None or is_kept):
         cli.output.print(f"This evaluation is complete: {result}", soft_wrap=True)
-    else:
-        with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
-            verdicts, right = judge(questions, answers.samples, decode, executor, progress)
-            outcomes = Outcomes.total(one.outcomes for one in answers.samples)
-            told = {"outcomes": outcomes, "notes": answers.notes}
-            report = summarise(settings, verdicts, seed=seed, **told)
-            if folder and not has_files:
-                columns = (questions.examples, answers.samples, verdicts, right)
-                rows = list(zip(*columns, strict=True))
-                _write_files(folder, report, rows, prompts, executor.config)
-            write_report(result, report)
-    show(report, result)
-    if folder is not None:
-        cli.output.print(f"Answers in the official programs' forms: {folder}", soft_wrap=True)
-    cli.output.print(f"Verdicts of all questions: {result}", soft_wrap=True)
+        return report
+    with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
+        verdicts, right = judge(questions, answers.samples, decode, executor, progress)
+        if prompts:
+            digests = (of_prompts([prompt]) for prompt in prompts)
+            verdicts = [
+                replace(one, prompt=digest) for one, digest in zip(verdicts, digests, strict=True)
+            ]
+        report = summarise(settings, verdicts, seed=seed, notes=answers.notes)
+        if folder and not is_kept:
+            from launch.evaluation.trajectories import write_trajectories
+
+            columns = (questions.examples, answers.samples, verdicts, right)
+            rows = list(zip(*columns, strict=True))
+            write_trajectories(folder, rows, prompts=prompts or shown, limits=executor.config)
+            write_result(folder, report)
+        if path is not None:
+            write_report(path, report)
+    return report
 
 
 def _origin(name: str) -> str:
@@ -116,48 +118,19 @@ def _origin(name: str) -> str:
     return f"{comparator.source} @ {comparator.version}"
 
 
-def _has_files(folder: Path, predictions: Sequence[Sequence[str]]) -> bool:
-    """Tell whether a folder has the files of these answers; those of others are refused."""
-    path = folder / PREDICTIONS
-    there = [one.samples or (one.sql,) for one in read_verdicts(path)] if path.exists() else []
-    if there and there != predictions:
+def _holds(folder: Path, predictions: str) -> bool:
+    """Tell whether a folder has a result of these answers; one of others is refused."""
+    if not (folder / VERDICTS).exists():
+        return False
+    if read_report(folder).settings.predictions != predictions:
         raise UserError(f"--out {folder}: holds other answers; name another folder")
-    return bool(there)
+    return True
 
 
-def _write_files(
-    folder: Path,
-    report: Report,
-    rows: Sequence[Row],
-    prompts: Sequence[Observation],
-    limits: ExecutorConfig,
-) -> None:
-    from launch.evaluation.trajectories import write_trajectories
-
-    verdicts, choices = [], []
-    for example, sampled, one, _ in rows:
-        own = {
-            "samples": sampled.queries, "turns": sampled.turns, "outcomes": sampled.outcomes
-        }  # fmt: skip
-        verdicts.append(Verdict.of(example, one.sql, correct=report.is_right(one), **own))
-        if sampled.choice is not None:
-            choices.append({"id": example.id, "question": example.question, **sampled.choice})
-    write_official(verdicts, folder)
-    if choices:
-        _write_lines(folder / CHOICES, choices)
-    write_trajectories(folder, rows, prompts=prompts, limits=limits)
-    # Last: where they are, all other files are too.
-    _write_lines(folder / PREDICTIONS, [asdict(verdict) for verdict in verdicts])
-
-
-def _write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:
-    write_text(path, "".join(f"{json.dumps(record)}\n" for record in records))
-
-
-def show(report: Report, path: Path) -> None:
-    """Print the numbers of a report."""
+def show(report: Report, path: Path | None, by: Collection[str] = ()) -> None:
+    """Print the numbers of a report, and its parts under these headings."""
     if report.measures:
-        cli.output.print(*_tables(report), sep="\n")
+        cli.output.print(*_tables(report, by), sep="\n")
     if report.mismatch:
         shares = ", ".join(f"{name} {_percent(rate)}" for name, rate in report.mismatch.items())
         cli.output.print(f"Structural mismatch with the gold query, %: {shares}", soft_wrap=True)
@@ -207,7 +180,7 @@ def _corrected_line(report: Report) -> str:
     )
 
 
-def _tables(report: Report) -> list[RichTable]:
+def _tables(report: Report, by: Collection[str]) -> list[RichTable]:
     from rich.table import Table as RichTable
 
     count = report.measures[report.first]["questions"]
@@ -219,6 +192,8 @@ def _tables(report: Report) -> list[RichTable]:
     names = list(report.measures)[:_SHOWN_MEASURES]
     parts = RichTable("%", "questions", "share", *names)
     for heading, values in report.parts.items():
+        if heading not in by:
+            continue
         parts.add_section()
         for name, part in values.items():
             shares = (_percent(part[measure]) if measure in part else "-" for measure in names)
@@ -228,7 +203,7 @@ def _tables(report: Report) -> list[RichTable]:
     parts.columns[0].overflow = "fold"
     for column in (*whole.columns[1:], *parts.columns[1:]):
         column.justify = "right"
-    return [whole, parts]
+    return [whole, parts] if parts.rows else [whole]
 
 
 def _warn(what: str, ids: Sequence[str]) -> None:

@@ -13,10 +13,10 @@ from exchange import UserError
 from launch.cli import progress_bar
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import VOTE_TIMEOUT_S, Decode, choose
-from launch.evaluation.questions import PARTIAL, REFERENCED, QuestionSet, check_databases
+from launch.evaluation.official import as_line
+from launch.evaluation.questions import PARTIAL, REFERENCED, TEXTUAL, QuestionSet, check_databases
 from launch.evaluation.results import CORRECTED, NO_GOLD, QuestionVerdict
 from launch.evaluation.sources import Sampled
-from launch.evaluation.verdicts import as_line
 from sqlenv.data.sources import why_failed
 from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
@@ -43,6 +43,8 @@ def judge(
 ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
     """Judge the samples of all questions by the first measure, and the answers by all measures.
 
+    Where an environment has judged the replies already, by the first measure, that verdict stands.
+
     Returns the verdicts, and of each question which samples are right; a `UserError` if a database
     cannot be used.
     """
@@ -64,13 +66,16 @@ class _Judge:
         self._questions, self._executor, self._progress = questions, executor, progress
         self._examples, self._measures = questions.examples, questions.measures
         self._thread, self._checked = thread, checked
+        self._bench: Any = None
 
     def run(
         self, sampled: Sequence[Sampled], decode: Decode
     ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
         samples = [one.queries for one in sampled]
         answers = [each[0] for each in samples]
-        right: list[list[bool]] = []
+        is_judged = self._questions.is_judged
+        right = [list(one.right) for one in sampled] if is_judged else []
+        measures = self._measures[1:] if right else self._measures
         if len(samples[0]) > 1:
             unique = [*dict.fromkeys((n, sql) for n, each in enumerate(samples) for sql in each)]
             judged = self._score("samples", unique, self._measures[:1])
@@ -84,11 +89,18 @@ class _Judge:
                 pairs = zip(samples, right, strict=True)
                 answers = [each[marks.index(True) if any(marks) else 0] for each, marks in pairs]
         labels = self._thread.submit(_labels, self._examples, answers)
-        judged = self._score("verdicts", [*enumerate(answers)], self._measures)
+        judged = self._score("verdicts", [*enumerate(answers)], measures)
+        if measures is not self._measures:
+            known = zip(right, judged, strict=True)
+            judged = [self._with_known(one, marks[0]) for marks, one in known]
         right = right or [[self._is_right(one)] for one in judged]
         judged = self._with_corrected(answers, judged)
         columns = (self._examples, sampled, answers, judged, right, labels.result())
         return [self._verdict(*row) for row in zip(*columns, strict=True)], right
+
+    def _with_known(self, one: Judgement | None, is_right: bool) -> Judgement | None:  # noqa: FBT001
+        scores = {self._measures[0]: float(is_right)}
+        return one and Judgement(scores | dict(one.scores), one.predicted, one.gold, one.is_late)
 
     def _verdict(
         self,
@@ -108,14 +120,19 @@ class _Judge:
             db_id=example.db_id,
             difficulty=example.difficulty,
             question=example.question,
+            gold=example.gold_sql,
             sql=sql,
             scores=one.scores if one else {},
-            predicted=one.predicted if one else "",
-            gold=one.gold if one and example.gold_sql and has_gold else NO_GOLD,
+            status=one.predicted if one else "",
+            gold_status=one.gold if one and example.gold_sql and has_gold else NO_GOLD,
             is_late=one is not None and one.is_late,
-            samples=len(queries) if is_several else 0,
+            reply=sampled.replies[episode] if sampled.replies else "",
+            samples=queries if is_several else (),
             right=sum(right) if is_several else 0,
             turns=sampled.turns[episode] if sampled.turns else 0,
+            parts=_parts(sampled, episode),
+            choice=sampled.choice,
+            outcomes=sampled.outcomes,
             **labels,
         )
 
@@ -232,9 +249,12 @@ class _Judge:
             for written, names in (forms or {str: []}).items()
         ]
         partial = self._partial(asked, [name for name in measures if name in PARTIAL])
+        textual = self._textual(asked, [name for name in measures if name in TEXTUAL])
         judged = []
-        for columns, *own in zip(partial, *parts, strict=True):
-            scores = columns | {name: score for one in own for name, score in one.scores.items()}
+        for columns, texts, *own in zip(partial, textual, *parts, strict=True):
+            scores = (
+                columns | texts | {name: score for one in own for name, score in one.scores.items()}
+            )
             in_order = {name: scores[name] for name in measures}
             is_late = any(one.is_late for one in own)
             judged.append(Judgement(in_order, own[0].predicted, own[0].gold, is_late))
@@ -282,6 +302,21 @@ class _Judge:
             for one, each in zip(results, golds, strict=True)
         ]
 
+    def _textual(self, asked: Sequence[_Asked], names: Sequence[str]) -> list[dict[str, float]]:
+        """Compare queries with the text of the gold query, as the reward families do."""
+        if not names:
+            return [{} for _ in asked]
+        from rewards.execution import columns_of
+        from rewards.workbench import Workbench
+
+        bench = self._bench = self._bench or Workbench(self._executor, columns_of())
+        found = []
+        for place, sql in asked:
+            one = bench.score(self._examples[place], sql)
+            every = {"struct": one.diagnosis.struct, "lex": one.lexical, "clause": one.expo}
+            found.append({name: every[name] for name in names})
+        return found
+
     def _case(self, place: int, sql: str, others: Mapping[str, Example]) -> Case:
         own = self._examples[place]
         example = others.get(own.id, own)
@@ -300,6 +335,12 @@ def _on_sqlite(example: Example, sql: str) -> str:
     """Transpile a query to SQLite; one that cannot be is a query that does not run."""
     text = transpile(sql, example.dialect)
     return text if isinstance(text, str) else "not transpiled"
+
+
+def _parts(sampled: Sampled, episode: int) -> Mapping[str, float]:
+    """Return what the run's reward pays for an episode, where that was recorded."""
+    members = sampled.line["trajectories"] if sampled.line else ()
+    return members[episode].get("parts", {}) if episode < len(members) else {}
 
 
 def _is_spider(example: Example) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,17 @@ from launch.evaluation.client import Answer, CachedClient, ModelRequest
 from launch.evaluation.decoding import Decode
 from launch.evaluation.deliberation import deliberate
 from launch.evaluation.digests import digest, short
-from launch.evaluation.outcomes import Outcomes, hint, parts_of
+from launch.evaluation.outcomes import hint
 from launch.evaluation.results import ModelFacts
-from launch.evaluation.sampling import CHUNK, Evaluator, TakenAsTheyAre, reply_limit
-from launch.evaluation.sources import Answers, Sampled, Show, Source, look_at, unread_of
+from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
+from launch.evaluation.sources import (
+    Answers,
+    SampleCache,
+    Sampled,
+    Show,
+    Source,
+    unread_of,
+)
 from launch.policy import PolicySource
 from launch.weights import load_policy
 from minirl.model.lora import split
@@ -28,11 +35,9 @@ from minirl.run import activity
 from minirl.sample.pace import Pace
 from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Request
-from sqlenv.cache import DiskCache
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example
 
-SAMPLES = "samples"
 # Episode numbers name random streams: these lie above those of evaluations.
 _FIRST_EPISODE = 2**30
 _STREAMS = 2**30
@@ -100,66 +105,42 @@ class CheckpointSource(Source):
                 client = CachedClient(model, out, settings, seed=config.seed)
                 found = deliberate(config, examples, stack.enter_context(client), sql, show)
             return Answers(found.samples, {**found.notes, **sampler})
-        folder, notes = out / SAMPLES, {}
-        kept: list[Any] = [None] * len(examples)
-        if folder.exists():
-            cache = DiskCache(folder)
-            kept, notes = [cache.get(one.id) for one in examples], cache.get("notes") or {}
-            cache.close()
-        if None in kept:
-            done = kept.index(None)
-            kept[done:], notes = self._sample(examples, done, sql, out, show)
-        samples = [_sampled(one) for one in kept]
+        settings = {key: one for key, one in self._own_settings().items() if key != "places"}
+        used = {"seed", "prompt", "env", "executor", "evaluation"}
+        settings |= config.model_dump(mode="json", include=used) | {"decode": self.decode.name}
+        samples, notes = self._sampled(examples, SampleCache(out, settings), sql, out, show)
         unread = unread_of(samples)
         return Answers(samples, {**sampler, **notes, "hint": hint(unread, config.answer_wrapping)})
 
-    def _sample(
-        self, examples: Sequence[Example], done: int, sql: SqlSide, out: Path, show: Show
-    ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+    def _sampled(
+        self, examples: Sequence[Example], cache: SampleCache, sql: SqlSide, out: Path, show: Show
+    ) -> tuple[Sequence[Sampled], Mapping[str, Any]]:
+        """Return the samples of all questions; without any to sample nothing is loaded."""
+        kept = cache.read(examples)
+        if len(kept) == len(examples):
+            return kept, {}
         config = self.config
-        show(done, len(examples), "")
+        show(len(kept), len(examples), "")
         # Weights that cannot be read leave nothing in the folder.
         model, tokenizer = load_policy(self.policy, config)
         sql.check_test_prompts(examples, tokenizer)
-        is_agentic, limits = sql.evaluation_turns > 1, config.evaluation_sampler
+        # A run is asked as in its training, where replies have rewards.
+        is_trained = self.policy.run is not None or sql.evaluation_turns > 1
+        limits = config.evaluation_sampler
         # Few questions need no cache for more.
         slots = min(limits.slots, len(examples) * self.decode.samples)
         limits = limits.model_copy(update={"slots": slots})
         wrapping = config.answer_wrapping
         taken = TakenAsTheyAre(sql.evaluation_prompt, wrapping)
-        cache, found = DiskCache(out / SAMPLES), []
         with serving(config, self.policy.model, out, limits, lora=self.policy.lora) as servers:
             evaluator = Evaluator(
-                model, tokenizer, sql.evaluation_environment() if is_agentic else taken,
+                model, tokenizer, sql.evaluation_environment() if is_trained else taken,
                 limits, self.decode, seed=config.seed, max_turns=sql.evaluation_turns,
-                servers=servers, record=sql.record_scored if is_agentic else None,
+                servers=servers, record=sql.record_scored if is_trained else None,
+                wrapping=wrapping,
             )  # fmt: skip
-            for place in parts_of(len(examples), self.decode.samples, size=CHUNK, start=done):
-                part = examples[place]
-                new = evaluator.sample(part, first=place.start)
-                if place.start == 0:  # nothing is kept of what is asked in another way
-                    look_at(new, wrapping, limit=reply_limit(limits))
-                for example, one in zip(part, new, strict=True):
-                    found.append(asdict(one))
-                    cache[example.id] = found[-1]
-                show(done + len(found), len(examples), "")
-            evaluator.free_memory()
-            notes = cache["notes"] = evaluator.notes()
-        cache.close()
-        return found, notes
-
-
-def _sampled(kept: Mapping[str, Any]) -> Sampled:
-    """Read what was kept of a question."""
-    return Sampled(
-        queries=tuple(kept["queries"]),
-        replies=tuple(kept["replies"]),
-        turns=tuple(kept["turns"]),
-        line=kept["line"],
-        ends=tuple(kept["ends"]),
-        outcomes=Outcomes(**kept["outcomes"]),
-        places=tuple(kept["places"]),
-    )
+            samples = evaluator.answers(examples, cache, show, stops=True)
+            return samples, evaluator.notes()
 
 
 def _identity(policy: PolicySource) -> str:

@@ -1,57 +1,35 @@
-"""Files of predictions: one a line, the official programs' forms, and episodes of a run."""
+"""Files of predictions: one a line, or in the official programs' forms."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from exchange import UserError
 from launch.evaluation.decoding import Decode
-from launch.evaluation.verdicts import BIRD_MARK
+from launch.evaluation.official import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
-from rewards.workbench import Turn
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import AttemptKind, Example
-
-Paired = list[tuple[Example, str]]
-Played = tuple[Mapping[str, Any], Example, list[Turn]]
-"""The record of an episode, its question and its turns."""
+from sqlenv.types import Example
 
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
     """The queries for one question, one or several samples, and what their line says of the
-    question; `place` is the line as messages name it, such as `file.sql:12`, `answer` what was
-    chosen among the samples, where the line says it, and `id` the field and the value that name the
-    question.
+    question; `place` is the line as messages name it, such as `file.sql:12`, and `id` the field and
+    the value that name the question.
     """
 
     place: str
     queries: tuple[str, ...]
-    answer: str = ""
     id: tuple[str, str] | None = None
     db_id: str | None = None
     question: str | None = None
-
-
-def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
-    """Give each prediction of a file its question; of several samples the one that answers counts,
-    or the first one.
-
-    By their ids if lines have any (`_ID_FIELDS`, BIRD's keys), else by `question` (and `db_id`) if
-    they have one that `examples` has, else by order.
-
-    Raises:
-        UserError: An id or a question is unknown or missing; lines without either are not as many
-            as the questions; or one says that it is for another question or database.
-    """
-    found = _paired(path, examples, examples)
-    return [(example, one.answer or one.queries[0]) for example, one in found]
 
 
 def read_samples(
@@ -62,9 +40,13 @@ def read_samples(
     The file has one query a line, or is JSON lines, BIRD's or OmniSQL's JSON, or a folder as Spider
     2's, of a file of SQL a question; of all questions, or of those asked alone.
 
+    Lines are matched by `id` if they have ids, else by `question` (and `db_id`) if they have one
+    that `examples` has, else by order.
+
     Raises:
-        UserError: As `pair_up`; or a question is left out, is there twice, or has fewer samples
-            than the decoding takes, or several where it takes one greedy answer.
+        UserError: An id or a question is unknown, or is of another question or database; lines
+            without either are not as many as the questions; a question is left out, is there
+            twice, or has fewer samples than the decoding takes, or several for one greedy answer.
     """
     found: dict[str, tuple[str, ...]] = {}
     for example, one in _paired(path, examples, asked):
@@ -235,7 +217,6 @@ def _record(place: str, record: Any) -> _Prediction:
         )
     filled = [record[name] for name in fields if record[name]]
     queries = filled[0] if filled else ""
-    answer = next((value for value in filled if isinstance(value, str)), "")
     if not isinstance(queries, list) or not queries:
         queries = [queries]
     ids = ((name, record[name]) for name in _ID_FIELDS if record.get(name) is not None)
@@ -245,7 +226,7 @@ def _record(place: str, record: Any) -> _Prediction:
         for key in ("db_id", "question")
     )
     texts = tuple(map(_query, queries))
-    return _Prediction(place, texts, _query(answer), id, db_id, question)
+    return _Prediction(place, texts, id, db_id, question)
 
 
 def _parsed(text: str) -> Any:
@@ -291,53 +272,3 @@ def _folder(folder: Path) -> list[_Prediction]:
     return [
         _Prediction(str(path), (_query(read_text(path)),), id=("id", path.stem)) for path in paths
     ]
-
-
-def is_trajectories(path: Path) -> bool:
-    """Tell whether a file holds episodes: its first line names a version, or has `turns` and not
-    the `sql` of a prediction, which may have turns too.
-    """
-    if path.suffix != ".jsonl":
-        return False
-    try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
-    except (OSError, ValueError, RecursionError):
-        return False
-    if not isinstance(first, dict):
-        return False
-    return "version" in first or ("turns" in first and "sql" not in first)
-
-
-def read_trajectories(path: Path, examples: Sequence[Example]) -> list[Played]:
-    """Read episodes as a run writes them, and find the question of each by its `id`."""
-    known = {example.id: example for example in examples}
-    found = []
-    for number, line in read_lines(path):
-        try:
-            record = json.loads(line)
-            if "version" in record:
-                continue
-            name, gold = record["id"], record["gold"]
-            members = record.get("trajectories") or [record]
-            episodes = [[_turn(turn) for turn in member["turns"]] for member in members]
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            raise UserError(
-                f"{path}:{number}: not an episode with `id`, `gold` and `turns` of `reply`, `sql` "
-                "and `kind`; give the trajectories.jsonl of a run"
-            ) from None
-        example = known.get(name) if isinstance(name, str) else None
-        if example is None or example.gold_sql != gold:
-            raise UserError(
-                f"{path}:{number}: question {name} is not in --data, or has another gold query; "
-                "give the question file that the run was trained on"
-            )
-        found += [(record, example, turns) for turns in episodes]
-    return found
-
-
-def _turn(record: Mapping[str, Any]) -> Turn:
-    kind, sql = record.get("kind", "answer"), record["sql"]
-    if kind not in get_args(AttemptKind) or not isinstance(sql, str):
-        raise ValueError(kind)
-    return Turn(str(record.get("reply", "")), sql, kind)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from launch.cli import progress_bar
 from rewards.execution import columns_of
-from rewards.workbench import PairScore, Turn, Workbench
+from rewards.workbench import PairScore, Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Numbers
@@ -97,15 +97,6 @@ def make_pair_scorer(
     """Make what scores one query; results stay where they were computed."""
     with open_workbench(config, numbers) as bench:
         yield lambda pair: bench.score(*pair).without_results()
-
-
-@contextmanager
-def make_trajectory_scorer(
-    config: ExecutorConfig, numbers: Numbers
-) -> Generator[Callable[[tuple[Example, Sequence[Turn]]], dict[str, float]]]:
-    """Make what rewards one episode by every family."""
-    with open_workbench(config, numbers) as bench:
-        yield lambda episode: bench.trajectory(*episode)
 
 
 _work: list[Callable[[Any], Any]] = []

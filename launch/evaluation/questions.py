@@ -25,12 +25,15 @@ _log = logging.getLogger(__name__)
 PARTIAL = ("ex_f", "ex_b", "ex_f_code", "csmr")
 """The papers' measures of how much of the gold result a prediction reproduces: PaVeRL-SQL's EX_f
 and EX_b, EX_f as its released evaluator computes it, SQL-ASTRA's CSMR."""
+TEXTUAL = ("struct", "lex", "clause")
+"""Measures that compare with the text of the gold query: Progress-SQL's two alignments, and the
+mean of EXPO-SQL's clause rewards."""
 REFERENCED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "reference")
 """Comparators that look at Spider 2's gold results alone; all others look at gold queries, those of
 `PARTIAL` at either."""
 SUITED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "suite")
 """Comparators that run on a test suite."""
-MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL)
+MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL, *TEXTUAL)
 """Whatever a prediction can be judged by."""
 
 # Where the test suite lies, from the root or from the data set's own folder.
@@ -163,6 +166,7 @@ class QuestionSet:
         suite: Files of the test suite by database, where it is used.
         references: Gold results by question, for Spider 2.
         corrected: A second gold query for some, by which the first measure judges once more.
+        is_judged: Whether an environment has judged replies by the first measure already.
     """
 
     name: str
@@ -171,6 +175,7 @@ class QuestionSet:
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
     corrected: Corrected | None = None
+    is_judged: bool = False
 
     @property
     def suite_files(self) -> set[Path]:
@@ -189,8 +194,8 @@ def question_set(
     source: SourceConfig,
     root: Path,
     *,
-    comparators: str | None,
-    test_suite: Path | None,
+    comparators: str | None = None,
+    test_suite: Path | None = None,
     corrected: Corrected | None = None,
 ) -> QuestionSet:
     """Find what the questions of a test set are judged by and on.
@@ -232,7 +237,7 @@ def _read_measures(text: str) -> tuple[str, ...]:
 
 def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
     is_spider2 = _is_spider2(examples)
-    fitting = REFERENCED if is_spider2 else set(COMPARATORS) - REFERENCED
+    fitting = set(REFERENCED if is_spider2 else {*COMPARATORS, *TEXTUAL} - REFERENCED)
     for measure in measures:
         if measure not in fitting and measure not in PARTIAL:
             kind = "gold results" if is_spider2 else "gold queries"

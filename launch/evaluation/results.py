@@ -1,4 +1,8 @@
-"""The report of an evaluation: every question under every measure, and what the numbers are of."""
+"""The record of an evaluation: a line for each question, and a summary of what the numbers are of.
+
+`predictions.jsonl` has the lines and `verdicts.json` the summary, in the folder of launch.eval and
+in `before/` and `after/` of a run of launch.train. docs/evaluation.md describes both.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,13 @@ from typing import Any
 from exchange import UserError
 from launch.evaluation.outcomes import NO_REPLIES, Outcomes
 from launch.evaluation.statistics import mean_interval, paired_difference, pass_at_k
-from launch.texts import write_text
-from minirl.run.files import read_json
+from launch.texts import write_json, write_text
+from minirl.run.files import read_json, read_lines
 
+PREDICTIONS = "predictions.jsonl"
+"""The lines of the questions in a folder of results."""
 VERDICTS = "verdicts.json"
-"""The report's name in a folder of results."""
+"""The summary in a folder of results."""
 CORRECTED = "corrected"
 """The measure by corrected gold queries, beside the one that counts."""
 NO_GOLD = "none"
@@ -30,17 +36,23 @@ _LEVELS = (
 
 @dataclass(frozen=True, slots=True)
 class QuestionVerdict:
-    """One question under every measure.
+    """One question, its answer, and the verdict by every measure.
 
     Attributes:
+        gold: The gold query; empty where there is none, as in most questions of Spider 2.
         sql: The answer that was judged.
         scores: By measure; 1 is right. Empty where there is nothing to judge by.
-        predicted: How the answer ended on the question's own database.
-        gold: How the gold query ended there, `none` where there is none.
+        status: How the answer ended on the question's own database.
+        gold_status: How the gold query ended there, `none` where there is none.
         is_late: Whether a limit of time decided a score.
-        samples: Queries that were sampled; 0 where the answer is the only one.
+        prompt: Digest of what the model was shown; empty for a file of predictions.
+        reply: The text that the answer stands in; empty where it was not recorded.
+        samples: All queries that were sampled; empty where the answer is the only one.
         right: Samples that are right by the first measure.
         turns: Of the answer's episode, its calls of the tool, or 1; 0 where the model has no tool.
+        parts: What the run's reward pays for the episode, by name, where there is one.
+        choice: How `judge@K` chose among the model's own queries.
+        outcomes: What became of all replies to the question.
         clauses: What the gold query has (`sqlenv.evaluators.features.clauses_of`), if there is one.
         tags: In what the answer differs from the gold query in structure (Progress-SQL's diagnostic
             tree), `none` where in nothing, `unparsed` where it is no query; none without a gold
@@ -51,16 +63,22 @@ class QuestionVerdict:
     db_id: str
     difficulty: str
     question: str
+    gold: str
     sql: str
     scores: Mapping[str, float]
-    predicted: str
-    gold: str
+    status: str = ""
+    gold_status: str = NO_GOLD
     is_late: bool = False
-    samples: int = 0
+    prompt: str = ""
+    reply: str = ""
+    samples: tuple[str, ...] = ()
     right: int = 0
     turns: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
     clauses: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    choice: Mapping[str, Any] | None = None
+    outcomes: Outcomes = NO_REPLIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +135,7 @@ class ReportSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the file holds.
+    """An evaluation: its summary, and the verdicts on all questions.
 
     Attributes:
         measures: Mean and 95 % interval by measure.
@@ -147,7 +165,7 @@ class Report:
     corrected: Mapping[str, Any] = field(default_factory=dict)
     outcomes: Outcomes = NO_REPLIES
     notes: Mapping[str, Any] = field(default_factory=dict)
-    questions: Sequence[QuestionVerdict]
+    questions: Sequence[QuestionVerdict] = ()
 
     @property
     def first(self) -> str:
@@ -164,7 +182,6 @@ def summarise(
     questions: Sequence[QuestionVerdict],
     *,
     seed: int,
-    outcomes: Outcomes = NO_REPLIES,
     notes: Mapping[str, Any] | None = None,
 ) -> Report:
     """Summarise verdicts, given in the order of the data; the seed is the bootstrap's."""
@@ -183,10 +200,10 @@ def summarise(
         pass_at=_pass_at(judged),
         parts={name: _parts(judged, key, seed) for name, key in keys.items()},
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
-        failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
+        failing_golds=[one.id for one in judged if one.gold_status not in ("ok", NO_GOLD)],
         late=[one.id for one in judged if one.is_late],
         corrected=_corrected(judged),
-        outcomes=outcomes,
+        outcomes=Outcomes.total(one.outcomes for one in questions),
         notes=dict(notes or {}),
         questions=list(questions),
     )
@@ -232,10 +249,12 @@ def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
 
 def _pass_at(judged: Sequence[QuestionVerdict]) -> dict[str, float]:
     """Average pass@k over questions for k of 1, 2, 4 and so on, and for all samples."""
-    samples = judged[0].samples if judged else 0
+    samples = len(judged[0].samples) if judged else 0
     sizes = [1 << power for power in range(samples.bit_length()) if 1 << power < samples]
     return {
-        str(k): round(sum(pass_at_k(one.right, one.samples, k) for one in judged) / len(judged), 6)
+        str(k): round(
+            sum(pass_at_k(one.right, len(one.samples), k) for one in judged) / len(judged), 6
+        )
         for k in (*sizes, samples)
         if k
     }
@@ -266,20 +285,85 @@ def write_report(path: Path, report: Report) -> None:
     """Write a report whole or not at all, a question a line."""
     # Without copies of what each question has, which take longer than the rest.
     lines = ",\n  ".join(json.dumps(one, default=_fields) for one in report.questions)
-    head = asdict(replace(report, questions=()))
-    del head["questions"]
-    text = json.dumps(head, indent=1).removesuffix("\n}")
+    text = json.dumps(_head(report), indent=1).removesuffix("\n}")
     write_text(path, f'{text},\n "questions": [\n  {lines}\n ]\n}}\n')
 
 
-def _fields(record: QuestionVerdict) -> dict[str, Any]:
+def write_result(folder: Path, report: Report) -> None:
+    """Write a report into a folder: the questions, then the summary, which marks them complete."""
+    lines = (json.dumps(one, default=_fields) + "\n" for one in report.questions)
+    write_text(folder / PREDICTIONS, "".join(lines))
+    write_json(folder / VERDICTS, _head(report))
+
+
+def _head(report: Report) -> dict[str, Any]:
+    head = asdict(replace(report, questions=()))
+    del head["questions"]
+    return head
+
+
+def as_record(report: Report) -> dict[str, Any]:
+    """Write a report as JSON has it."""
+    questions = [json.loads(json.dumps(one, default=_fields)) for one in report.questions]
+    return {**_head(report), "questions": questions}
+
+
+def _fields(record: QuestionVerdict | Outcomes) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
 def read_report(path: Path) -> Report:
-    """Read a report."""
-    advice = "this is no result of launch.eval, or a damaged one; give another, or make it again"
-    return read_json(path, Report, advice=advice)
+    """Read the report of a folder of results, or of the one file that `--json` names.
+
+    Raises:
+        UserError: It is damaged, or of an older version.
+    """
+    is_folder = path.is_dir()
+    advice = f"no result of launch.eval, or an older one; make it again: {_command(path)}"
+    report = read_json(path / VERDICTS if is_folder else path, Report, advice=advice)
+    if not is_folder:
+        return report
+    lines = read_lines(path / PREDICTIONS, QuestionVerdict, advice=advice)
+    return replace(report, questions=[verdict for _, verdict in lines])
+
+
+def _command(path: Path) -> str:
+    """Write the command that judges the answers of a result again."""
+    folder = path if path.is_dir() else path.parent
+    if not (folder / PREDICTIONS).exists():
+        return "python -m launch.eval, as it was made"
+    answers = f"--predictions {folder / PREDICTIONS}"
+    return f"python -m launch.eval {answers} --data NAME --data-root DIR --out FOLDER"
+
+
+def read_result(path: str | Path) -> list[dict[str, Any]]:
+    """Read an evaluation as flat records, for `pandas.DataFrame` or anything else.
+
+    Args:
+        path: A folder of launch.eval, the file that its `--json` names, or a run of launch.train.
+
+    Returns:
+        A record for each question: the fields of `QuestionVerdict` in order, a key for each measure
+        in place of `scores`. The records of a run begin with `place`, `before` or `after`.
+
+    Raises:
+        UserError: There is no evaluation.
+    """
+    folder = Path(path)
+    places = [folder / name for name in ("before", "after") if (folder / name / VERDICTS).exists()]
+    if not places:
+        return [_flat(one) for one in read_report(folder).questions]
+    return [
+        {"place": place.name, **_flat(one)}
+        for place in places
+        for one in read_report(place).questions
+    ]
+
+
+def _flat(one: QuestionVerdict) -> dict[str, Any]:
+    fields = asdict(one)
+    scores, at = fields.pop("scores"), [*fields].index("sql") + 1
+    return dict([*[*fields.items()][:at], *scores.items(), *[*fields.items()][at:]])
 
 
 def find_report(path: Path, settings: ReportSettings) -> Report | None:
@@ -288,7 +372,7 @@ def find_report(path: Path, settings: ReportSettings) -> Report | None:
         return None
     from launch.config import flat  # much to import, and few files are there already
 
-    report = read_report(path)
+    report = read_report(path.parent if path.name == VERDICTS else path)
     there, here = (dict(flat(one.deciding())) for one in (report.settings, settings))
     names = {**here, **there}
     if differing := [name for name in names if there.get(name) != here.get(name)]:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exchange import Score, UserError
+from exchange import Score
 from launch.evaluation.decoding import GREEDY, Decode
-from launch.evaluation.outcomes import End, Outcomes, look, parts_of
-from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
-from launch.evaluation.verdicts import Verdict, accuracy, read_verdicts
-from launch.reporting.record import RECORDS
-from launch.reporting.recording import group_line, open_records
+from launch.evaluation.outcomes import End, Outcomes, parts_of
+from launch.evaluation.sources import RECORDED_SAMPLES, SampleCache, Sampled, look_at
+from launch.reporting.recording import group_line
 from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
-from minirl.run.files import naming
 from minirl.sample.rollout import rollout
 from minirl.sglang.metrics import EVENTS
 from minirl.train.rollouts import gather_metrics, make_sampler
@@ -104,6 +99,7 @@ class Evaluator:
         self._wrapping: Wrapping = wrapping
         self._tokenizer, self._environment = tokenizer, WithoutRows(environment)
         self._recorded = WithoutRows(environment, record)
+        self._is_judged = not isinstance(environment, TakenAsTheyAre)
         self._config, self._decode, self._validation = config, decode, validation
         self._max_turns = max_turns
         self._sampler = make_sampler(
@@ -131,51 +127,35 @@ class Evaluator:
         """Return the share of correct answers, sampled as validations are; 0 for no question."""
         groups = self._sample(examples, self._validation, self._environment, first=0)
         self.free_memory()
-        return accuracy([self._verdict(*one) for one in zip(examples, groups, strict=True)])
+        answers = [group.episodes[0].answer for group in groups]
+        return sum(bool(one and one.correct) for one in answers) / max(len(answers), 1)
 
-    def predict(
+    def answers(
         self,
         examples: Sequence[Example],
-        path: Path,
+        cache: SampleCache,
+        show: Callable[[int, int, str], None],
         *,
-        progress: Callable[[int, int, str], None],
-    ) -> list[Verdict]:
-        """Answer questions greedily, writing each verdict to a file of JSON lines.
+        stops: bool,
+    ) -> list[Sampled]:
+        """Answer questions, or what is left of them: each answer is in the cache.
 
-        Questions that the file already answers are not asked again. What became of the first
-        replies is told.
+        What became of the first replies is told; with `stops` it is an error if none has a query.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        done = distributed.from_first(lambda: read_verdicts(path) if path.exists() else [])
-        records = open_records(path.with_name(RECORDS), resume_step=len(done))
-        asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
-        if asked != [(verdict.id, verdict.gold) for verdict in done]:
-            raise UserError(f"{path}: holds predictions for other questions; move it away")
-        progress(len(done), len(examples), "")
-        chunk = CHUNK * distributed.count()
-        for place in parts_of(len(examples), 1, size=chunk, start=len(done)):
-            part = examples[place]
-            groups = self._sample(part, self._decode, self._recorded, first=place.start)
-            # Before the verdicts: a question that is done has its record.
-            for number, group in enumerate(groups, place.start + 1):
-                if group.line is not None:
-                    records.write(number, group.line)
-            if place.start == 0:
-                self._look(groups)
-            new = [self._verdict(*one) for one in zip(part, groups, strict=True)]
-            text = "".join(json.dumps(asdict(verdict)) + "\n" for verdict in new)
-            distributed.from_first(partial(_append, path, text))
-            done += new
-            progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
+        found = distributed.from_first(lambda: cache.read(examples))
+        show(len(found), len(examples), "")
+        size = CHUNK * distributed.count()
+        places = parts_of(len(examples), self._decode.samples, size=size, start=len(found))
+        for place in places:
+            new = self.sample(examples[place], first=place.start)
+            if place.start == 0:  # nothing is kept of what is asked in another way
+                limit = reply_limit(self._config)
+                look_at(new, self._wrapping, limit=limit, stops=stops)
+            distributed.from_first(partial(cache.write, place.start, examples, new))
+            found += new
+            show(len(found), len(examples), "")
         self.free_memory()
-        return done
-
-    def _look(self, groups: Sequence[_SampledGroup]) -> None:
-        """Tell what became of the first replies; learning may still make queries of them."""
-        total = Outcomes.total(group.outcomes for group in groups)
-        answers = [episode.answer for group in groups for episode in group.episodes]
-        unread = [one.text for one in answers if one and not one.sql]
-        look(total, unread, self._wrapping, limit=reply_limit(self._config), stops=False)
+        return found
 
     def sample(self, examples: Sequence[Example], *, first: int) -> list[Sampled]:
         """Sample replies to questions, of which the first has this number."""
@@ -185,7 +165,9 @@ class Evaluator:
             # A reply without an answer is a sample too, of which nothing runs.
             read = [answer.answer if answer else Answer("") for answer in answers]
             more = {"ends": group.ends, "outcomes": group.outcomes}
-            found.append(Sampled.of(read, turns=self._turns(group), line=group.line, **more))
+            right = tuple(bool(one and one.correct) for one in answers) if self._is_judged else ()
+            told = {"turns": self._turns(group), "line": group.line, "right": right}
+            found.append(Sampled.of(read, **told, **more))
         return found
 
     def _sample(
@@ -217,12 +199,6 @@ class Evaluator:
             ]
 
         return [group for part in distributed.gather(groups) for group in part]
-
-    def _verdict(self, example: Example, group: _SampledGroup) -> Verdict:
-        answer = group.episodes[0].answer
-        sql, correct = (answer.sql, answer.correct) if answer else ("", False)
-        turns, outcomes = self._turns(group), group.outcomes
-        return Verdict.of(example, sql, correct=correct, turns=turns, outcomes=outcomes)
 
     def _turns(self, group: _SampledGroup) -> tuple[int, ...]:
         return tuple(map(_turns_of, group.episodes)) if self._max_turns > 1 else ()
@@ -301,8 +277,3 @@ def _line(
         return None
     trajectories, records, scores = zip(*kept, strict=True)
     return group_line(trajectories, records, decode, scores=scores)
-
-
-def _append(path: Path, text: str) -> None:
-    with naming(path), path.open("a", encoding="utf-8") as file:
-        file.write(text)

@@ -5,14 +5,21 @@ An evaluation is known by contents: it is the same wherever weights and data lie
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from exchange import UserError
+from launch.evaluation.digests import short
 from launch.evaluation.outcomes import NO_REPLIES, End, Outcomes, hint, look, parts_of
+from sqlenv.cache import DiskCache
 from sqlenv.types import Example
 
 if TYPE_CHECKING:
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
     from sqlenv.types import Answer as ReadReply
     from sqlenv.types import Observation, Wrapping
 
+ANSWERS = "answers"
+"""The cache of responses in a folder of results."""
 RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
 _CHUNK = 128  # questions that are asked together
@@ -49,6 +58,7 @@ class Sampled:
         ends: How each reply ended.
         outcomes: What became of all replies to the question.
         places: Where each query begins in its reply, in characters; -1 where it does not.
+        right: Which queries are right by the environment's rule, where it has judged them.
     """
 
     queries: tuple[str, ...]
@@ -59,6 +69,7 @@ class Sampled:
     ends: tuple[End, ...] = ()
     outcomes: Outcomes = NO_REPLIES
     places: tuple[int, ...] = ()
+    right: tuple[bool, ...] = ()
 
     @classmethod
     def of(cls, read: Sequence[ReadReply], **more: Any) -> Sampled:
@@ -70,11 +81,40 @@ class Sampled:
             **more,
         )
 
+    @classmethod
+    def kept(cls, fields: Mapping[str, Any]) -> Sampled:
+        """Read what `asdict` has written as JSON."""
+        return TypeAdapter(cls).validate_python(fields)
+
     @property
     def unread(self) -> list[str]:
         """List the replies that hold no query."""
         pairs = zip(self.queries, self.replies, strict=False)
         return [reply for sql, reply in pairs if reply and not sql]
+
+
+class SampleCache:
+    """Samples of questions in the cache of responses, by what decides them."""
+
+    def __init__(self, folder: Path, settings: object = None) -> None:
+        self._folder, self._settings = folder / ANSWERS, short(json.dumps(settings).encode())
+
+    def read(self, examples: Sequence[Example]) -> list[Sampled]:
+        """Read the samples of the first questions, as many as have theirs."""
+        if not self._folder.exists():
+            return []
+        with closing(DiskCache(self._folder)) as cache:
+            kept = (cache.get(self._key(*numbered)) for numbered in enumerate(examples))
+            return [Sampled.kept(one) for one in takewhile(bool, kept)]
+
+    def write(self, first: int, examples: Sequence[Example], new: Sequence[Sampled]) -> None:
+        """Keep the samples of questions, from a number on."""
+        with closing(DiskCache(self._folder)) as cache:
+            for number, one in enumerate(new, first):
+                cache[self._key(number, examples[number])] = asdict(one)
+
+    def _key(self, number: int, example: Example) -> str:
+        return f"{self._settings} {number} {example.id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,22 +24,20 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Difference of the means of two runs on the same questions, second less first, with its 95 %
-    interval and the two-sided p-value of the bootstrap.
+    """Two runs on the same questions, the second less the first.
+
+    Attributes:
+        difference: Of the means, with its 95 % interval.
+        p: Two-sided: McNemar's exact test of rates, the bootstrap's of other scores.
+        only_first, only_second: Questions that one run alone has right; None unless all scores are
+            0 or 1.
     """
 
     difference: float
     ci95: tuple[float, float]
     p: float
-
-
-@dataclass(frozen=True, slots=True)
-class McNemar:
-    """Questions that one of two runs alone has right, and the exact test's two-sided p-value."""
-
-    only_first: int
-    only_second: int
-    p: float
+    only_first: int | None = None
+    only_second: int | None = None
 
 
 def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np.ndarray:
@@ -122,45 +120,40 @@ def paired_difference(
 ) -> Paired:
     """Compare two runs on the same questions.
 
-    The interval of rates (all scores are 0 or 1) is Tango's; of other scores it is the percentile
-    bootstrap's of their differences, and where these are all alike, Wilson's carried over from
-    [0, 1] to [-1, 1].
-
-    The p-value is the paired bootstrap of EXPO-SQL (section 6.7), which does not say how
-    it counts: here twice the share of resampled differences on the side of zero that has fewer, a
-    zero included, with `(count + 1) / (resamples + 1)` for a share. It is never below 2^(1 - m),
-    the least that an exact test of m differing questions can find.
+    Rates (all scores are 0 or 1) have Tango's interval and McNemar's exact p-value. Other scores
+    have the percentile bootstrap's interval of their differences (where these are all alike,
+    Wilson's carried over from [0, 1] to [-1, 1]) and the p-value of EXPO-SQL's paired bootstrap
+    (section 6.7), which does not say how it counts: here twice the share of resampled differences
+    on the side of zero that has fewer, a zero included, with `(count + 1) / (resamples + 1)` for a
+    share. It is never below 2^(1 - m), the least that m differing questions can show.
 
     Raises:
         ValueError: There is no question, or the runs have different numbers of them.
     """
     differences = [b - a for a, b in zip(first, second, strict=True)]
+    if not differences:
+        raise ValueError("no question to compare")
+    mean, count = math.fsum(differences) / len(differences), len(differences)
+    if {*first, *second} <= {0, 1}:
+        losses, gains = (sum(one == sign for one in differences) for sign in (-1, 1))
+        p = _mcnemar(losses, gains)
+        return Paired(mean, tango(losses, gains, count), p, losses, gains)
     means = bootstrap_means(differences, resamples=resamples, seed=seed)
     fewest = min(int((means <= 0).sum()), int((means >= 0).sum()))
     differing = sum(difference != 0 for difference in differences)
     p = min(1.0, max(2 * (fewest + 1) / (resamples + 1), 2.0 ** (1 - differing)))
-    mean = math.fsum(differences) / len(differences)
-    if {*first, *second} <= {0, 1} or not differing:
-        gains = sum(difference > 0 for difference in differences)
-        interval = tango(differing - gains, gains, len(differences))
-    elif len({*differences}) == 1 and abs(mean) <= 1:
-        low, high = wilson((1 + mean) / 2, len(differences))
-        interval = 2 * low - 1, 2 * high - 1
-    else:
-        interval = _percentiles(means)
-    return Paired(mean, interval, p)
+    if len({*differences}) == 1 and abs(mean) <= 1:
+        low, high = wilson((1 + mean) / 2, count)
+        return Paired(mean, (2 * low - 1, 2 * high - 1), p)
+    return Paired(mean, _percentiles(means), p)
 
 
-def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
-    """Count the questions that only one of two runs gets right, and test the counts exactly."""
+def _mcnemar(only_first: int, only_second: int) -> float:
+    """Test exactly whether a question that one run alone has right is as likely to be either's."""
     from scipy.stats import binomtest
 
-    pairs = list(zip(first, second, strict=True))
-    only_first = sum(a and not b for a, b in pairs)
-    only_second = sum(b and not a for a, b in pairs)
     count = only_first + only_second
-    p = float(binomtest(only_first, count, 0.5).pvalue) if count else 1.0
-    return McNemar(only_first, only_second, p)
+    return float(binomtest(only_first, count, 0.5).pvalue) if count else 1.0
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:

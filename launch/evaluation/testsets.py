@@ -15,7 +15,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 """The splits of a job's config."""
 TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
 """Published test sets."""
-
 _LONGEST_S = 1_000_000
 
 

@@ -20,6 +20,8 @@ from sqlenv.types import Example, Observation, Result, Table
 _CHUNK = 32  # questions whose results are in memory together
 _LIMITS = {"timeout_s": 10.0, "max_bytes": 4_000_000}
 """A result beyond these is named by how it ended, and not shown."""
+_KEPT = ("id", "evidence", "gold_result", "prompt", "trajectories")
+"""What `predictions.jsonl` does not say of a question."""
 
 Row = tuple[Example, Sampled, QuestionVerdict, Sequence[bool]]
 """A question, its samples, the verdict, and which of the samples are right."""
@@ -61,7 +63,7 @@ def _line(row: Row, results: Sequence[Result]) -> Mapping[str, Any]:
             for turn in member["turns"][-1:]:
                 if turn.get("kind", "answer") == "answer":
                     turn["correct"] = correct
-        return sampled.line
+        return {key: sampled.line[key] for key in _KEPT if key in sampled.line}
     gold, *found = results
     turns = []
     replies = sampled.replies or [""] * len(found)
@@ -71,13 +73,12 @@ def _line(row: Row, results: Sequence[Result]) -> Mapping[str, Any]:
     for sql, reply, end, place, result, correct in zip(*columns, strict=False):
         is_answer = sql == judged.sql
         tags = [tag for tag in judged.tags if tag != "none"] if is_answer and not correct else []
-        is_too_large = is_answer and not isinstance(result, Table) and judged.predicted == "ok"
+        is_too_large = is_answer and not isinstance(result, Table) and judged.status == "ok"
         seen = {"status": "ok"} if is_too_large else shown(result)
         said = {"reply": reply, "finish": end} if sampled.replies else {}
         said |= {"place": place} if place >= 0 else {}
         known = {"sql": sql, "kind": "answer", "correct": correct, "tags": tags}
         turns.append({**said, **known, "result": seen})
-    return {
-        **question(example, gold if example.gold_sql else None),
-        "trajectories": [{"turns": [turn]} for turn in turns],
-    }
+    asked = question(example, gold if example.gold_sql else None)
+    asked["trajectories"] = [{"turns": [turn]} for turn in turns]
+    return {key: asked[key] for key in _KEPT if key in asked}

@@ -1,9 +1,4 @@
-"""Runs beside the first of them: a table as in the papers, intervals, and paired tests.
-
-Each run is compared with the base: the difference with its 95 % interval, the two-sided p-value of
-10,000 paired bootstrap resamples of the questions (EXPO-SQL, section 6.7), and McNemar's
-counts with the exact p-value.
-"""
+"""Runs beside the first of them: a table as in the papers, and paired differences."""
 
 from __future__ import annotations
 
@@ -40,7 +35,7 @@ LABELS: Mapping[Key, str] = {
 }
 """The columns of Progress-SQL's tables 1 and 2, in their order; others follow."""
 _DECIDING = ("questions", "databases", "test suite")
-_BESIDE = ("gain", "p (bootstrap)", "only base right", "only run right", "p (McNemar)")
+_BESIDE = ("gain", "p", "only base right", "only run right")
 Lines = list[Sequence[str]]
 """Rows of a table, of which the first has the heads."""
 
@@ -262,12 +257,11 @@ def _facts(row: Row, key: Key) -> dict[str, Any]:
 
 
 def _beside(each: Difference) -> Sequence[str]:
-    test, counts = each.test, each.test["mcnemar"]
-    tested = ("-",) * 3
-    if counts:
-        tested = (str(counts["only_first"]), str(counts["only_second"]), _p(counts["p"]))
+    test = each.test
     points = _percent("{:+.1f} [{:+.1f}, {:+.1f}]", test["difference"], test["ci95"])
-    return (each.row.name, each.row.decode, _label(each.key), points, _p(test["p"]), *tested)
+    counts = (test["only_first"], test["only_second"])
+    alone = ("-" if count is None else str(count) for count in counts)
+    return (each.row.name, each.row.decode, _label(each.key), points, _p(test["p"]), *alone)
 
 
 def _percent(form: str, value: float, ci95: Sequence[float]) -> str:

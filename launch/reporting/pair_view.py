@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from rich.columns import Columns
@@ -14,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from rich.tree import Tree
 
+from launch.reporting.alignment import Pair, align
 from launch.reporting.tables import SHOWN_ROWS, clean
 from rewards.progress.normalisation import known_columns
 from rewards.progress.tree import Node, build_tree
@@ -25,12 +25,9 @@ from sqlenv.types import Row, Table, Value
 
 _CELL_CHARS = 40
 _COLUMN_CHARS = 12  # of the terminal's width for a column of results
-_SOUGHT_ROWS = 50  # rows of each side among which the most alike are paired
 _DIFFERS = "bold red"
 _SAME = "green"
 _CLAUSES = ("select", "tables", "join", "where", "group", "having", "order")
-
-RowPair = tuple[Row | None, Row | None]
 
 
 def render_page(
@@ -51,32 +48,6 @@ def render_page(
         _tags(score),
         _numbers(score),
     )
-
-
-def align(gold: Table, predicted: Table, *, in_order: bool) -> list[RowPair]:
-    """Pair the rows of two results: by their place if `in_order`; else rows that differ, the most
-    alike together, then equal rows. None stands where a side has no row.
-    """
-    if in_order:
-        return list(zip_longest(gold.rows, predicted.rows))
-    equal = Counter(gold.rows) & Counter(predicted.rows)
-    rest = (list((Counter(side.rows) - equal).elements()) for side in (gold, predicted))
-    # Rows that differ come first: a page shows only the beginning.
-    return [*_pair_by_likeness(*rest), *((row, row) for row in equal.elements())]
-
-
-def _pair_by_likeness(gold: list[Row], predicted: list[Row]) -> Iterator[RowPair]:
-    """Pair each gold row with the predicted one that shares most cells, then what is left."""
-    apart: list[Row] = []
-    near, far = predicted[:_SOUGHT_ROWS], predicted[_SOUGHT_ROWS:]
-    for row in gold[:_SOUGHT_ROWS]:
-        shared = [sum(a == b for a, b in zip(row, other, strict=False)) for other in near]
-        best = max(range(len(near)), key=shared.__getitem__, default=None)
-        if best is None or not shared[best]:
-            apart.append(row)
-        else:
-            yield row, near.pop(best)
-    yield from zip_longest([*apart, *gold[_SOUGHT_ROWS:]], [*near, *far])
 
 
 def _clauses(sql: str, score: PairScore) -> RenderableType:
@@ -105,10 +76,16 @@ def _results(score: PairScore, gold_sql: str, width: int) -> RenderableType:
     gold, predicted = (
         each if isinstance(each, Table) else Table((), ()) for each in results.values()
     )
-    pairs = align(gold, predicted, in_order=is_ordered(gold_sql))
-    names = [_beside(*pair) for pair in zip_longest(gold.columns, predicted.columns)]
-    lines = [names, *map(_line, pairs[:SHOWN_ROWS])]
-    columns = list(zip_longest(*lines, fillvalue=Text("")))
+    found = align(gold.rows, predicted.rows, widths=(gold.width, predicted.width))
+    # Rows that differ come first: a page shows only the beginning.
+    pairs = sorted(
+        found.rows, key=lambda row: not any(found.differs(gold.rows, predicted.rows, row))
+    )
+    if is_ordered(gold_sql):
+        pairs = list(zip_longest(range(len(gold.rows)), range(len(predicted.rows))))
+    names = [_beside(_at(gold.columns, a), _at(predicted.columns, b)) for a, b in found.columns]
+    lines = [names, *(_line(gold, predicted, row, found.columns) for row in pairs[:SHOWN_ROWS])]
+    columns = list(zip(*lines, strict=True))
     # Of columns that do not fit those that differ come first.
     same = [all(cell.style != _DIFFERS for cell in column) for column in columns]
     first = sorted(range(len(columns)), key=same.__getitem__)
@@ -123,12 +100,25 @@ def _results(score: PairScore, gold_sql: str, width: int) -> RenderableType:
     return Group(*parts, Text(title, style="bold"), table)
 
 
-def _line(pair: RowPair) -> list[Text]:
-    gold, predicted = pair
-    if gold is not None and predicted is not None:
-        return [_beside(*each) for each in zip_longest(map(_cell, gold), map(_cell, predicted))]
-    sign = "+" if gold is None else "-"
-    return [Text(f"{sign} {_cell(value)}", style=_DIFFERS) for value in gold or predicted or ()]
+def _line(gold: Table, own: Table, row: Pair, columns: Sequence[Pair]) -> list[Text]:
+    first, second = (
+        None if n is None else side.rows[n] for side, n in zip((gold, own), row, strict=True)
+    )
+    if first is not None and second is not None:
+        return [_beside(_text(first, a), _text(second, b)) for a, b in columns]
+    sign, places = (
+        ("+", [b for _, b in columns]) if first is None else ("-", [a for a, _ in columns])
+    )
+    one = first or second or ()
+    return [Text("" if n is None else f"{sign} {_cell(one[n])}", style=_DIFFERS) for n in places]
+
+
+def _text(row: Row, place: int | None) -> str | None:
+    return None if place is None else _cell(row[place])
+
+
+def _at(names: Sequence[str], place: int | None) -> str | None:
+    return None if place is None else names[place]
 
 
 def _beside(gold: str | None, predicted: str | None) -> Text:

@@ -11,7 +11,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
 from launch.evaluation.results import QuestionVerdict, Report
+from launch.reporting.alignment import align
+from launch.reporting.answer import answer
 from launch.reporting.record import RECORDS, RECORDS_VERSION
 from launch.reporting.runs import (
     METRICS,
@@ -29,13 +31,14 @@ from launch.reporting.runs import (
     cut_off,
     gain,
     read_lines,
+    short_names,
     summary,
     without_seed,
 )
 from launch.run_folder import CONFIG, flat
 from sqlenv.evaluators.features import clauses_of
 
-VERSION = 2
+VERSION = 3
 """Of the payload's form, which the page checks."""
 _QUESTIONS = 64  # questions of an evaluation in a piece
 _APART = frozenset({"seed", "run.name", "run.dir"})
@@ -64,6 +67,8 @@ class Payload:
         pieces: Groups, and the tokens of their queries, packed.
         notes: What is missing, a line each.
         against: What a comparison with a base says.
+        answer: The most important things, in sentences.
+        reload_s: Seconds after which a served page loads itself anew; 0 for never.
     """
 
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -72,15 +77,18 @@ class Payload:
     pieces: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     against: list[dict[str, Any]] = field(default_factory=list)
+    answer: list[str] = field(default_factory=list)
+    reload_s: float = 0.0
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Payload:
         """Read what runs recorded."""
-        payload = cls()
-        for number, run in enumerate(runs):
-            payload.runs.append(_said(run))
-            prefix = f"{run.name}: " if len(runs) > 1 else ""
-            payload._add_run(run, number, prefix)
+        payload, labels = cls(), short_names([run.name for run in runs])
+        for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+            payload.runs.append(_said(run) | {"label": label})
+            payload._add_run(run, number, f"{label}: " if len(runs) > 1 else "")
+        named = [replace(run, name=label) for run, label in zip(runs, labels, strict=True)]
+        payload.answer = answer(named, [said["numbers"] for said in payload.runs])
         return payload
 
     def overview(self) -> dict[str, Any]:
@@ -103,6 +111,9 @@ class Payload:
             "questions": list(self.questions.values()),
             "notes": self.notes,
             "against": self.against,
+            "answer": self.answer,
+            "rules": list(dict.fromkeys(rule for run in self.runs for rule in run["rules"])),
+            "reload_s": self.reload_s,
         }
 
     def _add_run(self, run: Run, number: int, prefix: str) -> None:
@@ -117,22 +128,27 @@ class Payload:
         hints = filter(None, (one.notes.get("hint") for one in run.reports.values()))
         self.notes += [f"{run.name}: {words}" for words in (*run.notes, *missing, *hints)]
 
-    def _add(self, view: str, groups: Iterable[Group], right: Mapping[str, float] | None) -> None:
+    def _add(
+        self, view: str, groups: Iterable[Group], scores: Mapping[str, Mapping[str, float]] | None
+    ) -> None:
         """Add groups, as `trajectories.jsonl` has them, as pieces and to the index. Verdicts by
         question, of an evaluation, count for more than those of the groups.
         """
         waiting = iter(groups)
-        while part := list(islice(waiting, None if right is None else _QUESTIONS)):
+        while part := list(islice(waiting, None if scores is None else _QUESTIONS)):
             for place, group in enumerate(part):
                 name, members = str(group.get("id")), group["trajectories"]
-                entry = self.questions.setdefault(name, _entry(name, group, right is not None))
+                entry = self.questions.setdefault(name, _entry(name, group, scores is not None))
                 count, total = sum(map(_is_right, members)), len(members)
-                if right is not None and name in right:
-                    count, total = right[name], 1
+                own = scores[name] if scores is not None and name in scores else {}
+                if own:
+                    count, total = next(iter(own.values())), 1
                 last = [one["turns"][-1] for one in members if one["turns"]]
                 tags = sorted({tag for turn in last for tag in turn.get("tags", ())})
                 seen = {"view": view, "piece": len(self.pieces), "at": place, "tags": tags}
-                entry["seen"].append({**seen, "right": count, "total": total})
+                more = {"scores": own} if len(own) > 1 else {}
+                entry["seen"].append({**seen, "right": count, "total": total, **more})
+                _set_beside(group)
             queries = {turn.get("sql") for one in part for turn in _turns(one)}
             queries |= {group.get("gold") for group in part}
             tokens = {
@@ -142,37 +158,48 @@ class Payload:
 
 
 def _said(run: Run) -> dict[str, Any]:
-    result, tests = run.result, {}
+    result = run.result
     if own := run.reports.get("answers"):
         # What an evaluation says of itself, under the names that a run's result has.
         result = {"decode": own.settings.decode, **own.notes}
-    if {"before", "after"} <= run.reports.keys():
-        before, after = (_right(run.reports[where]) for where in ("before", "after"))
-        both = [name for name in before if name in after]
-        tests = gain(*([scores[name] for name in both] for scores in (before, after)))
+    settings = {key: value for key, value in flat(run.settings) if key}
     return {
         "name": run.name,
         "configuration": without_seed(run.name),
         "finished": run.is_finished,
         "kind": "run" if run.is_training else "evaluation",
-        "settings": {key: value for key, value in flat(run.settings) if key},
+        "settings": settings,
         "result": result,
         "versions": run.versions,
-        "numbers": _numbers(run.folder / METRICS) if run.folder and run.is_training else {},
+        "numbers": _numbers(run, settings.get("train.prompts_per_step")),
         "command": f"python -m launch.train --cfg {run.folder}/{CONFIG}" if run.is_training else "",
         "measured": {
-            where: run.reports[where].measures[run.reports[where].first]
+            where: run.reports[where].measures
             for where in PLACES
             if where in run.reports and run.reports[where].first
         },
+        "rules": list(dict.fromkeys(name for one in run.reports.values() for name in one.measures)),
         "replies": {
             where: run.reports[where].outcomes.line()
             for where in PLACES
             if where in run.reports and run.reports[where].outcomes.replies
         },
         "sources": _by_source(run),
-        "tests": tests,
+        "tests": _tests(run),
     }
+
+
+def _tests(run: Run) -> dict[str, Any]:
+    """Compare the questions before and after learning by every rule."""
+    if not {"before", "after"} <= run.reports.keys():
+        return {}
+    before, after = (run.reports[where] for where in ("before", "after"))
+    found = {}
+    for rule in (name for name in after.measures if name in before.measures):
+        first, second = ({q.id: q.scores[rule] for q in one.questions} for one in (before, after))
+        both = [name for name in first if name in second]
+        found[rule] = gain([first[name] for name in both], [second[name] for name in both])
+    return found
 
 
 def _by_source(run: Run) -> dict[str, dict[str, Any]]:
@@ -191,8 +218,14 @@ def _by_source(run: Run) -> dict[str, dict[str, Any]]:
     return found if len(found) == count > 1 else {}
 
 
-def _numbers(path: Path) -> dict[str, list[Any]]:
-    lines = [line for line in read_lines(path) if isinstance(line, dict) and _has_step(line)]
+def _numbers(run: Run, prompts: Any) -> dict[str, list[Any]]:
+    if run.folder is None or not run.is_training:
+        return {}
+    found = (line for line in read_lines(run.folder / METRICS) if isinstance(line, dict))
+    lines = [line for line in found if _has_step(line)]
+    for line in lines:
+        if isinstance(prompts, int) and isinstance(trained := line.get("groups/trained"), float):
+            line["groups/trained_share"] = min(1.0, trained / prompts)
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: [line.get(name) for line in lines] for name in names}
     return {
@@ -211,7 +244,7 @@ def _short(number: float) -> float | None:
 
 def _places(
     run: Run, damage: dict[str, list[str]]
-) -> Iterator[tuple[str, Iterable[Group], Mapping[str, float] | None]]:
+) -> Iterator[tuple[str, Iterable[Group], Mapping[str, Mapping[str, float]] | None]]:
     """Give the groups of every place in order: of evaluations those of all questions, with the
     verdicts, and of sampled steps those that are recorded.
     """
@@ -221,10 +254,10 @@ def _places(
             found = _recorded(run.folder, f"{prefix}{RECORDS}", damage) if run.folder else ()
             kept = {str(one.get("id")): one for _, groups in found for one in groups}
             groups = [
-                kept.get(one.id) or _group(one, run.golds, correct=report.is_right(one))
+                {**_group(one, correct=report.is_right(one)), **kept.get(one.id, {})}
                 for one in report.questions
             ]
-            yield where, groups, _right(report)
+            yield where, groups, {one.id: one.scores for one in report.questions if one.scores}
         if where == "before" and run.is_training and run.folder:
             for step, groups in _recorded(run.folder, RECORDS, damage):
                 yield str(step), groups, None
@@ -260,13 +293,13 @@ def _right(report: Report) -> dict[str, float]:
     return {one.id: one.scores[report.first] for one in report.questions if one.scores}
 
 
-def _group(one: QuestionVerdict, golds: Mapping[str, str], *, correct: bool) -> Group:
+def _group(one: QuestionVerdict, *, correct: bool) -> Group:
     """Write an answer of which the trajectory was not recorded as a group of one."""
     tags = [tag for tag in one.tags if tag != "none"]
-    result = {"result": {"status": one.predicted}} if one.predicted else {}
+    result = {"result": {"status": one.status}} if one.status else {}
     return {
         **{key: getattr(one, key) for key in ("id", "db_id", "difficulty", "question")},
-        "gold": golds.get(one.id, ""),
+        "gold": one.gold,
         "trajectories": [{"turns": [{"sql": one.sql, "correct": correct, "tags": tags, **result}]}],
     }
 
@@ -282,6 +315,17 @@ def _entry(name: str, group: Group, is_held_out: bool) -> dict[str, Any]:  # noq
         "clauses": clauses_of(group["gold"]) if group.get("gold") else (),
         "seen": [],
     }
+
+
+def _set_beside(group: Group) -> None:
+    """Pair columns and rows of each result that is not the gold's with those of the gold's."""
+    gold = group.get("gold_result") or {}
+    for turn in _turns(group):
+        own = turn.get("result") or {}
+        if "columns" in gold and "columns" in own and own["rows"] != gold["rows"]:
+            first, second = (min(map(len, (one["columns"], *one["rows"]))) for one in (gold, own))
+            found = align(gold["rows"], own["rows"], widths=(first, second))
+            turn["beside"] = {"columns": found.columns, "rows": found.rows}
 
 
 def _turns(group: Group) -> Iterator[dict[str, Any]]:

@@ -13,18 +13,8 @@ from typing import Any
 import yaml
 
 from exchange import UserError
-from launch.evaluation.digests import short
-from launch.evaluation.outcomes import Outcomes
-from launch.evaluation.results import (
-    VERDICTS,
-    ModelFacts,
-    QuestionVerdict,
-    Report,
-    ReportSettings,
-    read_report,
-)
-from launch.evaluation.statistics import mcnemar, mean_interval, paired_difference
-from launch.evaluation.verdicts import PREDICTIONS, Verdict
+from launch.evaluation.results import PREDICTIONS, VERDICTS, Report, read_report
+from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.run_folder import CONFIG, RESULT, VERSIONS, flat
 from minirl.run.files import PART
 
@@ -33,7 +23,10 @@ _MARKS = (VERDICTS, METRICS, CONFIG)
 """Files of which a folder of a run or of a result has at least one."""
 _DEPTH = 3
 """How many folders below a given one a run may lie."""
+_WORD = re.compile(r"[^-_./]*[-_./]?")
+_LONG = 8  # characters that names have to share to be shortened
 _SEED = re.compile(r"[-_]?seed\d+")
+_ENDS = ("before", "after")
 PLACES = ("before", "answers", "after")
 """Where a run was evaluated, in order; `answers` are those of an evaluation."""
 
@@ -46,7 +39,6 @@ class Run:
         name: On the page; `row` is what a table calls it, empty for the name of the model.
         folder: Where its files are; None for a result that is one file.
         reports: Verdicts on held-out questions, by place.
-        golds: Gold queries of these questions.
         settings, result, versions: Its files; empty where they are missing or not whole.
         notes: What is missing, a line each.
     """
@@ -55,7 +47,6 @@ class Run:
     row: str
     folder: Path | None
     reports: Mapping[str, Report]
-    golds: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
@@ -112,6 +103,16 @@ def without_seed(name: str) -> str:
     return "/".join(filter(None, _SEED.sub("", name).split("/")))
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """Leave out what names begin with alike, whole words of it, where that is long."""
+    words = [_WORD.findall(name) for name in names]
+    count = 0
+    while all(len(each) > count + 1 and each[count] == words[0][count] for each in words):
+        count += 1
+    is_long = len(names) > 1 and len("".join(words[0][:count])) >= _LONG
+    return ["".join(each[count:]) for each in words] if is_long else list(names)
+
+
 def _distinct(names: Sequence[str]) -> tuple[int, int]:
     """Count names, and the configurations that they name."""
     return len({*names}), len({*filter(None, map(without_seed, names))})
@@ -150,76 +151,42 @@ def _read(name: str, row: str, path: Path) -> Run:
         "settings": read_mapping(path / CONFIG),
         "versions": read_mapping(path / VERSIONS),
     }
-    result = path / VERDICTS if path.is_dir() else path
-    if result.exists():
-        report = read_report(result)
+    if path.is_file() or (path / VERDICTS).exists():
+        report = read_report(path)
         said = asdict(report.settings)
         files["versions"] = said.pop("versions") | files["versions"]
         files["settings"] = said | files["settings"]
-        golds = {one.id: one.gold for one in _verdicts(path, [])}
         folder = path if path.is_dir() else None
-        return Run(name, row, folder, {"answers": report}, golds, **files)
-    settings, notes = files["settings"], list[str]()
+        return Run(name, row, folder, {"answers": report}, **files)
+    settings = files["settings"]
     if "decode" in settings or (path / f"{VERDICTS}{PART}").exists():
         raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
-    if "train" in settings or any((path / each).exists() for each in (METRICS, "before", "after")):
-        places = {where: path / where for where in ("before", "after")}
-        found = {where: _verdicts(place, notes) for where, place in places.items()}
-        files["result"] = read_mapping(path / RESULT)
-        known = row or f"{name}/after"
-    else:  # such as the folder `before` of a run
-        found = {"answers": _verdicts(path, notes)}
-        settings = read_mapping(path.parent / CONFIG)
-        known = row or "/".join(path.resolve().parts[-2:])
-        if not found["answers"]:
-            raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
-    reports = {where: _report(known, one, settings) for where, one in found.items() if one}
-    golds = {one.id: one.gold for verdicts in found.values() for one in verdicts}
-    return Run(name, row, path, reports, golds, **files, notes=notes)
-
-
-def _verdicts(folder: Path, notes: list[str]) -> list[Verdict]:
-    names, damaged = set(Verdict.__slots__), list[int]()
-    lines = list(read_lines(folder / PREDICTIONS, damaged))
-    notes += [f"{folder.name}/{PREDICTIONS}: {cut_off(number)}" for number in damaged]
-    return [
-        replace(Verdict(**line), outcomes=Outcomes(**line.get("outcomes", {})))
-        for line in lines
-        if isinstance(line, dict) and line.keys() <= names and "correct" in line
+    if "train" not in settings and not any((path / one).exists() for one in (METRICS, *_ENDS)):
+        raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
+    places = {where: path / where for where in _ENDS}
+    reports = {
+        where: _named(read_report(place), row or f"{name}/{where}")
+        for where, place in places.items()
+        if (place / VERDICTS).exists()
+    }
+    notes = [
+        f"{place}: of an older version; python -m launch.eval --checkpoint {path} measures again"
+        for where, place in places.items()
+        if where not in reports and (place / PREDICTIONS).exists()
     ]
+    files["result"] = read_mapping(path / RESULT)
+    return Run(name, row, path, reports, **files, notes=notes)
+
+
+def _named(report: Report, name: str) -> Report:
+    """Call a report's model by the name of its run on the page."""
+    model = replace(report.settings.model, name=name)
+    return replace(report, settings=replace(report.settings, model=model))
 
 
 def cut_off(number: int) -> str:
     """Say that a file ends for us at the line of this number."""
     return f"cut off or damaged in line {number}; what stands before it is shown"
-
-
-def _report(name: str, verdicts: Sequence[Verdict], settings: Mapping[str, Any]) -> Report:
-    """Write the verdicts of a run on its held-out questions as an evaluation's report."""
-    model, reward, env = (settings.get(key) or {} for key in ("model", "reward", "env"))
-    base = Path(model.get("path") or "").name
-    asked = json.dumps([(one.id, one.gold) for one in verdicts])
-    scores = [float(one.correct) for one in verdicts]
-    return Report(
-        settings=ReportSettings(
-            data="test",
-            model=ModelFacts(name, base=base, reward=reward.get("kind")),
-            decode="greedy",
-            questions=len(verdicts),
-            fingerprint=short(asked.encode()),
-            comparators={"ex": str(env.get("match"))},
-        ),
-        measures={"ex": summary(scores)},
-        parts={},
-        failing_golds=[],
-        outcomes=Outcomes.total(one.outcomes for one in verdicts),
-        questions=[
-            QuestionVerdict(
-                *(one.id, one.db_id, one.difficulty, one.question, one.sql, {"ex": score}, "", "")
-            )
-            for one, score in zip(verdicts, scores, strict=True)
-        ],
-    )
 
 
 def summary(scores: Sequence[float]) -> dict[str, Any]:
@@ -229,16 +196,8 @@ def summary(scores: Sequence[float]) -> dict[str, Any]:
 
 
 def gain(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-    """Compare two lists of scores of the same questions, as a record; empty where there are none.
-
-    McNemar's counts need scores that are all 0 or 1.
-    """
-    if not first:
-        return {}
-    found = paired_difference(first, second)
-    is_binary = {*first, *second} <= {0.0, 1.0}
-    counts = mcnemar(*([score == 1 for score in each] for each in (first, second)))
-    return asdict(found) | {"mcnemar": asdict(counts) if is_binary else None}
+    """Compare scores of the same questions, as a record; empty where there are none."""
+    return asdict(paired_difference(first, second)) if first else {}
 
 
 def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:

@@ -197,7 +197,7 @@ class ExpoReward:
         start, end = attempt.answer.start, attempt.answer.end
         if attempt.text[start:end] != attempt.sql:
             raise ValueError("the query stands nowhere in the reply that it was read in")
-        # None for no credit of what is not SQL (ambiguity E5).
+        # None for no credit of what is not SQL (docs/papers.md, outside tokens).
         outside = self._values(verdict)[0] if self._config.outside_tokens == "query" else None
         spans = [
             CreditSpan(turn, start + clause.start, start + clause.end, value)

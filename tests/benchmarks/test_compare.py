@@ -11,15 +11,29 @@ import pytest
 
 from benchmarks import compare
 from benchmarks.compare import crossed_bootstrap
+from launch.evaluation.results import (
+    ModelFacts,
+    QuestionVerdict,
+    ReportSettings,
+    summarise,
+    write_result,
+)
 
 
 def finish(folder, right):
-    (folder / "after").mkdir(parents=True)
-    lines = [{"id": str(n), "correct": one} for n, one in enumerate(right)]
-    (folder / "after" / "predictions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    write_result(folder / "after", result_of({str(n): one for n, one in enumerate(right)}))
     mean = sum(right) / len(right)
     found = {"ex_before": 0.0, "ex_after": mean, "gain": mean, "gain_ci95": [0, 1], "seconds": 2}
-    (folder / "result.json").write_text(json.dumps(found))
+    (folder / "result.json").write_text(json.dumps(found | {"rule": "set"}))
+
+
+def result_of(right):
+    settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy")
+    verdicts = [
+        QuestionVerdict(name, "d", "", "?", "SELECT 1", "SELECT 2", {"set": float(one)})
+        for name, one in right.items()
+    ]
+    return summarise(settings, verdicts, seed=0)
 
 
 def test_runs_are_made_once_and_compared_by_question(tmp_path, monkeypatch, capsys):

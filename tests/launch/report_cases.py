@@ -8,7 +8,6 @@ import math
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,8 +15,14 @@ from typing import Any
 import numpy as np
 import yaml
 
+from launch.evaluation.results import (
+    ModelFacts,
+    QuestionVerdict,
+    ReportSettings,
+    summarise,
+    write_result,
+)
 from launch.evaluation.statistics import mean_interval, paired_difference
-from launch.evaluation.verdicts import Verdict
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR", "JOIN_MISSING", "GROUP_BY_ERROR")
 LEVELS = ("easy", "medium", "hard")
@@ -139,18 +144,21 @@ def write_lines(path: Path, lines: Sequence[Any]) -> None:
 
 def answers(folder: Path, rights: Sequence[bool], *, rng: Random, kind: str = "test") -> list[bool]:
     """Write an evaluation's answers."""
-    verdicts: list[Any] = []
+    verdicts: list[QuestionVerdict] = []
     lines: list[Any] = [{"step": 0, "version": 2}]
     for number, right in enumerate(rights):
         asked = question(number, kind)
         said = member(asked, right=right, turns=1, rng=rng, advantage=None, step=1)
         kept = {key: said[key] for key in ("advantage", "ended", "versions", "turns")}
         prompt = f"CREATE TABLE item (name, price);\n{asked['question']}"
-        lines.append({"step": number + 1, **asked, "prompt": prompt, "trajectories": [kept]})
-        fields = (asked[key] for key in ("id", "db_id", "difficulty", "question", "gold"))
-        sql = said["turns"][-1]["sql"]
-        verdicts.append(asdict(Verdict(*fields, sql, right)))  # ty: ignore[invalid-argument-type]
-    write_lines(folder / "predictions.jsonl", verdicts)
+        own = {key: asked[key] for key in ("id", "gold_result")}
+        lines.append({"step": number + 1, **own, "prompt": prompt, "trajectories": [kept]})
+        told = {key: asked[key] for key in ("id", "db_id", "difficulty", "question", "gold")}
+        sql, scores = said["turns"][-1]["sql"], {"set": float(right)}
+        told |= {"sql": sql, "scores": scores, "status": "ok", "gold_status": "ok"}
+        verdicts.append(QuestionVerdict(**told, clauses=("WHERE", "ORDER BY")))
+    settings = ReportSettings(data="test", model=ModelFacts(folder.name), decode="greedy")
+    write_result(folder, summarise(settings, verdicts, seed=0))
     write_lines(folder / "trajectories.jsonl", lines)
     return list(rights)
 
@@ -269,7 +277,8 @@ def spoil(line: dict[str, Any], text: str, kind: str) -> None:
     wide = [one[:200] for one in HOSTILE] * 5
     table = result(wide, [[*wide[:98], None, {"blob": text[:9]}]] * 20, width=2_000, count=9_999)
     line |= {"id": own, "prompt": text, "evidence": text, "gold_result": table}
-    line |= dict.fromkeys(("db_id", "difficulty", "question", "gold"), text)
+    if "/" not in kind:
+        line |= dict.fromkeys(("db_id", "difficulty", "question", "gold"), text)
     keys = dict.fromkeys((one[:200] for one in HOSTILE), 1.0)
     for one in line["trajectories"]:
         one |= {"spans": [[0, 0, len(text), -1.0], [0, 3, 7, 1.0]], "parts": keys}

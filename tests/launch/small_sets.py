@@ -73,3 +73,10 @@ def make_bird(root: Path) -> Path:
     ]
     (root / "dev.json").write_text(json.dumps(records))
     return root
+
+
+def loaded(out: Path) -> dict:
+    """Read a folder of results: the summary, and its questions."""
+    lines = (out / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    summary = json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
+    return summary | {"questions": [json.loads(line) for line in lines]}

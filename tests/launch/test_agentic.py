@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from diskcache import Cache, JSONDisk
 
-from exchange import UserError
 from launch import job
 from launch.config import TinyConfig, load_config
 from launch.data.reply_format import ReplyFormat, write_call
 from launch.evaluation import sampling
 from launch.evaluation.decoding import GREEDY, Decode
-from launch.evaluation.verdicts import read_verdicts
+from launch.evaluation.sources import SampleCache
 from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
 from minirl.model.tokenizer import ChatTokenizer
@@ -27,6 +26,8 @@ from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Message
+
+from .small_sets import loaded
 
 GOLD = "SELECT name FROM singer WHERE age > 20"
 CONFIG = AgenticConfig(calls=2)
@@ -157,20 +158,18 @@ def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, **more: An
 def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, script, tmp_path):
     """SQL-ASTRA, table 3 and figure 5: a turn is a call; an answer without any is one too."""
     asked = [replace(example, id=str(number)) for number in range(4)]
-    path = tmp_path / "predictions.jsonl"
+    cache = SampleCache(tmp_path)
     asks = evaluator(tokenizer, env, GREEDY)
-    found = asks.predict(asked, path, progress=lambda *_: None)
+    found = asks.answers(asked, cache, lambda *_: None, stops=True)
     assert [one.turns for one in found] == [(2,), (1,), (2,), (1,)]
-    assert read_verdicts(path) == found
-    # A kill in the middle of a line: that question is asked again, no other one is.
-    content = path.read_text()
-    path.write_text(content[:-20])
+    assert cache.read(asked) == found
+    # After a kill before the last was kept: that question is asked again, no other one is.
+    with Cache(str(tmp_path / "answers"), disk=JSONDisk) as kept:
+        del kept[[*kept][-1]]
     script.given.clear()
     script.drawn.clear()
-    assert asks.predict(asked, path, progress=lambda *_: None) == found
-    assert (path.read_text(), len(script.drawn)) == (content, 1)
-    with pytest.raises(UserError, match="other questions"):
-        asks.predict(asked[:2], path, progress=lambda *_: None)
+    assert asks.answers(asked, cache, lambda *_: None, stops=True) == found
+    assert len(script.drawn) == 1
     script.given.clear()
     (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([example], first=0)
     assert sampled.turns == (2, 1)
@@ -254,7 +253,7 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
         assert sum(shapes) == pytest.approx(1)
     assert metrics[0]["update/kl"] == pytest.approx(0, abs=1e-6)
     assert metrics[-1]["update/kl"] > 0.01
-    parts = json.loads((tmp_path / "out" / "verdicts.json").read_text())["parts"]["turns"]
+    parts = loaded(tmp_path / "out")["parts"]["turns"]
     assert sum(part["questions"] for part in parts.values()) == 6
     assert {int(turns) for turns in parts} <= {1, 2, 3}
     # Training measures the episode with the tool.

@@ -135,7 +135,7 @@ def test_the_command_answers_with_a_real_policy(command, place, database, model)
         (["--db", "none.sqlite"], "none.sqlite: no such database file; check the path"),
         (["--db", "stdout.txt"], "stdout.txt: not a SQLite database"),
         (["--checkpoint", "finished/before"], "give a run folder (its best checkpoint), one of"),
-        (["--accel", "abacus"], "argument --accel: invalid choice: 'abacus'"),
+        (["--accel", "abacus"], 'Invalid value "abacus" for --accel.'),
     ],
 )
 def test_a_mistake_ends_with_a_line(command, place, database, line, said):

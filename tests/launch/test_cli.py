@@ -52,12 +52,20 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
     away = str(place / "nowhere")
     cases = [
         (["launch.train"], "--cfg"),
-        ([*train, "--sped"], "--sped"),
+        ([*train, "--dry-rum"], "Did you mean --dry-run?"),
+        (
+            [*train, "--checkpoint", "x"],
+            "It is an option of launch.ask, launch.eval, launch.export.",
+        ),
+        ([*train, "--steps", "3"], "A setting is written without dashes: train.steps=VALUE."),
+        (["launch.train", "--cfg", "progres-demo"], "did you mean progress-demo.yaml?"),
+        (["launch.train", "--cfg", "alien"], "alien: no config.yaml in this folder"),
+        ([*train, "train.learning_rate=1"], "did you mean train.optimizer.learning_rate?"),
         ([*train, "--yaml"], "--yaml"),
         ([*train, "--accel", "abacus"], "abacus"),
         (["launch.train", "--cfg", "none.yaml"], "none.yaml: no such file"),
         (["launch.train", "--cfg", "broken.yaml"], "broken.yaml"),
-        ([*train, "train.stps=1"], "train.stps"),
+        ([*train, "train.stps=1"], "train.stps: unknown key; did you mean train.steps?"),
         (["launch.train", "--cfg", "progress.yaml", f"data.root={away}"], away),
         ([*train, *ROOT, "data.test.sources.0.layout=bird"], "data.test.sources.0"),
         ([*train, *ROOT, "data.test.sources.0.file=no.json"], "data.test.sources.0"),
@@ -69,7 +77,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         ([*train, "run.dir=file/below", "--dry-run"], "file/below"),
         ([*evaluate, "--decode", "beam"], "--decode"),
         ([*evaluate, "--checkpoint", away], "--checkpoint"),
-        ([*evaluate, "--data", "dev"], "dev"),
+        ([*evaluate, "--data", "spder-dev"], "did you mean spider-dev?"),
         ([*evaluate, "--data-root", "data"], "--data-root"),
         (["launch.eval", "--cfg", "progress-demo.yaml", "--data", "spider-dev"], "--data"),
         (["launch.eval", "--data", "spider-dev"], "--checkpoint RUN"),
@@ -86,7 +94,8 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         ([*score, "--pred", "SELECT 1", "--out", "x"], "--out"),
         (score, "--db"),
         (["launch.score", "--file", "x.jsonl"], "--json"),
-        (["launch.score", "--predictions", "x.sql"], "--data"),
+        (["launch.score", "--predictions", "x.sql"], "--predictions"),
+        (["launch.report"], "give a run"),
     ]
     helps = {"launch.train": "--dry-run", "launch.eval": "vote@8"}
     before = snapshot(place)

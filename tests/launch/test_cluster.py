@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,12 +46,12 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def options_of(line) -> argparse.Namespace:
+def options_of(line) -> SimpleNamespace:
     """Run a script, and read the arguments that it gave to our command."""
     subprocess.run(line, check=False)
     module, *arguments = shlex.split(Path("arguments").read_text())[1:]
     assert module == "launch.train"
-    return train.make_parser().parse_intermixed_args(arguments)
+    return SimpleNamespace(**train.main.parse(arguments))
 
 
 @pytest.mark.parametrize("status", [0, 2])
@@ -65,7 +65,7 @@ def test_slurm(place, status, is_finished):
     assert (place / "requeued").exists() == (status == 0 and not is_finished)
     options = options_of([*SLURM, "seed=1"])
     assert (options.accel, options.cfg) == ("gpu", "progress.yaml")
-    assert options.overrides == ["run.dir=runs/progress", "seed=1"]
+    assert options.overrides == ("run.dir=runs/progress", "seed=1")
 
 
 def check_split(options):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from launch.evaluation.results import (
     ReportSettings,
     summarise,
     write_report,
+    write_result,
 )
-from launch.evaluation.verdicts import Verdict
 
 from .report_cases import opened
 
@@ -28,10 +28,10 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
     """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
     judged = [
         QuestionVerdict(
-            *(f"{data}/{number}", "d", "easy", "?", f"SELECT {number} -- {path.stem}"),
+            *(f"{data}/{number}", "d", "easy", "?", "SELECT 0", f"SELECT {number} -- {path.stem}"),
             scores={"spider_ex": float(mark in "1+"), "spider_ts": float(mark == "1")},
-            predicted="ok",
-            gold="ok",
+            status="ok",
+            gold_status="ok",
         )
         for number, mark in enumerate(right)
     ]
@@ -44,18 +44,23 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
         "versions": {"sqlite": "3"},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_report(path, summarise(ReportSettings(**settings | more), judged, seed=0))
+    report = summarise(ReportSettings(**settings | more), judged, seed=0)
+    if path.name == "verdicts.json":
+        write_result(path.parent, report)
+    else:
+        write_report(path, report)
     return path
 
 
 def trained(folder: Path, right: str, *, questions: int | None = None) -> Path:
     """Write what launch.train leaves."""
-    (folder / "after").mkdir(parents=True)
-    lines = (
-        json.dumps(asdict(Verdict(str(n), "d", "", "?", "SELECT 1", "SELECT 2", mark == "1")))
+    verdicts = [
+        QuestionVerdict(str(n), "d", "", "?", "SELECT 1", "SELECT 2", {"set": float(mark)})
         for n, mark in enumerate(right)
-    )
-    (folder / "after" / "predictions.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    ]
+    model = ModelFacts(f"{folder.name}/after", base="Qwen", reward="expo")
+    settings = ReportSettings(data="test", model=model, decode="greedy")
+    write_result(folder / "after", summarise(settings, verdicts, seed=0))
     (folder / "result.json").write_text(json.dumps({"questions": questions or len(right)}))
     config = {"train": {}, "model": {"path": "models/Qwen"}, "reward": {"kind": "expo"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"env": {"match": "set"}}))
@@ -89,7 +94,8 @@ def test_two_runs_side_by_side(tmp_path, run):
     assert found["runs"][0]["columns"]["spider-dev/spider_ex"]["mean"] == 0.2
     ex, ts = found["differences"]
     assert (ex["column"], ex["difference"]) == ("spider-dev/spider_ex", pytest.approx(0.7))
-    assert ex["mcnemar"] == {"only_first": 1, "only_second": 8, "p": pytest.approx(20 / 512)}
+    counts = [ex[name] for name in ("only_first", "only_second", "p")]
+    assert counts == [1, 8, pytest.approx(20 / 512)]
     assert ex["ci95"][0] > 0
     assert ex["p"] < 0.05
     assert len(ts["questions"]) == 9
@@ -109,9 +115,12 @@ def test_two_runs_side_by_side(tmp_path, run):
     # The page has the same, without the text of replies and without rows, which nobody recorded.
     assert (tmp_path / "page.html").stat().st_size < 200_000
     overview = opened(tmp_path / "page.html")["overview"]
-    assert [one["measured"]["answers"]["mean"] for one in overview["runs"]] == [0.2, 0.9]
+    measured = [one["measured"]["answers"]["spider_ex"] for one in overview["runs"]]
+    assert [one["mean"] for one in measured] == [0.2, 0.9]
+    assert overview["rules"] == ["spider_ex", "spider_ts"]
+    assert overview["answer"][0].startswith("ours and base differ by +70.0 points [")
     assert [one["right"] for one in overview["questions"][0]["seen"]] == [1, 0]
-    assert overview["against"][0]["mcnemar"] == ex["mcnemar"]
+    assert [overview["against"][0][name] for name in ("only_first", "only_second", "p")] == counts
     assert overview["notes"] == []
 
 
@@ -193,7 +202,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, mistake):
         "nowhere": "nowhere",
         "broken.json": "broken.json: ",
         "foreign.json": "foreign.json: should be a mapping of keys to values, not [{'file': 'a'}]; "
-        "this is no result of launch.eval",
+        "no result of launch.eval, or an older one; make it again: ",
         "nameless.json": "nameless.json: ",
         "empty": "empty: ",
         "begun": "begun: an evaluation that is not finished",
@@ -225,7 +234,7 @@ SETTINGS = ReportSettings("d", ModelFacts("m"), "greedy")
 
 
 def test_a_report_tells_turns_apart_where_there_are_any():
-    judged = QuestionVerdict("1", "d", "", "?", "s", {"spider_ex": 1.0}, "ok", "ok", turns=2)
+    judged = QuestionVerdict("1", "d", "", "?", "g", "s", {"spider_ex": 1.0}, "ok", "ok", turns=2)
     several = [judged, replace(judged, id="2", scores={"spider_ex": 0.0}), replace(judged, turns=3)]
     parts = summarise(SETTINGS, several, seed=0).parts["turns"]
     assert {turns: (part["share"], part["spider_ex"]) for turns, part in parts.items()} == {
@@ -236,9 +245,9 @@ def test_a_report_tells_turns_apart_where_there_are_any():
 
 
 def test_a_part_is_as_sure_as_its_questions():
-    judged = QuestionVerdict("1", "d", "hard", "?", "s", {"ex_f": 0.5}, "ok", "ok")
+    judged = QuestionVerdict("1", "d", "hard", "?", "g", "s", {"ex_f": 0.5}, "ok", "ok")
     easy = replace(judged, id="2", difficulty="easy", scores={"ex_f": 1.0})
-    blind = replace(judged, id="3", scores={}, gold="none")
+    blind = replace(judged, id="3", scores={}, gold_status="none")
     found = summarise(SETTINGS, [judged, easy, blind], seed=0)
     assert found.measures["ex_f"] == {"mean": 0.75, "ci95": [0.5, 1.0], "questions": 2}
     assert list(found.parts["difficulty"]) == ["easy", "hard"]  # from easy to hard

@@ -20,7 +20,7 @@ from launch import score as scoring
 
 from .small_sets import ASKED, GOLDS, make_bird, make_spider
 
-EVAL, SCORE, PAIRS = "launch.eval", "launch.score --predictions", "launch.score --file"
+EVAL, PAIRS = "launch.eval", "launch.score --file"
 DATABASE = Path("database", "pets", "pets.sqlite")
 SHOP = Path("database", "shop", "shop.sqlite")
 
@@ -54,7 +54,6 @@ def arguments(command: str, root: Path) -> list[str]:
     data = ["--predictions", str(root / "p.sql"), "--data-root", str(root)]
     return {
         EVAL: [*data, "--data", "spider-dev", "--json", str(root.parent / "out" / "o.json")],
-        SCORE: [*data, "--data", "dev.json", "--json"],
         PAIRS: ["--file", str(root / "pairs.jsonl"), "--json"],
     }[command]
 
@@ -126,7 +125,7 @@ def changed(name: str, old: str, new: str) -> Callable[[Path], object]:
     return lambda root: replace(root / name, old, new)
 
 
-ALL, ASKING = (EVAL, SCORE, PAIRS), (EVAL, SCORE)
+ALL, ASKING = (EVAL, PAIRS), (EVAL,)
 # What breaks the folder, what the line has to name, and the commands that read it. Whatever else
 # may be wrong with a database or a question file: tests/sqlenv/test_executor.py and test_datasets.
 DAMAGES: dict[str, tuple[Callable[[Path], object], str, tuple[str, ...]]] = {
@@ -177,7 +176,7 @@ def test_an_older_file_stays_and_a_new_one_is_whole_or_not_there(root, run):
     old = root / "old.jsonl"
     old.write_text("old\n")
     os.truncate(root / SHOP, 4096)
-    for command in (SCORE, PAIRS):
+    for command in (PAIRS,):
         for out, named in ((old, "old.jsonl"), (root / "old_2.jsonl", "shop.sqlite")):
             status, _, err = run(command, [*arguments(command, root)[:-1], "--out", str(out)])
             assert (status, named in err, old.read_text()) == (2, True, "old\n")

@@ -63,7 +63,7 @@ def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, c
     assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
     assert verdicts(sheet, "bird_ex") == verdicts(sheet, "set") == [1, 1, 1, 0, 1]
     assert verdicts(sheet, "ex_f")[3:] == [0, 1]
-    assert [question["predicted"] for question in sheet["questions"]].count("error") == 1
+    assert [question["status"] for question in sheet["questions"]].count("error") == 1
     assert [question["sql"] for question in sheet["questions"]] == MIXED
     assert sheet["measures"]["spider_ex"]["mean"] == 0.6
     low, high = sheet["measures"]["spider_ex"]["ci95"]
@@ -130,7 +130,7 @@ def test_a_gold_fails_where_the_text_that_the_program_runs_does(tmp_path, caplog
     sheet = evaluate(path, root, tmp_path / "o.json", "--comparators", "spider_ex,bird_ex")
     assert verdicts(sheet, "spider_ex") == [1] * 5
     assert sheet["failing_golds"] == []
-    assert {one["predicted"] for one in sheet["questions"]} == {"ok"}
+    assert {one["status"] for one in sheet["questions"]} == {"ok"}
     assert "gold queries do not run" not in caplog.text
     sheet = evaluate(path, root, tmp_path / "b.json", "--comparators", "bird_ex")
     assert verdicts(sheet, "bird_ex") == [1, 1, 0, 1, 1]
@@ -326,7 +326,8 @@ def test_bird_is_judged_by_its_own_rule(bird, tmp_path):
 def test_answers_are_written_in_the_official_forms(spider, tmp_path):
     lines = [{"pred": f"{gold} -- sure\n;"} for gold in GOLDS]
     path = write(tmp_path / "p.jsonl", [json.dumps(line) for line in lines])
-    sheet = evaluate(path, spider, tmp_path / "o.json", "--out", str(tmp_path / "out"))
+    words = ("--official", "--out", str(tmp_path / "out"))
+    sheet = evaluate(path, spider, tmp_path / "o.json", *words)
     assert verdicts(sheet, "spider_ex") == [1] * 5
     texts = (tmp_path / "out" / "predictions.sql").read_text().splitlines()
     assert texts == [f"{gold} ;" for gold in GOLDS]
@@ -355,7 +356,7 @@ def test_a_folder_has_the_files_of_one_list_of_answers(spider, tmp_path, monkeyp
             evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
     evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
     names = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert names.keys() > {"trajectories.jsonl", "predictions.jsonl", "predictions.sql"}
+    assert names.keys() == {"trajectories.jsonl", "predictions.jsonl", "verdicts.json"}
     # A report with other measures changes none of them, and one on other answers is refused.
     evaluate(first, spider, tmp_path / "b.json", "--out", str(out), "--comparators", "bird_ex")
     with pytest.raises(UserError, match=f"--out {out}: "):
@@ -372,7 +373,8 @@ def test_half_a_character_in_a_prediction_is_no_query(spider, tmp_path):
     """JSON can spell it, and no file of text can hold it: this ended after all was judged."""
     lines = [json.dumps({"pred": sql}) for sql in ("SELECT '\ud800'", *GOLDS[1:])]
     path = write(tmp_path / "p.jsonl", lines)
-    sheet = evaluate(path, spider, tmp_path / "o.json", "--out", str(tmp_path / "out"))
+    words = ("--official", "--out", str(tmp_path / "out"))
+    sheet = evaluate(path, spider, tmp_path / "o.json", *words)
     assert verdicts(sheet, "spider_ex") == [0, 1, 1, 1, 1]
     texts = (tmp_path / "out" / "predictions.sql").read_text().splitlines()
     assert texts == ["SELECT", *GOLDS[1:]]
@@ -384,7 +386,7 @@ def test_questions_and_results_are_recorded_for_the_page(spider, tmp_path):
     text = (tmp_path / "out" / "trajectories.jsonl").read_text(encoding="utf-8")
     head, *groups = map(json.loads, text.splitlines())
     assert head == {"step": 0, "version": 2}
-    assert [group["question"] for group in groups] == [question for _, question, _ in ASKED]
+    assert [group["id"] for group in groups] == [f"spider/dev/{n}" for n in range(5)]
     assert groups[0]["gold_result"]["rows"] == [["ann"], ["bob"], ["cid"], ["dee"]]
     turns = [group["trajectories"][0]["turns"][0] for group in groups]
     assert [turn["correct"] for turn in turns] == [True, False, True, False, True]
@@ -421,7 +423,7 @@ def test_votes_and_pass_of_a_file_of_samples(spider, tmp_path):
     assert verdicts(oracle, "spider_ex") == [1, 1, 1, 0, 1]
     # The first two samples alone.
     two = evaluate(path, spider, tmp_path / "2.json", "--decode", "vote@2")
-    assert [question["samples"] for question in two["questions"]] == [2] * 5
+    assert [len(question["samples"]) for question in two["questions"]] == [2] * 5
 
 
 def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):

@@ -41,13 +41,13 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture
 def measure(place, monkeypatch, capsys):
     """Return `measure(folder)`: what an evaluation of it does, sampling left out."""
-    monkeypatch.setattr(cli, "use_accelerator", lambda _name: None)
+    monkeypatch.setattr(cli, "use_accelerator", lambda _name: "cpu")
     asked = []
 
     def sampled(_source, examples, _sql, out, _show) -> Answers:
-        if not (out / "samples").exists():
+        if not (out / "sampled").exists():
             asked.append(out)
-            (out / "samples").mkdir()
+            (out / "sampled").mkdir()
         return Answers([Sampled(("SELECT 1",)) for _ in examples])
 
     monkeypatch.setattr(CheckpointSource, "answers", sampled)

@@ -18,6 +18,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from tests.minirl.fake_sglang import Fake
 
 from .conftest import TINY, verbal_folder
+from .small_sets import loaded
 
 QUESTIONS = 3
 REPLY = "<sql>SELECT 1</sql>"
@@ -56,7 +57,7 @@ def run(command: Any, place: Path, fake: Fake, out: Path, *more: str) -> dict[st
             *("rollout.sglang.tolerance=1e9", LONG, *more),
         ]
     )
-    report = json.loads((out / "verdicts.json").read_text())
+    report = loaded(out)
     return {"questions": len(report["questions"]), **report["notes"]}
 
 
@@ -88,7 +89,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_rest(place, fake, tmp_path):
     out = tmp_path / "out"
     run(evaluation, place, fake, out)
     (out / "verdicts.json").unlink()
-    with Cache(str(out / "samples"), disk=JSONDisk) as samples:
+    with Cache(str(out / "answers"), disk=JSONDisk) as samples:
         for name in list(samples)[1:]:
             del samples[name]
     before = len(asked(fake))
@@ -114,8 +115,8 @@ def test_candidates_and_judgements_are_sampled_by_the_servers(place, fake, tmp_p
     assert result["executable"] == result["attempts"] > 0
     with pytest.raises(UserError, match="--out"):
         run(evaluation, place, fake, tmp_path / "out", *JUDGE, "rollout.backend=native")
-    choices = (tmp_path / "out" / "choices.jsonl").read_text().splitlines()
-    assert {json.loads(line)["sql"].replace(" ", "") for line in choices} == {"SELECT1"}
+    choices = [one["choice"] for one in loaded(tmp_path / "out")["questions"]]
+    assert {choice["sql"].replace(" ", "") for choice in choices} == {"SELECT1"}
 
 
 def test_a_server_with_other_weights_stops_the_evaluation(place, fake, tmp_path):

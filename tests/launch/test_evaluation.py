@@ -1,24 +1,54 @@
-"""Files of an evaluation: verdicts that are gone on with, and the official programs' forms."""
+"""Files of an evaluation: its record, and the official programs' forms."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from exchange import UserError
-from launch.evaluation.results import QuestionVerdict
+from launch import read_result
+from launch.evaluation.official import write_official
+from launch.evaluation.results import (
+    ModelFacts,
+    QuestionVerdict,
+    Report,
+    ReportSettings,
+    summarise,
+    write_report,
+    write_result,
+)
 from launch.evaluation.sources import Sampled
 from launch.evaluation.trajectories import write_trajectories
-from launch.evaluation.verdicts import Verdict, read_verdicts, write_official
 from sqlenv.config import ExecutorConfig
 from sqlenv.types import Example
 
 
-def verdict(number: int, *, sql: str = "SELECT 1", correct: bool = False, **more: str) -> Verdict:
-    fields = {"db_id": "d", "difficulty": "", "question": "?", "gold": f"SELECT {number}"} | more
-    return replace(Verdict(str(number), "", "", "", "", sql, correct), **fields)
+def verdict(number: int, *, sql: str = "SELECT 1", **more: str) -> QuestionVerdict:
+    blank = QuestionVerdict(str(number), "d", "", "?", f"SELECT {number}", sql, {"set": 0.0})
+    return replace(blank, **more)
+
+
+def result(*verdicts: QuestionVerdict) -> Report:
+    settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy")
+    return summarise(settings, verdicts, seed=0)
+
+
+def test_a_result_is_read_as_flat_records(tmp_path):
+    right = replace(verdict(1), scores={"set": 1.0, "ex_f": 0.5}, reply="So: SELECT 1")
+    for place in (tmp_path / "alone", tmp_path / "run" / "before", tmp_path / "run" / "after"):
+        write_result(place, result(right, replace(right, id="2")))
+    write_report(tmp_path / "one.json", result(right))
+    first, second = read_result(tmp_path / "alone")
+    assert (first["id"], second["id"]) == ("1", "2")
+    assert (first["set"], first["ex_f"], first["reply"]) == (1.0, 0.5, "So: SELECT 1")
+    assert read_result(tmp_path / "one.json") == [first]
+    assert [one["place"] for one in read_result(tmp_path / "run")] == [
+        *["before"] * 2,
+        *["after"] * 2,
+    ]
+    assert read_result(tmp_path / "run")[0] == {"place": "before", **first}
 
 
 def test_official_forms_are_a_line_a_question(tmp_path):
@@ -40,18 +70,15 @@ def test_official_forms_are_a_line_a_question(tmp_path):
     assert bird == expected
 
 
-GOOD = json.dumps(asdict(verdict(0))).encode()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b'{"pred": "SELECT 1"}\n', b"[1]\n", b"{\n", b"\xff\n", GOOD.replace(b"false", b"3") + b"\n"],
-)
-def test_a_damaged_file_of_predictions_is_told_in_a_line(tmp_path, content):
-    path = tmp_path / "predictions.jsonl"
-    path.write_bytes(GOOD + b"\n" + content)
-    with pytest.raises(UserError, match=r"predictions\.jsonl: line 2: "):
-        read_verdicts(path)
+@pytest.mark.parametrize("content", [b'{"pred": "SELECT 1"}\n', b"[1]\n", b"{\n", b"\xff\n"])
+def test_a_damaged_or_older_result_is_refused_with_the_command(tmp_path, content):
+    write_result(tmp_path, result(verdict(0)))
+    with (tmp_path / "predictions.jsonl").open("ab") as file:
+        file.write(content)
+    with pytest.raises(
+        UserError, match=r"predictions\.jsonl: line 2: .*launch\.eval --predictions"
+    ):
+        read_result(tmp_path)
 
 
 def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
@@ -61,7 +88,7 @@ def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
     turns.append({"sql": sql, "kind": "answer", "correct": False})
     line = {"id": "1", "trajectories": [{"turns": turns}]}
     example = Example("1", "?", "emp", database, sql)
-    judged = QuestionVerdict("1", "emp", "", "?", sql, {"set": 1.0}, "ok", "ok")
+    judged = QuestionVerdict("1", "emp", "", "?", sql, sql, {"set": 1.0}, "ok", "ok")
     rows = [(example, Sampled((sql,), line=one), judged, [True]) for one in (line, None)]
     limits = ExecutorConfig(isolation="thread", max_bytes=100)
     write_trajectories(tmp_path, rows, prompts=(), limits=limits)

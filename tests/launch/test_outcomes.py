@@ -22,7 +22,7 @@ from minirl.train.summary import status
 from .chat_server import Chat, Failure, serve
 from .conftest import TINY, json_lines
 from .report_cases import opened
-from .small_sets import make_pets
+from .small_sets import loaded, make_pets
 
 QUESTIONS = 30
 
@@ -57,7 +57,7 @@ def heard(caplog):
 def evaluate(asked: Path, out: Path, chat: Chat, *more: str) -> dict[str, Any]:
     line = ["--cfg", str(asked / "job.yaml"), "--endpoint", chat.url, "--model", "m"]
     command.main([*line, "--data", "validation", "--out", str(out), *more])
-    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
+    return loaded(out)
 
 
 def number(body: Any) -> int:
@@ -165,8 +165,10 @@ def test_every_fate_of_a_reply_is_counted_and_shown(asked, tmp_path, capsys):
     )
     assert "".join(line.split()) in told
     ends = {
-        one["question"]: one["trajectories"][0]["turns"][0]["finish"]
-        for one in json_lines(out / "trajectories.jsonl")[1:]
+        told["question"]: one["trajectories"][0]["turns"][0]["finish"]
+        for told, one in zip(
+            sheet["questions"], json_lines(out / "trajectories.jsonl")[1:], strict=True
+        )
     }
     assert [ends[f"Number {n}?"] for n in range(11)] == [
         *("stop", "length", "refused", "refused", "too_long", "refused", "failed", "failed"),
@@ -178,9 +180,11 @@ def test_reasoning_that_is_told_apart_is_a_part_of_the_reply(asked, tmp_path):
     out = tmp_path / "out"
     with serve(Chat(lambda body, _: FATES[9] if number(body) == 9 else fenced(body))) as chat:
         evaluate(asked, out, chat)
+    questions = loaded(out)["questions"]
+    lines = json_lines(out / "trajectories.jsonl")[1:]
     replies = {
-        one["question"]: one["trajectories"][0]["turns"][0]
-        for one in json_lines(out / "trajectories.jsonl")[1:]
+        asked["question"]: one["trajectories"][0]["turns"][0]
+        for asked, one in zip(questions, lines, strict=True)
     }
     nine = replies["Number 9?"]
     assert nine["reply"].startswith("<think>\n```sql\nSELECT 0\n```\n</think>\n\n```sql")
@@ -288,13 +292,13 @@ def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, p
     assert done.returncode == 0, done.stderr
     assert f"{too_long} with too long a prompt" in done.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    sheet = json.loads((tmp_path / "alone" / "verdicts.json").read_text())
+    sheet = loaded(tmp_path / "alone")
     places = {"run/before": result["outcomes"]["before"], "run/after": result["outcomes"]["after"]}
     for place, outcomes in {**places, "alone": sheet["outcomes"]}.items():
         assert (outcomes["replies"], outcomes["too_long"]) == (6, too_long)
         verdicts = json_lines(tmp_path / place / "predictions.jsonl")
         lost = [one for one in verdicts if one["outcomes"]["too_long"]]
-        assert [(one["sql"], one["correct"]) for one in lost] == [("", False)] * too_long
+        assert [(one["sql"], one["scores"]) for one in lost] == [("", {"set": 0.0})] * too_long
     # The page says so of each place.
     assert command("launch.report", "run", "--out", "page.html", cwd=tmp_path).returncode == 0
     [run] = opened(tmp_path / "page.html")["overview"]["runs"]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launch.reporting.pair_view import align, clean, render_page
+from launch.reporting.alignment import align
+from launch.reporting.pair_view import clean, render_page
 from rewards.workbench import Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
@@ -80,32 +81,35 @@ def test_the_page_shows_any_prediction(bench, database, pred):
     page(bench, database, "SELECT name FROM emp", pred)
 
 
-def table(*rows: Any) -> Table:
-    return Table(tuple("abc"[: len(rows[0])] if rows else "a"), rows)
+def test_columns_are_paired_by_their_values_before_their_places():
+    """A right column beside an extra one is right, wherever it is."""
+    gold = [("a", 1), ("b", 2)]
+    found = align(gold, [(0, "b", 2), (0, "a", 1)], widths=(2, 3))
+    assert found.columns == [(0, 1), (1, 2), (None, 0)]
+    assert found.rows == [(0, 1), (1, 0)]
+    own = [(1, "a"), (2, "x")]
+    found = align(gold, own, widths=(2, 2))
+    assert found.columns == [(0, 1), (1, 0)]
+    assert [found.differs(gold, own, row) for row in found.rows] == [[False, False], [True, False]]
 
 
-def test_rows_are_paired():
-    gold, predicted = table((1, "a"), (2, "b"), (3, "c")), table((2, "b"), (3, "x"))
-    assert align(gold, predicted, in_order=True) == [
-        ((1, "a"), (2, "b")),
-        ((2, "b"), (3, "x")),
-        ((3, "c"), None),
-    ]
-    assert align(gold, predicted, in_order=False) == [
-        ((3, "c"), (3, "x")),
-        ((1, "a"), None),
-        ((2, "b"), (2, "b")),
-    ]
+def test_rows_are_paired_by_their_cells():
+    gold, own = [(1, "a"), (2, "b"), (3, "c")], [(2, "b"), (3, "x"), (9, "y")]
+    found = align(gold, own, widths=(2, 2))
+    assert found.rows == [(0, None), (1, 0), (2, 1), (None, 2)]
+    assert align([(1,)], [(2,)], widths=(1, 1)).rows == [(0, 0)]
+    assert align([], [(2, [3])], widths=(1, 2)).rows == [(None, 0)]
 
 
-rows = st.lists(st.tuples(st.integers(0, 3)), max_size=8)
+rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8)
 
 
-@given(rows, rows, st.booleans())
-def test_every_row_is_shown_once(left, right, in_order):
-    pairs = align(table(*left), table(*right), in_order=in_order)
-    assert sorted(row for row, _ in pairs if row is not None) == sorted(left)
-    assert sorted(row for _, row in pairs if row is not None) == sorted(right)
+@given(rows, rows)
+def test_every_row_and_column_is_shown_once(left, right):
+    found = align(left, right, widths=(2, 2))
+    for pairs, count in ((found.rows, len(left)), (found.columns, 2)):
+        assert sorted(a for a, _ in pairs if a is not None) == [*range(count)]
+    assert sorted(b for _, b in found.rows if b is not None) == [*range(len(right))]
 
 
 @given(st.text())

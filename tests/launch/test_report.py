@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from statistics import fmean
 
@@ -23,7 +26,8 @@ from launch.evaluation.results import (
 )
 from launch.reporting.payload import tokens_of
 from launch.reporting.record import shown
-from launch.reporting.runs import shown_names
+from launch.reporting.runs import short_names, shown_names
+from launch.reporting.server import page_server
 from sqlenv.types import Denied, SqlError, Table
 
 from .browser import CHROMIUM, Browser, browser
@@ -62,8 +66,9 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
     data = opened(write_page(run))
     result = json.loads((run / "result.json").read_text())
     [found] = data["overview"]["runs"]
-    measured = {f"ex_{where}": found["measured"][where]["mean"] for where in ("before", "after")}
-    measured["gain"] = found["tests"]["difference"]
+    places = ("before", "after")
+    measured = {f"ex_{where}": found["measured"][where]["set"]["mean"] for where in places}
+    measured["gain"] = found["tests"]["set"]["difference"]
     assert measured == {name: pytest.approx(result[name]) for name in measured}
     printed = capsys.readouterr().out
     assert f"before {100 * result['ex_before']:.1f} %" in printed
@@ -78,7 +83,10 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
         places += [(answer, f"0.{where}") for answer in answers]
     for group, view in places:
         [seen] = [one for one in asked[group["id"]]["seen"] if one["view"] == view]
-        assert data[f"piece{seen['piece']}"]["groups"][seen["at"]] == group
+        held = data[f"piece{seen['piece']}"]["groups"][seen["at"]]
+        for turn in (turn for one in held["trajectories"] for turn in one["turns"]):
+            turn.pop("beside", None)  # which the page's writer adds
+        assert held == {**held, **group}
         members = group["trajectories"]
         assert seen["total"] == len(members)
         assert set(seen["tags"]) == {tag for one in members for tag in one["turns"][-1]["tags"]}
@@ -90,10 +98,11 @@ def test_the_verdict_counts_for_more_than_what_a_group_says(place):
     folder = make_run(place / "verdict", steps=1, questions=1)
     path = folder / "after" / "predictions.jsonl"
     [verdict] = lines_of(path)
-    write_lines(path, [verdict | {"correct": not verdict["correct"]}])
+    right = verdict["scores"]["set"]
+    write_lines(path, [verdict | {"scores": {"set": 1 - right}}])
     [asked, *_] = opened(write_page(folder))["overview"]["questions"]
     assert asked["seen"][-1]["view"] == "0.after"
-    assert asked["seen"][-1]["right"] == (not verdict["correct"])
+    assert asked["seen"][-1]["right"] == 1 - right
 
 
 def test_places_of_credit_are_those_of_javascript(place):
@@ -178,20 +187,25 @@ def test_a_run_that_goes_on_and_one_that_has_not_begun(place, capsys):
 
 def test_a_run_that_was_measured_and_has_not_learned(place, capsys):
     folder = make_run(place / "measured" / "run")
-    for name in ("result.json", "metrics.jsonl", "trajectories.jsonl", "after/predictions.jsonl"):
+    for name in ("result.json", "metrics.jsonl", "trajectories.jsonl"):
         (folder / name).unlink()
+    shutil.rmtree(folder / "after")
     write_lines(folder / "warm" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
     for given in (folder, folder.parent):
         write_page(given, out=place / "measured.html")
         assert "run: execution accuracy before " in capsys.readouterr().out
 
 
-def test_answers_that_are_cut_off_are_told(place):
+def test_verdicts_that_are_cut_off_are_refused_and_older_ones_told(place):
     folder = make_run(place / "cut-answers")
     path = folder / "before" / "predictions.jsonl"
-    path.write_text(path.read_text()[:1000])
+    text = path.read_text()
+    path.write_text(f"{text[:1000]}\n")
+    with pytest.raises(UserError, match=r"before/predictions\.jsonl: line \d+: "):
+        write_page(folder)
+    (folder / "before" / "verdicts.json").unlink()
     [note] = opened(write_page(folder))["overview"]["notes"]
-    assert note.startswith("cut-answers: before/predictions.jsonl: cut off or damaged in line ")
+    assert note.endswith(f"python -m launch.eval --checkpoint {folder} measures again")
 
 
 def test_records_that_are_none_are_left_out(place):
@@ -242,8 +256,8 @@ def change(run: Path, **settings: object) -> None:
 
 
 def unfinish(run: Path) -> None:
-    for name in ("result.json", "after/predictions.jsonl", "after/trajectories.jsonl"):
-        (run / name).unlink()
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "after")
 
 
 def split_by_source(run: Path) -> dict[str, list[bool]]:
@@ -255,7 +269,7 @@ def split_by_source(run: Path) -> dict[str, list[bool]]:
             source = [*right][number % 4 == 3]
             one["id"] = f"{source}/{number}"
             if where == "after":
-                right[source].append(one["correct"])
+                right[source].append(one["scores"]["set"])
         write_lines(run / where / "predictions.jsonl", verdicts)
     sources = [{"layout": "spider", "path": name, "limit": None} for name in ("plain", "renamed")]
     change(run, data={"test": {"sources": sources}})
@@ -292,6 +306,14 @@ def test_names_are_the_ends_of_paths_that_tell_runs_and_configurations_apart(pla
     assert named("x/base.json", "x/base.json") == ["base", "base"]
     both = [("ours", place / "a" / "dev"), ("ours", place / "a" / "dk"), ("base", place / "b")]
     assert shown_names(both) == ["ours/dev", "ours/dk", "base"]
+
+
+def test_long_beginnings_that_all_names_share_are_left_out():
+    names = ["spider-dev-gpt4.jsonl", "spider-dev-graphix.sql"]
+    assert short_names(names) == ["gpt4.jsonl", "graphix.sql"]
+    assert short_names(["run-seed0", "run-seed1"]) == ["run-seed0", "run-seed1"]
+    assert short_names(["spider-dev-greedy", "spider-dev"]) == ["spider-dev-greedy", "spider-dev"]
+    assert short_names(["spider-dev-one"]) == ["spider-dev-one"]
 
 
 def test_a_base_may_be_called_as_its_row(place, capsys):
@@ -332,6 +354,33 @@ def test_mistakes_are_told(place, run):
     assert write_page(run).read_bytes() == before
 
 
+def test_a_served_page_is_read_anew_and_ours_alone(place):
+    folder = make_run(place / "served")
+    unfinish(folder)
+    made = iter("12")
+    with page_server(lambda: f"page {next(made)}") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host, port = server.server_address[:2]
+        assert host == "127.0.0.1"
+
+        def ask(path: str, **headers: str) -> tuple[int, bytes]:
+            connection = HTTPConnection("127.0.0.1", port)
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+        assert [ask("/") for _ in range(2)] == [(200, b"page 1"), (200, b"page 2")]
+        assert ask("/etc/passwd") == (404, b"")
+        assert ask("/", Host="elsewhere.example") == (403, b"")
+        server.shutdown()
+    shown = report._payload([str(folder)], report.Options(), reload_s=30)
+    assert shown.overview()["reload_s"] == 30
+    assert (
+        report._payload([str(make_run(place / "done"))], report.Options(), reload_s=30).reload_s
+        == 0
+    )
+
+
 # In a browser.
 
 
@@ -370,20 +419,30 @@ def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
     gain = f"{100 * result['gain']:+.1f} [{low}, {high}]"
     assert facts["gain in points"] == gain.replace("-", MINUS)
     answers = [lines_of(run / name / "predictions.jsonl") for name in ("before", "after")]
-    flips = [(one["correct"], two["correct"]) for one, two in zip(*answers, strict=True)]
+    rights = [[bool(one["scores"]["set"]) for one in part] for part in answers]
+    flips = list(zip(*rights, strict=True))
     counts = [flips.count((False, True)), flips.count((True, False))]
     found = [facts[f"flipped to {name}"] for name in ("right", "wrong")]
     assert found == [f"✓ {counts[0]} questions", f"✗ {counts[1]} questions"]
     # Of every part the shares before and after.
-    rights = [[one["correct"] for one in part if one["difficulty"] == "easy"] for part in answers]
+    rights = [
+        [one["scores"]["set"] for one in part if one["difficulty"] == "easy"] for part in answers
+    ]
     shares = [sum(part) / len(part) for part in rights]
     [easy] = [row for row in page.texts("#verdict .parts tr") if row.startswith("easy")]
     assert re.findall(r"\d+ %", easy) == [f"{100 * share:.0f} %" for share in shares]
     titles = page.texts("#curves h3")
     assert titles[0] == "Execution accuracy"
-    assert {"Reward and its parts", "Groups without signal", "Entropy of the policy"} < {*titles}
+    assert {"Reward and its parts", "What there is to learn from", "Entropy of the policy"} < {
+        *titles
+    }
     last = lines_of(run / "metrics.jsonl")[-1]
-    legend = page.texts('[data-plot="Execution accuracy"] .u-series:not(.edge) .u-value')
+    # The legend says what the line shows, which is smoothed.
+    values = '[data-plot="Execution accuracy"] .u-series:not(.edge) .u-value'
+    smooth = page.texts(values)
+    page.js("Object.assign($('smoothing'), {value: 0}).dispatchEvent(new Event('input'))")
+    legend = page.texts(values)
+    assert smooth[2] != legend[2]
     keys = ("validation/accuracy", "rollout/accuracy", "rollout/accuracy_first")
     assert legend == ["8", *(percent(last[key]) for key in keys)]
     assert page.texts("#count") == ["40 questions of 52"]
@@ -398,18 +457,20 @@ def test_an_evaluation_says_what_it_is_of(page, place):
         *("d", ModelFacts("m"), "vote@8"), timeout_s=60.0, versions={"sqlite": "3.1"}
     )
     judged = [
-        QuestionVerdict(str(n), "d", "easy", "?", "s", {"ex": float(n == 1)}, "ok", "ok")
+        QuestionVerdict(str(n), "d", "easy", "?", "g", "s", {"ex": float(n == 1)}, "ok", "ok")
         for n in range(4)
     ]
     result = place / "result.json"
     write_report(result, summarise(settings, judged, seed=0))
     page.open(write_page(result))
     assert page.texts("#verdict .one tr") == [
+        "judged by\tex",
         "held-out questions\t4",
         "decoding\tvote@8",
         "seed\t0",
     ]
-    assert page.texts("#verdict .parts tr") == ["evaluation", "easy 4\t25 %"]
+    assert {"easy 4\t25 %", "d 4\t25 %"} < {*page.texts("#verdict .parts tr")}
+    assert page.texts("#verdict .answer") == ["25.0 % [4.6, 69.9] of 4 questions are right by ex."]
     said = page.js('document.querySelector("#verdict details").textContent')
     assert all(each in said for each in ("sqlite 3.1", "timeout_s60", "model.namem"))
     assert page.texts("[data-flip]") == ["right 1", "wrong 3"]

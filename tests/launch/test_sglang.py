@@ -41,6 +41,7 @@ from sqlenv.types import Message, Observation
 
 from .conftest import TINY, verbal_folder
 from .sglang_server import serve
+from .small_sets import loaded
 
 QUESTIONS, JUDGEMENTS = 3, 2
 ANSWERS = tuple(f"<sql>SELECT {number}</sql>" for number in range(4))
@@ -96,7 +97,7 @@ def teach(
 
 
 def notes_of(out: Path) -> dict[str, Any]:
-    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))["notes"]
+    return loaded(out)["notes"]
 
 
 @pytest.mark.timeout(600)
@@ -108,7 +109,7 @@ def test_a_real_server_writes_candidates_and_judges_them_by_text(sglang_python, 
     result = notes_of(out)
     for cost in result["cost"].values():
         assert min(cost[name] for name in ("calls", "prompt_tokens", "completion_tokens")) > 0
-    choices = [json.loads(line) for line in (out / "choices.jsonl").read_text().splitlines()]
+    choices = [one["choice"] for one in loaded(out)["questions"]]
     assert len(choices) == QUESTIONS
     assert result["executable"] >= sum(len(choice["candidates"]) for choice in choices) > 0
     # Judging is beyond a model this small: its judgements are left out, and counted.

@@ -8,7 +8,6 @@ from math import comb
 import pytest
 
 from launch.evaluation.statistics import (
-    mcnemar,
     mean_interval,
     paired_difference,
     pass_at_k,
@@ -64,19 +63,22 @@ def test_the_interval_of_a_gain_ends_where_its_test_refuses(first, second, count
 
 
 def test_a_difference_on_every_question_is_as_sure_as_their_number():
-    found = paired_difference([0.0] * 20, [1.0] * 20, resamples=999)
-    assert (found.difference, found.p) == (1, 2 / 1000)  # no resample is on the other side; never 0
+    found = paired_difference([0.0] * 20, [1.0] * 20)
+    assert (found.difference, found.p) == (1, pytest.approx(2 / 2**20))
     assert found.ci95 == pytest.approx(((20 - Z**2) / (20 + Z**2), 1))
-    few = paired_difference([0.0] * 3, [1.0] * 3)
-    assert few.p == pytest.approx(mcnemar([False] * 3, [True] * 3).p) == 0.25
-    none = paired_difference([1.0, 0.0] * 10, [1.0, 0.0] * 10, resamples=99)
+    graded = paired_difference([0.0] * 20, [0.5] * 20, resamples=999)
+    assert graded.p == 2 / 1000  # no resample is on the other side; never 0
+    assert (
+        paired_difference([0.0] * 3, [0.5] * 3).p == paired_difference([0] * 3, [1] * 3).p == 0.25
+    )
+    none = paired_difference([1.0, 0.0] * 10, [1.0, 0.0] * 10)
     assert (none.difference, none.p) == (0, 1)
     assert none.ci95 == pytest.approx((-(Z**2) / (20 + Z**2), Z**2 / (20 + Z**2)))
 
 
-def test_p_of_few_questions_by_all_resamples():
+def test_p_of_few_graded_questions_by_all_resamples():
     """Three gains and one loss: counted in all 4**4 resamples."""
-    gains = [1.0, 1.0, 1.0, -1.0]
+    gains = [0.5, 0.5, 0.5, -0.5]
     exact = 2 * sum(sum(drawn) <= 0 for drawn in product(gains, repeat=4)) / 4**4
     found = paired_difference([0.0] * 4, gains, resamples=20_000, seed=5)
     assert found.p == pytest.approx(exact, abs=0.02)
@@ -89,7 +91,6 @@ def test_intervals_of_no_question_are_refused():
         lambda: mean_interval([]),
         lambda: paired_difference([], []),
         lambda: paired_difference([1.0], [1.0, 0.0]),
-        lambda: mcnemar([True], []),
         lambda: pass_at_k(1, 5, 0),
         lambda: pass_at_k(1, 5, 6),
     ):
@@ -97,14 +98,14 @@ def test_intervals_of_no_question_are_refused():
             call()
 
 
-def test_mcnemar_counts_and_tests_the_questions_on_which_runs_differ():
-    first = [True] * 9 + [False] * 8 + [True] * 2
-    second = [False] + [True] * 8 + [True] * 7 + [False] + [True] * 2
-    found = mcnemar(first, second)
+def test_rates_are_tested_by_the_questions_on_which_runs_differ():
+    first = [1] * 9 + [0] * 8 + [1] * 2
+    second = [0] + [1] * 8 + [1] * 7 + [0] + [1] * 2
+    found = paired_difference(first, second)
     # 1 against 7: twice the chance of at most one head in 8 tosses, 2 * (1 + 8) / 256.
     assert (found.only_first, found.only_second, found.p) == (1, 7, pytest.approx(18 / 256))
-    assert mcnemar([True] * 3, [True] * 3).p == mcnemar([True, False], [False, True]).p == 1
-    assert mcnemar([True] * 3000, [False] * 3000).p < 1e-300
+    assert paired_difference([1, 0], [0, 1]).p == 1
+    assert paired_difference([1] * 3000, [0] * 3000).p < 1e-300
 
 
 @pytest.mark.parametrize("correct", range(6))

@@ -21,8 +21,7 @@ from launch.policy import policy_in
 from launch.run_folder import run_of
 
 from .chat_server import Chat, serve
-from .conftest import json_lines
-from .small_sets import ASKED, GOLDS, make_spider
+from .small_sets import ASKED, GOLDS, loaded, make_spider
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def gold(body: Any, _earlier: int) -> str:
 def ask(chat: Chat, spider: Path, out: Path, *more: str) -> dict[str, Any]:
     named = ["--endpoint", chat.url, "--model", "m", "--data", "spider-dev"]
     evaluation.main([*named, "--data-root", str(spider), "--out", str(out), *more])
-    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
+    return loaded(out)
 
 
 # A run.
@@ -78,9 +77,10 @@ def test_without_a_model_it_is_the_newest_finished_run(place, tmp_path, monkeypa
 
 def find(*line: str) -> tuple[Any, Path | None]:
     """Find what a command line evaluates."""
-    options = evaluation._read(line)
+    found = evaluation.main.parse(line)
+    options = found.get("given", evaluation.Options())
     given = {name: getattr(options, name) for name in ("checkpoint", "endpoint", "data")}
-    return find_subject(options.cfg, options.overrides, **given)
+    return find_subject(options.cfg, found["overrides"], **given)
 
 
 def test_settings_of_the_command_line_change_those_of_the_run(place):
@@ -169,8 +169,9 @@ def test_the_sample_of_a_file_is_that_of_a_model(spider, tmp_path):
 
 def test_a_job_of_few_questions_says_so_in_its_settings(tiny):
     line = ["--cfg", str(tiny), "--limit", "5", "evaluation.questions=null", "data.held_out=9"]
-    options = train.make_parser().parse_intermixed_args(line)
-    config = train._limited(load_config(options.cfg, options.overrides), options)
+    given = train.main.parse(line)
+    cfg, settings = given["cfg"], given["overrides"]
+    config = train._limited(load_config(cfg, settings), cfg, settings, given["limit"])
     asked = config.evaluation
     assert (config.data.train.total, asked.questions, asked.validation_questions) == (5, 5, 4)
     assert config.data.held_out == 5
@@ -190,8 +191,8 @@ def test_a_prompt_is_shown_as_the_model_is_asked_it(command, place, spider, tiny
         assert done.stdout.startswith("<|im_start|>")
         assert "tokens of 700" in done.stdout.splitlines()[-1]
         assert "CREATE TABLE" in done.stdout or "(id" in done.stdout
-    shown = json_lines(place / "finished" / "after" / "trajectories.jsonl")[1]
-    assert shown["question"] in done.stdout  # of the last command
+    question = loaded(place / "finished" / "after")["questions"][0]["question"]
+    assert question in done.stdout  # of the last command
     named = ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--data", "spider-dev"]
     evaluation.main([*named, "--data-root", str(spider), "--show-prompt"])
     told = capsys.readouterr().out

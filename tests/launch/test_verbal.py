@@ -21,6 +21,7 @@ from launch.tiny import make_tiny
 
 from .chat_server import Chat, Failure, serve
 from .conftest import ROOT, TINY, verbal_folder
+from .small_sets import loaded
 
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
 SETTINGS = {
@@ -82,7 +83,7 @@ def words(place: Path, out: Path, chat: Chat, *overrides: str) -> list[str]:
 
 def launch(place: Path, out: Path, chat: Chat, *overrides: str) -> dict:
     command.main(words(place, out, chat, *overrides))
-    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
+    return loaded(out)
 
 
 def lines(path: Path) -> list[dict]:
@@ -114,23 +115,21 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
         for name in ("prompt_tokens", "completion_tokens"):
             assert sum(cost[name] for cost in notes["cost"].values()) == chat.tokens[name]
     assert not any(SECRET.encode() in path.read_bytes() for path in out.rglob("*.*"))
-    choices = {choice["id"]: choice for choice in lines(out / "choices.jsonl")}
-    predictions = lines(out / "predictions.jsonl")
+    predictions = report["questions"]
+    choices = {one["id"]: one["choice"] for one in predictions}
     assert len(predictions) == len(choices) == QUESTIONS == len(report["questions"])
     for prediction in predictions:
         choice = choices[prediction["id"]]
         known = prediction["gold"] in choice["candidates"]
-        assert prediction["correct"] is known
+        assert prediction["scores"] == {"set": float(known)}
         assert (prediction["sql"] == prediction["gold"]) is known
         assert choice["judged"] == JUDGEMENTS
         assert len(choice["candidates"]) == len(choice["scores"]) <= CANDIDATES
     assert report["settings"]["decode"] == JUDGE
-    accuracy = sum(p["correct"] for p in predictions) / QUESTIONS
+    accuracy = sum(p["scores"]["set"] for p in predictions) / QUESTIONS
     assert report["measures"]["set"]["mean"] == pytest.approx(accuracy, abs=1e-6)
     assert accuracy > 0
     assert notes["attempts"] == sum(choice["attempts"] for choice in choices.values())
-    official = (out / "predictions.sql").read_text().splitlines()
-    assert official == [prediction["sql"] for prediction in predictions]
     body = chat.bodies[0]
     assert (body["temperature"], body["max_completion_tokens"]) == (0.8, 4096)
 
@@ -255,8 +254,6 @@ def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
     assert result["notes"]["refused"] == CANDIDATES
     empty = [p for p in lines(tmp_path / "out" / "predictions.jsonl") if not p["sql"]]
     assert [p["question"] for p in empty] == [first]
-    # Spider's evaluator needs a line for it all the same.
-    assert "SELECT" in (tmp_path / "out" / "predictions.sql").read_text().splitlines()
 
 
 def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, tmp_path, capsys):
@@ -279,7 +276,7 @@ def test_a_policy_of_ours_answers_in_process(place, tmp_path):
     line = ["--cfg", str(place / "verbal.yaml"), "--checkpoint", str(tmp_path / "model")]
     more = ["--decode", JUDGE, "--out", str(tmp_path / "out"), "sampler.max_prompt_tokens=4000"]
     command.main([*line, *more])
-    notes = json.loads((tmp_path / "out" / "verdicts.json").read_text())["notes"]
+    notes = loaded(tmp_path / "out")["notes"]
     assert notes["attempts"] == QUESTIONS * SETTINGS["attempts"]
     assert notes["cost"]["generate"]["calls"] == notes["attempts"]
     assert 0 < notes["cost"]["generate"]["completion_tokens"] <= notes["attempts"] * 16

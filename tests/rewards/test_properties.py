@@ -187,7 +187,7 @@ def test_no_course_of_turns_leaves_the_range(world, turns):
     replies = [reply.format(case(world)[1]) for case, reply in turns]
     for name in FAMILIES:
         family, total = FAMILIES[name], world.score(name, example, *replies).total
-        # As printed, a right first turn forgoes 0.25: the best is a match at the second (P1).
+        # As printed, a right first turn forgoes 0.25: the best is a match at the second.
         best = 3.0 if name == "progressive" else family.best
         assert family.least <= total <= best + 1e-9, (name, replies, total)
 

@@ -1,25 +1,27 @@
 // Curves: a panel for each subject, drawn by uPlot; three columns for each line.
 
-const PANELS = [ // title, metrics (a name that ends with / is a family, the largest first), unit
-  ["Execution accuracy", ["validation/accuracy", "rollout/accuracy", "rollout/accuracy_first"], "%"],
-  ["Reward and its parts", ["reward/total", "reward/"]],
-  ["Tags: what is wrong in the last query", ["tag/"], "%"],
-  ["How queries end", ["case/", "rollout/invalid_share", "rollout/no_query_share", "rollout/cut_share"], "%"],
-  ["Turns of an episode", ["rollout/turns"]],
-  ["Tokens", ["rollout/reply_tokens", "rollout/response_tokens"]],
-  ["Groups without signal", ["groups/equal_share"], "%"],
-  ["Entropy of the policy", ["update/entropy"]],
-  ["Sampler-learner gap, nats a token", ["mismatch/gap_mean", "mismatch/gap_p99", "mismatch/gap_max"]],
-  ["Sampler-learner gap by age of the weights", ["mismatch/gap_mean/"]],
-  ["KL of sampler and learner", ["mismatch/kl"]],
-  ["Sequences far from the sampler", ["mismatch/far_share", "update/correction_beyond"], "%"],
-  ["Divergence from the start", ["update/kl"]],
-  ["Gradient norm", ["update/grad_norm"]],
-  ["Tokens a second", ["time/rollout_tokens_per_s", "time/update_tokens_per_s"]],
+const PANELS = [ // title, a word on it, metrics (a name that ends with / is a family, the largest first), unit
+  ["Execution accuracy", "Right answers: of held-out questions greedily, of training episodes as they are sampled.",
+    ["validation/accuracy", "rollout/accuracy", "rollout/accuracy_first"], "%"],
+  ["What there is to learn from", "Groups whose rewards differ are trained on; replies without a query or cut off earn nothing.",
+    ["groups/trained_share", "groups/equal_share", "rollout/no_query_share", "rollout/cut_share"], "%"],
+  ["Reward and its parts", "What training pays for an episode, on average.", ["reward/total", "reward/"]],
+  ["Tags: what is wrong in the last query", "Where its structure differs from the gold query's.", ["tag/"], "%"],
+  ["How queries end", "Of all replies.", ["case/", "rollout/invalid_share", "rollout/refuted_share"], "%"],
+  ["Turns of an episode", "Replies until it ends.", ["rollout/turns"]],
+  ["Tokens", "Written in training.", ["rollout/reply_tokens", "rollout/response_tokens"]],
+  ["Entropy of the policy", "Near 0 all samples of a question are alike.", ["update/entropy"]],
+  ["Sampler-learner gap, nats a token", "How far the log-probabilities of the two are apart; near 0 where they compute alike.", ["mismatch/gap_mean", "mismatch/gap_p99", "mismatch/gap_max"]],
+  ["Sampler-learner gap by age of the weights", "Of tokens that older weights have sampled.", ["mismatch/gap_mean/"]],
+  ["KL of sampler and learner", "Estimated on sampled tokens.", ["mismatch/kl"]],
+  ["Sequences far from the sampler", "What a correction bounds or masks.", ["mismatch/far_share", "update/correction_beyond"], "%"],
+  ["Divergence from the start", "KL to the model that learning began with.", ["update/kl"]],
+  ["Gradient norm", "Before clipping.", ["update/grad_norm"]],
+  ["Tokens a second", "Of this process.", ["time/rollout_tokens_per_s", "time/update_tokens_per_s"]],
 ];
 const LABELS = {
   "rollout/accuracy": "training episodes", "rollout/accuracy_first": "their first query", "rollout/turns": "replies",
-  "rollout/reply_tokens": "a reply", "rollout/response_tokens": "an episode", "groups/equal_share": "all rewards equal",
+  "rollout/reply_tokens": "a reply", "rollout/response_tokens": "an episode", "groups/equal_share": "groups with equal rewards", "groups/trained_share": "groups trained on",
   "rollout/invalid_share": "replies without a result", "rollout/no_query_share": "no query in the answer",
   "rollout/cut_share": "cut off at the token limit", "time/rollout_tokens_per_s": "sampled",
   "time/update_tokens_per_s": "updated", "mismatch/gap_mean": "mean", "mismatch/gap_p99": "99th percentile",
@@ -35,11 +37,11 @@ function curves() {
   const names = [...new Set(data.runs.flatMap(run => Object.keys(run.numbers)))].filter(name => name !== "step").sort();
   const size = key => average(...data.runs.flatMap(run => entry(run.numbers, key) ?? []).filter(Number.isFinite));
   const family = key => names.filter(name => name.startsWith(key)).sort((x, y) => size(y) - size(x)).slice(0, 6);
-  const found = PANELS.map(([title, keys, unit]) => ({title, unit, keys: [...new Set(keys.flatMap(key =>
+  const found = PANELS.map(([title, about, keys, unit]) => ({title, about, unit, keys: [...new Set(keys.flatMap(key =>
     key.endsWith("/") ? family(key) : names.filter(name => name === key)))]}));
   // A panel has the metrics of one run, or one metric of all.
-  const panels = data.runs.length === 1 ? found : found.flatMap(({title, keys, unit}) => keys.map(key =>
-    ({title: keys.length > 1 ? `${title}: ${labelOf(key)}` : title, keys: [key], unit})));
+  const panels = data.runs.length === 1 ? found : found.flatMap(({title, about, keys, unit}) => keys.map(key =>
+    ({title: keys.length > 1 ? `${title}: ${labelOf(key)}` : title, about, keys: [key], unit})));
   const others = names.filter(name => !found.some(({keys}) => keys.includes(name)));
   for (const each of [$("curves"), document.querySelector('[href="#to=curves"]')]) each.hidden = !names.length;
   fill($("curves"), h("div", {class: "row"}, h("h2", {}, "Curves"), h("span", {class: "grow"}),
@@ -76,7 +78,7 @@ function columnsOf({key, runs}, steps) {
   return {isSparse, exact: over(exact, average), columns: [Math.max, Math.min, average].map(of => over(soft, of))};
 }
 
-function plot({title, keys, unit}) {
+function plot({title, about, keys, unit}) {
   const box = h("div"), write = value => unit ? percent(value) : number(value);
   /** Write the number of a tick in the room that an axis has. */
   const short = value => Math.abs(value) < 1e4 ? number(value) : `${number(value / 1000)}k`;
@@ -92,21 +94,23 @@ function plot({title, keys, unit}) {
     const grid = {stroke: ink("var(--line)"), width: 1};
     const axis = {stroke: ink("var(--muted)"), grid, ticks: grid, font: "11px system-ui"};
     const series = lines.flatMap(({label}, n) => {
-      const {isSparse, exact} = found[n], end = exact.findLastIndex(Number.isFinite), [, ...dash] = DASHES[n % 3];
+      const {isSparse, columns: [, , line]} = found[n], [, ...dash] = DASHES[n % 3];
+      const end = line.findLastIndex(Number.isFinite);
       const color = `var(--c${n % 8})`, stroke = ink(`color-mix(in srgb, ${color} 25%, #0000)`);
       const edge = {class: "edge", stroke, spanGaps: true, points: {show: false}};
       return [edge, {...edge}, {label: visible(label), stroke: ink(color), dash, width: 2, spanGaps: true,
-        points: {show: isSparse, size: 7}, value: (_, __, ___, at) => write(exact[at ?? end])}];
+        points: {show: isSparse, size: 7}, value: (_, __, ___, at) => write(line[at ?? end])}];
     });
     const shown = chart?.series.map(each => each.show) ?? [];
     chart?.destroy();
     chart = new uPlot({
-      width: box.clientWidth, height: 190, axes: [{...axis, size: 28}, {...axis, size: 48, values: (_, ticks) =>
-        ticks.map(tick => tick === null ? "" : unit ? percent(tick, 0) : short(tick))}],
+      width: box.clientWidth, height: 190, axes: [{...axis, size: 28}, {...axis, size: (_, values) => 18 + 7 * Math.max(3, ...(values ?? []).map(each => each.length)),
+        values: (_, ticks) => ticks.map(tick => tick === null ? "" : unit ? percent(tick, 0) : short(tick))
+          .map((text, n, all) => all.indexOf(text) === n ? text : "")}],
       series: [{label: "step", value: (_, step) => step ?? steps.at(-1)},
         ...series.map((each, n) => ({...each, show: shown[n + 1] ?? true}))],
       bands: lines.map((_, n) => ({series: [3 * n + 1, 3 * n + 2], fill: series[3 * n].stroke})),
-      scales: {x: {time: false}, y: {distr: isLog ? 3 : 1}}, cursor: {sync: {key: "steps"}, points: {size: 6}},
+      scales: {x: {time: false}, y: {distr: isLog ? 3 : 1, ...unit && {range: [0, 1]}}}, cursor: {sync: {key: "steps"}, points: {size: 6}},
       legend: {markers: {dash: (_, n) => DASHES[Math.floor((n - 1) / 3) % 3][0]}},
       hooks: {setSeries: [(self, n, {show}) => { // a band goes with its line
         if (n % 3 === 0 && show !== undefined) [n - 2, n - 1].forEach(edge => self.setSeries(edge, {show}));
@@ -115,5 +119,6 @@ function plot({title, keys, unit}) {
   };
   drawn.push(draw);
   new ResizeObserver(() => { if (box.clientWidth !== chart?.width) draw(); }).observe(box);
-  return h("div", {class: "card plot", "data-plot": title}, h("h3", {}, title), box);
+  return h("div", {class: "card plot", "data-plot": title}, h("h3", {}, title),
+    about && h("p", {class: "small muted"}, about), box);
 }

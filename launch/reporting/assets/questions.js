@@ -1,7 +1,10 @@
 // The table of questions, and its filters.
 
 // How a question can stand at two places, and of those what there is at one.
-const FLIPS = {right: ["flipped to right"], wrong: ["flipped to wrong"], both: ["right in both", "right"], neither: ["wrong in both", "wrong"]};
+const FLIPS = { // of one run at two places, of two systems, of one place
+  right: ["flipped to right", "only the second is right"], wrong: ["flipped to wrong", "only the first is right"],
+  both: ["right in both", "both are right", "right"], neither: ["wrong in both", "both are wrong", "wrong"],
+};
 /** What questions are filtered by: a label, and the values of a question with what was seen of it at two places. */
 const FACETS = {
   flip: ["flip", (_, ends) => {
@@ -30,8 +33,8 @@ function seenIn(question, view) {
   return {first: own[0], last: own.at(-1)}[where] ?? own.find(seen => seen.view === view);
 }
 
-/** Of a group most answers have to be right. */
-const isRight = seen => seen.right > seen.total / 2;
+/** By the chosen rule, where there are verdicts; of a group most answers have to be right. */
+const isRight = seen => (entry(seen.scores ?? {}, ruleOf()) ?? seen.right / seen.total) > .5;
 const verdictOf = right => h("b", {class: right ? "right" : "wrong"}, right ? "✓ right" : "✗ wrong");
 const mark = seen => seen ? h("b", {class: isRight(seen) ? "right" : "wrong"}, isRight(seen) ? "✓" : "✗",
   seen.total > 1 && h("small", {}, ` ${seen.right}/${seen.total}`)) : h("span", {title: "not seen there"}, "·");
@@ -46,7 +49,7 @@ function filtered(state, besides) {
 }
 
 function questions(state) {
-  const isPair = state.a !== state.b, rows = filtered(state), views = Object.entries(data.views), limit = PAGE * (state.more ?? 1);
+  const isPair = state.a !== state.b, isOneRun = Number.parseInt(state.a) === Number.parseInt(state.b), rows = filtered(state), views = Object.entries(data.views), limit = PAGE * (state.more ?? 1);
   /** Count the questions that each value of a facet would leave. */
   const counts = name => {
     const found = Object.create(null);
@@ -66,7 +69,7 @@ function questions(state) {
       `${plural(rows.length, "question")} of ${data.questions.length.toLocaleString("en")}`)),
     views.length > 1 && h("div", {class: "row small muted"}, "compare", select("a", "first of two", views, state.a),
       "with", select("b", "second of two", views, state.b)),
-    h("div", {class: "row"}, Object.entries(FLIPS).map(([name, [ofPair, ofOne]]) => [name, isPair ? ofPair : ofOne])
+    h("div", {class: "row"}, Object.entries(FLIPS).map(([name, words]) => [name, words[!isPair ? 2 : isOneRun ? 0 : 1]])
       .filter(([, label]) => label).map(([name, label]) => h("a", {class: "button", "data-flip": name,
         "aria-current": state.flip === name ? "true" : null, href: link({flip: state.flip === name ? null : name})},
       `${label} ${flips[name] ?? 0}`))),

@@ -1,45 +1,37 @@
-// Results of queries, and what sets one apart from the gold query's.
+// Results of queries, and what sets one apart from the gold query's: `beside` pairs their columns and rows.
 
 const isSame = (x, y) => JSON.stringify(x) === JSON.stringify(y);
 const cellText = cell => cell === null ? h("i", {class: "muted"}, "NULL")
   : typeof cell === "object" ? cell.number ?? `x'${cell.blob}'` : String(cell);
 
-/** Pair the rows of two results: equal rows, then those that share most cells, then what is left. */
-function align(gold, own, inOrder) {
-  const left = own.map((row, n) => ({row, n})), pairs = gold.map(row => ({gold: row}));
-  for (const [n, pair] of pairs.entries()) {
-    const at = left.findIndex(({row}) => isSame(row, pair.gold));
-    pair.moved = inOrder && at >= 0 && left[at].n !== n;
-    if (at >= 0) [{row: pair.own}] = left.splice(at, 1);
-  }
-  for (const pair of pairs.filter(each => !each.own)) {
-    const shared = left.map(({row}) => row.filter((cell, n) => isSame(cell, pair.gold[n])).length);
-    const at = shared.indexOf(Math.max(...shared));
-    if (shared[at] || gold.length === 1 && own.length === 1) [{row: pair.own}] = left.splice(at, 1);
-  }
-  return [...pairs, ...left.map(({row}) => ({own: row}))];
-}
-
 /** Show a result, beside the gold's where they differ; a right one that differs names the rule. */
-function results({result, correct}, {gold, gold_result: wanted}, rule) {
+function results({result, correct, beside}, {gold, gold_result: wanted}, rule) {
   const isEqual = wanted?.columns && isSame(wanted.rows, result.rows);
-  if (!wanted?.columns || correct && (isEqual || !rule))
+  if (!wanted?.columns || !beside || correct && (isEqual || !rule))
     return resultTable(isEqual ? "result, equal to the gold's" : "result", result);
-  const pairs = align(wanted.rows, result.rows, /\border\s+by\b/i.test(gold));
-  const both = pairs.filter(pair => pair.gold && pair.own), lengths = [wanted, result].map(each => each.columns.length);
-  const wrong = Array.from({length: Math.max(...lengths)}, (_, n) => n >= Math.min(...lengths)
-    || both.length > 0 && both.every(pair => !isSame(pair.gold[n], pair.own[n])));
+  const inOrder = /\border\s+by\b/i.test(gold), {columns, rows} = beside;
+  const cell = (side, row, column) => row === null || column === null ? undefined : [wanted, result][side].rows[row][column];
+  const differs = ([x, y]) => columns.map(([a, b]) => x !== null && y !== null && !isSame(cell(0, x, a), cell(1, y, b)));
+  const pairs = rows.map(places => ({places, differs: differs(places), moved: inOrder && !places.includes(null)
+    && places[0] !== places[1]}));
+  const both = pairs.filter(({places}) => !places.includes(null));
+  const wrong = columns.map((pair, n) => pair.includes(null) || both.length > 0 && both.every(each => each.differs[n]));
+  const alone = side => columns.filter(pair => pair[1 - side] === null).length;
   const counts = {
-    "missing": pairs.filter(pair => !pair.own), "too many": pairs.filter(pair => !pair.gold),
-    "in another order": pairs.filter(pair => pair.moved),
-    "with other values": both.filter(pair => !isSame(pair.gold, pair.own)),
+    "column missing": alone(0), "column too many": alone(1),
+    "row missing": pairs.filter(({places}) => places[1] === null).length,
+    "row too many": pairs.filter(({places}) => places[0] === null).length,
+    "row in another order": pairs.filter(({moved}) => moved).length,
+    "row with other values": both.filter(each => each.differs.some((one, n) => one && !columns[n].includes(null))).length,
   };
-  const words = Object.entries(counts).map(([how, {length}]) => length && `${plural(length, "row")} ${how}`);
-  const columns = wrong.filter(Boolean).length;
-  return [h("div", {class: "small muted"}, [correct && `right by the rule of this run, env.match=${rule}`, ...words,
-    columns && `${plural(columns, "column")} wrong in every row`].filter(Boolean).join(", ")),
-  h("div", {class: "results"}, resultTable("gold", wanted, pairs, "gold", wrong),
-    resultTable("prediction", result, pairs, "own", wrong))];
+  const words = Object.entries(counts).map(([what, count]) => {
+    const [noun, ...rest] = what.split(" ");
+    return count && [plural(count, noun), ...rest].join(" ");
+  });
+  return [h("div", {class: "small muted"}, [correct && `right by the rule of this run, env.match=${rule}`, ...words]
+    .filter(Boolean).join(", ")),
+  h("div", {class: "results"}, resultTable("gold", wanted, {pairs, columns, side: 0, wrong}),
+    resultTable("prediction", result, {pairs, columns, side: 1, wrong}))];
 }
 
 const goldResult = found => found && (!found.columns
@@ -47,21 +39,22 @@ const goldResult = found => found && (!found.columns
   : h("details", {class: "small"}, h("summary", {}, `its result, ${plural(found.count, "row")}`),
     resultTable("", found)));
 
-const ALONE = {gold: ["−", "missing in the prediction"], own: ["+", "not in the gold result"]};
+const ALONE = [["−", "missing in the prediction"], ["+", "not in the gold result"]];
 
-/** Show one side of pairs of rows; a sign tells those that have no other, or another place. */
-function resultTable(title, {columns, rows, count, width}, pairs = null, side = "own", wrong = []) {
-  const other = side === "own" ? "gold" : "own";
-  const lines = (pairs ?? rows.map(row => ({own: row, gold: row}))).map(pair => {
-    const row = pair[side], moved = pair.moved ? ["↕", "at another place"] : [];
-    const [sign, title] = !row ? [] : pair[other] ? moved : ALONE[side];
-    return h("tr", {class: row && !pair[other] ? "alone" : null}, h("td", {class: "sign", title}, sign),
-      row ? row.map((cell, n) => h("td", {class: pair[other] && !isSame(cell, pair[other][n]) ? "differs" : null},
-        cellText(cell))) : h("td", {colspan: Math.max(1, columns.length)}, "\u00a0"));
-  });
+/** Show a result, or one side of two: columns and rows in the same order, a sign where a side has no other. */
+function resultTable(title, {columns: names, rows, count, width}, beside = null) {
+  const order = beside?.columns.map(pair => pair[beside.side]) ?? names.map((_, n) => n);
+  const shown = order.map((place, n) => [place, n]).filter(([place]) => place !== null);
+  const lines = beside ? beside.pairs.map(({places, differs, moved}) => {
+    const row = rows[places[beside.side]], isAlone = places.includes(null);
+    const [sign, title] = !row ? [] : isAlone ? ALONE[beside.side] : moved ? ["↕", "at another place"] : [];
+    return h("tr", {class: row && isAlone ? "alone" : null}, h("td", {class: "sign", title}, sign),
+      row ? shown.map(([place, n]) => h("td", {class: differs[n] ? "differs" : null}, cellText(row[place])))
+        : h("td", {colspan: Math.max(1, shown.length)}, "\u00a0"));
+  }) : rows.map(row => h("tr", {}, h("td", {class: "sign"}), row.map(cell => h("td", {}, cellText(cell)))));
   const cut = [count > rows.length && `first ${rows.length} of ${plural(count, "row")}`,
-    width > columns.length && `first ${columns.length} of ${plural(width, "column")}`].filter(Boolean).join(", ");
-  const heads = columns.map((name, n) => h("th", {class: wrong[n] ? "differs" : null}, name));
+    width > names.length && `first ${names.length} of ${plural(width, "column")}`].filter(Boolean).join(", ");
+  const heads = shown.map(([place, n]) => h("th", {class: beside?.wrong[n] ? "differs" : null}, names[place]));
   return h("div", {class: "result"}, who(title, cut || plural(count, "row")),
     h("div", {class: "scroll"}, table([h("th", {class: "sign"}), ...heads], lines)));
 }

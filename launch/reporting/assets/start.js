@@ -44,6 +44,8 @@ async function show() {
   $("overview").hidden = isDetail;
   $("detail").hidden = !isDetail;
   if (isDetail) return detail(state.q);
+  if (show.rule !== state.rule) verdict();
+  show.rule = state.rule;
   questions(state);
   $(state.to)?.scrollIntoView();
   if (state.to === "find") $("find").focus();
@@ -56,12 +58,14 @@ async function start() {
   $("theme").onclick = () => turnLights(document.documentElement.style.colorScheme === "light");
   fill($("keys"), table(null, Object.entries(KEYS).map(([key, [words]]) => [h("kbd", {}, key), words])));
   data = await unpack("overview");
-  if (data.version !== 2) throw new Error(`version ${data.version} of the data`);
+  if (data.version !== 3) throw new Error(`version ${data.version} of the data`);
   verdict();
   curves();
   onhashchange = show;
   await show();
   drawAll();
+  const again = Number(data.reload_s);
+  if (again) setTimeout(() => location.reload(), 1000 * again);
   document.documentElement.dataset.ready = Math.round(performance.now());
 }
 

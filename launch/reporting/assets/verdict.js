@@ -8,12 +8,16 @@ const settings = (rows, heads) =>
 function verdict() {
   const {runs, against} = data, isOne = runs.length === 1, rows = runs.map(factsOf);
   const heads = Object.keys(rows[0]).slice(isOne ? 3 : 0).filter(head => rows.some(row => row[head] !== "–"));
-  const title = isOne ? runs[0].name : `${runs.length} runs compared`, differing = Object.entries(data.differing);
+  const kinds = runs.every(({kind}) => kind === "evaluation") ? "systems" : "runs";
+  const title = isOne ? runs[0].name : `${runs.length} ${kinds} compared`, differing = Object.entries(data.differing);
   const sources = ["", ...new Set(runs.flatMap(run => Object.keys(run.sources)))];
   const measured = sources.map(source => [source, isOne ? Object.entries(placesOf(runs[0], source))
     : data.alike.flatMap(group => overSeeds(group, source))]).filter(([, rows]) => rows.length);
   document.title = visible(title);
   fill($("verdict"), h("h1", {}, title),
+    data.answer.map((words, n) => h("p", {class: n ? "small" : "answer"}, words)),
+    data.rules.length > 1 && h("div", {class: "row small muted"}, "judged by",
+      select("rule", "rule", data.rules.map(rule => [rule, rule]), ruleOf())),
     h("div", {class: isOne ? "scores one" : "scores"},
       measured.length > 0 && card(measured.map(([source, rows]) => [h("h3", {}, "Execution accuracy",
         source ? ` on ${brief(source, 60)}` : measured.length > 1 && ", all sources together"), intervals(rows)]),
@@ -21,13 +25,12 @@ function verdict() {
         + (data.alike.some(({length}) => length > 1) ? ", of seeds from the lowest to the highest" : "")),
         data.differing["env.match"] && h("p", {class: "note small"}, "Not by one rule: env.match differs.")),
       card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
-        : table(["run", ...heads], rows.map((row, n) => [runs[n].name, ...heads.map(head => row[head])])))),
+        : table(["run", ...heads], rows.map((row, n) => [runs[n].label, ...heads.map(head => row[head])])))),
     against.length > 0 && [h("h2", {}, `Beside ${against[0].base}`), card(table(
-      ["run", "gain in points [95 %]", "bootstrap", "only the base right", "only this right", "McNemar"],
-      against.map(each => [each.run, gain(each), chance(each.p), each.mcnemar?.only_first ?? "–",
-        each.mcnemar?.only_second ?? "–", each.mcnemar ? chance(each.mcnemar.p) : "–"])))],
+      ["run", "gain in points [95 %]", "more than chance?", "only the base right", "only this right"],
+      against.map(each => [each.run, gain(each), chance(each.p), each.only_first ?? "–", each.only_second ?? "–"])))],
     !isOne && [h("h2", {}, "Settings that differ"), h("div", {class: "card scroll"}, differing.length ? settings(
-      differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.name)]) : "None.")],
+      differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.label)]) : "None.")],
     changes(), data.notes.map(line => h("p", {class: "note small"}, line)),
     runs.map(run => h("details", {class: "small"},
       h("summary", {}, `${isOne ? "" : `${run.name}: `}${run.command && "command, "}versions, settings`),
@@ -36,15 +39,18 @@ function verdict() {
       h("div", {class: "card scroll"}, settings(Object.entries(run.settings))))));
 }
 
+/** The rule that answers are judged by: the chosen one, or what counts in the runs. */
+const ruleOf = () => data.rules.includes(address().rule) ? address().rule : data.rules[0];
 /** Give what was measured of a run by place, of one source or, without one, of all. */
-const placesOf = (run, source) => source ? entry(run.sources, source) ?? {} : run.measured;
+const placesOf = (run, source) => source ? entry(run.sources, source) ?? {} : Object.fromEntries(
+  Object.entries(run.measured).map(([where, rules]) => [where, entry(rules, ruleOf()) ?? Object.values(rules)[0]]));
 
 /** Name a configuration, with how many of its seeds are finished, and give these. */
 function seedsOf(group) {
   const all = group.map(n => data.runs[n]), finished = all.filter(run => run.finished), [first] = all;
   const count = finished.length === all.length ? `${all.length} seeds`
     : `${finished.length || "none"} of ${all.length} seeds finished`;
-  return {all, finished, label: all.length > 1 ? `${first.configuration} (${count})` : first.name};
+  return {all, finished, label: all.length > 1 ? `${first.configuration} (${count})` : first.label};
 }
 
 /** Give the last accuracy of a configuration: of several finished seeds their mean, lowest and highest. */
@@ -56,8 +62,9 @@ function overSeeds(group, source) {
 }
 
 /** What is said of a run in a line, by heads. */
-function factsOf({kind, measured, replies, sources, finished, result, tests, settings, numbers}, n) {
-  const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
+function factsOf(run, n) {
+  const {kind, replies, sources, finished, result, tests: all, settings, numbers} = run, measured = placesOf(run);
+  const tests = entry(all, ruleOf()) ?? {}, {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
   const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
   const ends = `set=held-out&a=${n}.before&b=${n}.after`;
   const flip = (name, count) => h("a", {class: name, href: `#${ends}&flip=${name}&to=questions`},
@@ -68,9 +75,10 @@ function factsOf({kind, measured, replies, sources, finished, result, tests, set
     "by source": finished && Object.keys(sources).length ? Object.entries(sources).map(([source, places]) =>
       h("div", {style: {whiteSpace: "nowrap"}}, brief(source, 60), ` ${percent(Object.values(places).at(-1).mean)}`)) : "–",
     "gain in points": tests.ci95 ? gain(tests) : "–",
-    "flipped to right": tests.mcnemar ? flip("right", tests.mcnemar.only_second) : "–",
-    "flipped to wrong": tests.mcnemar ? flip("wrong", tests.mcnemar.only_first) : "–",
-    "more than chance? (McNemar)": tests.mcnemar ? chance(tests.mcnemar.p) : "–",
+    "flipped to right": Number.isFinite(tests.only_second) ? flip("right", tests.only_second) : "–",
+    "flipped to wrong": Number.isFinite(tests.only_first) ? flip("wrong", tests.only_first) : "–",
+    "more than chance?": tests.ci95 ? chance(tests.p) : "–",
+    "judged by": data.rules.length ? ruleOf() : "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
     replies: Object.keys(replies).length ? Object.entries(replies).map(([where, line]) =>
       h("div", {}, where === "answers" ? line : `${where}: ${line}`)) : "–",
@@ -97,7 +105,7 @@ const intervals = rows => rows.map(([name, each]) => {
 function changes() {
   const state = chosen({}), seen = filtered(state).filter(([, ends]) => ends.every(Boolean));
   const changed = seen.filter(([, [x, y]]) => x !== y), isPair = changed.length > 0;
-  const pairs = isPair ? changed : state.set === "held-out" ? seen : [];
+  const pairs = isPair ? changed : state.set === "held-out" ? seen : [], isTwo = data.runs.length > 1;
   const nameOf = view => (data.views[view] ?? "").replace(/( learning| time seen|: evaluation)$/, "");
   const heads = isPair ? ["", nameOf(state.a), nameOf(state.b), "points"] : ["", nameOf(state.a)];
   /** Of each value of a facet the share of questions with it that are right, or of all that have it. */
@@ -108,7 +116,9 @@ function changes() {
       const [first, last] = ends.map(seen => isTag ? seen.tags.includes(value) : isRight(seen));
       found.set(value, {ends: [x + first, y + last], all: all + 1});
     }
-    const most = [...found].filter(([value]) => value).sort(([, x], [, y]) => y.all - x.all).slice(0, 8);
+    const share = ({ends, all}) => ends[1] / all, isHard = key === "db";
+    const most = [...found].filter(([value, {all}]) => value && (!isHard || all > 2)).sort(([, x], [, y]) =>
+      isHard ? share(x) - share(y) : y.all - x.all).slice(0, 8);
     return most.length > 0 && card(h("h3", {class: "muted"}, title), table(heads, most.map(([value, {ends, all}]) => {
       const [x, y] = ends.map(count => count / (isTag ? pairs.length : all));
       const colour = Math.abs(y - x) < .005 ? "muted" : y > x === !isTag ? "right" : "wrong";
@@ -118,8 +128,9 @@ function changes() {
         percent(x, 0), ...isPair ? [percent(y, 0), h("td", {class: colour}, points(y - x, 0))] : []];
     }), {class: "parts"}));
   };
-  return pairs.length > 0 && [data.runs.length > 1 && h("h2", {}, `The ${plural(pairs.length, "question")} of both: ${
+  return pairs.length > 0 && [isTwo && h("h2", {}, `The ${plural(pairs.length, "question")} of both: ${
     [state.a, state.b].map(nameOf).join(" and ")}`), h("div", {class: "thirds"},
     part("Right, by difficulty", "level"), part("Right, by what the gold query has", "clause"),
-    part(`Queries with a mistake, of ${pairs.length.toLocaleString("en")}, by tag`, "tag", true))];
+    part("Right, by database, the hardest first", "db"),
+    part(`Mistakes in all ${pairs.length.toLocaleString("en")} answers, by tag`, "tag", true))];
 }

@@ -1,0 +1,178 @@
+"""The options of all commands: a flag is one type here, and so means one thing in every command."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from itertools import groupby, zip_longest
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.validators import Number
+
+from exchange import UserError
+from launch.evaluation.testsets import SPLITS, TEST_SETS
+from launch.texts import nearest, write_json
+
+_FOLDER = Path(__file__).parent
+STDOUT = Path("-")
+"""What `--json` names where it names no file."""
+
+
+Config = Annotated[
+    str,
+    Parameter(
+        help="a YAML file, a packaged config (progress.yaml, progress-demo.yaml; .yaml may be left "
+        "out), or a run folder"
+    ),
+]
+Accelerator = Annotated[
+    Literal["cpu", "gpu", "tpu"] | None,
+    Parameter(help="what to compute on (default: what the machine has)"),
+]
+Overrides = Annotated[
+    str, Parameter(help="settings in place of the config's, key.sub=value: train.steps=20")
+]
+Seed = Annotated[
+    int | None,
+    Parameter(help="seed of samples and weights; the setting seed", validator=Number(gte=0)),
+]
+Limit = Annotated[
+    int | None,
+    Parameter(help="at most N questions of each split, a sample by seed", validator=Number(gte=1)),
+]
+ShowPrompt = Annotated[
+    bool,
+    Parameter(help="print a question as the model is asked it, and its number of tokens, and stop"),
+]
+Json = Annotated[
+    Path | None,
+    Parameter(help="the result as JSON: into this file, or without one on standard output"),
+]
+Model = Annotated[str | None, Parameter(help="name of a model: an endpoint's, a published shape's")]
+Data = Annotated[
+    str,
+    Parameter(
+        help=f"a split of the config ({', '.join(SPLITS)}; default: test) or a published test set: "
+        f"{', '.join(TEST_SETS)}"
+    ),
+]
+DataRoot = Annotated[
+    Path | None,
+    Parameter(help="folder of the data: a data set's own, OmniSQL's data/, or several downloads"),
+]
+Database = Annotated[Path, Parameter(help="a SQLite database")]
+Timeout = Annotated[float | None, Parameter(help="wall time of one query, in seconds")]
+Dialect = Annotated[
+    str, Parameter(help="what queries are written in where a record does not say it")
+]
+
+
+class Command:
+    """A function that takes its options from the command line; a mistake is a `UserError`.
+
+    The module's docstring is the help; parameters with names are options, and `*overrides` are the
+    words between them.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        module = inspect.getmodule(function)
+        assert module is not None
+        assert module.__spec__ is not None
+        self._function = function
+        self._app = App(
+            name=f"python -m {module.__spec__.name}",
+            help=_as_markdown(module.__doc__ or ""),
+            help_format="markdown",
+            default_parameter=Parameter(negative=(), show_default=False, allow_repeating=True),
+            version_flags=[],
+            result_action="return_value",
+        )
+        self._app.default(function)
+
+    def __call__(self, arguments: Sequence[str]) -> None:
+        """Run the command."""
+        with _mistakes_of(self._app.name[0]):
+            function, bound, _ = self._app.parse_args(
+                with_file(arguments), exit_on_error=False, print_error=False
+            )
+        function(*bound.args, **bound.kwargs)
+
+    def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Read the options without running the command."""
+        with _mistakes_of(self._app.name[0]):
+            _, bound, _ = self._app.parse_args(
+                with_file(arguments), exit_on_error=False, print_error=False
+            )
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+
+@contextmanager
+def _mistakes_of(name: str) -> Generator[None]:
+    """Turn a mistake in the words of a command into a line."""
+    try:
+        yield
+    except CycloptsError as error:
+        words = " ".join(str(error).split())
+        raise UserError(f"{name}: {words} {_elsewhere(words)}See --help.") from None
+
+
+def _elsewhere(words: str) -> str:
+    """Name the commands that have an option which this one lacks, or the setting of that name."""
+    if not words.startswith("Unknown option: "):
+        return ""
+    option = words.split()[2].rstrip(".").lstrip("-").replace("-", "_")
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in _FOLDER.glob("*.py")}
+    field = re.compile(rf"^    {option}: .*options\.Command\(", re.MULTILINE | re.DOTALL)
+    names = sorted(name for name, text in texts.items() if field.search(text))
+    if known := ", ".join(f"launch.{name}" for name in names):
+        return f"It is an option of {known}. "
+    from launch.config import settings_named  # much to import, for a mistake alone
+
+    found = settings_named(option)
+    return f"A setting is written without dashes: {found[0]}=VALUE. " if found else ""
+
+
+def _as_markdown(text: str) -> str:
+    """Fence the examples of a docstring, which are its lines that begin with blanks."""
+    blocks = groupby(text.splitlines(), key=lambda line: line.startswith("    "))
+    parts = (
+        ("\n".join(line.removeprefix("    ") for line in block), is_code)
+        for is_code, block in blocks
+    )
+    return "\n".join(f"```text\n{part}\n```" if is_code else part for part, is_code in parts)
+
+
+def with_file(arguments: Sequence[str]) -> list[str]:
+    """Let `--json` stand alone: a word that is no file of JSON is not its own."""
+    words = list(arguments)
+    for at, (word, after) in enumerate(zip_longest(words, words[1:], fillvalue="")):
+        if word == "--json" and not after.endswith((".json", ".jsonl")) and after != str(STDOUT):
+            words[at] = f"--json={STDOUT}"
+    return words
+
+
+def with_seed(overrides: Sequence[str], seed: int | None) -> list[str]:
+    """Add `--seed` to the settings."""
+    return [*overrides, *([] if seed is None else [f"seed={seed}"])]
+
+
+def write_result(path: Path | None, result: Any) -> None:
+    """Write what `--json` asks for."""
+    if path == STDOUT:
+        print(json.dumps(result, indent=1))  # noqa: T201
+    elif path is not None:
+        write_json(path, result)
+
+
+def choose(option: str, word: str, known: Iterable[str]) -> str:
+    """Return a word that is known; a `UserError` names the nearest one."""
+    names = list(known)
+    if word in names:
+        return word
+    raise UserError(f"{option} {word}: {nearest(word, names)}there are {', '.join(names)}")

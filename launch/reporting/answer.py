@@ -1,0 +1,169 @@
+"""What runs say, in sentences: did it learn, how sure is that, what changed, why nothing did."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from launch.evaluation.results import QuestionVerdict, Report
+from launch.reporting.runs import Run, gain
+
+Numbers = Mapping[str, Sequence[Any]]
+
+_LEAST_QUESTIONS = 5
+_LEAST_CHANGE = 0.05
+_REASONS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    (
+        "groups/trained_share",
+        lambda share: share < 0.5,
+        "of the groups were trained on: in the others every answer was paid alike, which teaches "
+        "nothing",
+    ),
+    (
+        "rollout/no_query_share",
+        lambda share: share > 0.3,
+        "of the episodes ended without SQL that is read (env.wrapping says where it is looked for)",
+    ),
+    (
+        "rollout/cut_share",
+        lambda share: share > 0.2,
+        "of the episodes were cut off at the token limit (sampler.max_response_tokens)",
+    ),
+    (
+        "rollout/invalid_share",
+        lambda share: share > 0.6,
+        "of the replies have no result: their queries fail, or there are none",
+    ),
+)
+"""Metrics that explain why nothing is learned, when they do, and what they say."""
+
+
+def answer(runs: Sequence[Run], numbers: Sequence[Numbers]) -> list[str]:
+    """Say the most important things about one run, or about two or more, most important first."""
+    if len(runs) == 1:
+        return list(_of_one(runs[0], numbers[0]))
+    return list(_of_several(runs))
+
+
+def _of_one(run: Run, numbers: Numbers) -> Iterator[str]:
+    steps = max((step for step in numbers.get("step", ())), default=0)
+    before, after = run.reports.get("before"), run.reports.get("after")
+    if own := run.reports.get("answers"):
+        yield _accuracy(own)
+    elif before and after and run.is_finished:
+        yield _learned(before, after)
+        yield from _changes(before, after, "Better", "Worse")
+    elif before:
+        yield f"Not finished: {steps:,} steps so far. {_accuracy(before, 'Before learning ')}"
+    elif run.is_training:
+        yield f"Not finished: {steps:,} steps so far, and no accuracy yet."
+    yield from _reasons(numbers)
+
+
+def _of_several(runs: Sequence[Run]) -> Iterator[str]:
+    ends = [run.reports.get("answers") or run.reports.get("after") for run in runs]
+    base, *others = zip(runs, ends, strict=True)
+    if base[1] is None:
+        return
+    for run, report in others:
+        if report is None or report.first not in base[1].measures:
+            continue
+        first, second = _scores(base[1], report.first), _scores(report, report.first)
+        both = [name for name in first if name in second]
+        test = gain([first[name] for name in both], [second[name] for name in both])
+        if not test:
+            continue
+        means = (fmean(one[name] for name in both) for one in (second, first))
+        shares = " and ".join(f"{100 * mean:.1f} %" for mean in means)
+        how = "differ by" if _is_sure(test) else "are not shown to differ:"
+        yield (
+            f"{run.name} and {base[0].name} {how} {_points(test)} on {len(both):,} questions they "
+            f"share, {shares} by {report.first}{_chance(test)}."
+        )
+        if len(others) == 1:
+            yield from _changes(base[1], report, f"{run.name} is ahead", f"{base[0].name} is ahead")
+
+
+def _accuracy(report: Report, start: str = "") -> str:
+    if not report.measures:
+        return "The questions have no gold queries to be judged by."
+    one = report.measures[report.first]
+    low, high = (100 * bound for bound in one["ci95"])
+    share = f"{100 * one['mean']:.1f} % [{low:.1f}, {high:.1f}]"
+    rule = f"right by {report.first}"
+    return f"{start}{share} of {one['questions']:,} questions are {rule}."
+
+
+def _learned(before: Report, after: Report) -> str:
+    first, second = _scores(before, after.first), _scores(after, after.first)
+    both = [name for name in first if name in second]
+    test = gain([first[name] for name in both], [second[name] for name in both])
+    if not test:
+        return "No question was asked both before and after learning."
+    means = (fmean(one[name] for name in both) for one in (first, second))
+    change = " to ".join(f"{100 * mean:.1f}" for mean in means)
+    said = "It is not shown to have learned"
+    if _is_sure(test):
+        said = "It learned" if test["difference"] > 0 else "It got worse"
+    return (
+        f"{said}: {_points(test)}, from {change} % of {len(both):,} questions right by "
+        f"{after.first}{_chance(test)}."
+    )
+
+
+def _changes(before: Report, after: Report, better: str, worse: str) -> Iterator[str]:
+    """Name the kinds of questions with the largest changes, as shares of those questions."""
+    kinds: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    first, second = _scores(before, after.first), _scores(after, after.first)
+    for one in after.questions:
+        if one.id in first and one.id in second:
+            for kind in _kinds(one):
+                kinds[kind].append((first[one.id], second[one.id]))
+    found = {
+        kind: fmean(b - a for a, b in pairs)
+        for kind, pairs in kinds.items()
+        if len(pairs) >= _LEAST_QUESTIONS
+    }
+    for words, sign in ((better, 1), (worse, -1)):
+        most = sorted(found, key=lambda kind: -sign * found[kind])[:3]
+        told = [
+            f"{kind} ({100 * found[kind]:+.0f} of {len(kinds[kind])})"
+            for kind in most
+            if sign * found[kind] >= _LEAST_CHANGE
+        ]
+        if told:
+            yield f"{words} most, in points: {', '.join(told)}.".replace("(-", "(\N{MINUS SIGN}")
+
+
+def _kinds(one: QuestionVerdict) -> Iterator[str]:
+    yield from (f"queries with {clause}" for clause in one.clauses if clause != "none")
+    if one.difficulty:
+        yield f"{one.difficulty} questions"
+
+
+def _reasons(numbers: Numbers) -> Iterator[str]:
+    for name, is_bad, words in _REASONS:
+        found = [value for value in numbers.get(name, ()) if isinstance(value, int | float)]
+        if found and is_bad(share := fmean(found)):
+            yield f"In training, {100 * share:.0f} % {words}."
+
+
+def _scores(report: Report, rule: str) -> dict[str, float]:
+    return {one.id: one.scores[rule] for one in report.questions if rule in one.scores}
+
+
+def _is_sure(test: Mapping[str, Any]) -> bool:
+    low, high = test["ci95"]
+    return low > 0 or high < 0
+
+
+def _points(test: Mapping[str, Any]) -> str:
+    value, low, high = (100 * each for each in (test["difference"], *test["ci95"]))
+    return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]".replace("-", "\N{MINUS SIGN}")
+
+
+def _chance(test: Mapping[str, Any]) -> str:
+    p = test["p"]
+    return f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
