@@ -149,10 +149,11 @@ def _as_markdown(text: str) -> str:
 
 
 def with_file(arguments: Sequence[str]) -> list[str]:
-    """Let `--json` stand alone: a word that is no file of JSON is not its own."""
+    """Let `--json` stand alone: before another option, a setting, or nothing."""
     words = list(arguments)
     for at, (word, after) in enumerate(zip_longest(words, words[1:], fillvalue="")):
-        if word == "--json" and not after.endswith((".json", ".jsonl")) and after != str(STDOUT):
+        is_alone = not after or "=" in after or (after.startswith("-") and after != str(STDOUT))
+        if word == "--json" and is_alone:
             words[at] = f"--json={STDOUT}"
     return words
 

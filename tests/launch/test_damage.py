@@ -245,7 +245,7 @@ def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, run, text
     assert run(EVAL, words)[0] == 0
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert [one["scores"]["spider_ex"] for one in sheet["questions"]] == [0, 1, 1, 1, 1]
-    assert (sheet["questions"][0]["predicted"], sheet["late"]) == ("too_large", [])
+    assert (sheet["questions"][0]["status"], sheet["late"]) == ("too_large", [])
 
 
 # Predictions that do not belong to the questions.
@@ -313,9 +313,9 @@ def test_predictions_that_do_not_fit_are_told_with_their_line(root, refused, cas
         (["--endpoint", "http://x/v1"], "--predictions: "),
         (["--decode", "judge@3"], "--decode judge@3: "),
         (["--file", "nothing.json"], "nothing.json"),
-        (["--data", "bird-dev"], "no bird-dev"),
-        (["--data", "spider-syn"], "no spider-syn"),
-        (["--data-root", "bird"], "--data-root: bird: "),
+        (["--data", "bird-dev"], "not of bird; "),
+        (["--data", "spider-syn"], "not of spider-syn; "),
+        (["--data-root", "bird"], "its records are of bird "),
         (["--file", "bird/dev.json"], "bird/dev.json: "),
     ],
 )
