@@ -315,6 +315,30 @@ def test_another_kind_does_not_clash_with_the_bases_settings(written):
     assert (merged.optimizer.kind, merged.optimizer.learning_rate) == ("adamw", 0.01)
 
 
+def test_settings_of_earlier_versions_are_read_with_a_line(written, caplog):
+    """A run's own config has them in full."""
+    caplog.set_level("INFO", "launch.config_merge")
+    old = {
+        "data": {
+            "train": {
+                "sources": [{"layout": "spider_syn", "path": "."}],
+                "drop_failing_gold": True, "drop_empty_gold": False,
+            },
+        },
+        "executor": {"cache_dir": "runs/gold-results"},
+    }  # fmt: skip
+    config = load_config(written("old.yaml", base="progress.yaml", **old), ())
+    assert set(config.data.train.exclude) == {"blank", "failing"}
+    assert config.data.train.sources[0].layout == "spider-syn"
+    told = " ".join(record.getMessage() for record in caplog.records)
+    for words in (
+        "executor.cache_dir is ignored",
+        "drop_empty_gold is read as exclude",
+        "spider_syn",
+    ):
+        assert words in told
+
+
 def test_decoding_is_greedy_or_a_vote():
     assert Decode.parse("greedy", vote_temperature=0.8) == Decode(1, 0.0)
     assert Decode.parse("vote@8", vote_temperature=0.8) == Decode(8, 0.8)
