@@ -51,6 +51,7 @@ def verl(lines: str, folder: Path) -> Told:
     import numpy as np
     import torch  # ty: ignore[import-not-found]
     from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
     from tensordict import TensorDict
     from transformers import AutoTokenizer
     from verl import DataProto
@@ -68,7 +69,7 @@ def verl(lines: str, folder: Path) -> Told:
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
     (folder / "model" / "tokenizer_config.json").write_text(json.dumps(kind))
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
-    settings = config.data | {"max_prompt_length": 100_000}
+    settings = OmegaConf.merge(config.data, {"max_prompt_length": 100_000})
     rows = RLHFDataset(str(config.data.train_files), tokenizer, settings)
     batch = collate_fn([rows[0], rows[0]])
     gold = batch["reward_model"][0]["ground_truth"]
