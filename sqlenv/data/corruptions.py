@@ -1,25 +1,19 @@
-"""The errors of a weak annotator: a query that confuses or forgets one part of the right one."""
+"""The errors of a weak annotator: a query that confuses or forgets one part of the right one.
+
+What is taken for what stands in the table of mutations (`sqlenv.witness.neighbours`); here is which
+part of a query goes wrong first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
 
 from sqlglot import exp
 
-from sqlenv.sql.extraction import clause, from_table, is_distinct, parse
-
-# Each changes a copy of a query in place, or says that it has nothing to change.
-Habit = Callable[[exp.Select], bool]
-
-# What is taken for what: set operations, comparisons, aggregates.
-_TAKEN_FOR = (
-    *((exp.Union, exp.Intersect), (exp.Intersect, exp.Union), (exp.Except, exp.Intersect)),
-    *((exp.EQ, exp.NEQ), (exp.NEQ, exp.EQ)),
-    *((exp.LT, exp.GT), (exp.GT, exp.LT), (exp.LTE, exp.GTE), (exp.GTE, exp.LTE)),
-    *((exp.Max, exp.Min), (exp.Min, exp.Max), (exp.Avg, exp.Sum), (exp.Sum, exp.Avg)),
-)
+from sqlenv.sql.extraction import clause, from_table, parse
+from sqlenv.witness.neighbours import changes_of
 
 
 def corrupt(sql: str) -> str | None:
@@ -29,88 +23,48 @@ def corrupt(sql: str) -> str | None:
     where the query does not parse or has nothing to get wrong.
     """
     tree = parse(sql)
-    if tree is None:
-        return None
-    wrong = _spoil(tree.copy())
-    if wrong == tree or (isinstance(wrong, exp.Select) and from_table(wrong) is None):
-        return None
-    return wrong.sql(dialect="sqlite", normalize_functions=False)
-
-
-def _spoil(tree: exp.Expr) -> exp.Expr:
     query = tree.unnest() if isinstance(tree, exp.Subquery) else tree
-    if isinstance(query, exp.SetOperation):
-        return _other(query) or query
-    if isinstance(query, exp.Select):
-        next(habit for habit in HABITS if habit(query))
-    return query
-
-
-def _other(node: exp.Expr) -> exp.Expr | None:
-    """Return what a node is taken for, over the same arguments; None where it is never confused."""
-    for right, wrong in _TAKEN_FOR:
-        if isinstance(node, right):
-            return wrong(**node.args)
+    if query is None or (isinstance(query, exp.Select) and from_table(query) is None):
+        return None
+    holder = exp.Paren(this=query.copy())  # whose child can be replaced like any other node
+    for parts, changes in HABITS if isinstance(query, exp.Select) else [(_itself, _CONTRARY)]:
+        for part in parts(holder.this):
+            for change, other in changes_of(part, {}):
+                if change in changes:
+                    part.replace(other)
+                    return holder.this.sql(dialect="sqlite", normalize_functions=False)
     return None
 
 
-def _confuse_last(select: exp.Select, name: Literal["where", "having"]) -> bool:
-    """Turn the last condition of a clause into its contrary."""
-    conditions = clause(select, name)
-    for condition in conditions:
-        last = condition.expression if isinstance(condition, exp.And | exp.Or) else condition
-        is_negated = isinstance(last, exp.Not)
-        last.replace(last.this if is_negated else _other(last) or exp.Not(this=last.copy()))
-    return bool(conditions)
+def _last_condition(select: exp.Select, name: Literal["where", "having"]) -> Iterable[exp.Expr]:
+    for condition in clause(select, name):
+        yield condition.expression if isinstance(condition, exp.And | exp.Or) else condition
 
 
-def _forget_distinct(select: exp.Select) -> bool:
-    if is_distinct(select):
-        select.set("distinct", None)
-        return True
-    counted = select.selects[0].unalias()
-    inside = counted.this
-    if not isinstance(counted, exp.Count) or not isinstance(inside, exp.Distinct):
-        return False
-    if inside.expressions:
-        inside.replace(inside.expressions[0])
-    return bool(inside.expressions)
+def _shown(select: exp.Select) -> Iterable[exp.Expr]:
+    """List what is shown; with several arguments MAX and MIN are no aggregates."""
+    shown = (column.unalias() for column in select.selects)
+    return (one for one in shown if not one.expressions)
 
 
-def _turn_order(select: exp.Select) -> bool:
-    keys = clause(select, "order")
-    for key in keys:
-        # SQLite's own place of NULLs, so that none is written out.
-        key.set("nulls_first", bool(key.args.get("desc")))
-        key.set("desc", not key.args.get("desc"))
-    return bool(keys)
+def _counted_once(select: exp.Select) -> Iterable[exp.Expr]:
+    first = select.selects[0].unalias()
+    return [first] if isinstance(first.this, exp.Distinct) else []
 
 
-def _forget_group(select: exp.Select) -> bool:
-    return select.args.pop("group", None) is not None
+def _itself(select: exp.Select) -> Iterable[exp.Expr]:
+    return [select]
 
 
-def _confuse_aggregate(select: exp.Select) -> bool:
-    for column in [selected.unalias() for selected in select.selects]:
-        # With several arguments MAX and MIN are no aggregates.
-        wrong = None if column.expressions else _other(column)
-        if wrong is not None:
-            column.replace(wrong)
-            return True
-    return False
-
-
-def _take_all(select: exp.Select) -> bool:
-    select.set("expressions", [exp.Star()])
-    return True
-
-
-HABITS: tuple[Habit, ...] = (
-    partial(_confuse_last, name="having"),
-    partial(_confuse_last, name="where"),
-    _forget_distinct,
-    _turn_order,
-    _forget_group,
-    _confuse_aggregate,
-    _take_all,
+_CONTRARY = ("another operator", "condition negated", "negation dropped")
+HABITS: tuple[tuple[Callable[..., Iterable[exp.Expr]], tuple[str, ...]], ...] = (
+    (partial(_last_condition, name="having"), _CONTRARY),
+    (partial(_last_condition, name="where"), _CONTRARY),
+    (_itself, ("DISTINCT dropped",)),
+    (_counted_once, ("count of something else",)),
+    (partial(clause, name="order"), ("order turned",)),
+    (_itself, ("GROUP BY dropped",)),
+    (_shown, ("another operator",)),
+    (_itself, ("all columns shown",)),
 )
+"""Which part of a query goes wrong, and by which changes; the first that there is."""

@@ -1,13 +1,15 @@
-"""Queries near another one that mean something else: every way to change one part of it.
+"""The table of mutations: every way to change one part of a query so that it means something else.
 
-A query that is right by luck is most often such a neighbour: it forgets a condition, takes another
-aggregate or column. The idea is that of Zhong, Yu and Klein (EMNLP 2020, "Semantic Evaluation for
-Text-to-SQL with Distilled Test Suites").
+A query that is right by luck is most often such a neighbour of the gold query: it forgets a
+condition, takes another aggregate or column. The idea is that of Zhong, Yu and Klein (EMNLP 2020,
+"Semantic Evaluation for Text-to-SQL with Distilled Test Suites"). Weak annotators make the same
+mistakes (`sqlenv.data.corruptions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlglot import exp
@@ -22,13 +24,25 @@ class Neighbour(NamedTuple):
     sql: str
 
 
+class Change(NamedTuple):
+    """A way to change a query: its name, the kinds of node that it changes, and into what.
+
+    `make` yields copies, which take the node's place one at a time.
+    """
+
+    name: str
+    kinds: tuple[type[exp.Expr], ...]
+    make: Callable[..., Iterator[exp.Expression]]
+
+
+# What is taken for what; the contrary, if there is one, goes first.
 _TAKEN_FOR: Mapping[type[exp.Expression], tuple[type[exp.Expression], ...]] = {
     exp.EQ: (exp.NEQ, exp.LTE, exp.GTE),
     exp.NEQ: (exp.EQ,),
-    exp.LT: (exp.LTE, exp.GT, exp.EQ),
-    exp.LTE: (exp.LT, exp.GTE, exp.EQ),
-    exp.GT: (exp.GTE, exp.LT, exp.EQ),
-    exp.GTE: (exp.GT, exp.LTE, exp.EQ),
+    exp.LT: (exp.GT, exp.LTE, exp.EQ),
+    exp.LTE: (exp.GTE, exp.LT, exp.EQ),
+    exp.GT: (exp.LT, exp.GTE, exp.EQ),
+    exp.GTE: (exp.LTE, exp.GT, exp.EQ),
     exp.And: (exp.Or,),
     exp.Or: (exp.And,),
     exp.Max: (exp.Min, exp.Avg, exp.Count),
@@ -39,16 +53,24 @@ _TAKEN_FOR: Mapping[type[exp.Expression], tuple[type[exp.Expression], ...]] = {
     exp.Intersect: (exp.Union, exp.Except),
     exp.Except: (exp.Intersect, exp.Union),
 }
-_CLAUSES = ("where", "group", "having", "order", "limit", "distinct")
-_CONDITIONS = (exp.In, exp.Like, exp.Between, exp.Is, exp.Exists)
+_CLAUSES = {
+    "DISTINCT": "distinct",
+    "WHERE": "where",
+    "GROUP BY": "group",
+    "HAVING": "having",
+    "ORDER BY": "order",
+    "LIMIT": "limit",
+}
+_AROUND_CONDITIONS = (exp.Where, exp.Having, exp.Join, exp.If, exp.And, exp.Or)
 _MOST_COLUMNS = 4  # of a table, that stand in for one
 _MOST_KEYS = 2
 
 
 def _another_kind(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
-    is_join = isinstance(node, exp.EQ) and isinstance(node.this, exp.Column)
-    if is_join and isinstance(node.expression, exp.Column):
-        return
+    if isinstance(node.expression, exp.Column) and isinstance(
+        node.find_ancestor(exp.Join, exp.Select), exp.Join
+    ):
+        return  # how two tables are joined
     for kind in _TAKEN_FOR[type(node)]:
         yield kind(**{name: _copied(value) for name, value in node.args.items()})
 
@@ -64,16 +86,28 @@ def _inside(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]
 
 
 def _negated(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
-    if not isinstance(node.parent, exp.Not):
+    """Negate a condition; a comparison, a connector and a negation have changes of their own."""
+    has_own = isinstance(node, (exp.Not, *_TAKEN_FOR))
+    if isinstance(node.parent, _AROUND_CONDITIONS) and not has_own:
         yield exp.Not(this=node.copy())
 
 
-def _without_clauses(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
-    for name in _CLAUSES:
-        if node.args.get(name):
-            yield _changed(node, name, None)
+def _without(node: exp.Expression, _columns: Columns, *, clause: str) -> Iterator[exp.Expression]:
+    if node.args.get(clause):
+        yield with_argument(node, clause, None)
+
+
+def _with_distinct(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
     if not node.args.get("distinct"):
-        yield _changed(node, "distinct", exp.Distinct())
+        yield with_argument(node, "distinct", exp.Distinct())
+
+
+def _with_all_columns(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+    if not node.is_star:
+        yield with_argument(node, "expressions", [exp.Star()])
+
+
+def _without_join(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
     for at in range(len(node.args.get("joins") or ())):
         other = node.copy()
         del other.args["joins"][at]
@@ -85,16 +119,16 @@ def _other_grouping(node: exp.Expression, _columns: Columns) -> Iterator[exp.Exp
     keys = node.expressions
     if len(keys) > 1:
         for at in range(len(keys)):
-            yield _changed(node, "expressions", [k.copy() for k in keys[:at] + keys[at + 1 :]])
+            yield with_argument(node, "expressions", [k.copy() for k in keys[:at] + keys[at + 1 :]])
 
 
 def _other_join(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
     if node.args.get("on"):
-        yield _changed(node, "on", None)
+        yield with_argument(node, "on", None)
         if not node.args.get("side"):
-            yield _changed(node, "side", "LEFT")
+            yield with_argument(node, "side", "LEFT")
         else:
-            yield _changed(node, "side", None)
+            yield with_argument(node, "side", None)
 
 
 def _other_count(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
@@ -155,7 +189,7 @@ def _shown(node: exp.Expression) -> exp.Column | None:
 
 
 def _keyed(select: exp.Expression, name: str) -> exp.Expression:
-    return _changed(select, "expressions", [_renamed(select.expressions[0], name)])
+    return with_argument(select, "expressions", [_renamed(select.expressions[0], name)])
 
 
 def _shown_keys(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
@@ -213,7 +247,8 @@ def _renamed(column: exp.Column, name: str) -> exp.Column:
     return other
 
 
-def _changed(node: exp.Expression, name: str, value: Any) -> exp.Expression:
+def with_argument(node: exp.Expression, name: str, value: Any) -> exp.Expression:
+    """Copy a node with another value of one argument."""
     other = node.copy()
     other.set(name, value)
     return other
@@ -223,32 +258,33 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, exp.Expression) else value
 
 
-_CHANGES: tuple[
-    tuple[str, tuple[type[exp.Expression], ...], Callable[..., Iterator[exp.Expression]]], ...
-] = (
-    ("another operator", tuple(_TAKEN_FOR), _another_kind),
-    ("one side alone", (exp.And, exp.Or, exp.Union, exp.Intersect, exp.Except), _one_side),
-    (
-        "function dropped",
-        (exp.Max, exp.Min, exp.Avg, exp.Sum, exp.Not, exp.Abs, exp.Lower),
-        _inside,
+CHANGES: tuple[Change, ...] = (
+    Change("another operator", tuple(_TAKEN_FOR), _another_kind),
+    Change("condition negated", (exp.Condition,), _negated),
+    Change("negation dropped", (exp.Not,), _inside),
+    Change("function dropped", (exp.Max, exp.Min, exp.Avg, exp.Sum, exp.Abs, exp.Lower), _inside),
+    Change("one side alone", (exp.And, exp.Or, exp.SetOperation), _one_side),
+    *(
+        Change(f"{name} dropped", (exp.Select,), partial(_without, clause=clause))
+        for name, clause in _CLAUSES.items()
     ),
-    ("condition negated", _CONDITIONS, _negated),
-    ("clause dropped or DISTINCT added", (exp.Select,), _without_clauses),
-    ("other keys", (exp.Intersect, exp.Except), _other_rows),
-    ("other keys", (exp.In,), _other_keys),
-    ("another group", (exp.Group,), _shown_keys),
-    ("key of a group dropped", (exp.Group, exp.Order), _other_grouping),
-    ("join changed", (exp.Join,), _other_join),
-    ("count of something else", (exp.Count,), _other_count),
-    ("DISTINCT inside", (exp.Sum, exp.Avg), _distinct_inside),
-    ("order turned", (exp.Ordered,), _other_order),
-    ("another constant", (exp.Literal,), _other_literal),
-    ("another column", (exp.Column,), _other_column),
+    Change("DISTINCT added", (exp.Select,), _with_distinct),
+    Change("all columns shown", (exp.Select,), _with_all_columns),
+    Change("join dropped", (exp.Select,), _without_join),
+    Change("join changed", (exp.Join,), _other_join),
+    Change("other keys", (exp.Intersect, exp.Except), _other_rows),
+    Change("other keys", (exp.In,), _other_keys),
+    Change("another group", (exp.Group,), _shown_keys),
+    Change("key dropped", (exp.Group, exp.Order), _other_grouping),
+    Change("count of something else", (exp.Count,), _other_count),
+    Change("DISTINCT inside", (exp.Sum, exp.Avg), _distinct_inside),
+    Change("order turned", (exp.Ordered,), _other_order),
+    Change("another constant", (exp.Literal,), _other_literal),
+    Change("another column", (exp.Column,), _other_column),
 )
 
 
-def neighbours(sql: str, columns: Columns) -> list[Neighbour]:
+def neighbours(sql: str, columns: Columns, changes: Sequence[Change] = CHANGES) -> list[Neighbour]:
     """Return every neighbour of a query, each text once; none of what does not parse."""
     tree = read_tree(sql, columns)
     if tree is None:
@@ -256,14 +292,20 @@ def neighbours(sql: str, columns: Columns) -> list[Neighbour]:
     holder = exp.Paren(this=tree)  # whose child can be replaced like any other node
     found = {_written(holder.this): ""}
     for node in list(holder.this.walk()):
-        for name, kinds, change in _CHANGES:
-            if not isinstance(node, kinds):
-                continue
-            for other in list(change(node, columns)):
-                node.replace(other)
-                found.setdefault(_written(holder.this), name)
-                other.replace(node)
+        for name, other in list(changes_of(node, columns, changes)):
+            node.replace(other)
+            found.setdefault(_written(holder.this), name)
+            other.replace(node)
     return [Neighbour(name, text) for text, name in found.items() if name]
+
+
+def changes_of(
+    node: exp.Expr, columns: Columns, changes: Sequence[Change] = CHANGES
+) -> Iterator[tuple[str, exp.Expression]]:
+    """Yield what can take the place of one node, with the name of the change."""
+    for change in changes:
+        if isinstance(node, change.kinds):
+            yield from ((change.name, other) for other in change.make(node, columns))
 
 
 def _written(tree: exp.Expression) -> str:
