@@ -24,13 +24,14 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks._official import ask
 from benchmarks._spider2_cases import stage, stage_omnisql
+from sqlenv.cache import DiskCache
 from sqlenv.config import OFFICIAL
 from sqlenv.evaluators.bird import ves_reward
 from sqlenv.evaluators.comparators import Case
@@ -182,18 +183,30 @@ def bird_files(data: Path) -> Iterator[Predictions]:
         yield Predictions(f"{path.parent.name}/{path.name}", predicted, gold, data / BIRD)
 
 
-def mutated(name: str, gold: Sequence[tuple[str, str]], *folders: Path) -> Predictions:
-    from benchmarks._mutants import mutants  # sqlglot, which evaluators.py measures without
+def mutated(
+    name: str, gold: Sequence[tuple[str, str]], folder: Path, suites: Path | None = None
+) -> Predictions:
+    # With sqlglot, which evaluators.py measures without.
+    from benchmarks._mutants import mutants
+    from sqlenv.witness.source import read_source
 
-    made = [(change, sql, pair) for pair in gold for change, sql in mutants(pair[0])]
+    made = []
+    for sql, db_id in gold:
+        columns = read_source(folder / db_id / f"{db_id}.sqlite").column_names
+        made += [(change, text, (sql, db_id)) for change, text in mutants(sql, columns)]
     changes, predicted, golds = (list(column) for column in zip(*made, strict=True))
-    return Predictions(name, predicted, golds, *folders, changes=changes)
+    return Predictions(name, predicted, golds, folder, suites, changes)
 
 
 def compare_mutants(
     options: argparse.Namespace, executor: Executor
 ) -> Iterator[Comparison | Mapping[str, Any]]:
-    """Compare on changed gold queries; then count those that each comparator takes for right."""
+    """Compare on changed gold queries; then count those that each comparator takes for right, alone
+    and with four witnesses.
+    """
+    from sqlenv.witness.judging import judge_on_witnesses
+    from sqlenv.witness.store import WitnessStore
+
     data = options.data
     questions = json.loads((data / "bird_dev/dev.json").read_text())
     birds = [(" ".join(one["SQL"].split()), one["db_id"]) for one in questions]
@@ -215,9 +228,16 @@ def compare_mutants(
         if options.bird:
             for name, metric in (("bird_ex", "ex"), ("bird_soft_f1", "f1")):
                 yield differences(file, name, ask_bird(options, file, metric), ours[name])
+        with tempfile.TemporaryDirectory() as folder, closing(DiskCache(Path(folder))) as cache:
+            for rule in ("bird_ex", "spider_ex"):
+                store = WitnessStore(cache, match=rule)
+                found = judge_on_witnesses(cases, rule, executor, store)
+                ours[f"{rule}, four witnesses"] = found
         passing: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for change, one in zip(file.changes, judged, strict=True):
-            passing[change].update({name: int(one[name] == 1) for name in names}, mutants=1)
+        for at, change in enumerate(file.changes):
+            passing[change].update(
+                {name: int(one[at] == 1) for name, one in ours.items()}, mutants=1
+            )
         yield {file.name: passing}
 
 

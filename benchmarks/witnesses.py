@@ -15,7 +15,8 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import markdown
+from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.comparators import Case
-from sqlenv.evaluators.official import as_spider_runs
 from sqlenv.executor import Executor
-from sqlenv.witness.distillation import Witnesses, distil
+from sqlenv.witness.judging import judge_on_witnesses
+from sqlenv.witness.store import Kept, WitnessStore
 
 COUNTS = (1, 2, 4, 8)
 
@@ -41,6 +43,7 @@ def main() -> None:
     cases = read_cases(options.data)
     with (
         tempfile.TemporaryDirectory() as folder,
+        closing(DiskCache(Path(folder))) as cache,
         Executor(ExecutorConfig(timeout_s=60)) as executor,
     ):
         verdicts = [
@@ -51,13 +54,14 @@ def main() -> None:
         golds = sorted({(case.database, case.gold) for case, _ in right})
         found: dict[int, dict[str, Any]] = {}
         for count in COUNTS:
-            made, seconds = make(golds, count, breaks_uniqueness=options.breaks_uniqueness)
-            places = {
-                gold: keep(Path(folder) / f"{count}-{at}", one)
-                for at, (gold, one) in enumerate(made.items())
-            }
-            refuted = refute([case for case, _ in right], places, executor)
-            found[count] = summary(right, refuted, made, seconds)
+            store = WitnessStore(
+                cache, match="spider_ex", count=count, breaks_uniqueness=options.breaks_uniqueness
+            )
+            start_s = time.process_time()
+            made = [store.of(*gold) for gold in track(golds, f"{count} witnesses")]
+            seconds = time.process_time() - start_s
+            scores = judge_on_witnesses([case for case, _ in right], "spider_ex", executor, store)
+            found[count] = summary(right, [score == 0 for score in scores], made, seconds)
     options.out.write_text(json.dumps(found, indent=1))
     columns = [name for name in found[COUNTS[0]] if name != "refuted_right"]
     rows = [[str(count), *(str(found[count][name]) for name in columns)] for count in COUNTS]
@@ -76,60 +80,24 @@ def read_cases(data: Path) -> list[Case]:
     return cases
 
 
-def make(
-    golds: Sequence[tuple[Path, str]], count: int, *, breaks_uniqueness: bool
-) -> tuple[dict[tuple[Path, str], Witnesses], float]:
-    start_s = time.process_time()
-    made = {
-        (database, gold): distil(
-            as_spider_runs(gold, keep_distinct=False), database,
-            mode="test_suite", count=count, breaks_uniqueness=breaks_uniqueness,
-        )
-        for database, gold in track(golds, f"{count} witnesses")
-    }  # fmt: skip
-    return made, time.process_time() - start_s
-
-
-def keep(folder: Path, witnesses: Witnesses) -> list[Path]:
-    folder.mkdir()
-    files = [folder / f"{number}.sqlite" for number in range(len(witnesses.contents))]
-    for file, contents in zip(files, witnesses.contents, strict=True):
-        file.write_bytes(contents)
-    return files
-
-
-def refute(
-    cases: Sequence[Case], places: Mapping[tuple[Path, str], Sequence[Path]], executor: Executor
-) -> list[bool]:
-    asked = [
-        (number, Case(case.predicted, case.gold, file))
-        for number, case in enumerate(cases)
-        for file in places[case.database, case.gold]
-    ]
-    judged = executor.judge([case for _, case in asked], ["spider_ex"])
-    wrong = {n for (n, _), one in zip(asked, judged, strict=True) if not one.scores["spider_ex"]}
-    return [number in wrong for number in range(len(cases))]
-
-
 def summary(
     right: Sequence[tuple[Case, float]],
     refuted: Sequence[bool],
-    made: Mapping[tuple[Path, str], Witnesses],
+    made: Sequence[Kept],
     seconds: float,
 ) -> dict[str, Any]:
     lucky = [one for (_, ts), one in zip(right, refuted, strict=True) if not ts]
     kept = [(case, one) for (case, ts), one in zip(right, refuted, strict=True) if ts]
-    sizes = [sum(map(len, one.contents)) for one in made.values()]
-    told = sum(one.neighbours - len(one.untold) for one in made.values())
+    sizes = [file.stat().st_size for one in made for file in one.files]
     return {
         "right by EX, wrong by the suite": len(lucky),
         "of these refuted": sum(lucky),
         "right by the suite": len(kept),
         "of these refuted ": sum(one for _, one in kept),
         "golds": len(made),
-        "without a witness": sum(not one.contents for one in made.values()),
-        "neighbours told": f"{told} of {sum(one.neighbours for one in made.values())}",
-        "bytes a gold": round(sum(sizes) / len(sizes)),
+        "without a witness": sum(not one.files for one in made),
+        "neighbours told": f"{sum(k.told for k in made)} of {sum(k.neighbours for k in made)}",
+        "bytes a gold": round(sum(sizes) / len(made)),
         "ms a gold": round(1000 * seconds / len(made), 1),
         "refuted_right": sorted({(case.gold, case.predicted) for case, one in kept if one}),
     }

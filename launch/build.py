@@ -25,16 +25,17 @@ from rewards.execution import columns_of, gold_result
 from rewards.expo.reward import ExpoReward
 from rewards.progress.feedback import build_feedback
 from rewards.progress.reward import ProgressiveReward
-from sqlenv.cache import cache_folder, shared_cache
+from sqlenv.cache import shared_cache
 from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.build import Environment, build_environment, max_replies
-from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.envs.single_turn import SingleTurn, witnesses_of
 from sqlenv.executor import Executor
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.schema.rendering import sample_columns
-from sqlenv.types import Episode, Example, Observation, SqlError, Table
+from sqlenv.types import Attempt, Episode, Example, Observation, SqlError, Table
+from sqlenv.witness.refutation import Refutation
 from sqlenv.witness.store import WitnessStore
 
 # Evaluating an endpoint needs the SQL side alone, and no JAX.
@@ -52,7 +53,8 @@ _log = logging.getLogger(__name__)
 # First prompts kept: those of a step.
 _PROMPTS = 1024
 _NO_QUERY = "rollout/no_query_share"
-_REFUTED = "rollout/refuted_share"
+REFUTED = "rollout/refuted_share"
+"""Metric: of the answers that look right, the share that a witness refutes."""
 
 
 class SqlSide:
@@ -69,8 +71,8 @@ class SqlSide:
 
             distributed.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor, shared_cache())
-        kept = cache_folder("witnesses")
-        self._witnesses = WitnessStore(kept) if config.env.witnesses else None
+        rule, count = config.env.match, config.env.witnesses
+        self._witnesses = WitnessStore(shared_cache(), match=rule, count=count) if count else None
         self.prompts = Prompts(config.prompt, config.env)
         self._columns_of = columns_of()
         self.reward = build_reward(
@@ -178,14 +180,23 @@ class SqlSide:
             max_turns=max_replies(self._config.env),
             shares={
                 _NO_QUERY: "no query",
-                **({_REFUTED: "refuted"} if self._witnesses else {}),
+                **({REFUTED: "right by luck"} if self._witnesses else {}),
             },
         )
 
     def record(self, episode: Episode) -> Mapping[str, Any]:
         """Write a final episode as `trajectories.jsonl` shows it."""
         gold = gold_result(self.executor, episode.example)
-        return episode_record(episode, gold, self._judge, self.reward)
+        return episode_record(episode, gold, self._judge, self.reward, self._refutation)
+
+    def _refutation(self, example: Example, attempt: Attempt) -> Refutation | None:
+        """Show why an attempt that looks right is not."""
+        if self._witnesses is None or not attempt.refuted:
+            return None
+        witness = witnesses_of(example, self._witnesses).files[attempt.refuted - 1]
+        return Refutation.of(
+            example, attempt.sql, self.executor.execute, number=attempt.refuted, witness=witness
+        )
 
     def record_scored(self, episode: Episode) -> tuple[Mapping[str, Any], Score]:
         """Write down a final episode of an evaluation, and what training would pay for it."""
@@ -258,8 +269,8 @@ class SqlSide:
             **{f"tag/{tag}": 0.0 for tag in TAG_SENTENCES},
             **{name: value for name, value in found.items() if name != "turns"},
         }
-        if self._witnesses:
-            numbers[_REFUTED] = float(bool(answer and answer.refuted))
+        if self._witnesses and answer and (answer.correct or answer.refuted):
+            numbers[REFUTED] = float(answer.refuted > 0)  # of those that look right
         if isinstance(self.reward, ExpoReward | AstraReward):
             numbers |= self.reward.diagnostics(episode)
         if isinstance(self._config.env, AgenticConfig):

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from launch import cli, second_stage
-from launch.build import SqlSide, load_model, model_folder, serving
+from launch.build import REFUTED, SqlSide, load_model, model_folder, serving
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.evaluation.decoding import GREEDY, Decode
@@ -176,7 +176,9 @@ def _by(name: str, before: Report, after: Report) -> dict[str, Any]:
 
 
 def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
-    """Average turns and reward parts over the first and last steps; list validation accuracies."""
+    """Average turns, reward parts and what witnesses refute over the first and last steps; list
+    validation accuracies.
+    """
     lines = read_metrics(folder)
     first, last = lines[:steps], lines[-steps:]
 
@@ -189,6 +191,9 @@ def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
         found[f"mean_turns{end}"] = mean("rollout/turns", part)
         rewards = {name.removeprefix("reward/"): mean(name, part) for name in names}
         found[f"rewards{end}"] = rewards
+    for end, part in (("", last), ("_first", first)):
+        if luck := [line[REFUTED] for line in part if REFUTED in line]:
+            found[f"refuted_share{end}"] = round(sum(luck) / len(luck), 6)
     key = "validation/accuracy"
     curve = [[line["step"], round(line[key], 6)] for line in lines if key in line]
     return {**found, "validation_curve": curve}

@@ -27,6 +27,8 @@ class Result(BaseModel):
     mean_turns: float
     rewards_first: Mapping[str, float]
     rewards: Mapping[str, float]
+    refuted_share_first: float | None = None
+    refuted_share: float | None = None
 
 
 def show(result: Result, folder: Path) -> None:
@@ -46,6 +48,9 @@ def _table(found: Result) -> RichTable:
     table.add_section()
     turns = (f"{mean:.2f}" for mean in (found.mean_turns_first, found.mean_turns))
     table.add_row("turns of a training episode (first and last 10 steps)", *turns)
+    if found.refuted_share is not None and found.refuted_share_first is not None:
+        luck = (f"{100 * one:.1f} %" for one in (found.refuted_share_first, found.refuted_share))
+        table.add_row("of the answers that look right, refuted by a witness", *luck)
     for name, value in found.rewards.items():
         table.add_row(f"reward: {name}", f"{found.rewards_first[name]:.3f}", f"{value:.3f}")
     return table

@@ -27,7 +27,7 @@ from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.envs.single_turn import find_matches, judge_answer
+from sqlenv.envs.single_turn import find_matches, first_refuting, judge_answer, witnesses_of
 from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
@@ -44,6 +44,8 @@ from sqlenv.types import (
     Table,
     status_of,
 )
+from sqlenv.witness.refutation import Refutation
+from sqlenv.witness.store import WitnessStore
 
 PairStatus = Literal[Status, "not_carried"]
 """How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot
@@ -75,6 +77,8 @@ class PairScore:
         gold_ran: Whether the gold query gave a table; where it did not, nothing is right.
         nondeterministic: Right by `ex` it may be, but no family pays for it.
         seconds: Wall time to run and score it; the gold result is there already.
+        witnesses: How many small databases a prediction that is right by `set` was tried on.
+        refutation: The first of them on which it is wrong, if there is one.
         predicted, gold: The results, for people; not part of the record.
     """
 
@@ -92,6 +96,8 @@ class PairScore:
     gold_ran: bool
     nondeterministic: bool = False
     seconds: float = 0.0
+    witnesses: int = 0
+    refutation: Refutation | None = None
     predicted: Result = field(default=SqlError(""), compare=False)
     gold: Result = field(default=SqlError(""), compare=False)
 
@@ -119,8 +125,13 @@ class PairScore:
             },
             "paverl": {"ex_f": self.ex_f, "ex_b": self.ex_b, "reward": self.paverl},
             "astra": {"csmr": self.csmr},
+            **({"witness": self._witness()} if self.witnesses else {}),
             "seconds": round(self.seconds, 6),
         }
+
+    def _witness(self) -> dict[str, Any]:
+        told_by = self.refutation.number if self.refutation else None
+        return {"asked": self.witnesses, "told_by": told_by}
 
     def clauses(self) -> list[tuple[Clause, float]]:
         """Pair each clause with its reward."""
@@ -128,16 +139,25 @@ class PairScore:
 
     def without_results(self) -> PairScore:
         """Leave the results out, which may be large."""
-        return replace(self, predicted=SqlError(""), gold=SqlError(""))
+        told = self.refutation and replace(
+            self.refutation, tables={}, predicted=SqlError(""), gold=SqlError("")
+        )
+        return replace(self, predicted=SqlError(""), gold=SqlError(""), refutation=told)
 
 
 class Workbench:
-    """Runs predictions and asks every family. One thread at a time."""
+    """Runs predictions and asks every family, and witnesses if there are any. One thread at a
+    time.
+    """
 
     def __init__(
-        self, executor: StepRunner, columns_of: ColumnsOf, numbers: Numbers = "close"
+        self,
+        executor: StepRunner,
+        columns_of: ColumnsOf,
+        numbers: Numbers = "close",
+        witnesses: WitnessStore | None = None,
     ) -> None:
-        self._executor, self._numbers = executor, numbers
+        self._executor, self._numbers, self._witnesses = executor, numbers, witnesses
         self._expo = ExpoReward(
             ExpoConfig(), columns_of=columns_of, executor=executor, numbers=numbers
         )
@@ -161,6 +181,7 @@ class Workbench:
         ex = find_matches(example, sql, predicted, self._executor, MODES)
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
+        looks_right = ex["set"] and not by_chance
         verdict = self._expo.judge(example, Attempt(Answer(sql, sql), predicted, right))
         earning = payable(predicted)
         share = fractional_accuracy(earning, gold)
@@ -182,7 +203,19 @@ class Workbench:
             seconds=time.perf_counter() - start,
             predicted=predicted,
             gold=gold,
+            **(self._try_on_witnesses(example, sql) if looks_right else {}),
         )
+
+    def _try_on_witnesses(self, example: Example, sql: str) -> dict[str, Any]:
+        if self._witnesses is None:
+            return {}
+        executor, config = self._executor, AnswerConfig(numbers=self._numbers)
+        files = witnesses_of(example, self._witnesses).files
+        found = None
+        if number := first_refuting(example, sql, files, executor, config):
+            where = {"number": number, "witness": files[number - 1]}
+            found = Refutation.of(example, sql, executor.execute, **where)
+        return {"witnesses": len(files), "refutation": found}
 
     def trajectory(self, example: Example, turns: Sequence[Turn]) -> dict[str, float]:
         """Reward an episode: each family's total, `correct` (of the answer) and the `turns`."""

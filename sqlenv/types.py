@@ -192,7 +192,8 @@ class Attempt:
         correct: Whether the result matches the gold result, on all witnesses too if there are any.
         tags: Diagnostic tags that the next observation was made of.
         kind: An answer, a call of a tool, or a call that could not be read.
-        refuted: Whether the result matches and a witness shows that the query means something else.
+        refuted: Where the result matches, the number, from 1, of the first witness that shows that
+            the query means something else; 0 where none does.
     """
 
     answer: Answer
@@ -200,7 +201,7 @@ class Attempt:
     correct: bool
     tags: tuple[str, ...] = ()
     kind: AttemptKind = "answer"
-    refuted: bool = False
+    refuted: int = 0
 
     @property
     def text(self) -> str:

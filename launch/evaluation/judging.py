@@ -14,9 +14,18 @@ from launch.cli import progress_bar
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import VOTE_TIMEOUT_S, Decode, choose
 from launch.evaluation.official import as_line
-from launch.evaluation.questions import PARTIAL, REFERENCED, TEXTUAL, QuestionSet, check_databases
+from launch.evaluation.questions import (
+    PARTIAL,
+    REFERENCED,
+    TEXTUAL,
+    WITNESS,
+    QuestionSet,
+    check_databases,
+    rule_of,
+)
 from launch.evaluation.results import CORRECTED, NO_GOLD, QuestionVerdict
 from launch.evaluation.sources import Sampled
+from sqlenv.cache import shared_cache
 from sqlenv.data.sources import why_failed
 from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
@@ -250,6 +259,9 @@ class _Judge:
         ]
         partial = self._partial(asked, [name for name in measures if name in PARTIAL])
         textual = self._textual(asked, [name for name in measures if name in TEXTUAL])
+        if WITNESS in measures:
+            for one, score in zip(partial, self._on_witnesses(asked, others), strict=True):
+                one[WITNESS] = score
         judged = []
         for columns, texts, *own in zip(partial, textual, *parts, strict=True):
             scores = (
@@ -316,6 +328,17 @@ class _Judge:
             every = {"struct": one.diagnosis.struct, "lex": one.lexical, "clause": one.expo}
             found.append({name: every[name] for name in names})
         return found
+
+    def _on_witnesses(self, asked: Sequence[_Asked], others: Mapping[str, Example]) -> list[float]:
+        """Judge queries on witnesses too."""
+        # With sqlglot, as `_labels`.
+        from sqlenv.witness.judging import judge_on_witnesses
+        from sqlenv.witness.store import WitnessStore
+
+        rule = rule_of(self._measures)
+        cases = [self._case(number, sql, others) for number, sql in asked]
+        store = WitnessStore(shared_cache(), match=rule)
+        return judge_on_witnesses(cases, rule, self._executor, store)
 
     def _case(self, place: int, sql: str, others: Mapping[str, Example]) -> Case:
         own = self._examples[place]

@@ -20,9 +20,11 @@ from typing import Any, TypeVar
 from launch.cli import progress_bar
 from rewards.execution import columns_of
 from rewards.workbench import PairScore, Workbench
+from sqlenv.cache import shared_cache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Numbers
+from sqlenv.witness.store import WitnessStore
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -85,9 +87,10 @@ def process_pool(
 
 @contextmanager
 def open_workbench(config: ExecutorConfig, numbers: Numbers) -> Generator[Workbench]:
-    """Open a workbench with an executor of its own."""
+    """Open a workbench with an executor of its own, and four witnesses of each gold query."""
     with Executor(config) as executor:
-        yield Workbench(executor, columns_of(), numbers)
+        store = WitnessStore(shared_cache(), match="set")
+        yield Workbench(executor, columns_of(), numbers, store)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 from exchange import UserError
 from launch.evaluation.testsets import TEST_SETS
@@ -18,7 +19,7 @@ from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import Identity, check_contents, identify
-from sqlenv.types import Dialect, Example
+from sqlenv.types import Dialect, Example, ExecutionMatch
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,10 @@ REFERENCED = frozenset(name for name, one in COMPARATORS.items() if one.needs ==
 `PARTIAL` at either."""
 SUITED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "suite")
 """Comparators that run on a test suite."""
-MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL, *TEXTUAL)
+WITNESS = "witness"
+"""Measure: right by the first rule of execution that is asked for (`rule_of`), on the question's
+database and on small ones that tell its gold query from those near it (`sqlenv.witness`)."""
+MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL, *TEXTUAL, WITNESS)
 """Whatever a prediction can be judged by."""
 
 # Where the test suite lies, from the root or from the data set's own folder.
@@ -237,7 +241,7 @@ def _read_measures(text: str) -> tuple[str, ...]:
 
 def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
     is_spider2 = _is_spider2(examples)
-    fitting = set(REFERENCED if is_spider2 else {*COMPARATORS, *TEXTUAL} - REFERENCED)
+    fitting = set(REFERENCED if is_spider2 else {*COMPARATORS, *TEXTUAL, WITNESS} - REFERENCED)
     for measure in measures:
         if measure not in fitting and measure not in PARTIAL:
             kind = "gold results" if is_spider2 else "gold queries"
@@ -247,6 +251,14 @@ def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> Non
             )
     if not is_spider2:
         check_golds(examples)
+
+
+def rule_of(measures: Sequence[str]) -> ExecutionMatch:
+    """Find what is asked of witnesses too: Spider's rule for its test suite, `set` without any."""
+    names = [name.replace("_ts", "_ex") for name in measures]
+    return next(
+        (rule for name in names for rule in get_args(ExecutionMatch) if rule == name), "set"
+    )
 
 
 def _is_spider2(examples: Sequence[Example]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from rich.columns import Columns
@@ -21,7 +21,7 @@ from rewards.workbench import PairScore
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.evaluators.equality import is_ordered
 from sqlenv.prompts.tags import TAG_SENTENCES
-from sqlenv.types import Row, Table, Value
+from sqlenv.types import Result, Row, Table, Value
 
 _CELL_CHARS = 40
 _COLUMN_CHARS = 12  # of the terminal's width for a column of results
@@ -43,7 +43,8 @@ def render_page(
     return Group(
         Panel(Text(clean(gold_sql)), title="gold", title_align="left"),
         Panel(_clauses(sql, score), title="prediction, by clause reward", title_align="left"),
-        _results(score, gold_sql, width),
+        _results(score.gold, score.predicted, gold_sql, width),
+        *_witness(score, gold_sql, width),
         Columns(trees, padding=(0, 4)),
         _tags(score),
         _numbers(score),
@@ -65,9 +66,32 @@ def _clauses(sql: str, score: PairScore) -> RenderableType:
     return text
 
 
-def _results(score: PairScore, gold_sql: str, width: int) -> RenderableType:
+def _witness(score: PairScore, gold_sql: str, width: int) -> Iterator[RenderableType]:
+    """Show the small database on which a query that looks right is wrong."""
+    found = score.refutation
+    if found is None:
+        if score.witnesses:
+            yield Text(f"right on {score.witnesses} witnesses too", style=_SAME)
+        return
+    yield Text(
+        f"right by luck: on witness {found.number} of {score.witnesses}, with these rows, the "
+        "queries give different results",
+        style=_DIFFERS,
+    )
+    for name, rows in found.tables.items():
+        if isinstance(rows, Table):
+            table = RichTable(*map(clean, rows.columns), title=clean(name), title_justify="left")
+            for row in rows.rows:
+                table.add_row(*(clean(_cell(value)) for value in row))
+            yield table
+    yield _results(found.gold, found.predicted, gold_sql, width)
+
+
+def _results(
+    gold_result: Result, predicted_result: Result, gold_sql: str, width: int
+) -> RenderableType:
     """Show both results as one table of paired rows, and why one of them is none."""
-    results = {"gold": score.gold, "predicted": score.predicted}
+    results = {"gold": gold_result, "predicted": predicted_result}
     parts: list[RenderableType] = []
     for name, result in results.items():
         if not isinstance(result, Table):

@@ -318,10 +318,13 @@ def _entry(name: str, group: Group, is_held_out: bool) -> dict[str, Any]:  # noq
 
 
 def _set_beside(group: Group) -> None:
-    """Pair columns and rows of each result that is not the gold's with those of the gold's."""
-    gold = group.get("gold_result") or {}
-    for turn in _turns(group):
-        own = turn.get("result") or {}
+    """Pair columns and rows of each result that is not the gold's with those of the gold's, on
+    witnesses too.
+    """
+    shown = [(group, turn) for turn in _turns(group)]
+    shown += [(turn["witness"], turn["witness"]) for turn in _turns(group) if "witness" in turn]
+    for wanted, turn in shown:
+        gold, own = wanted.get("gold_result") or {}, turn.get("result") or {}
         if "columns" in gold and "columns" in own and own["rows"] != gold["rows"]:
             first, second = (min(map(len, (one["columns"], *one["rows"]))) for one in (gold, own))
             found = align(gold["rows"], own["rows"], widths=(first, second))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rewards.astra import AstraReward
@@ -12,11 +12,12 @@ from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.types import Attempt, Episode, Example, Result, Table, Value, status_of
+from sqlenv.witness.refutation import Refutation
 
 RECORDS = "trajectories.jsonl"
 RECORDS_VERSION = 2
 """Of the lines' form, which the first line names; version 1 had no first line and no groups."""
-ROWS = 20
+ROWS, WITNESS_ROWS = 20, 50
 _COLUMNS = 100
 _CELL_CHARS = 200
 _TABLE_CHARS = 10_000
@@ -25,12 +26,16 @@ _PLACES = 6
 
 
 def episode_record(
-    episode: Episode, gold: Result, tagger: ProgressiveReward, reward: Reward
+    episode: Episode,
+    gold: Result,
+    tagger: ProgressiveReward,
+    reward: Reward,
+    refutation: Callable[[Example, Attempt], Refutation | None],
 ) -> dict[str, Any]:
     """Write a final episode down: `example`, which all episodes of a question share, and `turns`.
 
     `tagger` names in what a wrong query differs from the gold query; `reward` is what
-    the episode is scored by.
+    the episode is scored by; `refutation` shows a witness against what looks right.
     """
     parts = _parts(reward, episode)
     turns = [
@@ -43,6 +48,7 @@ def episode_record(
             "tags": list(_tags(episode.example, attempt, tagger)),
             "parts": {name: round(value, _PLACES) for name, value in part.items()},
             "result": shown(attempt.result),
+            **(_witness(found) if (found := refutation(episode.example, attempt)) else {}),
         }
         for attempt, part in zip(episode.attempts, parts, strict=True)
     ]
@@ -62,14 +68,20 @@ def question(example: Example, gold: Result | None) -> dict[str, Any]:
     }
 
 
-def shown(result: Result) -> dict[str, Any]:
+def _witness(refutation: Refutation) -> dict[str, Any]:
+    tables = {name: shown(table, WITNESS_ROWS) for name, table in refutation.tables.items()}
+    results = {"gold_result": shown(refutation.gold), "result": shown(refutation.predicted)}
+    return {"witness": {"number": refutation.number, "tables": tables, **results}}
+
+
+def shown(result: Result, most_rows: int = ROWS) -> dict[str, Any]:
     """Write a result with its status: the message, or the first rows, bounded in size."""
     status = status_of(result)
     if not isinstance(result, Table):
         return {"status": status, "message": describe_failure(result)}
     rows: list[list[Any]] = []
     taken = 0
-    for row in result.rows[:ROWS]:
+    for row in result.rows[:most_rows]:
         cells = [_cell(value) for value in row[:_COLUMNS]]
         taken += sum(len(str(cell)) for cell in cells)
         if rows and taken > _TABLE_CHARS:

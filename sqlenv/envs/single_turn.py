@@ -23,7 +23,7 @@ from sqlenv.types import (
     SqlError,
     Table,
 )
-from sqlenv.witness.store import WitnessStore
+from sqlenv.witness.store import Kept, WitnessStore
 
 Config = TypeVar("Config", bound=AnswerConfig)
 Name = TypeVar("Name", bound=ExecutionMatch)
@@ -68,21 +68,11 @@ class BaseEnvironment(Generic[Config]):
         )
 
     def _ask_witnesses(self, example: Example, attempt: Attempt) -> Attempt:
-        if attempt.correct and self._witnesses and self._is_refuted(example, attempt.sql):
-            return replace(attempt, correct=False, refuted=True)
-        return attempt
-
-    def _is_refuted(self, example: Example, sql: str) -> bool:
-        """Say whether a query that is right on its database is wrong on a witness."""
-        gold, rule = transpile(example.gold_sql, example.dialect), self._config.match
-        assert self._witnesses is not None
-        assert isinstance(gold, str)  # it matched
-        found = self._witnesses.of(example.database, gold, match=rule, count=self._config.witnesses)
-        for file in found.files:
-            there = replace(example, database=file)
-            if not judge_answer(there, Answer(sql, sql), self._executor, self._config).correct:
-                return True
-        return False
+        if not (attempt.correct and self._witnesses):
+            return attempt
+        files = witnesses_of(example, self._witnesses).files
+        number = first_refuting(example, attempt.sql, files, self._executor, self._config)
+        return replace(attempt, correct=not number, refuted=number)
 
 
 class SingleTurn(BaseEnvironment[SingleTurnConfig]):
@@ -122,6 +112,23 @@ def judge_answer(
         )
     correct = find_matches(example, sql, result, executor, (config.match,))[config.match]
     return Attempt(answer, result, correct=correct)
+
+
+def witnesses_of(example: Example, witnesses: WitnessStore) -> Kept:
+    """Return the witnesses of a question's gold query; none of one that cannot be transpiled."""
+    gold = transpile(example.gold_sql, example.dialect)
+    return witnesses.of(example.database, gold) if isinstance(gold, str) else Kept()
+
+
+def first_refuting(
+    example: Example, sql: str, files: Sequence[Path], executor: Runner, config: AnswerConfig
+) -> int:
+    """Return the number, from 1, of the first witness on which a query is wrong; 0 for none."""
+    for number, file in enumerate(files, start=1):
+        there = replace(example, database=file)
+        if not judge_answer(there, Answer(sql, sql), executor, config).correct:
+            return number
+    return 0
 
 
 def find_matches(

@@ -14,7 +14,7 @@ import apsw
 from sqlglot import exp
 
 from sqlenv.evaluators.equality import matches
-from sqlenv.sql.extraction import parse
+from sqlenv.sql.extraction import clause, parse
 from sqlenv.types import MatchMode, Table
 from sqlenv.witness.focus import focus_of
 from sqlenv.witness.neighbours import Neighbour, neighbours
@@ -70,22 +70,20 @@ def distil(
         mode: When two results are the same.
         count: The most witnesses.
         seed: Decides what is drawn.
-        breaks_uniqueness: As for `make_variant`.
+        breaks_uniqueness: As for `read_source`.
 
     Raises:
         UserError: The file is no readable database.
     """
     try:
-        source = read_source(database)
+        source = read_source(database, breaks_uniqueness=breaks_uniqueness)
         focus = focus_of(gold, source, database)
         if focus is None:
             return Witnesses(reason="the gold query cannot be parsed")
         near = neighbours(gold, source.column_names)
         found: list[_Candidate] = []
         for number in range(_CANDIDATES):
-            variant = make_variant(
-                source, focus, seed=seed * _CANDIDATES + number, breaks_uniqueness=breaks_uniqueness
-            )
+            variant = make_variant(source, focus, seed=seed * _CANDIDATES + number)
             found += _candidate(variant, gold, near, mode)
             variant.close()
     except (apsw.Error, UnicodeDecodeError) as error:
@@ -139,30 +137,21 @@ def _run(connection: apsw.Connection, sql: str) -> Table | None:
 
 def _is_tied(connection: apsw.Connection, gold: str) -> bool:
     """Say whether the last row that a LIMIT keeps and the first that it drops are ordered alike."""
-    probe = _tie_probe(gold)
-    result = _run(connection, probe[0]) if probe else None
-    if not probe or result is None or len(result.rows) <= probe[1]:
-        return False
-    last, first = (row[-probe[2] :] for row in result.rows[-2:])
-    return last == first
-
-
-def _tie_probe(gold: str) -> tuple[str, int, int] | None:
-    """Return a query that shows what a gold with a LIMIT is ordered by, a row more than it keeps;
-    how many it keeps; and of how many columns.
-    """
     tree = parse(gold)
-    limit, order = (tree.args.get(name) for name in ("limit", "order")) if tree else (None, None)
-    if not isinstance(tree, exp.Select) or limit is None or order is None:
-        return None
-    kept = str(limit.expression)
-    if not kept.isdigit():
-        return None
+    if not isinstance(tree, exp.Select):
+        return False
+    keys, limit = clause(tree, "order"), tree.args.get("limit")
+    if not keys or limit is None or not str(limit.expression).isdigit():
+        return False
+    kept = int(str(limit.expression))
     probe = tree.copy()
-    keys = [ordered.this.copy() for ordered in order.expressions]
-    probe.set("expressions", [*probe.expressions, *keys])
-    probe.set("limit", exp.Limit(expression=exp.Literal.number(int(kept) + 1)))
-    return probe.sql(dialect="sqlite", normalize_functions=False), int(kept), len(keys)
+    probe.set("expressions", [*probe.expressions, *(key.this.copy() for key in keys)])
+    probe.set("limit", exp.Limit(expression=exp.Literal.number(kept + 1)))
+    shown = _run(connection, probe.sql(dialect="sqlite", normalize_functions=False))
+    if shown is None or len(shown.rows) <= kept:
+        return False
+    last, first = (row[-len(keys) :] for row in shown.rows[-2:])
+    return last == first
 
 
 def _choose(found: Sequence[_Candidate], near: Sequence[Neighbour], count: int) -> Witnesses:

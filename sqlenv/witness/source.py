@@ -24,8 +24,7 @@ class SourceTable:
 
     Attributes:
         columns: The stored ones; values of generated columns are SQLite's to compute.
-        unique: Sets of columns, by place, that no two rows may share.
-        distinct: Columns, by place, of which no two rows share a value, whatever is declared.
+        unique: Sets of columns, by place, that no two rows may share, the smallest ones.
         has_null: By column, whether the rows hold NULL.
         rows: Some of the rows, from all over the table, with those that rows of others name.
     """
@@ -33,7 +32,6 @@ class SourceTable:
     name: str
     columns: tuple[str, ...]
     unique: tuple[tuple[int, ...], ...]
-    distinct: tuple[int, ...]
     has_null: tuple[bool, ...]
     rows: tuple[Row, ...]
 
@@ -64,23 +62,28 @@ class Source:
         return {t.name.lower(): tuple(c.lower() for c in t.columns) for t in self.tables}
 
 
-def read_source(database: Path) -> Source:
+def read_source(database: Path, *, breaks_uniqueness: bool = False) -> Source:
     """Read what variants of a database are made of; the same file always gives the same.
+
+    Args:
+        database: The file.
+        breaks_uniqueness: Let values repeat that its rows never repeat, though nothing forbids it;
+            Spider's test suites do.
 
     Raises:
         UserError: The file is no readable database.
         apsw.Error, UnicodeDecodeError: Its tables hold what cannot be read.
     """
-    return _read(identify(database))
+    return _read(identify(database), breaks_uniqueness)
 
 
 @lru_cache(maxsize=64)
-def _read(identity: Identity) -> Source:
+def _read(identity: Identity, breaks_uniqueness: bool) -> Source:  # noqa: FBT001
     database = Path(identity[0])
     schema = read_schema(database, examples=0)
     with reading(database) as connection:
         tables = {
-            table.name: _table(connection, table.name)
+            table.name: _table(connection, table.name, breaks_uniqueness)
             for table in schema.tables
             if table.kind == "TABLE"
         }
@@ -106,7 +109,7 @@ def _is_stored(key: ForeignKey, tables: Mapping[str, SourceTable]) -> bool:
     return all(name in tables and {*columns} <= {*tables[name].columns} for name, columns in ends)
 
 
-def _table(connection: apsw.Connection, name: str) -> SourceTable:
+def _table(connection: apsw.Connection, name: str, breaks_uniqueness: bool) -> SourceTable:  # noqa: FBT001
     found = connection.execute(
         "SELECT name, pk FROM pragma_table_xinfo(?) WHERE NOT hidden", (name,)
     )
@@ -119,15 +122,14 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
         int(str(n)) for n in next(connection.execute(f"SELECT count(*), {counts} FROM {scanned}"))
     )
     given, different = both[::2], both[1::2]
-    # Of two rows nothing can be learned.
-    distinct = [
-        at for at in range(len(columns)) if total > 2 and given[at] == different[at] == total
-    ]
+    unique = {*_declared(connection, name, keys)}
+    if total > 2 and not breaks_uniqueness:  # of two rows nothing can be learned
+        places = range(len(columns))
+        unique |= {(at,) for at in places if given[at] == different[at] == total}
     return SourceTable(
         name,
         columns,
-        tuple(sorted({*_declared(connection, name, keys)})),
-        tuple(distinct),
+        tuple(sorted(part for part in unique if not any({*one} < {*part} for one in unique))),
         tuple(number < total for number in given),
         tuple(_some(connection, name, cells, total)),
     )

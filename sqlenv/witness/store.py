@@ -1,24 +1,23 @@
-"""Witnesses on disk: made when they are first asked for, shared by all runs and processes."""
+"""Witnesses in the cache: made when they are first asked for, shared by all runs and processes."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
+from sqlenv.cache import DiskCache, content_key
+from sqlenv.evaluators.official import as_spider_runs
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import ExecutionMatch, MatchMode
-from sqlenv.witness.distillation import Witnesses, distil
+from sqlenv.witness.distillation import distil
 
 _log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Of how witnesses are made: another one makes them anew."""
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",
@@ -30,7 +29,6 @@ _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bag_ordered": "bag_ordered",
     "test_suite": "test_suite",
 }
-_FACTS = "witnesses.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,63 +42,80 @@ class Kept:
         reason: Why there is no file.
     """
 
-    files: tuple[Path, ...]
-    neighbours: int
-    told: int
-    reason: str
+    files: tuple[Path, ...] = ()
+    neighbours: int = 0
+    told: int = 0
+    reason: str = ""
 
 
 class WitnessStore:
-    """Makes witnesses and keeps them in a folder. Threads may share one, and processes a folder."""
+    """Makes witnesses and keeps them in a cache. Threads may share one, and processes a cache.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        cache: Where they are kept.
+        match: The rule by which they have to tell queries apart.
+        count: The most witnesses of a gold query.
+        breaks_uniqueness: As for `read_source`.
+    """
+
+    def __init__(
+        self,
+        cache: DiskCache,
+        *,
+        match: ExecutionMatch,
+        count: int = 4,
+        breaks_uniqueness: bool = False,
+    ) -> None:
+        self._cache = cache
+        self._mode, self._is_spider = _MODE_OF[match], match.endswith("spider_ex")
+        self._count, self._breaks_uniqueness = count, breaks_uniqueness
         self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}
         self._found: dict[str, Kept] = {}
 
-    def of(self, database: Path, gold: str, *, match: ExecutionMatch, count: int) -> Kept:
-        """Return the witnesses of a gold query of SQLite, at most `count`.
+    def of(self, database: Path, gold: str) -> Kept:
+        """Return the witnesses of a gold query of SQLite.
 
         Raises:
             UserError: The database cannot be read.
         """
-        mode = _MODE_OF[match]
-        facts = [VERSION, fingerprint(database), gold, mode, count]
-        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        # Spider's program runs a query without its DISTINCTs.
+        gold = as_spider_runs(gold, keep_distinct=False) if self._is_spider else gold
+        options = (self._mode, self._count, self._breaks_uniqueness)
+        key = content_key("witnesses", VERSION, fingerprint(database), gold, *options)
         if key not in self._found:
             with self._lock:
                 making = self._making.setdefault(key, threading.Lock())
             with making:  # of one gold query at a time; others do not wait
-                place = self._folder / key[:2] / key
-                if not (place / _FACTS).exists():
-                    _keep(distil(gold, database, mode=mode, count=count), place)
-                    if reason := _read(place).reason:
-                        _log.info("%s: no witness of a gold query: %s", database.stem, reason)
-                self._found[key] = _read(place)
+                self._found[key] = self._read(key) or self._make(key, database, gold)
         return self._found[key]
 
+    def _make(self, key: str, database: Path, gold: str) -> Kept:
+        made = distil(
+            gold,
+            database,
+            mode=self._mode,
+            count=self._count,
+            breaks_uniqueness=self._breaks_uniqueness,
+        )
+        if made.reason:
+            _log.info("%s: no witness of a gold query: %s", database.stem, made.reason)
+        for number, contents in enumerate(made.contents):
+            self._cache.store_file(f"{key} {number}", BytesIO(contents))
+        told = made.neighbours - len(made.untold)
+        self._cache[key] = [len(made.contents), made.neighbours, told, made.reason]
+        kept = self._read(key)
+        assert kept is not None
+        return kept
 
-def _keep(made: Witnesses, place: Path) -> None:
-    """Write a folder whole; of two writers at a time the second's goes."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=place.parent))
-    for number, contents in enumerate(made.contents):
-        (new / f"{number}.sqlite").write_bytes(contents)
-    facts = {
-        "neighbours": made.neighbours,
-        "untold": [{"change": one.change, "sql": one.sql} for one in made.untold],
-        "reason": made.reason,
-    }
-    (new / _FACTS).write_text(json.dumps(facts, indent=1))
-    try:
-        new.rename(place)
-    except OSError:
-        shutil.rmtree(new)
-
-
-def _read(place: Path) -> Kept:
-    facts = json.loads((place / _FACTS).read_text())
-    told = facts["neighbours"] - len(facts["untold"])
-    files = tuple(sorted(place.glob("*.sqlite")))
-    return Kept(files, facts["neighbours"], told, facts["reason"])
+    def _read(self, key: str) -> Kept | None:
+        if (facts := self._cache.get(key)) is None:
+            return None
+        files = []
+        for number in range(facts[0]):
+            file = self._cache.open_file(f"{key} {number}")
+            if file is None:
+                return None
+            with file:
+                files.append(Path(file.name))
+        return Kept(tuple(files), *facts[1:])

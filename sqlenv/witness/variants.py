@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import apsw
 
@@ -30,23 +29,12 @@ Link = tuple[SourceTable, Sequence[int], SourceTable, Sequence[int]]
 """Columns, by place, whose values are values of another table's columns."""
 
 
-def make_variant(
-    source: Source, focus: Focus, *, seed: int, breaks_uniqueness: bool = False
-) -> apsw.Connection:
-    """Make one variant, in memory; the same seed makes the same.
-
-    Args:
-        source: The database.
-        focus: What the gold query looks at.
-        seed: Decides everything that is drawn.
-        breaks_uniqueness: Let values repeat that the database never repeats, though nothing
-            forbids it; Spider's test suites do.
+def make_variant(source: Source, focus: Focus, *, seed: int) -> apsw.Connection:
+    """Make one variant, in memory, for what a gold query looks at; the same seed makes the same.
 
     Raises:
         apsw.Error: SQLite here cannot make this schema.
     """
-    if not breaks_uniqueness:
-        source = replace(source, tables=tuple(map(_strict, source.tables)))
     draw = random.Random(seed)
     tables = {table.name: _rows(table, focus, draw) for table in source.tables}
     declared = list(_declared_links(source))
@@ -56,13 +44,6 @@ def make_variant(
         tables[table.name] = _without_repeats(tables[table.name], table.unique)
     _close(tables, declared)
     return _build(source, tables)
-
-
-def _strict(table: SourceTable) -> SourceTable:
-    """Forbid what the rows never repeat, as if it were declared."""
-    unique = {*table.unique, *((at,) for at in table.distinct)}
-    smallest = [part for part in unique if not any({*other} < {*part} for other in unique)]
-    return replace(table, unique=tuple(sorted(smallest)))
 
 
 def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:

@@ -7,7 +7,7 @@ import yaml
 from launch.build import SqlSide
 from launch.config import load_config
 from rewards.expo.reward import ExpoReward
-from sqlenv.cache import cache_folder
+from sqlenv.sql.extraction import tables_of
 from sqlenv.types import Table
 
 
@@ -60,4 +60,10 @@ def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
             episode, _ = environment.step(environment.reset(example)[0], query)
             assert sql.describe(episode)["rollout/refuted_share"] == refuted
             assert sql.reward(episode).total == 1.0 - refuted
-    assert list(cache_folder("witnesses").glob("*/*/0.sqlite"))
+            assert ("witness" in sql.record(episode)["turns"][-1]) == bool(refuted)
+        wrong, _ = environment.step(environment.reset(example)[0], "SELECT 'x'")
+        assert "rollout/refuted_share" not in sql.describe(wrong)  # it does not look right
+        witness = sql.record(episode)["turns"][-1]["witness"]
+        assert witness["number"] >= 1
+        assert witness["result"]["rows"] == [[result.rows[0][0]]] != witness["gold_result"]["rows"]
+        assert [*witness["tables"]] == [*tables_of(example.gold_sql)]

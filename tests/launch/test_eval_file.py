@@ -90,6 +90,16 @@ def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, c
     assert str(tmp_path / "o.json") in printed.replace("\n", "")
 
 
+def test_witnesses_are_asked_on_request(spider, tmp_path, capsys):
+    """In one something costs 0, in no file of the suite; none tells the oldest by an age."""
+    path = write(tmp_path / "mixed.sql", MIXED)
+    sheet = evaluate(path, spider, tmp_path / "o.json", "--comparators", "spider_ts,witness")
+    assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
+    assert verdicts(sheet, "witness") == [1, 0, 1, 0, 0]
+    first = evaluate(path, spider, tmp_path / "p.json", "--comparators", "witness,spider_ex")
+    assert verdicts(first, "witness") == [1, 0, 1, 0, 0]
+
+
 def test_whole_replies_are_read_and_what_holds_no_query_stays(spider, tmp_path):
     replies = [
         f"So: ```sql\n{GOLDS[0]}\n```",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,30 @@ def test_one_pair_as_json(database, capsys):
     assert record["status"] == "ok"
     assert record["expo"]["error_clauses"] == ["WHERE"]
     assert record["seconds"] > 0
+
+
+def test_a_query_that_is_right_by_luck_is_told_by_a_witness(tmp_path, database, capsys):
+    pair = {"database": str(database), "gold_sql": "SELECT COUNT(*) FROM emp", "pred": "SELECT 4"}
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute(pair["gold_sql"]).fetchone() == (4,)
+    words = ["--db", pair["database"], "--gold", pair["gold_sql"], "--pred"]
+    main([*words, pair["pred"], "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["ex"]["set"]
+    told_by = found["witness"]["told_by"]
+    assert found["witness"] == {"asked": 4, "told_by": told_by}
+    assert told_by in {1, 2, 3, 4}
+    main([*words, pair["gold_sql"], "--json"])
+    assert json.loads(capsys.readouterr().out)["witness"] == {"asked": 4, "told_by": None}
+    main([*words, "SELECT 2", "--json"])
+    assert "witness" not in json.loads(capsys.readouterr().out)  # wrong without any
+    main([*words, pair["pred"]])
+    page = capsys.readouterr().out
+    assert f"right by luck: on witness {told_by} of 4" in page
+    assert "≠ 4" in page
+    write_json(tmp_path / "pairs.jsonl", [pair])
+    main(["--file", str(tmp_path / "pairs.jsonl"), "--json"])
+    assert json.loads(capsys.readouterr().out)["witness"] == found["witness"]
 
 
 LOOP = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i FROM r) SELECT count(*) FROM r"

@@ -1,19 +1,22 @@
 """Small databases on which queries that mean something else give other results."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
+from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig, SingleTurnConfig
-from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.envs.single_turn import SingleTurn, first_refuting
 from sqlenv.executor import Executor
-from sqlenv.types import Example
+from sqlenv.types import Example, Table
 from sqlenv.witness.distillation import distil
 from sqlenv.witness.focus import focus_of
 from sqlenv.witness.neighbours import neighbours
+from sqlenv.witness.refutation import Refutation
 from sqlenv.witness.source import read_source
 from sqlenv.witness.store import WitnessStore
 from sqlenv.witness.variants import make_variant
@@ -75,10 +78,10 @@ def test_a_variant_keeps_what_the_database_promises(shop: Path, seed: int) -> No
 
 def test_uniqueness_that_nothing_declares_may_be_broken(shop: Path) -> None:
     gold = "SELECT id FROM owner WHERE name = 'Ann'"
-    source = read_source(shop)
+    source = read_source(shop, breaks_uniqueness=True)
     focus = focus_of(gold, source, shop)
     assert focus is not None
-    variants = [make_variant(source, focus, seed=s, breaks_uniqueness=True) for s in range(20)]
+    variants = [make_variant(source, focus, seed=seed) for seed in range(20)]
     query = "SELECT count(name) - count(DISTINCT name) FROM owner"
     assert any(next(variant.execute(query))[0] for variant in variants)
 
@@ -241,44 +244,77 @@ def test_what_has_no_witness_says_why(tmp_path: Path, script: str, gold: str, re
     assert (found.contents, reason in found.reason) == ((), True)
 
 
-def test_witnesses_are_kept_by_what_is_in_the_database(tmp_path: Path, shop: Path) -> None:
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[DiskCache]:
+    with closing(DiskCache(tmp_path / "cache")) as found:
+        yield found
+
+
+def test_witnesses_are_kept_by_what_is_in_the_database(shop: Path, cache: DiskCache) -> None:
     gold = "SELECT COUNT(*) FROM pet WHERE age > 1"
-    folder = tmp_path / "cache"
-    first = WitnessStore(folder).of(shop, gold, match="set", count=2)
+    first = WitnessStore(cache, match="set", count=2).of(shop, gold)
     assert len(first.files) == 2
     assert 0 < first.told <= first.neighbours
-    stamps = [file.stat().st_mtime_ns for file in first.files]
-    again = WitnessStore(folder).of(shop, gold, match="set", count=2)
-    assert again == first
-    assert [file.stat().st_mtime_ns for file in again.files] == stamps
+    again = WitnessStore(cache, match="set", count=2).of(shop, gold)
+    assert again == first  # the same files, so that nothing was made anew
+    more = WitnessStore(cache, match="set", count=3).of(shop, gold)
     make_file(shop, "INSERT INTO pet VALUES (9, 'fish', 8, 1)")
-    changed = WitnessStore(folder).of(shop, gold, match="set", count=2)
-    assert set(changed.files).isdisjoint(first.files)
+    changed = WitnessStore(cache, match="set", count=2).of(shop, gold)
+    for other in (more, changed):
+        assert set(other.files).isdisjoint(first.files)
 
 
-def ask(shop: Path, gold: str, *, witnesses: int) -> Callable[[str], tuple[bool, bool]]:
-    config = SingleTurnConfig(wrapping="any", witnesses=witnesses)
-    example = Example("1", "how many?", "shop", shop, gold)
+def test_witnesses_of_spiders_rule_know_no_distinct(shop: Path, cache: DiskCache) -> None:
+    """Its program takes them out of both queries."""
+    store = WitnessStore(cache, match="spider_ex", count=2)
+    one, other = (store.of(shop, f"SELECT {word} kind FROM pet") for word in ("", "DISTINCT"))
+    assert one == other
 
-    def judged(sql: str) -> tuple[bool, bool]:
-        with Executor(ExecutorConfig(isolation="thread")) as executor:
+
+Ask = Callable[[str, int, str], tuple[bool, bool]]
+
+
+@pytest.fixture
+def ask(shop: Path, cache: DiskCache) -> Iterator[Ask]:
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+
+        def asked(gold: str, witnesses: int, sql: str) -> tuple[bool, bool]:
             environment = SingleTurn(
-                config,
+                SingleTurnConfig(wrapping="any", witnesses=witnesses),
                 executor=executor,
                 first_prompt=lambda _: (),
-                witnesses=WitnessStore(shop.parent / "witnesses"),
+                witnesses=WitnessStore(cache, match="set", count=witnesses) if witnesses else None,
             )
+            example = Example("1", "how many?", "shop", shop, gold)
             episode, _ = environment.step(environment.reset(example)[0], sql)
-        attempt = episode.attempts[-1]
-        return attempt.correct, attempt.refuted
+            attempt = episode.attempts[-1]
+            return attempt.correct, attempt.refuted > 0
 
-    return judged
+        yield asked
 
 
-def test_an_answer_that_is_right_by_luck_is_not_right(shop: Path) -> None:
-    gold = "SELECT SUM(age) FROM pet WHERE kind = 'cat'"
-    lucky = "SELECT age FROM pet WHERE kind = 'cat'"
-    assert ask(shop, gold, witnesses=0)(lucky) == (True, False)
-    assert ask(shop, gold, witnesses=4)(lucky) == (False, True)
-    assert ask(shop, gold, witnesses=4)(gold) == (True, False)
-    assert ask(shop, gold, witnesses=4)("SELECT 1") == (False, False)
+SUM, LUCKY = "SELECT SUM(age) FROM pet WHERE kind = 'cat'", "SELECT age FROM pet WHERE kind = 'cat'"
+
+
+def test_an_answer_that_is_right_by_luck_is_not_right(ask: Ask) -> None:
+    assert ask(SUM, 0, LUCKY) == (True, False)
+    assert ask(SUM, 4, LUCKY) == (False, True)
+    assert ask(SUM, 4, SUM) == (True, False)
+    assert ask(SUM, 4, "SELECT 1") == (False, False)
+
+
+def test_a_refutation_shows_the_rows_and_both_results(shop: Path, cache: DiskCache) -> None:
+    example = Example("1", "how old are cats together?", "shop", shop, SUM)
+    files = WitnessStore(cache, match="set").of(shop, SUM).files
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        number = first_refuting(example, LUCKY, files, executor, SingleTurnConfig())
+        where = {"number": number, "witness": files[number - 1]}
+        found = Refutation.of(example, LUCKY, executor.execute, **where)
+    pets = found.tables["pet"]
+    assert isinstance(pets, Table)
+    assert isinstance(found.gold, Table)
+    assert isinstance(found.predicted, Table)
+    ages = [row[2] for row in pets.rows if row[1] == "cat" and isinstance(row[2], int)]
+    assert found.gold.rows == ((sum(ages) if ages else None,),)
+    assert {row[0] for row in found.predicted.rows} - {None} == {*ages}
+    assert {*found.gold.rows} != {*found.predicted.rows}

@@ -7,7 +7,8 @@ const PANELS = [ // title, a word on it, metrics (a name that ends with / is a f
     ["groups/trained_share", "groups/equal_share", "rollout/no_query_share", "rollout/cut_share"], "%"],
   ["Reward and its parts", "What training pays for an episode, on average.", ["reward/total", "reward/"]],
   ["Tags: what is wrong in the last query", "Where its structure differs from the gold query's.", ["tag/"], "%"],
-  ["How queries end", "Of all replies.", ["case/", "rollout/invalid_share", "rollout/refuted_share"], "%"],
+  ["How queries end", "Of all replies.", ["case/", "rollout/invalid_share"], "%"],
+  ["Right by luck", "Of training's answers that look right, those that a witness refutes.", ["rollout/refuted_share"], "%"],
   ["Turns of an episode", "Replies until it ends.", ["rollout/turns"]],
   ["Tokens", "Written in training.", ["rollout/reply_tokens", "rollout/response_tokens"]],
   ["Entropy of the policy", "Near 0 all samples of a question are alike.", ["update/entropy"]],
@@ -23,7 +24,7 @@ const LABELS = {
   "rollout/accuracy": "training episodes", "rollout/accuracy_first": "their first query", "rollout/turns": "replies",
   "rollout/reply_tokens": "a reply", "rollout/response_tokens": "an episode", "groups/equal_share": "groups with equal rewards", "groups/trained_share": "groups trained on",
   "rollout/invalid_share": "replies without a result", "rollout/no_query_share": "no query in the answer",
-  "rollout/cut_share": "cut off at the token limit", "time/rollout_tokens_per_s": "sampled",
+  "rollout/cut_share": "cut off at the token limit", "rollout/refuted_share": "refuted", "time/rollout_tokens_per_s": "sampled",
   "time/update_tokens_per_s": "updated", "mismatch/gap_mean": "mean", "mismatch/gap_p99": "99th percentile",
   "mismatch/gap_max": "largest", "mismatch/far_share": "sequences off by 1 % a token", "update/correction_beyond": "tokens beyond the bounds", "validation/accuracy": "validation",
 };

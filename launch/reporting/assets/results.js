@@ -34,6 +34,13 @@ function results({result, correct, beside}, {gold, gold_result: wanted}, rule) {
     resultTable("prediction", result, {pairs, columns, side: 1, wrong}))];
 }
 
+/** Show the witness against a query that is right by luck: its rows, and what both queries give there. */
+const witness = (found, gold) => [
+  h("p", {class: "wrong"}, `Right by luck: on witness ${found.number}, with these rows, it is wrong.`),
+  h("div", {class: "results"}, Object.entries(found.tables).map(([name, rows]) => rows.columns && resultTable(name, rows))),
+  found.result.columns ? results(found, {gold, gold_result: found.gold_result})
+    : h("p", {class: "wrong small"}, `There it does not run: ${found.result.message}`)];
+
 const goldResult = found => found && (!found.columns
   ? h("p", {class: "wrong small"}, `The gold query does not run: ${found.message}`)
   : h("details", {class: "small"}, h("summary", {}, `its result, ${plural(found.count, "row")}`),

@@ -176,5 +176,6 @@ function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}, state) {
     result?.message && h("span", {class: "wrong"}, result.message),
     [...(turn.tags ?? []).map(asWords), ...Object.entries(turn.parts ?? {}).map(([name, value]) =>
       `${name} ${number(value)}`)].map(each => h("span", {class: "chip"}, each))),
-    result?.columns && results(turn, group, data.runs[Number.parseInt(seen.view)].settings["env.match"]));
+    result?.columns && results(turn, group, data.runs[Number.parseInt(seen.view)].settings["env.match"]),
+    turn.witness && witness(turn.witness, group.gold));
 }

@@ -1,0 +1,50 @@
+"""The witness that tells a query from the gold query, as people are shown it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlenv.dialects import run_in_dialect, transpile
+from sqlenv.schema.reading import quoted
+from sqlenv.sql.extraction import tables_of
+from sqlenv.types import Example, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Refutation:
+    """A small database on which two queries that look the same give different results.
+
+    Attributes:
+        number: Of the witness among those of the gold query, from 1.
+        tables: The rows of the tables that the queries read.
+        gold, predicted: What the queries give there.
+    """
+
+    number: int
+    tables: Mapping[str, Result]
+    gold: Result
+    predicted: Result
+
+    @classmethod
+    def of(
+        cls,
+        example: Example,
+        sql: str,
+        execute: Callable[[Path, str], Result],
+        *,
+        number: int,
+        witness: Path,
+    ) -> Refutation:
+        """Run both queries on a witness, and read the tables that they name."""
+        there = replace(example, database=witness)
+        queries = (transpile(one, example.dialect) for one in (example.gold_sql, sql))
+        named = (name for one in queries if isinstance(one, str) for name in tables_of(one))
+        names = {name.lower(): name for name in named}
+        return cls(
+            number,
+            {name: execute(witness, f"SELECT * FROM {quoted(name)}") for name in names.values()},
+            run_in_dialect(execute, there, example.gold_sql),
+            run_in_dialect(execute, there, sql),
+        )
