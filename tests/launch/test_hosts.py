@@ -44,11 +44,9 @@ COMPILES = """
 import os, sys
 folder, coordinator, process = sys.argv[1], sys.argv[2], int(sys.argv[4])
 os.environ["MINIRL_CACHE"] = f"{folder}/{process}-{os.getpid()}"
-from argparse import Namespace
 from pathlib import Path
 from launch import cli
-options = Namespace(coordinator=coordinator, processes=2, process=process)
-cli.use_accelerator("cpu", options, folder=Path(folder, "run"))
+cli.use_accelerator("cpu", (coordinator, 2, process), folder=Path(folder, "run"))
 import jax
 from minirl.model.sharding import make_mesh
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -29,7 +29,7 @@ def test_the_recipe_asks_the_same_in_training_and_in_evaluation(command, tiny, t
 
     run("launch.prepare", "--cfg", tiny, "--data-root", "downloads", *SETTINGS)
     told = run("launch.train", "--cfg", tiny, "--dry-run", *SETTINGS)
-    assert "20 questions, not the 50 that train.steps=2 is for" in " ".join(told.split())
+    assert "24 questions, not the 50 that train.steps=2 is for" in " ".join(told.split())
     told = run("launch.train", "--cfg", tiny, *SETTINGS)
     assert "passes: " in told
     run("launch.eval", "--checkpoint", "run", "--data", "bird-dev", "--json", "out.json")

@@ -108,8 +108,6 @@ from minirl.sample.sampler import NativeSampler
 from launch import cli
 from launch.train import main
 
-from .small_sets import loaded
-
 def before(kind, name, do):
     real = getattr(kind, name)
     def called(*args, **kwargs):
