@@ -128,7 +128,9 @@ def _measure(
         return None
     questions = _test_set(config, tuple(test))
     base = config.model.path.name if config.model.path else "tiny"
-    model = ModelFacts(f"{config.folder.name}/{folder.name}", base=base, reward=config.reward.kind)
+    # By the run's name: its folder may be moved before the run goes on.
+    name = f"{config.run.name}-seed{config.seed}/{folder.name}"
+    model = ModelFacts(name, base=base, reward=config.reward.kind)
     prompts = [sql.evaluation_prompt(example) for example in test]
     with Executor(OFFICIAL if len(questions.measures) > 1 else config.executor) as executor:
         report = judge_answers(

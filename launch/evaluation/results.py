@@ -126,11 +126,8 @@ class ReportSettings:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def deciding(self) -> dict[str, Any]:
-        """Return the settings as JSON has them, without what a result is called by; weights are
-        known by their digest.
-        """
+        """Return the settings as JSON has them; weights are known by their digest, not by names."""
         found = json.loads(json.dumps(asdict(self)))
-        del found["model"]["name"]
         if self.model.weights:
             found["model"] = {key: found["model"][key] for key in ("weights", "sampler")}
         return found
