@@ -20,7 +20,22 @@ from sqlenv.executor import Executor, processes
 from sqlenv.executor.engine import Engine
 from sqlenv.executor.processes import CRASHED, Processes
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.hostile import list_workers
+from tests.sqlenv import hostile
+
+_of_others: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def workers_of_other_tests() -> None:
+    """Executors that other tests of this process have open keep their workers."""
+    _of_others.clear()
+    _of_others.update(hostile.list_workers(os.getpid()))
+
+
+def list_workers(parent: int) -> list[int]:
+    """List the living workers of a process that were not there when the test began."""
+    return [pid for pid in hostile.list_workers(parent) if pid not in _of_others]
+
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
