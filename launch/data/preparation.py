@@ -29,9 +29,11 @@ from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.issues import Checked
 from sqlenv.data.sources import Pool
+from sqlenv.envs.single_turn import witnesses_of
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
 from sqlenv.types import Example
+from sqlenv.witness.store import WitnessStore
 
 _T = TypeVar("_T")
 
@@ -170,6 +172,8 @@ def open_inspector(
     job, disk = request.job, shared_cache()
     prompts = Prompts(job.prompt, job.env)
     count = _counter(request, prompts)
+    rule, most = job.env.match, job.env.witnesses
+    witnesses = WitnessStore(disk, match=rule, count=most) if most else None
 
     @lru_cache(maxsize=4_096)
     def problem(database: Path) -> str:
@@ -185,6 +189,9 @@ def open_inspector(
         asked = [one for one in good if one.gold_sql]
         found = check_golds(asked, plain, backwards, disk)
         known = dict(zip(asked, found, strict=True))
+        if witnesses is not None:
+            for one in asked:
+                witnesses_of(one, witnesses)
         return [
             Inspected(Checked(one, (UNREADABLE,), problem(one.database)))
             if problem(one.database)

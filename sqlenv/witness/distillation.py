@@ -56,7 +56,6 @@ def distil(
     *,
     mode: MatchMode = "set",
     count: int = 4,
-    seed: int = 0,
     breaks_uniqueness: bool = False,
 ) -> Witnesses:
     """Make witnesses of a gold query of SQLite.
@@ -69,7 +68,6 @@ def distil(
         database: Its database.
         mode: When two results are the same.
         count: The most witnesses.
-        seed: Decides what is drawn.
         breaks_uniqueness: As for `read_source`.
 
     Raises:
@@ -83,7 +81,7 @@ def distil(
         near = neighbours(gold, source.column_names)
         found: list[_Candidate] = []
         for number in range(_CANDIDATES):
-            variant = make_variant(source, focus, seed=seed * _CANDIDATES + number)
+            variant = make_variant(source, focus, seed=number)
             found += _candidate(variant, gold, near, mode)
             variant.close()
     except (apsw.Error, UnicodeDecodeError) as error:

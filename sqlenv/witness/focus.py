@@ -28,14 +28,12 @@ class Focus:
 
     Attributes:
         tables: Those it names, in lower case.
-        columns: Names of those it names, in lower case.
         constants: What it compares columns with, and numbers beside them.
         links: Pairs of columns that it says to be equal.
         rows: Rows that it reads for its result, by table.
     """
 
     tables: frozenset[str]
-    columns: frozenset[str]
     constants: Mapping[Place, tuple[Value, ...]]
     links: tuple[tuple[Place, Place], ...]
     rows: Mapping[str, tuple[Row, ...]]
@@ -51,7 +49,6 @@ def focus_of(sql: str, source: Source, database: Path) -> Focus | None:
         rows = _rows(tree, source, connection)
     return Focus(
         tables=frozenset(table.name.lower() for table in tree.find_all(exp.Table)),
-        columns=frozenset(column.name.lower() for column in tree.find_all(exp.Column)),
         constants=dict(_fitting(source, _constants(tree, source))),
         links=tuple(_links(tree, columns)),
         rows=rows,

@@ -63,7 +63,6 @@ _CLAUSES = {
 }
 _AROUND_CONDITIONS = (exp.Where, exp.Having, exp.Join, exp.If, exp.And, exp.Or)
 _MOST_COLUMNS = 4  # of a table, that stand in for one
-_MOST_KEYS = 2
 
 
 def _another_kind(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
@@ -146,52 +145,6 @@ def _distinct_inside(node: exp.Expression, _columns: Columns) -> Iterator[exp.Ex
         yield type(node)(this=exp.Distinct(expressions=[node.this.copy()]))
 
 
-def _other_rows(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
-    """Intersect or subtract rows by other columns of theirs than the one that is shown."""
-    shown, other = _shown(node.this), _shown(node.expression)
-    place = place_of(shown, columns) if shown and other else None
-    if not (shown and other and place) or place != place_of(other, columns):
-        return
-    for name in [name for name in columns[place[0]] if name != place[1]][:_MOST_KEYS]:
-        key = exp.column(name, quoted=True)
-        sides: list[exp.Expression] = [
-            exp.In(this=key.copy(), query=exp.Subquery(this=_keyed(side, name)))
-            for side in (node.this, node.expression)
-        ]
-        if isinstance(node, exp.Except):
-            sides[1] = exp.Not(this=sides[1])
-        table = exp.Table(this=exp.to_identifier(place[0], quoted=True))
-        yield exp.select(exp.column(place[1], quoted=True)).from_(table).where(exp.and_(*sides))
-
-
-def _other_keys(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
-    """Ask whether another column of the same table's rows is among them."""
-    query = node.args.get("query")
-    if query is None or not isinstance(node.this, exp.Column):
-        return
-    shown = _shown(query.this)
-    if shown is None:
-        return
-    own, other = place_of(node.this, columns), place_of(shown, columns)
-    if own and other and own[0] == other[0]:
-        for name in [name for name in columns[own[0]] if name != own[1]][:_MOST_KEYS]:
-            changed = node.copy()
-            changed.this.set("this", exp.to_identifier(name, quoted=True))
-            changed.args["query"].set("this", _keyed(query.this, name))
-            yield changed
-
-
-def _shown(node: exp.Expression) -> exp.Column | None:
-    """Return the one column that a query selects, if it selects nothing else."""
-    if not isinstance(node, exp.Select) or len(node.selects) > 1:
-        return None
-    return node.selects[0] if isinstance(node.selects[0], exp.Column) else None
-
-
-def _keyed(select: exp.Expression, name: str) -> exp.Expression:
-    return with_argument(select, "expressions", [_renamed(select.expressions[0], name)])
-
-
 def _shown_keys(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
     """Group by a column that is shown in place of the key."""
     select = node.parent
@@ -272,8 +225,6 @@ CHANGES: tuple[Change, ...] = (
     Change("all columns shown", (exp.Select,), _with_all_columns),
     Change("join dropped", (exp.Select,), _without_join),
     Change("join changed", (exp.Join,), _other_join),
-    Change("other keys", (exp.Intersect, exp.Except), _other_rows),
-    Change("other keys", (exp.In,), _other_keys),
     Change("another group", (exp.Group,), _shown_keys),
     Change("key dropped", (exp.Group, exp.Order), _other_grouping),
     Change("count of something else", (exp.Count,), _other_count),

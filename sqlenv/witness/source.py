@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class SourceTable:
         columns: The stored ones; values of generated columns are SQLite's to compute.
         unique: Sets of columns, by place, that no two rows may share, the smallest ones.
         has_null: By column, whether the rows hold NULL.
-        rows: Some of the rows, from all over the table, with those that rows of others name.
+        rows: Some of the rows, from all over the table.
     """
 
     name: str
@@ -88,8 +88,6 @@ def _read(identity: Identity, breaks_uniqueness: bool) -> Source:  # noqa: FBT00
             if table.kind == "TABLE"
         }
         keys = tuple(key for key in schema.foreign_keys if _is_stored(key, tables))
-        for key in (*keys, *keys):  # grandparents too
-            _add_parents(connection, tables, key)
         statements = tuple(_statements(connection, tables))
         encoding = str(connection.pragma("encoding"))
     return Source(statements, tuple(tables.values()), keys, encoding)
@@ -160,22 +158,3 @@ def _some(connection: apsw.Connection, name: str, cells: str, total: int) -> Ite
     for at, row in enumerate(connection.execute(query)):
         if at % step == 0:
             yield row
-
-
-def _add_parents(
-    connection: apsw.Connection, tables: dict[str, SourceTable], key: ForeignKey
-) -> None:
-    """Add the rows that sampled rows of the other table name."""
-    child, parent = tables[key.table], tables[key.ref_table]
-    own, refs = child.places(key.columns), parent.places(key.ref_columns)
-    there = {tuple(row[at] for at in refs) for row in parent.rows}
-    named = dict.fromkeys(tuple(row[at] for at in own) for row in child.rows)
-    where = " AND ".join(f"{quoted(column)} = ?" for column in key.ref_columns)
-    cells = ", ".join(map(quoted, parent.columns))
-    query = f"SELECT {cells} FROM {quoted(parent.name)} WHERE {where} LIMIT 1"
-    added: list[Row] = []
-    for values in named:
-        if None not in values and values not in there:
-            added += connection.execute(query, values)
-    rows = tuple(dict.fromkeys((*parent.rows, *added)))
-    tables[parent.name] = replace(parent, rows=rows)

@@ -66,7 +66,7 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:
         if at in keys:
             values = _with_each(values, constants, draw)
         else:
-            values = _mixed(values, draw, is_named=column.lower() in focus.columns)
+            values = _mixed(values, draw)
             values = _with_some(values, constants, draw)
             values = _with_nulls(values, draw) if table.has_null[at] else values
         for row, value in zip(rows, values, strict=True):
@@ -100,16 +100,12 @@ def _with_each(values: list[Value], constants: Sequence[Value], draw: random.Ran
     return values
 
 
-def _mixed(values: list[Value], draw: random.Random, *, is_named: bool) -> list[Value]:
-    """Let values change places, repeat, or be few: groups of several rows."""
+def _mixed(values: list[Value], draw: random.Random) -> list[Value]:
+    """Let values change places, or repeat, or leave them."""
     how = draw.random()
     if how < 0.35:
         return draw.sample(values, len(values))
-    if how < 0.6:
-        return draw.choices(values, k=len(values))
-    if how < 0.75 and is_named:
-        return draw.choices(draw.sample(values, min(3, len(values))), k=len(values))
-    return values
+    return draw.choices(values, k=len(values)) if how < 0.7 else values
 
 
 def _with_some(values: list[Value], constants: Sequence[Value], draw: random.Random) -> list[Value]:

@@ -57,6 +57,13 @@ def run(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[list[dict[str, Any
     return run
 
 
+def test_witnesses_are_made_ahead_where_the_job_asks_for_them(downloads: Path, run):
+    run(downloads, "--data", "spider-dev")
+    assert not any(key.startswith("witnesses ") for key in shared_cache())
+    run(downloads, "--data", "spider-dev", "env.witnesses=2")
+    assert any(key.startswith("witnesses ") for key in shared_cache())
+
+
 def test_every_data_set_is_checked_and_counted(downloads: Path, run):
     doubtful, told = run(downloads)
     found = {one["id"]: one for one in doubtful}
