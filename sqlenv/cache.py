@@ -83,8 +83,17 @@ class DiskCache:
                 return None
 
     def store_file(self, key: str, file: IO[bytes]) -> None:
-        """Store a copy of a file, from where it stands."""
+        """Store a copy of a file, from where it stands, unless there is one: whoever has opened
+        that may go on to read it by its path.
+        """
+        start = file.tell()
         with self._naming():
+            if self._cache.add(key, file, read=True, retry=True):
+                return
+            if (stored := self.open_file(key)) is not None:
+                stored.close()
+                return
+            file.seek(start)  # its file was deleted
             self._cache.set(key, file, read=True, retry=True)
 
     def __iter__(self) -> Iterator[str]:

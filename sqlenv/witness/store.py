@@ -83,12 +83,13 @@ class WitnessStore:
         gold = as_spider_runs(gold, keep_distinct=False) if self._is_spider else gold
         options = (self._mode, self._count, self._breaks_uniqueness)
         key = content_key("witnesses", VERSION, fingerprint(database), gold, *options)
-        if key not in self._found:
+        found = self._found.get(key)
+        if found is None or not all(map(Path.exists, found.files)):  # the cache drops the oldest
             with self._lock:
                 making = self._making.setdefault(key, threading.Lock())
             with making:  # of one gold query at a time; others do not wait
-                self._found[key] = self._read(key) or self._make(key, database, gold)
-        return self._found[key]
+                found = self._found[key] = self._read(key) or self._make(key, database, gold)
+        return found
 
     def _make(self, key: str, database: Path, gold: str) -> Kept:
         made = distil(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 
 import apsw
@@ -262,6 +263,15 @@ def test_witnesses_are_kept_by_what_is_in_the_database(shop: Path, cache: DiskCa
     changed = WitnessStore(cache, match="set", count=2).of(shop, gold)
     for other in (more, changed):
         assert set(other.files).isdisjoint(first.files)
+
+
+def test_two_makers_at_a_time_leave_each_other_their_files(shop: Path, cache: DiskCache) -> None:
+    first = WitnessStore(cache, match="set", count=2)
+    found = first.of(shop, SUM)
+    cache.store_file(next(key for key in cache if key.endswith(" 0")), BytesIO(b"of another one"))
+    assert [file.read_bytes()[:6] for file in found.files] == [b"SQLite"] * 2
+    found.files[0].unlink()
+    assert [file.read_bytes()[:6] for file in first.of(shop, SUM).files] == [b"SQLite"] * 2
 
 
 def test_witnesses_of_spiders_rule_know_no_distinct(shop: Path, cache: DiskCache) -> None:
