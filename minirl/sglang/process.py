@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -21,6 +23,8 @@ _HOST = "127.0.0.1"
 # What a server has to end by itself after SIGTERM.
 _GRACE_S = 2.0
 _LOG_CHARACTERS = 300
+# SGLang takes 22,000 to 29,999 for its own, Linux 32,768 and more for connections.
+_PORTS = range(10_000, 22_000)
 # Lets a command end with the thread that starts it; what SGLang starts ends with SGLang so, too.
 # Only Linux can (PR_SET_PDEATHSIG), and Python code between fork and exec might wait for ever for a
 # lock of one of JAX's threads.
@@ -138,9 +142,17 @@ def launch(
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody uses; all are held at once, so that none is found twice."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((_HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Find ports that nobody uses, below those that the system gives to connections.
+
+    A server listens long after its port was found, and by then a port of the system's may be a
+    connection's.
+    """
+    ports = random.SystemRandom().sample(_PORTS, len(_PORTS))
+    return list(itertools.islice(filter(_is_free, ports), count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind((_HOST, port))
+        return True
+    return False

@@ -11,7 +11,7 @@ import pytest
 from exchange import UserError
 from minirl.config import SGLANG_PYTHON, SglangConfig
 from minirl.sglang import process
-from minirl.sglang.process import ChildServer, close, launch
+from minirl.sglang.process import ChildServer, close, free_ports, launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,34 +76,6 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, end):
         time.sleep(0.05)
 
 
-def test_no_two_servers_get_the_same_port(tmp_path, monkeypatch):
-    """The system may give a port that was given back to the next who asks."""
-    held = set()
-
-    class First:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            held.discard(self.port)
-
-        def bind(self, _):
-            self.port = next(port for port in range(5000, 5009) if port not in held)
-            held.add(self.port)
-
-        def getsockname(self):
-            return "127.0.0.1", self.port
-
-    monkeypatch.setattr("minirl.sglang.process.socket.socket", First)
-    monkeypatch.setattr(ChildServer, "start", lambda self: None)
-    children = launch(
-        SglangConfig(python=sys.executable, launch=3), tmp_path,
-        dtype="float32", seed=0, logs=tmp_path,
-    )  # fmt: skip
-    assert [child.url.rpartition(":")[2] for child in children] == ["5000", "5001", "5002"]
-    assert not held
-
-
 def test_children_are_ended_side_by_side(tmp_path):
     """Each of these takes the whole grace period."""
     sleep = (
@@ -157,3 +129,11 @@ def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, mon
     monkeypatch.setenv(SGLANG_PYTHON, "no-such-python")
     with pytest.raises(UserError, match=r"python \(or MINIRL_SGLANG_PYTHON\): .* no-such-python"):
         SglangConfig(launch=1).find_python()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_no_connection_takes_a_port_before_its_server_listens():
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not any(first <= port <= last for port in ports)
