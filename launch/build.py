@@ -32,6 +32,7 @@ from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.build import Environment, build_environment, max_replies
 from sqlenv.envs.single_turn import SingleTurn, witnesses_of
 from sqlenv.executor import Executor
+from sqlenv.prompts import ASKED_FOR
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.schema.rendering import sample_columns
 from sqlenv.types import Attempt, Episode, Example, Observation, SqlError, Table
@@ -81,10 +82,7 @@ class SqlSide:
             executor=self.executor,
             numbers=config.env.compared,
         )
-        self._feedback = build_feedback(
-            self._columns_of,
-            style="demo" if config.prompt.style == "demo" else "progress",
-        )
+        self._feedback = build_feedback(self._columns_of, form=ASKED_FOR[config.prompt.style])
         self._judge = (
             self.reward
             if isinstance(self.reward, ProgressiveReward)

@@ -54,7 +54,7 @@ def clashes(config: JobConfig) -> list[Clash]:
             config.evaluation.episode == "agentic" and not is_agentic,
             "agentic measures tool-calling episodes; use env.kind=agentic, or single_turn",
         ),
-        *rewards.config.clashes(reward, env, asks_for_tags=style != "demo"),
+        *rewards.config.clashes(reward, env),
         Clash(
             (paid_apart, "train.algorithm.estimator"),
             is_apart and train.algorithm.estimator != "direct",

@@ -179,18 +179,10 @@ def _shown(value: object) -> str:
     return "{...}" if isinstance(value, BaseModel) else str(value)
 
 
-def clashes(reward: RewardConfig, env: EnvConfig, *, asks_for_tags: bool = True) -> list[Clash]:
-    """List the pairs of settings of a reward and an environment that may not go together.
-
-    `asks_for_tags` tells whether feedback does, as all but the demo's.
-    """
+def clashes(reward: RewardConfig, env: EnvConfig) -> list[Clash]:
+    """List the pairs of settings of a reward and an environment that may not go together."""
     is_agentic = env.kind == "agentic"
     return [
-        Clash(
-            ("env.kind", "env.wrapping"),
-            asks_for_tags and env.kind == "diagnosed" and env.wrapping == "fence",
-            "the feedback asks for <sql> tags, which are not read; use env.wrapping=sql_tag",
-        ),
         Clash(
             ("reward.kind", "env.kind"),
             reward.kind == "progressive" and is_agentic,

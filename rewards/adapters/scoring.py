@@ -99,14 +99,17 @@ class Scorer:
             executor=self._executor,
             numbers=config.env.compared,
         )
+        # Of the forms that `any` reads the paper's own.
+        self._feedback = build_feedback(
+            self._columns_of, form="fence" if config.env.wrapping == "fence" else "sql_tag"
+        )
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
         self._told: set[object] = set()
         self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
 
     def environment(self, *, replies: int) -> Environment:
         """Build the environment of the settings, for episodes of at most so many replies."""
-        feedback = build_feedback(self._columns_of, style="progress")
-        return self._build(shorten(self.config.env, replies), feedback=feedback)
+        return self._build(shorten(self.config.env, replies), feedback=self._feedback)
 
     def score(self, example: Example, replies: Sequence[str]) -> Scored:
         """Score the replies of one episode, one a turn; no reply whatever raises.
@@ -146,7 +149,7 @@ class Scorer:
         """Say what Progress-SQL's environment would answer; nothing to a right answer."""
         if last is None or last.correct:
             return ""
-        return build_feedback(self._columns_of, style="progress")(example, last, "")[1]
+        return self._feedback(example, last, "")[1]
 
     def _warn_once(self, what: object, text: str) -> None:
         if what not in self._told:

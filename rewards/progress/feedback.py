@@ -5,12 +5,12 @@ from __future__ import annotations
 from rewards.execution import ColumnsOf, is_executable
 from rewards.progress.diagnosis import diagnose
 from sqlenv.envs.diagnosed import Feedback
-from sqlenv.prompts import FeedbackStyle, Undiagnosed, feedback_text
-from sqlenv.types import Attempt, Example, SqlError
+from sqlenv.prompts import Undiagnosed, feedback_text
+from sqlenv.types import Attempt, Example, SqlError, Wrapping
 
 
-def build_feedback(columns_of: ColumnsOf, *, style: FeedbackStyle) -> Feedback:
-    """Build what tells a policy the tags of its last query, in the wording of a prompt's style."""
+def build_feedback(columns_of: ColumnsOf, *, form: Wrapping | None) -> Feedback:
+    """Build what tells a policy the tags of its last query, and asks for another in a form."""
 
     def feedback(example: Example, attempt: Attempt, error: str) -> tuple[tuple[str, ...], str]:
         found = diagnose(attempt.sql, example.gold_sql, columns_of(example))
@@ -20,7 +20,7 @@ def build_feedback(columns_of: ColumnsOf, *, style: FeedbackStyle) -> Feedback:
         )  # also where sqlglot reads what SQLite does not
         if is_error or not (found.pred_parsed and found.gold_parsed):
             why = "runs" if is_executable(attempt) else "fails"
-        text = feedback_text(example, found.tags, style=style, undiagnosed=why, error=error)
+        text = feedback_text(example, found.tags, form=form, undiagnosed=why, error=error)
         return found.tags, text
 
     return feedback

@@ -11,7 +11,6 @@ from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import ENGINES, Example, Message, Observation, Wrapping
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "short", "demo"]
-FeedbackStyle = Literal["progress", "demo"]
 ASKED_FOR: dict[PromptStyle, Wrapping | None] = {
     "progress": "sql_tag",
     "omnisql": "fence",
@@ -23,24 +22,6 @@ ASKED_FOR: dict[PromptStyle, Wrapping | None] = {
 
 Undiagnosed = Literal["close", "runs", "fails"]
 """Why a wrong query has no tags: its structure is the gold's, or the two could not be compared."""
-
-_GENERIC: dict[FeedbackStyle, dict[Undiagnosed, str]] = {
-    "progress": {
-        "close": (
-            "the structure of your previous SQL looks close, but its result is wrong. "
-            "Check values, conditions and logic again."
-        ),
-        "runs": (
-            "the structure of your previous SQL could not be diagnosed. It runs, but its result "
-            "is wrong. Check tables, conditions and logic again."
-        ),
-        "fails": (
-            "the structure of your previous SQL could not be diagnosed. "
-            "Fix its syntax and its identifiers first."
-        ),
-    },
-    "demo": {"close": "VALUES.", "runs": "VALUES.", "fails": "SYNTAX."},
-}
 
 
 def first_observation(example: Example, schema_text: str, *, style: PromptStyle) -> Observation:
@@ -83,7 +64,7 @@ def feedback_text(
     example: Example,
     tags: Sequence[str],
     *,
-    style: FeedbackStyle = "progress",
+    form: Wrapping | None = "sql_tag",
     undiagnosed: Undiagnosed = "close",
     error: str = "",
 ) -> str:
@@ -91,18 +72,19 @@ def feedback_text(
 
     Without tags a generic text replaces them, and another where the previous or the gold query
     could not be parsed (the paper's note); of what ran it never says that its syntax is wrong.
-    `demo` leaves out the sentences of the tags.
+    `form` is where the prompt asked for the query; the paper's is `sql_tag`. None is the demo's,
+    whose words leave out the form and the sentences of the tags.
     """
-    template, engine = demo if style == "demo" else progress, _engine(example)
+    template, engine = progress if form else demo, _engine(example)
     if tags:
         descriptions = " ".join(TAG_SENTENCES[tag] for tag in tags)
         issues = template.FEEDBACK.format(
             error_codes=", ".join(tags), error_descriptions=descriptions
         )
     else:
-        issues = template.GENERIC_FEEDBACK.format(generic=_GENERIC[style][undiagnosed])
+        issues = template.GENERIC_FEEDBACK.format(generic=template.GENERIC[undiagnosed])
     message = f"{engine} says: {error}. " if error else ""
-    return issues + message + template.REVISE.format(db_engine=engine)
+    return issues + message + template.REVISE[form].format(db_engine=engine)
 
 
 def judge_observation(example: Example, schema_text: str, queries: Sequence[str]) -> Observation:

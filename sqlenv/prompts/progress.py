@@ -1,5 +1,7 @@
 """Templates of Progress-SQL (appendix F), in the paper's wording."""
 
+from sqlenv.types import Wrapping
+
 SYSTEM = """\
 Task Overview:
 You are a data science expert. The user message contains the database schema and the natural \
@@ -47,7 +49,28 @@ Revise your previous answer using these issues. """
 
 GENERIC_FEEDBACK = "Feedback: {generic} "
 
-REVISE = """\
+GENERIC = {
+    "close": (
+        "the structure of your previous SQL looks close, but its result is wrong. "
+        "Check values, conditions and logic again."
+    ),
+    "runs": (
+        "the structure of your previous SQL could not be diagnosed. It runs, but its result "
+        "is wrong. Check tables, conditions and logic again."
+    ),
+    "fails": (
+        "the structure of your previous SQL could not be diagnosed. "
+        "Fix its syntax and its identifiers first."
+    ),
+}
+
+REVISE: dict[Wrapping | None, str] = {
+    "sql_tag": """\
 Revise your previous answer for {db_engine}. Put step-by-step reasoning inside \
 <think>...</think>, then output exactly one corrected {db_engine} query inside <sql>...</sql>. \
-Do not output any text outside those tags."""
+Do not output any text outside those tags.""",
+    # Ours, after prompts of other papers.
+    "fence": """\
+Revise your previous answer for {db_engine}. \
+Answer with exactly one corrected {db_engine} query in a ```sql code block.""",
+}

@@ -141,11 +141,6 @@ CLASHES = (
         ("prompt.style=progress", "env.wrapping=any"),
     ),
     ("evaluation.episode=agentic and env.kind=diagnosed", DEMO, ("evaluation.episode=agentic",)),
-    (
-        "env.kind=diagnosed and env.wrapping=fence",
-        "paverl.yaml",
-        ("env={kind: diagnosed, wrapping: fence}",),
-    ),
     ("reward.kind=progressive and env.kind=agentic", DEMO, ("env={kind: agentic}",)),
     ("reward.kind=expo and env.kind=agentic", "expo-demo.yaml", ("env={kind: agentic}",)),
     (
@@ -200,7 +195,8 @@ def test_two_settings_that_do_not_go_together_are_both_named(pair, name, overrid
     ("name", "overrides"),
     [
         ("progress.yaml", ("env.wrapping=any", "prompt.style=omnisql")),
-        (DEMO, ("env.wrapping=fence",)),  # the demo's feedback asks for nothing
+        (DEMO, ("env.wrapping=fence",)),  # the demo's prompt asks for nothing
+        ("paverl.yaml", ("env={kind: diagnosed, wrapping: fence}",)),  # nor another form than it
         ("expo.yaml", ("reward.gap_scale=0", "train.algorithm={kind: grpo}", "train.group_size=8")),
         ("expo.yaml", ("train.algorithm={kind: reinforce_pp, token_credit: own}",)),
         ("expo.yaml", ("train.algorithm={kind: gspo_token, estimator: direct}",)),

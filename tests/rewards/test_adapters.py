@@ -251,7 +251,6 @@ def test_threads_that_ask_first_share_one_scorer(monkeypatch):
     [
         ({"rewards": {}}, "rewards: "),
         ({"reward": {"kind": "one_shot", "decay": 1}}, "decay"),
-        ({"env": {"kind": "diagnosed", "wrapping": "fence"}}, "diagnosed and env.wrapping=fence: "),
         ({"env": {"kind": "agentic"}}, "reward.kind=progressive and env.kind=agentic: "),
         ({"reward": {"kind": "expo"}, "env": {"kind": "agentic"}}, "use reward.kind=astra"),
         ({"reward": {"kind": "astra", "final_step": "never"}}, "final_step=never and env.kind="),

@@ -121,11 +121,11 @@ def test_mismatch_rates():
     assert list(rates.values()) == [pytest.approx(2 / 3)] * 5
 
 
-@pytest.mark.parametrize("style", ["progress", "demo"])
-def test_without_both_trees_the_feedback_is_generic(style):
+@pytest.mark.parametrize("form", ["sql_tag", "fence", None])
+def test_without_both_trees_the_feedback_is_generic(form):
     # Appendix F: another text where the prediction or the gold query does not parse. Nothing was
     # compared, so nothing is said to look close; and what ran is not said to have a wrong syntax.
-    feedback = build_feedback(lambda _: None, style=style)
+    feedback = build_feedback(lambda _: None, form=form)
     empty, failed = Table((), ()), SqlError("incomplete input")
 
     def told(sql: str, gold: str, result: Result) -> str:
@@ -146,7 +146,7 @@ def test_without_both_trees_the_feedback_is_generic(style):
     assert ("syntax" in fails.lower(), "syntax" in runs.lower()) == (True, False)
     assert "looks close" not in fails + runs
     assert fails not in (runs, close)
-    assert (runs == close) is (style == "demo")
+    assert (runs == close) is (form is None)
 
 
 def test_what_sqlite_reads_is_parsed(executor, make_database):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv.prompts import feedback_text, first_observation, judge_observation
+from sqlenv.prompts import ASKED_FOR, feedback_text, first_observation, judge_observation
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Example
 
@@ -55,6 +55,13 @@ def test_progress_feedback_names_tags_and_sentences():
     )
     assert text.endswith("Do not output any text outside those tags.")
     assert "exactly one corrected MySQL query inside <sql>...</sql>" in text
+
+
+def test_feedback_asks_for_the_form_that_the_prompt_asked_for():
+    text = feedback_text(EXAMPLE, ("WHERE_ERROR",), form=ASKED_FOR["short"])
+    assert text.startswith("Feedback: your previous SQL has structural issues: WHERE_ERROR, ")
+    assert text.endswith("Answer with exactly one corrected SQLite query in a ```sql code block.")
+    assert "<sql>" not in text
 
 
 def test_the_judge_sees_every_query():
