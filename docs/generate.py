@@ -26,6 +26,7 @@ from sqlenv.data.layouts import DATASETS, SETS
 DOCS = Path(__file__).parent
 _START, _END = "<!-- generated: {} -->\n", "<!-- end -->"
 _HEAD = ("key", "default", "meaning")
+_SECTION = "-"
 
 Model = type[BaseModel]
 Row = tuple[str, str, str]
@@ -112,13 +113,17 @@ def _kinds(models: Sequence[Model]) -> Iterator[str]:
 
 
 def _rows(model: Model) -> Iterator[Row]:
+    """Yield a row for each setting, but for sections: their headings say the same."""
     meanings = _meanings(model)
     for name, field in model.model_fields.items():
         inner = _models(field)
-        told = meanings.get(name) or (_doc(inner[0]) if len(inner) == 1 else "")
+        if inner and _default(field) == _SECTION:
+            continue
+        told = meanings.get(name, "")
         choices = [f"`{_value(one)}`" for one in _choices(field.annotation) if one != field.default]
         if unnamed := [choice for choice in choices if choice not in told and name != "kind"]:
-            told = f"{told} Also {', '.join(unnamed)}.".strip()
+            others = "One of" if field.is_required() else "Also"
+            told = f"{told} {others} {', '.join(unnamed)}.".strip()
         yield f"`{name}`", _default(field), _escape(told)
 
 
@@ -139,7 +144,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if field.default_factory is not None or isinstance(field.default, BaseModel):
         kind = getattr(field.default, "kind", None)
-        return f"`kind: {kind}`" if kind and len(_models(field)) > 1 else "-"
+        return f"`kind: {kind}`" if kind and len(_models(field)) > 1 else _SECTION
     return f"`{_value(field.default)}`"
 
 
@@ -174,15 +179,16 @@ def _code(names: Iterable[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Write text for Markdown: no columns and tags of its own, and None as YAML has it."""
+    """Write text for Markdown: no columns and tags of its own, None as YAML has it, and links."""
+    text = re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
     parts = text.replace("|", r"\|").split("`")
     parts[::2] = [re.sub(r"\bNone\b", "`null`", one.replace("<", "&lt;")) for one in parts[::2]]
     return "`".join(parts)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+    first, *lines = (f"| {' | '.join(line)} |".replace("|  |", "| |") for line in [head, *rows])
+    return "\n".join([first, "|" + "---|" * len(head), *lines])
 
 
 if __name__ == "__main__":
