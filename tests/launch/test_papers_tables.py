@@ -7,15 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from itertools import cycle, islice
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 import launch.eval
 import launch.policy
@@ -88,8 +91,18 @@ def folder(*words: str) -> str:
     return str(job(words).folder)
 
 
+def sections(settings: Sequence[str]) -> Iterator[str]:
+    """Yield the first part of every key, such as `reward`."""
+    for setting in settings:
+        yield re.split("[.=]", setting)[0]
+
+
 ROWS = rows()
 TRAINED = [words for row in ROWS for program, words in row.calls if program == "launch.train"]
+# Those that change the method, and neither the model nor the data.
+ABLATIONS = [
+    words for words in TRAINED if words[4:] and not {"model", "data"} & {*sections(words[4:])}
+]
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +141,29 @@ def test_every_line_is_a_command():
 def test_no_run_takes_the_folder_of_another():
     """One that two lines name is one run."""
     assert len({folder(*words) for words in TRAINED}) == len(set(map(tuple, TRAINED)))
+
+
+def test_the_ablations_of_all_papers_are_listed():
+    count = Counter(words[3].removesuffix(".yaml") for words in ABLATIONS)
+    # Progress-SQL's tables 3 and 13; EXPO-SQL's tables 4 to 6, 10 and 11; SQL-ASTRA's 1 and 4.
+    assert count >= Counter(progress=11, expo=10, paverl=2, astra=10)
+
+
+@pytest.mark.parametrize("size", ["", "-demo"])
+@pytest.mark.parametrize("words", ABLATIONS, ids=lambda words: words[4])
+def test_an_ablation_is_accepted_and_changes_what_it_names_alone(words, size):
+    name, settings = words[3].replace(".yaml", f"{size}.yaml"), words[4:]
+    full, changed = load_config(name, []), load_config(name, settings)
+    keys = [setting.partition("=")[0] for setting in settings]
+    for key, setting in zip(keys, settings, strict=True):
+        wanted = yaml.safe_load(setting.partition("=")[2])
+        found = reduce(getitem, key.split("."), changed.model_dump(mode="json"))
+        # A section that was named whole has its other keys by default.
+        assert found == (found | wanted if isinstance(wanted, dict) else wanted)
+    named = {*sections(settings)}
+    # A demo may have the ablation's value already, as of the number of turns.
+    assert size or changed.model_dump(exclude={"run"}) != full.model_dump(exclude={"run"})
+    assert changed.model_dump(exclude=named) == full.model_dump(exclude=named)
 
 
 @pytest.mark.parametrize("words", TRAINED, ids=lambda words: " ".join(words[3:])[:60])
