@@ -25,7 +25,6 @@ from sqlenv.data.layouts import DATASETS, SETS
 
 DOCS = Path(__file__).parent
 _START, _END = "<!-- generated: {} -->\n", "<!-- end -->"
-_HEAD = ("key", "default", "meaning")
 _SECTION = "-"
 
 Model = type[BaseModel]
@@ -55,7 +54,7 @@ def settings() -> str:
         names = ", ".join(f"`{path}`" for path in paths) if paths[0] else "The job"
         parts.append(f"{'###' if '.' in paths[0] else '##'} {names}")
         if len(models) == 1:
-            parts += [_doc(models[0]), _table(_HEAD, _rows(models[0]))]
+            parts += [_doc(models[0]), _list(_rows(models[0]))]
         else:
             parts += _kinds(models)
     return "\n\n".join(parts)
@@ -103,13 +102,13 @@ def _kinds(models: Sequence[Model]) -> Iterator[str]:
     shared = [key for key in first if key != "`kind`" and all(key in rows for rows in others)]
     if shared:
         yield f"All kinds, with the defaults of `{models[0].model_fields['kind'].default}`:"
-        yield _table(_HEAD, [first[key] for key in shared])
+        yield _list(first[key] for key in shared)
     for model, rows in kinds.items():
         other = [f"{k[:-1]}: {rows[k][1][1:]}" for k in shared if rows[k][1] != first[k][1]]
         told = f" Here {', '.join(other)}." if other else ""
         yield f"`kind: {model.model_fields['kind'].default}`. {_doc(model)}{told}"
         if own := [row for key, row in rows.items() if key not in [*shared, "`kind`"]]:
-            yield _table(_HEAD, own)
+            yield _list(own)
 
 
 def _rows(model: Model) -> Iterator[Row]:
@@ -184,6 +183,21 @@ def _escape(text: str) -> str:
     parts = text.replace("|", r"\|").split("`")
     parts[::2] = [re.sub(r"\bNone\b", "`null`", one.replace("<", "&lt;")) for one in parts[::2]]
     return "`".join(parts)
+
+
+def _list(rows: Iterable[Row]) -> str:
+    """Write settings as a list, each with its default as in YAML."""
+    return "\n".join(
+        f"- {_yaml(key, default)}{told and f': {told}'}" for key, default, told in rows
+    )
+
+
+def _yaml(key: str, default: str) -> str:
+    """Join a key and its default, such as `seed` and `0`; one without is named alone."""
+    if not default.startswith("`"):
+        return key if default == _SECTION else f"{key} ({default})"
+    value = default.strip("`")
+    return f"`{key.strip('`')}: {f'{{{value}}}' if value.startswith('kind:') else value}`"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
