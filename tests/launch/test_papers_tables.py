@@ -34,6 +34,7 @@ SECTION = PAGE.read_text(encoding="utf-8").partition("## The papers' tables on r
 # What it is of, the command, and where it is measured; the paper's numbers follow.
 LINES = re.findall(r"^- (.*?): `(.*?)` \((.*?)\): .*$", SECTION, re.MULTILINE)
 SIX = ", ".join(re.findall(r"`([\w-]+)`", SECTION.partition("*The six sets*")[2].partition(".")[0]))
+BOTH = ", ".join(re.findall(r"`(.*?)`", SECTION.partition("*both*")[2].partition(".")[0]))
 WEIGHTS = {
     "config.json": "{}",
     "tokenizer.json": "{}",
@@ -53,7 +54,8 @@ class Row(NamedTuple):
         """Read a cell such as `greedy, vote@8: bird-dev, spider-dev; vote@8: spider2-local`: each
         decoding and each set at least once.
         """
-        for part in self.cell.replace("the six sets", SIX).split("; "):
+        cell = self.cell.replace("the six sets", SIX).replace("both:", f"{BOTH}:")
+        for part in cell.split("; "):
             decodes, _, sets = (words.split(", ") for words in part.partition(": "))
             count = max(len(decodes), len(sets)) if sets != [""] else 0
             for decode, one in islice(zip(cycle(decodes), cycle(sets)), count):
