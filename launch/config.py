@@ -130,8 +130,7 @@ class PromptConfig(Settings):
     example_values: int = Field(default=2, ge=0)
     """Example values of a column."""
     value_matches: bool = True
-    """Put values that the question names first among the example values (`schema_style: omnisql`
-    only)."""
+    """Put values that the question names first (`schema_style: omnisql` only)."""
 
 
 class WarmStartConfig(SftConfig):

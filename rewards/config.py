@@ -65,7 +65,7 @@ class ExpoConfig(Settings):
 
     clause_level: Literal["both", "incorrect", "error"] = "both"
     """Failures with clause-level rewards (table 4): wrong results (`incorrect`), failing queries
-    (`error`), or both; others get a uniform reward."""
+    (`error`), or both."""
 
     outside_tokens: Literal["zero", "query"] = "zero"
     """Credit of tokens outside the SQL: none (Eq. 4), or the `query`'s, which also trains the
@@ -73,7 +73,7 @@ class ExpoConfig(Settings):
 
     attribution: Literal["both", "types", "execution"] = "both"
     """Find the clauses of a wrong result by `types` of difference, by clause-wise `execution`, or
-    by both (table 5)."""
+    both (table 5)."""
 
     tracing: bool = True
     """Trace an error to the clauses that caused it, not only to those that its message names (table

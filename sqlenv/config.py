@@ -30,10 +30,10 @@ class SourceConfig(Settings):
     """One data set on disk."""
 
     layout: Layout
-    """Form of the data set (docs/data.md); demo data has Spider's."""
+    """Form of the data set (docs/data.md)."""
 
     path: Path = Path()
-    """Where the data set is searched, relative to `data.root` (docs/data.md)."""
+    """Folder below `data.root` (docs/data.md)."""
 
     split: Split = "train"
     """Question file of the layout."""
@@ -43,13 +43,13 @@ class SourceConfig(Settings):
     path."""
 
     corrections: str = ""
-    """Corrected gold queries, questions and evidence: FILE or FILE@SHA256 (docs/data.md)."""
+    """Corrected gold queries: FILE or FILE@SHA256 (docs/data.md)."""
 
     comments: Literal["names", "full"] = "names"
-    """Column comments: names from tables.json (OmniSQL), or BIRD's `full` descriptions (PaVeRL)."""
+    """Column comments: names (OmniSQL), or BIRD's `full` descriptions (PaVeRL)."""
 
     dialect: Dialect = "sqlite"
-    """Dialect of the gold queries, unless a record names its own (docs/data.md)."""
+    """Dialect of the gold queries, unless a record names one (docs/data.md)."""
 
     weight: float = Field(default=1.0, gt=0)
     """Share of `total`, relative to the other sources."""
@@ -113,8 +113,7 @@ class ExecutorConfig(Settings):
     """How queries run, and their limits."""
 
     isolation: Literal["thread", "process"] = "thread"
-    """Threads of this process, or worker processes (`process`), for untrusted files and costly
-    comparisons (docs/executor.md)."""
+    """Threads of this process, or worker processes (`process`; docs/executor.md)."""
 
     workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
     """Queries that run at a time, with one place for quick ones; default: one a CPU core, at most
@@ -135,8 +134,8 @@ class ExecutorConfig(Settings):
     divided by the columns, also bounds each value."""
 
     max_value_bytes: int = Field(default=400_000, ge=1000, le=10**9)
-    """Length of a string or blob; the time of an uninterruptible call grows with its square. Use
-    1.25 times the largest cell of a database."""
+    """Length of a string or blob; 1.25 times the largest cell of a database is enough. The time of
+    an uninterruptible call grows with its square."""
 
     max_sql_chars: int = Field(default=100_000, gt=0, le=1_000_000)
     """Length of the query."""

@@ -32,8 +32,8 @@ class AlgorithmConfig(Settings):
     surrogate: Surrogate = "clipped"
     """PPO's clipped objective, or CISPO's clipped weights (`cispo`)."""
     ratio_level: RatioLevel = "token"
-    """Importance ratio of each token, of the row (`sequence`, GSPO), or of the row with gradients
-    per token (`sequence_token`)."""
+    """Importance ratio of each token, of the row (`sequence`), or of the row with gradients per
+    token (`sequence_token`)."""
     clip_low: float = Field(default=0.2, ge=0)
     """Largest fall of the ratio below 1 that has a gradient."""
     clip_high: float = Field(default=0.2, ge=0)
@@ -61,13 +61,12 @@ class AlgorithmConfig(Settings):
     correction_high: float = Field(default=2.0, ge=1)
     """Upper bound of the ratio."""
     score_centering: int = Field(default=0, ge=0)
-    """Number of the sampler's likeliest tokens over which its drift is removed from the gradient
-    (arXiv:2609.20807); 0 disables it."""
+    """Likeliest tokens of the sampler over which its drift leaves the gradient (arXiv:2609.20807);
+    0 disables it."""
     mask_cut_off: bool = False
-    """Exclude truncated replies from the loss (DAPO's overlong filtering); they still count in
-    their group's mean."""
+    """Exclude truncated replies from the loss (DAPO's overlong filtering)."""
     equal_groups: Literal["keep", "drop"] = "keep"
-    """Keep groups of equal rewards, which have no gradient, in the means, or `drop` them."""
+    """Keep groups of equal rewards, which have no gradient, or `drop` them."""
     correctness_filter: Literal["none", "mixed"] = "none"
     """`mixed` trains only on groups with both correct and wrong trajectories."""
     max_rounds: PositiveInt = 1

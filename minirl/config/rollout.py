@@ -34,10 +34,10 @@ class SamplerConfig(Settings):
     """Longest single reply; None for what is left of the response."""
     cache_gb: float | None = Field(default=None, gt=0)
     """Key/value cache of a device, in 10^9 bytes; None for what all slots need, at most 90 % of the
-    memory left by weights and optimizer (TPU 28 %; a quarter of a CPU's memory)."""
+    memory that weights and optimizer leave (TPU 28 %; CPU a quarter of all)."""
     repeatable: bool | None = None
-    """Take results of environments in the order of the replies, which makes a run repeatable bit by
-    bit and slow queries costly; None for true on CPUs alone."""
+    """Take environments' results in the order of the replies, so that runs repeat bit by bit; None
+    for true on CPUs alone."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -66,14 +66,14 @@ class SglangConfig(Settings):
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each launched server, such as ["0,1", "2,3"]; none for the run's."""
     weights: Path | None = None
-    """Folder at one path for all servers, with room for two copies of the weights; None for
-    `weights` in the run folder."""
+    """Folder that servers see at the same path, with room for two copies; None for `weights` in the
+    run folder."""
     parallel: PositiveInt = 256
     """Most requests under way at a server."""
     timeout_s: PositiveFloat = 600.0
     """Longest wait for a reply; the server is then taken out."""
     health_s: PositiveFloat = 30.0
-    """Time without an answer to a health check after which a server counts as hung."""
+    """Longest time without an answer to a health check."""
     wait_s: PositiveFloat = 600.0
     """Longest wait for a server to start, to load weights, or to come back when none is left; then
     the run is saved and stops."""
@@ -118,8 +118,8 @@ class RolloutConfig(Settings):
     slow_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of slowest groups that a step does not wait for."""
     max_age: int | None = Field(default=None, ge=0)
-    """Most weight versions between the start of a group and the step that trains on it; older
-    groups are dropped. None for `lag`."""
+    """Most weight versions between a group's start and the step that trains on it; older groups are
+    dropped. None for `lag`."""
 
     @property
     def is_ahead(self) -> bool:

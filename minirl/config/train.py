@@ -34,14 +34,14 @@ class OptimizerConfig(Settings):
     """The optimizer and its learning rate."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    """AdamW, or `muon` (arXiv:2502.16982) for the layers' matrices, which halves the steps of an
-    untrained model."""
+    """AdamW, or `muon` (arXiv:2502.16982) for the layers' matrices: half the steps for an untrained
+    model."""
     learning_rate: PositiveFloat = 1e-6
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     schedule: Literal["constant", "cosine", "ramp_cosine"] = "constant"
-    """`ramp_cosine` is PaVeRL-SQL's first stage: flat for 3 % of the steps, a linear rise up to 10
-    %, then a cosine."""
+    """`ramp_cosine` is PaVeRL-SQL's: flat for 3 % of the steps, a linear rise up to 10 %, a
+    cosine."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of the learning rate at the end of a cosine and in a flat start."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -93,8 +93,8 @@ class BatchingConfig(Settings):
     """How a batch is split for memory; gradients differ by rounding only."""
 
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
-    """Tokens of a micro-batch for each data x fsdp part, a group's prompt counted once; `auto` is
-    what fits into memory, at most 16,384."""
+    """Tokens of a micro-batch for each data x fsdp part, prompts counted once a group; `auto` is
+    what fits, at most 16,384."""
     prompt_multiple: PositiveInt = 256
     """Padding granularity of prompts in attention; larger values compile fewer programs."""
     answer_multiple: PositiveInt = 128
@@ -145,8 +145,8 @@ class SftConfig(_Phase):
     group_size: PositiveInt = 1
     """Demonstrations of one database that share the beginning of their prompts."""
     learn_prompt: bool = False
-    """Also learn the part of a prompt that its group does not share, which teaches an untrained
-    model to copy names."""
+    """Also learn prompts, beyond what a group shares, which teaches an untrained model to copy
+    names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     checkpoint_every: PositiveInt = 100
     """Steps between checkpoints."""
@@ -156,7 +156,7 @@ class TrainConfig(_Phase):
     """The course of reinforcement learning."""
 
     steps: PositiveInt = 312
-    """Steps of the first stage; 312 batches of 64 prompts are one pass over 20,000 questions."""
+    """Steps of the first stage; 312 of 64 prompts are one pass over 20,000 questions."""
     prompts_per_step: PositiveInt = 64
     group_size: PositiveInt = 8
     """Trajectories of a prompt (G)."""
@@ -168,8 +168,8 @@ class TrainConfig(_Phase):
     checkpoint_every: PositiveInt = 20
     """Steps between checkpoints; the newest two and the best weights are kept."""
     kl_every: PositiveInt | None = None
-    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0, which keep
-    a copy of the weights; None disables them."""
+    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; None
+    disables them."""
     sample_every: PositiveInt = 10
     """Steps between those whose groups are recorded (docs/reports.md)."""
     env_workers: PositiveInt = 32
