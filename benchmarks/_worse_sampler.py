@@ -18,7 +18,7 @@ from flax import nnx
 from launch import cli, train
 
 # Who evaluates keeps the sampler that it has imported.
-from launch.evaluation import policy_source, sampling  # noqa: F401
+from launch.evaluation import checkpoint, sampling  # noqa: F401
 from minirl.sample.sampler import NativeSampler
 from minirl.train import rollouts
 

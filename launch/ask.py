@@ -22,7 +22,7 @@ from exchange import UserError
 from launch import cli, options
 from launch.config import load_config
 from launch.policy import WHERE, policy_in
-from launch.reporting.tables import clean, result_view
+from launch.tables import clean, result_view
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
 from sqlenv.types import Example, Result, SqlError, Table

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from exchange import Score, UserError
 from launch.config import JobConfig
 from launch.data.preflight import describe_passes, held_out, load_split
-from launch.data.prompts import Prompts
-from launch.data.reply_format import ReplyFormat
-from launch.evaluation.testsets import Split, sample_numbers
-from launch.reporting.record import episode_record
+from launch.data.prompts import Prompts, ReplyFormat
+from launch.evaluation.questions import Split, sample_numbers
+from launch.reporting.record import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
@@ -160,9 +159,9 @@ class SqlSide:
         tokenizer: ChatTokenizer,
         *,
         validate: Callable[[Any, int], float],
+        log: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> TrainingTask:
         """Give the learner what it sees of the job."""
-        from launch.reporting.recording import StepRecorder
         from minirl.train.rollouts import TrainingTask
 
         has_tokens = self._config.train.sample_tokens
@@ -180,6 +179,7 @@ class SqlSide:
                 _NO_QUERY: "no query",
                 **({REFUTED: "right by luck"} if self._witnesses else {}),
             },
+            log=log,
         )
 
     def record(self, episode: Episode) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import io
 import logging
@@ -56,31 +55,6 @@ _LEARNER = frozenset(
     {"aiohttp", "flax", "gguf", "jax", "jaxtyping", "jinja2", "optax", "orbax", "safetensors"}
     | {"tenacity", "tensorboardX", "tokenizers", "transformers"}
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """The parser of launch.prepare, for which a mistake is a `UserError`."""
-
-    def __init__(self, module: str, description: str | None) -> None:
-        how = argparse.RawDescriptionHelpFormatter
-        super().__init__(f"python -m {module}", None, description, formatter_class=how)
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong in a line, without the usage."""
-        raise UserError(f"{self.prog}: {message}; see --help")
-
-
-def add_overrides(parser: Parser) -> None:
-    """Add the settings that take the place of a config's."""
-    what = "settings in place of the config's, for example train.steps=20"
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help=what)
-
-
-def read_seed(text: str) -> int:
-    """Read a whole number from 0 on from the command line."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text}: should be a whole number from 0 on")
-    return int(text)
 
 
 def command(module: str, *arguments: object) -> str:
@@ -195,13 +169,6 @@ def _line_for(error: Exception) -> str | None:
             f"resume from the last checkpoint ({words})"
         )
     return None
-
-
-def give_up() -> NoReturn:
-    """End at once, whatever threads still wait for; what is written stays written."""
-    sys.stderr.write(f"interrupted again; {RESUME}\n")
-    sys.stderr.flush()
-    os._exit(130)
 
 
 _ONLY_DOTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"

@@ -10,11 +10,11 @@ import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+import rewards.config
 from exchange import UserError
 from launch import config_merge
-from launch.compatibility import clashes
-from launch.evaluation.testsets import Split
-from launch.texts import nearest
+from launch.evaluation.questions import Split
+from launch.files import nearest
 from minirl.config import (
     MeshConfig,
     ModelSource,
@@ -26,7 +26,7 @@ from minirl.config import (
     contradiction,
 )
 from minirl.errors import describe
-from rewards.config import JudgeConfig, ProgressiveConfig, RewardConfig
+from rewards.config import Clash, JudgeConfig, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
     DemoConfig,
@@ -36,16 +36,16 @@ from sqlenv.config import (
     Settings,
 )
 from sqlenv.data.held_out import validation_of
-from sqlenv.prompts import PromptStyle
+from sqlenv.prompts import ASKED_FOR, PromptStyle
 from sqlenv.schema.rendering import Style
 from sqlenv.types import Wrapping
 
 
 class TinyConfig(Settings):
-    """Shape of a tiny model with its own tokenizer."""
+    """Shape of a model that is made on the spot, with its tokenizer."""
 
     vocab_size: PositiveInt = 2048
-    """Entries of the tokenizer and the embedding."""
+    """Entries of the tokenizer and rows of the embedding."""
     hidden_size: PositiveInt = 128
     intermediate_size: PositiveInt = 384
     layers: PositiveInt = 4
@@ -66,36 +66,41 @@ class TinyConfig(Settings):
 
 
 class ModelSection(ModelSource):
-    """The policy."""
+    """The policy: one that there is, or a tiny one."""
 
     tiny: TinyConfig | None = None
-    """Make a tiny model in the run folder instead."""
+    """Make a tiny model in the run folder in place of reading one."""
 
 
 class RunConfig(Settings):
     """Where a run lives."""
 
     name: str = "run"
-    """Name of the run."""
+    """Name of the run, and of its folder."""
     dir: Path | None = None
     """Run folder; None for runs/<name>-seed<seed>."""
+    trackio: str | None = None
+    """Project of Trackio, where that is installed, which gets the numbers of each step too; None
+    for none. A run may go on with another one."""
 
 
 class DataSection(Settings):
     """Questions to learn from, to choose checkpoints by, and to test on."""
 
     root: Path | None = None
-    """Folder of the data; None for the run's own demo data."""
+    """Folder that the paths of the sources are relative to; None for the run's own demo data."""
     demo: DemoConfig | None = None
-    """Generate demo data into the run folder instead of reading `root`."""
+    """Generate this demo data into the run folder in place of reading a root."""
     train: DataConfig
     validation: DataConfig | None = None
     """Questions to choose checkpoints by; None for `held_out`."""
     held_out: PositiveInt | None = None
-    """Number of questions to hold out of `train` to choose checkpoints by (docs/data.md)."""
+    """Questions to choose checkpoints by. They are taken from databases of `train`, which are then
+    excluded from training, and drawn by `train.seed` and the sources' weights."""
     test: DataConfig
     overlap: Literal["refuse", "tell"] = "refuse"
-    """What to do about contamination (docs/data.md)."""
+    """What to do if questions or databases of `train` or `validation` also occur in a published
+    test set below `root` or in `test`."""
 
     @model_validator(mode="after")
     def _check(self) -> DataSection:
@@ -121,27 +126,30 @@ class DataSection(Settings):
 
 
 class PromptConfig(Settings):
-    """How a question is asked."""
+    """How a question is put."""
 
     style: PromptStyle = "progress"
-    """Wording."""
+    """Whose wording."""
     schema_style: Style = "omnisql"
-    """Form of the schema."""
+    """How tables are written."""
     example_values: int = Field(default=2, ge=0)
     """Example values of a column."""
     value_matches: bool = True
-    """Put values that the question names first (`schema_style: omnisql` only)."""
+    """Values that the question names come first among the example values, as in OmniSQL's prompts:
+    with `schema_style: omnisql` alone."""
 
 
 class WarmStartConfig(SftConfig):
     """Supervised training before reinforcement learning."""
 
     mistake_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of answers with a mistake, as from a weak annotator (`sqlenv.data.corruptions`)."""
+    """Share of the answers, repairs apart, that have a mistake, as of a weak annotator
+    (`sqlenv.data.corruptions`)."""
     repair_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of demonstrations that repair such a mistake in a second turn."""
+    """Share of the demonstrations that mend such a mistake after its diagnosis, in a second turn;
+    the mistake itself is learnt only with `learn_prompt`."""
     examples: PositiveInt | None = None
-    """Training questions to demonstrate, sampled by seed; None for all."""
+    """How many training questions are demonstrated, sampled by seed; None for all."""
 
 
 class EvalConfig(Settings):
@@ -152,20 +160,23 @@ class EvalConfig(Settings):
     validation_questions: PositiveInt | None = 200
     """Validation questions, sampled by seed; None for all."""
     wrapping: Wrapping | None = None
-    """Where the query of a reply is; None for `env.wrapping` of trained models, and `any` for
-    others."""
+    """Where the SQL of a reply is when accuracy is measured, as `env.wrapping`. None: that of `env`
+    for a run of `launch.train` and its checkpoints, which have learned it, and `any` for endpoints
+    and model folders."""
     episode: Literal["single_turn", "agentic"] = "single_turn"
-    """Answer in one reply, or in the tool-calling episode of `env` (`agentic`)."""
+    """What answers a question: one reply, or the tool-calling episode of `env`."""
     max_prompt_tokens: PositiveInt | None = None
-    """Longest prompt; longer ones are wrong, and counted. None for `sampler.max_prompt_tokens`."""
+    """Longest prompt; None for `sampler.max_prompt_tokens`. A question with a longer one is wrong,
+    and counted."""
     max_response_tokens: PositiveInt | None = None
-    """Longest response; None for the limits of `sampler`."""
+    """Longest response, in one reply or several; None for the limits of `sampler`."""
     vote_temperature: float = Field(default=0.8, gt=0)
     """Sampling temperature of vote@n and pass@n."""
     validation_temperature: float = Field(default=0.0, ge=0)
-    """Sampling temperature of validations; 0 is greedy."""
+    """Sampling temperature of the validations of a training run; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling of vote@n, pass@n and sampled validations."""
+    """Replies of vote@n, pass@n and sampled validations are drawn from the likeliest tokens that
+    together reach this probability."""
 
     def of(self, split: Split) -> int | None:
         """Return how many questions of a split are asked; None for all."""
@@ -173,42 +184,46 @@ class EvalConfig(Settings):
 
 
 class VerbalConfig(JudgeConfig):
-    """Verbal RL (`judge@K`), and calls of an endpoint."""
+    """Verbal RL: how many candidates and judgements, and how a model is asked for them."""
 
     temperature: float | None = Field(default=0.8, ge=0)
-    """Sampling temperature; None for the endpoint's own (1.0 for the native sampler)."""
+    """Sampling temperature of queries and judgements; None for the endpoint's own, which some
+    models insist on (the native sampler takes 1.0)."""
     max_tokens: PositiveInt = 4096
-    """Longest answer, reasoning included."""
+    """Longest answer, thinking included."""
     send_seed: bool = True
-    """Send a seed with requests, which a few services refuse."""
+    """Whether requests carry a seed; a few services refuse it."""
     parallel: PositiveInt = 16
     """Calls under way at a time."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """Longest wait for an answer, in seconds."""
+    """Longest wait for one answer of an endpoint, in seconds."""
     retries: int = Field(default=6, ge=0)
-    """Retries of a failed call (429, 5xx, no connection, nonsense), with growing pauses."""
+    """How often a call that failed (429, 5xx, no connection) is repeated, with growing
+    pauses, before the command stops."""
 
 
 class SecondStage(Settings):
-    """Restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
+    """A restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
 
     steps: PositiveInt | None = None
-    """Steps of the stage; None for as many as the first."""
+    """Steps of the second stage; None for as many as the first has."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Share of the learning rate at the end of the cosine."""
+    """Share of its first learning rate that the cosine ends at."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """Level of the test for a rise of the first stage's accuracies."""
 
 
 class CourseConfig(TrainConfig):
-    """The course of reinforcement learning."""
+    """The course of reinforcement learning, also in passes over the data and in two stages."""
 
     epochs: PositiveInt | None = None
-    """Passes over the `data.train.total` questions, instead of `steps`."""
+    """Passes over the `data.train.total` questions, in place of `steps`, which are counted from
+    it when a config is read; None where `steps` is given."""
     second_stage: SecondStage | None = None
-    """A second stage; None for none."""
+    """What follows the first stage; None for nothing."""
     sample_tokens: bool = False
-    """Also record the advantage and log-probabilities of each token."""
+    """Whether each token of the groups in trajectories.jsonl has advantage and log-probabilities
+    there."""
 
     @property
     def all_steps(self) -> int:
@@ -239,7 +254,9 @@ class JobConfig(Settings):
     prompt: PromptConfig = PromptConfig()
     model: ModelSection
     mesh: Literal["auto"] | MeshConfig = "auto"
-    """Shape of the device mesh (docs/scaling.md)."""
+    """How devices are arranged. `auto` splits weights and prompts over all devices (`fsdp`). If
+    there are more devices than prompts in an update, the others share attention heads and MLP
+    widths (`tensor`); if the devices do not divide the model's width, they hold copies (`data`)."""
     warm_start: WarmStartConfig | None = None
     env: EnvConfig = DiagnosedConfig()
     reward: RewardConfig = ProgressiveConfig()
@@ -374,3 +391,60 @@ def _keys(kind: Any, path: str) -> Iterator[str]:
     for name, field in getattr(kind, "model_fields", {}).items():
         yield f"{path}{name}"
         yield from _keys(field.annotation, f"{path}{name}.")
+
+
+def clashes(config: JobConfig) -> list[Clash]:
+    """List the pairs of settings that may not go together, and whether they do not here."""
+    data, model, train = config.data, config.model, config.train
+    env, reward, style = config.env, config.reward, config.prompt.style
+    asked, is_agentic = ASKED_FOR[style], env.kind == "agentic"
+    # Clauses or turns of one trajectory that have rewards of their own.
+    spans = {
+        "expo": ("reward.gap_scale", reward.kind == "expo" and reward.gap_scale > 0),
+        "astra": ("reward.aggregate", reward.kind == "astra" and reward.aggregate == "steps"),
+    }
+    paid_apart, is_apart = spans.get(reward.kind, ("reward.kind", False))
+    return [
+        Clash(
+            ("train.epochs", "data.train.total"),
+            train.epochs is not None and data.train.total is None,
+            "epochs are passes over that many questions; set it, or train.steps",
+        ),
+        Clash(
+            ("model.path", "model.tiny"),
+            (model.path is None) == (model.tiny is None),
+            "give one of them (a folder, or a model made on the spot); set the other to null",
+        ),
+        Clash(
+            ("sampler.temperature", "train.algorithm.kind"),
+            config.sampler.temperature == 0,
+            "0 is greedy, and reinforcement learning learns from samples; use 1.0",
+        ),
+        Clash(
+            ("prompt.style", "env.wrapping"),
+            env.wrapping not in ("any", asked or env.wrapping),
+            f"the prompt asks for another form, which is not read; use env.wrapping={asked}",
+        ),
+        Clash(
+            ("prompt.style", "env.kind"),
+            style == "progress" and is_agentic,
+            "the prompt asks for one reply and not for calls of a tool; use prompt.style=omnisql",
+        ),
+        Clash(
+            ("evaluation.episode", "env.kind"),
+            config.evaluation.episode == "agentic" and not is_agentic,
+            "agentic measures tool-calling episodes; use env.kind=agentic, or single_turn",
+        ),
+        *rewards.config.clashes(reward, env),
+        Clash(
+            (paid_apart, "train.algorithm.estimator"),
+            is_apart and train.algorithm.estimator != "direct",
+            "rewards of parts of a reply would be lost; use train.algorithm.kind=expo, or "
+            "train.algorithm.estimator=direct",
+        ),
+        Clash(
+            (paid_apart, "train.algorithm.token_credit"),
+            is_apart and train.algorithm.token_credit != "own",
+            "a part would be paid for those after it; use train.algorithm.token_credit=own",
+        ),
+    ]

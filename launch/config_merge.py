@@ -6,7 +6,6 @@ replace. Where it names another `kind` of a section, nothing of the base's secti
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from typing import Any
 import yaml
 
 from exchange import UserError
-from launch.texts import nearest
+from launch.files import nearest
 from minirl.config import Grpo
 from rewards.config import ProgressiveConfig
-from sqlenv.config import DataConfig, DiagnosedConfig
-
-_log = logging.getLogger(__name__)
+from sqlenv.config import DiagnosedConfig
 
 _KINDS = {
     ("env",): DiagnosedConfig().kind,
@@ -27,8 +24,6 @@ _KINDS = {
     ("train", "algorithm"): Grpo().kind,
 }
 """Sections whose keys depend on their `kind`, and the default one of each."""
-_DROPS = {"drop_failing_gold": ("blank", "failing"), "drop_empty_gold": ("empty",)}
-"""Settings of earlier versions that `exclude` has taken the place of."""
 _PACKAGED = Path(__file__).parent / "configs"
 
 
@@ -44,8 +39,6 @@ def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     raw = _read(name, _find(name).resolve())
     for setting in overrides:
         raw = override(raw, setting)
-    for line in _modernise(raw):
-        _log.info("%s: %s", name, line)
     for keys, kind in _KINDS.items():
         node: Any = raw
         for key in keys:
@@ -53,32 +46,6 @@ def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:
         if isinstance(node, dict):
             node.setdefault("kind", kind)
     return raw
-
-
-def _modernise(raw: Mapping[str, Any]) -> list[str]:
-    """Write settings of earlier versions, such as an old run's, as they are written now, in place;
-    say what was changed.
-    """
-    said = []
-    limits = raw.get("executor")
-    if isinstance(limits, dict) and limits.pop("cache_dir", None):
-        said.append("executor.cache_dir is ignored: all runs share one cache (docs/data.md)")
-    data = raw.get("data")
-    for section in data.values() if isinstance(data, dict) else ():
-        for old, issues in _DROPS.items() if isinstance(section, dict) else ():
-            if old in section:
-                drops = section.pop(old)
-                kept = section.get("exclude", DataConfig.model_fields["exclude"].default)
-                own = [issue for issue in kept if issue not in issues]
-                section["exclude"] = [*own, *(issues if drops else ())]
-                said.append(f"{old} is read as exclude: {section['exclude']}")
-        sources = section.get("sources") if isinstance(section, dict) else None
-        for source in sources if isinstance(sources, list) else ():
-            layout = source.get("layout") if isinstance(source, dict) else None
-            if isinstance(layout, str) and "_" in layout:
-                source["layout"] = layout.replace("_", "-")
-                said.append(f"layout {layout} is read as {source['layout']}")
-    return said
 
 
 def _find(name: str) -> Path:

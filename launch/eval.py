@@ -13,14 +13,15 @@ may answer in any form. A config (--cfg) and settings (key=value) take the place
 A checkpoint (sampled in this process, or by SGLang servers with rollout.backend=sglang), an
 endpoint that speaks OpenAI's chat completions (its key in OPENAI_API_KEY) and a file are judged
 alike, a test set by its official rule: verdicts.json in the folder of results, or the file that
---json names, has every verdict and means with 95 % intervals. The folder also holds the answers in
-each official program's form. judge@K is PaVeRL-SQL's verbal RL: the model writes queries until K
+--json names, has every verdict and means with 95 % intervals; --official adds the answers in each
+official program's form. judge@K is PaVeRL-SQL's verbal RL: the model writes queries until K
 run, judges them, and the best one answers. Run the same command again to resume.
 """
 
 from __future__ import annotations
 
 import gc
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,14 +33,14 @@ from cyclopts import Parameter
 
 from exchange import UserError
 from launch import cli, options
-from launch.evaluation.decoding import Decode
-from launch.evaluation.testsets import SPLITS, TEST_SETS, Split, read_limits, sample_numbers
+from launch.evaluation.questions import SPLITS, TEST_SETS, Split, read_limits
+from launch.evaluation.replies import Decode
 from sqlenv.config import DataConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
 
-# What a file of predictions does not need is imported where it is used.
+# What a mistake or --help does not need is imported where it is used.
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -47,107 +48,100 @@ if TYPE_CHECKING:
     from launch.evaluation.questions import QuestionSet
     from launch.evaluation.results import Report
     from launch.evaluation.sources import Source
-    from sqlenv.types import Example, Observation
+    from sqlenv.types import Example
 
-_FILE_TEMPERATURE = 0.8  # stands for that of a file of samples, which nobody knows
 # Modules and queries' trees are many objects that stay: the collector would look through them again
 # and again.
 _GARBAGE = 100_000
-
-Cfg = Annotated[
-    str | None,
-    Parameter(help="a config, such as progress-demo.yaml (default: a run's own, else plain.yaml)"),
-]
-Checkpoint = Annotated[
-    Path | None,
-    Parameter(
-        help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
-        "model folder (default: the newest finished run below runs/; with --cfg what reinforcement "
-        "learning starts from)"
-    ),
-]
-Endpoint = Annotated[
-    str | None, Parameter(help="an OpenAI-compatible endpoint, up to and including /v1")
-]
-Predictions = Annotated[
-    Path | None,
-    Parameter(
-        help="a file of queries, with no model: one a line, JSON lines, BIRD's or OmniSQL's JSON, "
-        "or Spider 2's folder"
-    ),
-]
-DecodeName = Annotated[
-    str,
-    Parameter(
-        help="greedy, vote@N (the majority of N samples' results), pass@N (whether any is right), "
-        "or judge@K (the best of K by the model's own judgement)"
-    ),
-]
-VotesBy = Annotated[
-    VoteBy,
-    Parameter(
-        help="what makes two samples one vote: equal sets of rows as in OmniSQL, or equal printed "
-        "tables as in PaVeRL-SQL"
-    ),
-]
-File = Annotated[
-    str, Parameter(help="question file in place of the data set's own: in its folder, or a path")
-]
-Comparators = Annotated[
-    str | None, Parameter(help="NAME,NAME: what answers are judged by (default: the set's own)")
-]
-Corrections = Annotated[
-    str | None,
-    Parameter(
-        help="FILE[@SHA256]: corrected gold queries by question id; their verdict stands beside "
-        "the published one"
-    ),
-]
-Suite = Annotated[
-    Path | None,
-    Parameter(help="Spider's test suite (default: test_suite_database in the data or beside it)"),
-]
-By = Annotated[
-    tuple[Literal["difficulty", "database", "clause", "tag", "turns"], ...],
-    Parameter(help="accuracy by difficulty, database, clause, tag or turns too; may be repeated"),
-]
-Official = Annotated[bool, Parameter(help="write the answers in the official programs' forms too")]
-Out = Annotated[
-    Path | None,
-    Parameter(help="folder of the results (default: in evals/, named after what is measured)"),
-]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says of an evaluation: whose answers, to which questions, judged how,
-    and where the result goes.
-    """
+    """Whose answers, on which questions, judged by what."""
 
-    cfg: Cfg = None
-    checkpoint: Checkpoint = None
-    endpoint: Endpoint = None
-    model: options.Model = None
-    predictions: Predictions = None
-    decode: DecodeName = "greedy"
-    vote_by: VotesBy = "set"
+    cfg: Annotated[
+        str | None,
+        Parameter(
+            help="a config, such as progress-demo.yaml (default: a run's own, else plain.yaml)"
+        ),
+    ] = None
     accel: options.Accelerator = None
+    checkpoint: Annotated[
+        Path | None,
+        Parameter(
+            help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
+            "model folder (default: the newest finished run below runs/; with --cfg what "
+            "reinforcement learning starts from)"
+        ),
+    ] = None
+    endpoint: Annotated[
+        str | None, Parameter(help="an OpenAI-compatible endpoint, up to and including /v1")
+    ] = None
+    model: options.Model = None
+    predictions: Annotated[
+        Path | None,
+        Parameter(
+            help="a file of queries, with no model: one a line, JSON lines, BIRD's or OmniSQL's "
+            "JSON, or Spider 2's folder"
+        ),
+    ] = None
+    decode: Annotated[
+        str,
+        Parameter(
+            help="greedy, vote@N (the majority of N samples' results), pass@N (whether any is "
+            "right), or judge@K (the best of K by the model's own judgement)"
+        ),
+    ] = "greedy"
+    vote_by: Annotated[
+        VoteBy,
+        Parameter(
+            help="what makes two samples one vote: equal sets of rows as in OmniSQL, or equal "
+            "printed tables as in PaVeRL-SQL"
+        ),
+    ] = "set"
     data: options.Data = "test"
     data_root: options.DataRoot = None
-    file: File = ""
+    file: Annotated[
+        str,
+        Parameter(help="question file in place of the data set's own: in its folder, or a path"),
+    ] = ""
     dialect: options.Dialect = "sqlite"
     seed: options.Seed = None
     limit: options.Limit = None
     show_prompt: options.ShowPrompt = False
-    comparators: Comparators = None
-    corrections: Corrections = None
-    test_suite: Suite = None
+    comparators: Annotated[
+        str | None,
+        Parameter(help="NAME,NAME: what answers are judged by (default: the set's own)"),
+    ] = None
+    corrections: Annotated[
+        str | None,
+        Parameter(
+            help="FILE[@SHA256]: corrected gold queries by question id; their verdict stands "
+            "beside the published one"
+        ),
+    ] = None
+    test_suite: Annotated[
+        Path | None,
+        Parameter(
+            help="Spider's test suite (default: test_suite_database in the data or beside it)"
+        ),
+    ] = None
     timeout_s: options.Timeout = None
-    by: By = ()
-    official: Official = False
+    by: Annotated[
+        tuple[Literal["difficulty", "database", "clause", "tag", "turns"], ...],
+        Parameter(
+            help="accuracy by difficulty, database, clause, tag or turns too; may be repeated"
+        ),
+    ] = ()
+    official: Annotated[
+        bool, Parameter(help="write the answers in the official programs' forms too")
+    ] = False
     json: options.Json = None
-    out: Out = None
+    out: Annotated[
+        Path | None,
+        Parameter(help="folder of the results (default: in evals/, named after what is measured)"),
+    ] = None
 
     @property
     def path(self) -> Path | None:
@@ -160,84 +154,34 @@ def evaluate(*overrides: options.Overrides, given: Options = Options()) -> None:
     gc.set_threshold(_GARBAGE)
     options.choose("--data", given.data, (*SPLITS, *TEST_SETS))
     _check(given, overrides)
-    if given.predictions is not None:
-        _evaluate_file(given, given.predictions)
+    settings = options.with_seed(overrides, given.seed)
+    if given.limit:
+        sizes = ("questions", "validation_questions")
+        settings += [f"evaluation.{size}={given.limit}" for size in sizes]
+    source, split = _find(given, settings)
+    if given.show_prompt:
+        _show_prompt(source, split)
     else:
-        _evaluate_model(given, options.with_seed(overrides, given.seed))
+        _answer_and_judge(given, source, split, _folder(source, given))
 
 
 main = options.Command(evaluate)
 
 
-def _evaluate_file(given: Options, path: Path) -> None:
-    name = given.data
-    if name not in TEST_SETS:
-        raise UserError(
-            f"--predictions: --data {name} is not a published test set; give one of "
-            f"{', '.join(TEST_SETS)}"
-        )
-    decode = Decode.parse(given.decode, vote_temperature=_FILE_TEMPERATURE, vote_by=given.vote_by)
-    if decode.kind == "judge":
-        raise UserError(f"--decode {decode.name}: needs a model; a file takes vote@n or pass@n")
-    with Executor(read_limits(given.timeout_s)) as executor:
-        executor.start()
-        # Much to import, while the workers start.
-        from launch.evaluation.evaluate import judge_answers
-        from launch.evaluation.outcomes import Outcomes
-        from launch.evaluation.predictions import read_samples
-        from launch.evaluation.questions import (
-            find,
-            folder_and_file,
-            question_set,
-            read_corrected,
-        )
-        from launch.evaluation.results import ModelFacts
-        from launch.evaluation.sources import Answers, Sampled
-
-        root, file = folder_and_file(given.data_root, given.file)
-        if root is None:
-            raise UserError("--predictions: give the folder of the data too, --data-root DIR")
-        source, examples = find(name, root, file, dialect=dialect_of(given.dialect))
-        numbers = sample_numbers(len(examples), given.limit, seed=given.seed or 0)
-        asked = tuple(examples[number] for number in numbers)
-        samples = [
-            Sampled(each, outcomes=Outcomes.total(map(Outcomes.of, each)))
-            for each in read_samples(path, examples, decode, asked=asked)
-        ]
-        model = ModelFacts((given.model or path.stem).replace("/", "-"))  # names the folder too
-        folder = given.out
-        if folder is None and given.path is None:
-            folder = Path("evals") / "-".join((model.name, name, decode.name))
-        rule = {"comparators": given.comparators, "test_suite": given.test_suite}
-        corrected = read_corrected(given.corrections, examples) if given.corrections else None
-        questions = question_set(name, asked, source, root, **rule, corrected=corrected)
-        report = judge_answers(
-            questions, Answers(samples), decode, executor,
-            model=model, seed=given.seed or 0, shown=_as_short(asked) if folder else (),
-            folder=folder, path=given.path,
-        )  # fmt: skip
-        _finish(report, folder, given)
-
-
-def _as_short(examples: Sequence[Example]) -> list[Observation]:
-    """Put questions as plain.yaml does, for the page: nobody knows how a file's model was asked."""
-    from launch.config import PromptConfig
-    from launch.data.prompts import Prompts
-    from sqlenv.config import SingleTurnConfig
-
-    prompts = Prompts(PromptConfig(style="short", example_values=0), SingleTurnConfig())
-    return [prompts.single_turn(example) for example in examples]
-
-
-def _evaluate_model(given: Options, settings: Sequence[str]) -> None:
+def _find(given: Options, settings: Sequence[str]) -> tuple[Source, Split]:
+    """Find whose answers are judged: those in a file, of an endpoint, or of a policy of ours."""
+    from launch.config import load_config
     from launch.data.preflight import check_data
-    from launch.evaluation.subject import find_subject, limited
-    from launch.policy import find_policy
+    from launch.policy import PLAIN, find_subject
 
-    config, checkpoint = find_subject(
-        given.cfg, settings,
-        checkpoint=given.checkpoint, endpoint=given.endpoint, data=given.data,
-    )  # fmt: skip
+    checkpoint: Path | None = None
+    if given.predictions:
+        config = load_config(PLAIN, [*settings, "prompt.example_values=0"])
+    else:
+        config, checkpoint = find_subject(
+            given.cfg, settings,
+            checkpoint=given.checkpoint, endpoint=given.endpoint, data=given.data,
+        )  # fmt: skip
     limits = config.evaluation
     decode = Decode.parse(
         given.decode,
@@ -249,35 +193,36 @@ def _evaluate_model(given: Options, settings: Sequence[str]) -> None:
     if decode.kind == "judge":
         verbal = config.verbal.model_copy(update={"candidates": decode.samples})
         config = config.model_copy(update={"verbal": verbal})
-    config, split = _on_test_set(limited(config, given.limit), given)
+    config, split, every = _on_test_set(config, given)
     check_data(config, split)
-    source: Source
-    if given.endpoint is None or given.model is None:
-        policy = find_policy(config, checkpoint)
-        accelerator = cli.use_accelerator(given.accel)
-        # JAX takes seconds to import, and nothing above needs it.
-        from launch.evaluation.policy_source import CheckpointSource
+    name = (given.model or "").replace("/", "-")  # names the folder too
+    if given.predictions:
+        from launch.evaluation.sources import FileSource
 
-        source = CheckpointSource.of(config, decode, policy, accelerator)
-    else:
+        name = name or given.predictions.stem
+        return FileSource(config, decode, name, name, given.predictions, every), split
+    if given.endpoint and given.model:
         from launch.evaluation.sources import EndpointSource
 
-        name = given.model.replace("/", "-")
         config = config.for_untrained()
-        source = EndpointSource(config, decode, name, given.model, given.endpoint)
-    if given.show_prompt:
-        _show_prompt(source, split)
-    else:
-        _answer_and_judge(given, source, split, given.out or _default_folder(source, given))
+        return EndpointSource(config, decode, name, given.model, given.endpoint), split
+    from launch.policy import find_policy
+
+    policy = find_policy(config, checkpoint)
+    accelerator = cli.use_accelerator(given.accel)
+    # JAX takes seconds to import, and nothing above needs it.
+    from launch.evaluation.checkpoint import CheckpointSource
+
+    return CheckpointSource.of(config, decode, policy, accelerator), split
 
 
 def _show_prompt(source: Source, split: Split) -> None:
     from launch.build import SqlSide
-    from launch.data.shown_prompt import show_prompt
+    from launch.data.prompts import show_prompt
 
     config = source.config
     with TemporaryDirectory() as spare, SqlSide(config, _demo_folder(config, Path(spare))) as sql:
-        example = sql.examples(split, limit=config.evaluation.of(split))[0]
+        example = source.questions(split, sql)[0]
         limit = config.evaluation_sampler.max_prompt_tokens
         show_prompt(example, source.prompt(example, sql), source.tokenizer(), limit=limit)
 
@@ -289,50 +234,59 @@ def _demo_folder(config: JobConfig, other: Path) -> Path:
     return config.folder if (config.folder / "data").is_dir() else other
 
 
-def _answer_and_judge(given: Options, source: Source, split: Split, out: Path) -> None:
+def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | None) -> None:
     import yaml
 
     from launch.build import SqlSide
     from launch.evaluation.evaluate import judge_answers
     from launch.evaluation.questions import check_databases
-    from launch.evaluation.sources import ANSWERS, Answers
+    from launch.evaluation.responses import ANSWERS
+    from launch.evaluation.sources import Answers
     from launch.run_folder import claim_data, claimed
 
-    config = source.config
-    settings = yaml.safe_dump(source.settings(split, given.data), sort_keys=False, width=100)
-    made = _demo_folder(config, out)
-    start = perf_counter()
-    # Answers that were paid for serve another reading of them.
-    with claimed(out, settings, key="--out", keyed={ANSWERS}), SqlSide(config, made) as sql:
-        examples = sql.examples(split, limit=config.evaluation.of(split))
+    config, start = source.config, perf_counter()
+    # A config's own questions have its limits, as in training.
+    has_own = _is_own(given) and given.timeout_s is None
+    limits = config.executor if has_own else read_limits(given.timeout_s)
+    with Executor(limits) as executor, ExitStack() as stack:
+        if source.is_asked and out:
+            settings = yaml.safe_dump(source.settings(split, given.data), sort_keys=False)
+            # Answers that were paid for serve another reading of them.
+            stack.enter_context(claimed(out, settings, key="--out", keyed={ANSWERS}))
+        else:
+            executor.start()  # while files are read
+        sql = stack.enter_context(SqlSide(config, _demo_folder(config, out or Path())))
+        examples = source.questions(split, sql)
         questions = _questions(given, config, examples)
-        check_databases(questions.databases | questions.suite_files)  # before hours of sampling
+        if source.is_asked:  # before hours of sampling
+            check_databases(questions.databases | questions.suite_files)
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
-            found = source.answers(examples, sql, out, show)
-        claim_data(out, {split: examples})
-        seconds = {"seconds": round(perf_counter() - start, 1)}
-        # A config's own questions have its limits, as in training.
-        has_own = _is_own(given) and given.timeout_s is None
-        with Executor(config.executor if has_own else read_limits(given.timeout_s)) as executor:
-            report = judge_answers(
-                questions,
-                Answers(found.samples, {**found.notes, **seconds}),
-                source.decode,
-                executor,
-                model=source.facts(),
-                seed=config.seed,
-                prompts=[source.prompt(example, sql) for example in examples],
-                folder=out,
-                path=given.path,
-            )
-            _finish(report, out, given)
+            found = source.answers(examples, sql, out or Path(), show)
+        prompts = [source.prompt(example, sql) for example in examples] if out else []
+        notes = dict(found.notes)
+        if source.is_asked and out:
+            claim_data(out, {split: examples})
+            notes["seconds"] = round(perf_counter() - start, 1)
+        report = judge_answers(
+            questions,
+            Answers(found.samples, notes),
+            source.decode,
+            executor,
+            model=source.facts(),
+            seed=config.seed,
+            prompts=prompts,
+            is_asked=source.is_asked,
+            folder=out,
+            path=given.path,
+        )
+        _finish(report, out, given)
 
 
 def _finish(report: Report, folder: Path | None, given: Options) -> None:
     """Print the numbers, say where the files are, and write official forms where they are asked."""
     from launch.evaluation.evaluate import show
-    from launch.evaluation.official import write_official
+    from launch.evaluation.predictions import write_official
     from launch.evaluation.results import as_record
 
     if given.official:
@@ -367,33 +321,38 @@ def _questions(given: Options, config: JobConfig, examples: tuple[Example, ...])
     return question_set(given.data, examples, place, root, **rule, corrected=corrected)
 
 
-def _on_test_set(config: JobConfig, given: Options) -> tuple[JobConfig, Split]:
-    """Put a test set in the place of the job's test questions, whatever its golds."""
+def _on_test_set(config: JobConfig, given: Options) -> tuple[JobConfig, Split, tuple[Example, ...]]:
+    """Put a test set in the place of the job's test questions, whatever its golds; return all of
+    them too.
+    """
     if splits := [split for split in SPLITS if split == given.data]:
-        return config, splits[0]
+        return config, splits[0], ()
     from launch.evaluation.questions import find, folder_and_file
 
     root, file = folder_and_file(given.data_root or config.data.root, given.file)
     if root is None:
         raise UserError(f"--data {given.data}: give the folder of the data, --data-root DIR")
     key = "--data-root" if given.data_root else "data.root"
-    source, _ = find(given.data, root, file, key=key, dialect=dialect_of(given.dialect))
+    source, every = find(given.data, root, file, key=key, dialect=dialect_of(given.dialect))
     # Comments are a part of how the job puts its questions.
     own = {"path": Path(), "comments": config.data.test.sources[0].comments}
     test = DataConfig(sources=(source.model_copy(update=own),), exclude=())
     data = config.data.model_copy(update={"root": root, "demo": None, "test": test})
-    return config.model_copy(update={"data": data}), "test"
+    return config.model_copy(update={"data": data}), "test", every
 
 
-def _default_folder(source: Source, given: Options) -> Path:
-    config, layouts, data = source.config, [], given.data
-    if data in SPLITS:
-        layouts = [*dict.fromkeys(one.layout for one in config.data.of(data).sources)]
+def _folder(source: Source, given: Options) -> Path | None:
+    """Name the folder of the results; a file whose result is one file needs none."""
+    if given.out or (given.path and not source.is_asked):
+        return given.out
+    config, data = source.config, given.data
+    if not source.is_asked:
+        return Path("evals") / "-".join((source.name, data, source.decode.name))
+    layouts = [one.layout for one in config.data.of(data).sources] if data in SPLITS else []
     sampler = filter(None, [source.facts().sampler])
     size = [f"limit{given.limit}"] if given.limit else []
     ends = (source.decode.name, *size, f"seed{config.seed}")
-    parts = (source.name, *sampler, *layouts, data, *ends)
-    return Path("evals") / "-".join(parts)
+    return Path("evals") / "-".join((source.name, *sampler, *dict.fromkeys(layouts), data, *ends))
 
 
 def _check(given: Options, overrides: Sequence[str]) -> None:
@@ -403,6 +362,8 @@ def _check(given: Options, overrides: Sequence[str]) -> None:
     mistakes = {
         "--predictions: needs no --cfg, no settings and no model": is_file
         and (given.cfg or overrides or url or given.checkpoint),
+        f"--predictions: --data {given.data} is not a published test set; give one of "
+        f"{', '.join(TEST_SETS)}": is_file and is_split,
         "--predictions: a file has no prompt; leave --show-prompt out": is_file
         and given.show_prompt,
         f"--data-root, --file and --dialect: {split}; set data.root=FOLDER, or give a test set": (

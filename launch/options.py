@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,8 +14,8 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from exchange import UserError
-from launch.evaluation.testsets import SPLITS, TEST_SETS
-from launch.texts import nearest, write_json
+from launch.evaluation.questions import SPLITS, TEST_SETS
+from launch.files import nearest, write_json
 
 _FOLDER = Path(__file__).parent
 STDOUT = Path("-")
@@ -83,7 +82,6 @@ class Command:
         module = inspect.getmodule(function)
         assert module is not None
         assert module.__spec__ is not None
-        self._function = function
         self._app = App(
             name=f"python -m {module.__spec__.name}",
             help=_as_markdown(module.__doc__ or ""),
@@ -96,30 +94,23 @@ class Command:
 
     def __call__(self, arguments: Sequence[str]) -> None:
         """Run the command."""
-        with _mistakes_of(self._app.name[0]):
-            function, bound, _ = self._app.parse_args(
-                with_file(arguments), exit_on_error=False, print_error=False
-            )
+        function, bound = self._bind(arguments)  # the function may be that of --help
         function(*bound.args, **bound.kwargs)
 
     def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Read the options without running the command."""
-        with _mistakes_of(self._app.name[0]):
-            _, bound, _ = self._app.parse_args(
-                with_file(arguments), exit_on_error=False, print_error=False
-            )
+        _, bound = self._bind(arguments)
         bound.apply_defaults()
         return dict(bound.arguments)
 
-
-@contextmanager
-def _mistakes_of(name: str) -> Generator[None]:
-    """Turn a mistake in the words of a command into a line."""
-    try:
-        yield
-    except CycloptsError as error:
-        words = " ".join(str(error).split())
-        raise UserError(f"{name}: {words} {_elsewhere(words)}See --help.") from None
+    def _bind(self, arguments: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+        """Turn a mistake in the words into a line."""
+        words = with_file(arguments)
+        try:
+            return self._app.parse_args(words, exit_on_error=False, print_error=False)[:2]
+        except CycloptsError as error:
+            said = " ".join(str(error).split())
+            raise UserError(f"{self._app.name[0]}: {said} {_elsewhere(said)}See --help.") from None
 
 
 def _elsewhere(words: str) -> str:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
-from rich.table import Table as RichTable
 
 from exchange import UserError
 from launch import cli, config_merge, options
 from launch.config import JobConfig, load_config
-from launch.texts import write_json
+from launch.files import write_json
+from launch.tables import show_table
 
 if TYPE_CHECKING:
     from minirl.model.config import ModelConfig
@@ -60,7 +60,7 @@ def plan(
     with cli.progress_bar("plan") as progress:
         found = make_plan(config, topology, model=model, progress=progress)
     if json != options.STDOUT:
-        cli.output.print(*_tables(found), sep="\n")
+        _show(found)
     options.write_result(json, found)
 
 
@@ -274,28 +274,25 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     return read_config(path)
 
 
-def _tables(plan: dict[str, Any]) -> list[RichTable]:
+def _show(plan: dict[str, Any]) -> None:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     title = f"{plan['model']} ({plan['parameters'] / 1e9:.2f} B) on {plan['topology']}: {mesh}"
-    memory = RichTable("a device's memory", "update, GiB", "generation, GiB", title=title)
     columns = (plan["update_memory_bytes"], plan["generation_memory_bytes"])
+    lines = [("a device's memory, GiB", "update", "generation")]
     for name in dict.fromkeys([*columns[0], *columns[1]]):
         cells = (f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns)
-        memory.add_row(name, *cells)
-    memory.add_section()
-    memory.add_row("together", *(f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns))
+        lines.append((name, *cells))
+    lines.append(("together", *(f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns)))
     room = plan["room_bytes"]
     known = "not known" if room is None else f"{room / _GIB:.2f}"
-    memory.add_row("may be filled", known, known)
-    axes = [f"{axis} {size}" for axis, size in (plan["sampler_mesh"] or {}).items() if size > 1]
-    step = RichTable("of a step", "", title="A step")
-    step.add_row(
-        "micro-batch of a device", f"train.batching.micro_batch_tokens={plan['micro_batch_tokens']}"
-    )
-    if plan["sampler_mesh"]:
-        step.add_row("samplers", f"{plan['processes']}, each on {' x '.join(axes) or 'one device'}")
-    step.add_row("this plan took", f"{plan['plan_s']:.0f} s")
-    return [memory, step]
+    show_table(title, [*lines, ("may be filled", known, known)], sections=(len(lines) - 2,))
+    batch = f"train.batching.micro_batch_tokens={plan['micro_batch_tokens']}"
+    cli.output.print(f"Micro-batch of a device: {batch}", soft_wrap=True)
+    if sampler_mesh := plan["sampler_mesh"]:
+        axes = [f"{axis} {size}" for axis, size in sampler_mesh.items() if size > 1]
+        each = " x ".join(axes) or "one device"
+        cli.output.print(f"Samplers: {plan['processes']}, each on {each}")
+    cli.output.print(f"This plan took {plan['plan_s']:.0f} s")
 
 
 def _gib(size: float) -> str:

@@ -17,16 +17,17 @@ but what is written: rows for TRL, verl or SkyRL (docs/rewards.md).
 
 from __future__ import annotations
 
-import argparse
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from exchange import UserError
-from launch import cli
+from launch import cli, options
 from launch.config import JobConfig, load_config
-from launch.data.exporting import Trainer, rows, write_rows
 from launch.data.gold_checks import check_for
 from launch.data.preflight import held_out, load_split
 from launch.data.preparation import Request, prepare
@@ -37,53 +38,94 @@ from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
 from sqlenv.data.loading import load
-from sqlenv.dialects import NAMES
+from sqlenv.dialects import dialect_of
 from sqlenv.executor import Executor
+from sqlenv.types import Example, Observation
 
 _log = logging.getLogger(__name__)
 
+Trainer = Literal["trl", "verl", "skyrl"]
+Row = dict[str, Any]
 
-def main(arguments: list[str]) -> None:
-    """Run the command."""
-    options = _arguments(arguments)
-    job = load_config(options.cfg or "progress.yaml", options.overrides)
-    if options.tokenizer:
-        _check_tokenizer(options.tokenizer)
-    root = options.data_root or job.data.root
+
+def check(
+    *overrides: options.Overrides,
+    data_root: Annotated[
+        Path | None,
+        Parameter(help="folder of the downloads, or a question file (default: data.root)"),
+    ] = None,
+    data: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help=f"data sets: {', '.join(SETS)} (default: all that are there)",
+            consume_multiple=True,
+        ),
+    ] = (),
+    cfg: Annotated[
+        str,
+        Parameter(
+            help="the job that the data is for: form of prompts, limits of queries (default: "
+            "progress.yaml)"
+        ),
+    ] = "progress.yaml",
+    export: Annotated[
+        Trainer | None,
+        Parameter(
+            help="write rows for another trainer to --out, a .parquet or .jsonl file: the "
+            "questions of --data, else those that the config learns from, with their prompts"
+        ),
+    ] = None,
+    out: Annotated[
+        Path, Parameter(help="file to write, each time anew (default: doubtful.jsonl)")
+    ] = Path("doubtful.jsonl"),
+    tokenizer: Annotated[
+        Path | None,
+        Parameter(help="count the tokens of prompts with that of this Hugging Face folder"),
+    ] = None,
+    dialect: options.Dialect = "sqlite",
+) -> None:
+    """Check data sets, and warm the cache."""
+    # What follows --data may be a setting too.
+    job = load_config(cfg, [*overrides, *(word for word in data if "=" in word)])
+    if tokenizer:
+        _check_tokenizer(tokenizer)
+    root = data_root or job.data.root
     if root is None:
-        raise UserError(
-            f"--data-root: give the folder of the data; {options.cfg} generates its own"
-        )
-    request = Request(job, _sources(root, options, job), options.tokenizer)
-    if options.export:
-        _export(options, request, root)
+        raise UserError(f"--data-root: give the folder of the data; {cfg} generates its own")
+    names = [word for word in data if "=" not in word]
+    request = Request(job, _sources(root, names, job, dialect), tokenizer)
+    if export:
+        _export(export, out, request, root, is_named=bool(names))
         return
-    with whole_file(options.out) as file:
+    with whole_file(out) as file:
         for told in prepare(request, lambda line: file.write(line + "\n")):
             cli.output.print(told, soft_wrap=True)
-    cli.output.print(f"Golds to look at, one a line: {options.out}", soft_wrap=True)
+    cli.output.print(f"Golds to look at, one a line: {out}", soft_wrap=True)
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}", soft_wrap=True)
 
 
-def _sources(root: Path, options: argparse.Namespace, job: JobConfig) -> Mapping[str, SourceConfig]:
+main = options.Command(check)
+
+
+def _sources(
+    root: Path, names: Sequence[str], job: JobConfig, dialect: str
+) -> Mapping[str, SourceConfig]:
     """Find the data sets of these names, or all that are there, or that of a question file."""
     folder, file = folder_and_file(root, "")
     assert folder is not None
     # A part of how the job puts its questions.
     comments = "full" if job.prompt.schema_style == "profile" else "names"
-    own = {"comments": comments, "dialect": NAMES[options.dialect]}
+    own = {"comments": comments, "dialect": dialect_of(dialect)}
     if file:
         source = find_set(folder, Path(file))
         return {Path(file).stem: source.model_copy(update=own)}
-    if unknown := [name for name in options.data if name not in SETS]:
-        raise UserError(f"--data {unknown[0]}: no such data set; there are {', '.join(SETS)}")
     found = {}
-    for name in dict.fromkeys(options.data or SETS):
+    for name in dict.fromkeys(options.choose("--data", name, SETS) for name in names or SETS):
         source = SETS[name].at(folder).model_copy(update=own)
         try:
             locate(source)
         except UserError as error:
-            if options.data:
+            if names:
                 raise UserError(f"--data-root: {name}: {error}") from None
             if not isinstance(error, AbsentError):
                 _log.warning("left out: %s: %s", name, error)
@@ -94,13 +136,13 @@ def _sources(root: Path, options: argparse.Namespace, job: JobConfig) -> Mapping
     return found
 
 
-def _export(options: argparse.Namespace, request: Request, root: Path) -> None:
+def _export(trainer: Trainer, out: Path, request: Request, root: Path, *, is_named: bool) -> None:
     """Write the questions of the sets that are named, else those that the job learns from."""
     data = request.job.data.model_copy(update={"root": root, "demo": None})
     job = request.job.model_copy(update={"data": data})
     prompts = Prompts(job.prompt, job.env)
     with Executor(job.executor, shared_cache()) as executor:
-        if options.data or root.is_file():
+        if is_named or root.is_file():
             sources = tuple(request.sources.values())
             named = data.train.model_copy(update={"sources": sources, "total": None})
             loaded = load(named, check=check_for(named, executor, shared_cache()))
@@ -110,9 +152,9 @@ def _export(options: argparse.Namespace, request: Request, root: Path) -> None:
     for line in loaded.lines():
         cli.output.print(line, soft_wrap=True)
     prompts.describe(loaded.descriptions)
-    written = rows(options.export, loaded.examples, prompts.training)
-    write_rows(options.out, written)
-    cli.output.print(f"{len(written):,} rows for {options.export}: {options.out}", soft_wrap=True)
+    written = rows(trainer, loaded.examples, prompts.training)
+    write_rows(out, written)
+    cli.output.print(f"{len(written):,} rows for {trainer}: {out}", soft_wrap=True)
 
 
 def _check_tokenizer(folder: Path) -> None:
@@ -126,38 +168,81 @@ def _check_tokenizer(folder: Path) -> None:
     ChatTokenizer(folder)  # a mistake in it is told here, and not by each process of a pool
 
 
-def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = cli.Parser("launch.prepare", __doc__)
-    add = parser.add_argument
-    root = "folder of the downloads, or a question file (default: the config's data.root)"
-    add("--data-root", type=Path, metavar="PATH", help=root)
-    names = f"data sets: {', '.join(SETS)} (default: all that are there)"
-    add("--data", nargs="+", default=[], metavar="NAME", help=names)
-    add(
-        "--cfg", metavar="FILE",
-        help="the job that the data is for: form of prompts, limits of queries (default: "
-        "progress.yaml)",
-    )  # fmt: skip
-    add(
-        "--export", choices=get_args(Trainer),
-        help="write rows for another trainer to --out, a .parquet or .jsonl file: the questions of "
-        "--data, else those that the config learns from, with their prompts",
-    )  # fmt: skip
-    out: dict[str, Any] = {"type": Path, "metavar": "FILE", "default": Path("doubtful.jsonl")}
-    add("--out", **out, help="file to write, each time anew (default: doubtful.jsonl)")
-    counts = "count the tokens of prompts with the tokenizer of this Hugging Face folder"
-    add("--tokenizer", type=Path, metavar="DIR", help=counts)
-    add(
-        "--dialect", default="sqlite", choices=tuple(NAMES), metavar="NAME",
-        help="of gold queries whose records do not say it: "
-        f"{', '.join(NAMES)} (default: sqlite)",
-    )  # fmt: skip
-    cli.add_overrides(parser)
-    options = parser.parse_intermixed_args(arguments)
-    # argparse gives a list of names all that follows, settings too.
-    options.overrides += [name for name in options.data if "=" in name]
-    options.data = [name for name in options.data if "=" not in name]
-    return options
+def rows(
+    trainer: Trainer, examples: Iterable[Example], prompt: Callable[[Example], Observation]
+) -> list[Row]:
+    """Write questions with their prompts, as messages, in the form that a trainer loads.
+
+    The rewards of `rewards.adapters` find there what they need: the gold query and the path of the
+    database.
+    """
+    form = _FORMS[trainer]
+    return [
+        form(
+            [{"role": one.role, "content": one.content} for one in prompt(example)],
+            example.gold_sql,
+            _facts(example),
+        )
+        for example in examples
+    ]
+
+
+def _facts(example: Example) -> Row:
+    return {
+        "id": example.id,
+        "question_id": example.question_id,
+        "database": str(example.database.resolve()),
+        "db_id": example.db_id,
+        "question": example.question,
+        "evidence": example.evidence,
+        "dialect": example.dialect,
+    }
+
+
+def _trl(prompt: Sequence[Row], gold_sql: str, facts: Row) -> Row:
+    return {"prompt": prompt, "gold_sql": gold_sql, **facts}
+
+
+def _verl(prompt: Sequence[Row], gold_sql: str, facts: Row) -> Row:
+    reward = {"style": "rule", "ground_truth": gold_sql}
+    name = {"data_source": "sql", "ability": "sql"}
+    return {**name, "prompt": prompt, "reward_model": reward, "extra_info": facts}
+
+
+def _skyrl(prompt: Sequence[Row], gold_sql: str, facts: Row) -> Row:
+    reward = {"method": "rule", "ground_truth": gold_sql}
+    return {"prompt": prompt, "env_class": "sql", "reward_spec": reward, **facts}
+
+
+_FORMS: Mapping[Trainer, Callable[[Sequence[Row], str, Row], Row]] = {
+    "trl": _trl,
+    "verl": _verl,
+    "skyrl": _skyrl,
+}
+
+
+def write_rows(path: Path, written: Sequence[Row]) -> None:
+    """Write rows as Parquet (.parquet) or as JSON lines (.jsonl), whole or not at all.
+
+    Raises:
+        UserError: The file is to be of another kind, or Parquet cannot be written here.
+    """
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(
+                f"--out {path}: Parquet needs pyarrow, which TRL and verl bring along: "
+                "pip install pyarrow, or name a .jsonl file"
+            ) from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pyarrow.Table.from_pylist(list(written)), path)
+    elif path.suffix == ".jsonl":
+        with whole_file(path) as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in written)
+    else:
+        raise UserError(f"--out {path}: name a .parquet or a .jsonl file")
 
 
 if __name__ == "__main__":

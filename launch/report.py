@@ -12,21 +12,20 @@ question, in the columns of the papers' tables: docs/reports.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from exchange import UserError
 from launch import cli, options
+from launch.files import check_new, write_text
 from launch.reporting.comparison import Comparison
-from launch.reporting.page import is_page, render
+from launch.reporting.page import RELOAD_S, is_page, render, serve
 from launch.reporting.payload import Payload
 from launch.reporting.runs import read_runs, shown_names
-from launch.reporting.server import RELOAD_S, serve
-from launch.texts import check_new, write_text
 
 _BYTES = 1_000_000
 
@@ -76,7 +75,7 @@ def report(
     text = render(payload)
     write_text(given.out, text)
     size = f"Page: {given.out} ({len(text) / _BYTES:.1f} MB)"
-    lines = [*payload.answer, *map(_summary, payload.runs), *payload.notes, size]
+    lines = [*payload.answer, *payload.notes, size]
     for line in lines if given.json != options.STDOUT else ():
         _tell(line)
 
@@ -94,7 +93,7 @@ def _compare(comparison: Comparison, given: Options) -> None:
             write_text(path, write())
     options.write_result(given.json, comparison.record())
     if given.json != options.STDOUT:
-        cli.output.print(*comparison.tables(width=cli.output.width), sep="\n")
+        comparison.show()
 
 
 def _payload(runs: Sequence[str], given: Options, *, reload_s: float = 0.0) -> Payload:
@@ -152,40 +151,6 @@ def _check_outputs(given: Options) -> None:
             if path.resolve() in taken:
                 raise UserError(f"--{option} {path}: is written already; name another")
             taken.add(path.resolve())
-
-
-def _summary(run: Mapping[str, Any]) -> str:
-    rule = next(iter(run["rules"]), "")
-    places = {where: rules[rule] for where, rules in run["measured"].items() if rule in rules}
-    measured = (f"{where} {_percent(one)}" for where, one in places.items())
-    accuracy = ", ".join(one.removeprefix("answers ") for one in measured)
-    parts = [f"execution accuracy {accuracy}" if accuracy else "no accuracy"]
-    counts = {one["questions"] for one in places.values()}
-    if counts:
-        parts.append(f"{max(counts):,} questions")
-    if run["kind"] == "run":
-        steps = max(run["numbers"].get("step") or [0])
-        so_far = f"not finished, {steps} steps so far"
-        parts.append(f"{steps} steps" if run["finished"] else so_far)
-    line = f"{run['name']}: {', '.join(parts)}"
-    if run["sources"]:
-        *_, place = places
-        found = run["sources"].items()
-        each = (f"{name} {_percent(one[place])}" for name, one in found if place in one)
-        line += f"\n  {place}, by source: {', '.join(each)}"
-    if tests := run["tests"].get(rule):
-        gain, low, high = (100 * each for each in (tests["difference"], *tests["ci95"]))
-        line += f"\n  gain {gain:+.1f} [{low:+.1f}, {high:+.1f}] points"
-        if tests["only_first"] is not None:
-            line += f"; {tests['only_second']} questions flipped to right, "
-            line += f"{tests['only_first']} to wrong"
-        line += f" (p = {tests['p']:.2g})"
-    return line
-
-
-def _percent(one: Mapping[str, Any]) -> str:
-    low, high = one["ci95"]
-    return f"{100 * one['mean']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 if __name__ == "__main__":

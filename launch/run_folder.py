@@ -15,8 +15,7 @@ import yaml
 
 from exchange import UserError
 from launch.config import flat
-from launch.evaluation.digests import versions
-from launch.texts import write_json, write_text
+from launch.files import versions, write_json, write_text
 from minirl.run.files import PART, read_json
 from sqlenv.data.loading import fingerprint
 from sqlenv.types import Example
@@ -29,6 +28,7 @@ WARM_MODEL = Path("warm", "model")
 PLACES = "places"
 """Settings that say where weights and data lay, for people: what they are is said by contents."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
+_ELSEWHERE = ("rollout.sglang.", "run.trackio")
 # A folder with no more than these holds no work yet, and other settings may have it.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
 _ADVICE = "delete it to go on"
@@ -86,9 +86,9 @@ def _names(folder: Path) -> set[str]:
 
 
 def _deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """Flatten settings but those of devices, servers and places: a run may go on on others."""
+    """Flatten settings but those of devices, servers, places and trackers, which may change."""
     found = flat({key: value for key, value in values.items() if key not in ("mesh", PLACES)})
-    return {key: value for key, value in found if not key.startswith("rollout.sglang.")}
+    return {key: value for key, value in found if not key.startswith(_ELSEWHERE)}
 
 
 def check_place(folder: Path, *, key: str) -> None:

@@ -11,7 +11,6 @@ files are measured by launch.eval, which has the families' measures too (--compa
 from __future__ import annotations
 
 import json as js
-import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,8 +26,8 @@ from exchange import UserError
 from launch import cli, options
 from launch.evaluation.process_pool import make_pair_scorer, open_workbench, spread
 from launch.evaluation.questions import check_databases
+from launch.files import check_new, read_lines
 from launch.reporting.pair_view import render_page
-from launch.texts import check_new, read_lines
 from minirl.errors import describe
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
@@ -38,10 +37,7 @@ from sqlenv.dialects import dialect_of
 from sqlenv.executor.database import check_contents, check_database
 from sqlenv.types import Example, Numbers
 
-_log = logging.getLogger(__name__)
 _NAMED = 3
-_FORMER = {"db": "database", "gold": "gold_sql"}
-"""Names of fields in earlier versions."""
 
 
 @Parameter(name="*")
@@ -150,7 +146,6 @@ def make_pair(fields: Mapping[str, Any], dialect: str = "sqlite") -> Pair:
 def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
     """Read JSON lines with the fields of `make_pair`; blank lines are left out."""
     check = cache(check_database)  # many pairs share a database
-    tell = cache(lambda old: _log.info("%s: %s is read as %s", path, old, _FORMER[old]))
 
     def read(number: int, line: str) -> Pair:
         try:
@@ -158,10 +153,6 @@ def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
         except (ValueError, RecursionError):
             record = None
         try:
-            if isinstance(record, dict):
-                for old in _FORMER.keys() & record.keys():
-                    tell(old)
-                    record.setdefault(_FORMER[old], record[old])
             needs = {"database", "gold_sql", "pred"}
             if not isinstance(record, dict) or not needs <= record.keys():
                 raise UserError("not a JSON object with `id`, `database`, `gold_sql` and `pred`")

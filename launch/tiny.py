@@ -31,7 +31,7 @@ from tokenizers.trainers import BpeTrainer
 
 from exchange import UserError
 from launch.config import TinyConfig
-from launch.data.reply_format import MARKS
+from launch.data.prompts import MARKS
 from minirl.model import huggingface
 from minirl.model.config import ModelConfig, parse_config
 

@@ -20,9 +20,9 @@ from exchange import UserError
 from launch import cli, options
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_data, check_inputs, check_model
-from launch.evaluation.testsets import SPLITS
-from launch.result import Result, show
+from launch.evaluation.questions import SPLITS
 from launch.run_folder import RESULT, check, check_place
+from launch.tables import RunResult, show_run
 from minirl.run import preemption
 from minirl.run.files import read_json
 
@@ -76,7 +76,7 @@ def train(
     result = config.folder / RESULT
     if result.exists() and not dry_run:
         cli.output.print(f"This run is complete: {result}", soft_wrap=True)
-        show(read_json(result, Result, advice="delete it to make it again"), config.folder)
+        show_run(read_json(result, RunResult, advice="delete it to make it again"), config.folder)
         cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
     check_inputs(config)
@@ -123,7 +123,7 @@ def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | 
 def _show_prompt(config: JobConfig) -> None:
     """Print a training prompt; a tiny model that is not made yet has no tokenizer."""
     from launch.build import SqlSide
-    from launch.data.shown_prompt import show_prompt
+    from launch.data.prompts import show_prompt
     from minirl.model.tokenizer import ChatTokenizer
 
     for split in SPLITS:
@@ -145,7 +145,7 @@ def _show_prompt(config: JobConfig) -> None:
 
 def _describe(config: JobConfig, settings: str | None) -> None:
     """Print what the run would be, with its settings as comments of those."""
-    from launch.dry_run import describe_run
+    from launch.data.preflight import describe_run
 
     lines = describe_run(config)
     if settings is not None:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from exchange import UserError
 from launch.config import JobConfig
-from launch.evaluation.testsets import TEST_SETS, Split
+from launch.evaluation.questions import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.layouts import AbsentError, is_file, locate
 from sqlenv.data.sources import Pool

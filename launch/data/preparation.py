@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from rich.table import Table as RichTable
 
 from exchange import UserError
 from launch.cli import progress_bar
@@ -24,6 +23,7 @@ from launch.data.contamination import OverlapIndex
 from launch.data.gold_checks import check_golds, reversed_of
 from launch.data.prompts import Prompts
 from launch.evaluation.process_pool import process_pool
+from launch.tables import show_table
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
@@ -89,7 +89,7 @@ class SetReport:
             named.append(example)
 
 
-def prepare(request: Request, write: Callable[[str], object]) -> Iterator[str | RichTable]:
+def prepare(request: Request, write: Callable[[str], object]) -> Iterator[str]:
     """Check all questions and warm the cache; write golds to look at, a line each, and yield what
     is to be told.
     """
@@ -114,7 +114,7 @@ def prepare(request: Request, write: Callable[[str], object]) -> Iterator[str | 
                 if {*one.checked.issues} - {"scalar"}:
                     write(_line(one.checked))
     in_order = {name: reports[name] for name in request.sources}
-    yield _table(in_order, request)
+    _show_counts(in_order, request)
     yield from _remarks(in_order)
     found = [f"contamination: {one.line()}" for one in overlaps.overlaps()]
     yield from found or ["contamination: none found"]
@@ -238,13 +238,10 @@ def _line(c: Checked) -> str:
     return json.dumps({**asked, **found, **accepts}, ensure_ascii=False)
 
 
-def _table(reports: Mapping[str, SetReport], request: Request) -> RichTable:
+def _show_counts(reports: Mapping[str, SetReport], request: Request) -> None:
     titles = ["set", "questions", "databases", "left out", "golds", "with value matches"]
     titles += ["prompt tokens: median / 95 % / longest"] * bool(request.tokenizer)
-    table = RichTable(*titles, title="Questions")
-    for column in (*table.columns[1:3], table.columns[5]):
-        column.justify = "right"
-    table.columns[0].no_wrap = True
+    rows = []
     for name, one in reports.items():
         report = one.pool.report
         left = Counter({issue: n for issue, n in report.found.items() if issue in one.pool.drops})
@@ -252,8 +249,8 @@ def _table(reports: Mapping[str, SetReport], request: Request) -> RichTable:
         row = [name, *counts, _counts(left), _counts(one.issues), f"{one.with_matches:,}"]
         limit = request.job.sampler if request.sources[name].split == "train" else None
         limit = limit or request.job.evaluation_sampler
-        table.add_row(*row, *[_lengths(one.lengths, limit.max_prompt_tokens)] * (len(titles) - 6))
-    return table
+        rows.append([*row, *[_lengths(one.lengths, limit.max_prompt_tokens)] * (len(titles) - 6)])
+    show_table("Questions", [titles, *rows])
 
 
 def _lengths(lengths: Sequence[int], limit: int) -> str:

@@ -1,22 +1,32 @@
-"""How a job puts its questions: schemas, value matches, wording. No JAX.
+"""The form of prompts and replies: schemas, value matches, wording, where a query stands. No JAX.
 
 Training, validation, evaluation and `launch.ask` write prompts here, of the same facts.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from launch import cli
 from launch.config import PromptConfig
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.config import AgenticConfig, EnvConfig
-from sqlenv.prompts import agent_observation, first_observation, judge_observation
+from sqlenv.prompts import agent_observation, astra, first_observation, judge_observation
 from sqlenv.schema.reading import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import ValueMatcher, with_matches
-from sqlenv.types import Example, Observation, ValueMatch
+from sqlenv.sql.answers import wrapped
+from sqlenv.sql.extraction import tables_of
+from sqlenv.types import Example, Observation, ValueMatch, Wrapping
+
+if TYPE_CHECKING:
+    from launch.config import JobConfig
+    from minirl.model.tokenizer import ChatTokenizer
 
 
 class Prompts:
@@ -78,3 +88,95 @@ class Prompts:
             profile=self._config.schema_style == "profile",
             descriptions=self._descriptions.get(database),
         )
+
+
+_CHARACTERS = 4  # of a token, about
+
+
+def show_prompt(
+    example: Example,
+    prompt: Observation,
+    tokenizer: ChatTokenizer | None,
+    *,
+    limit: int | None = None,
+) -> None:
+    """Print a prompt and how many tokens it has; without a tokenizer its messages, and about how
+    many.
+    """
+    if tokenizer is None:
+        text = "\n".join(f"[{message.role}]\n{message.content}" for message in prompt)
+        count = sum(len(message.content) for message in prompt) // _CHARACTERS
+        size = f"about {count:,} tokens; the model's own tokenizer is not here"
+    else:
+        ids = tokenizer.encode_chat(prompt)
+        text, size = tokenizer.decode(ids), f"{len(ids):,} tokens"
+        if limit is not None:
+            size += f" of {limit:,}" if len(ids) <= limit else f": too long, {limit:,} are allowed"
+    cli.output.out(text)
+    cli.output.print(f"Question {example.id}: {size}", soft_wrap=True, markup=False)
+
+
+MARKS = ("<think>", "</think>", "<sql>", "</sql>")
+"""Written by the policy and read by environments: tokens of a tiny model, text like any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How a reply writes a query.
+
+    Attributes:
+        agent: The tool-calling episode; None where one reply answers.
+        brief: Leave out of a call what the environment ignores, for tiny models.
+    """
+
+    wrapping: Wrapping = "sql_tag"
+    agent: AgenticConfig | None = None
+    brief: bool = False
+
+    @classmethod
+    def of(cls, config: JobConfig) -> ReplyFormat:
+        """Return the format that a job's environment reads."""
+        env = config.env
+        agent = env if isinstance(env, AgenticConfig) else None
+        return cls(env.wrapping, agent, brief=config.prompt.style == "demo")
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """List the texts that a tiny model writes in one token each."""
+        if self.agent is None:
+            return (*MARKS, "```sql", "```") if self.wrapping == "fence" else MARKS
+        before, _, after = write_call("|", self.agent).rpartition("|")
+        response = ("<tool_response>", "</tool_response>")
+        return (*MARKS[:2], "```sql", "```", before.strip(), after.strip(), *response)
+
+    def answer(self, sql: str) -> str:
+        """Write the reply that answers a question without a tool."""
+        return f"{_thought(sql)} {wrapped(sql, self.wrapping)}"
+
+    def call(self, sql: str, example: Example) -> str:
+        """Write the reply that calls the tool; the thought names the tables."""
+        assert self.agent is not None
+        db_id = None if self.brief else astra.DB_ID.format(db_id=example.db_id)
+        return f"{_thought(sql)} {write_call(sql, self.agent, db_id=db_id)}"
+
+    def last(self, sql: str) -> str:
+        """Write the reply that ends a tool-calling episode."""
+        if self.agent is not None and self.agent.finish_tool is not None:
+            return write_call(sql, self.agent, is_final=True)
+        return wrapped(sql, self.wrapping)
+
+
+def write_call(
+    sql: str, config: AgenticConfig, *, db_id: str | None = None, is_final: bool = False
+) -> str:
+    """Write a call of the tool, or of the tool that ends the episode."""
+    arguments = {"answer" if is_final else "query": sql}
+    if db_id is not None:
+        arguments["db_id"] = db_id
+    name = config.finish_tool if is_final else config.tool
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _thought(sql: str) -> str:
+    return f"<think> {', '.join(tables_of(sql))} </think>"

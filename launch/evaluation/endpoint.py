@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
+import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
-from threading import Event, Lock
 from typing import Any
 
 from exchange import UserError
-from launch import cli
 from launch.config import VerbalConfig
-from launch.evaluation.client import Answer, ModelRequest
-from launch.evaluation.outcomes import End
+from launch.evaluation.replies import End
+from launch.evaluation.responses import Answer, ModelRequest
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
@@ -31,105 +30,105 @@ _MOST_FAILURES = 20
 """Requests in a row that fail at the server before it is given up."""
 _log = logging.getLogger(__name__)
 
-Record = Callable[[ModelRequest, Answer], None]
-
 
 class Endpoint:
-    """Asks over HTTP, several requests at a time.
+    """Asks over HTTP, `verbal.parallel` requests at a time.
 
-    The `openai` client repeats what fails and may pass (408, 409, 429, 5xx, no connection), as a
-    `retry-after` says; answers that are no completion are asked for again here. A request at which
-    the server still fails (5xx) has no answer, and the others go on: it may be the request's fault.
+    The `openai` client waits, and repeats what fails and may pass (408, 409, 429, 5xx, no
+    connection). A request at which the server still fails, or to which it gives no completion, has
+    no answer, and the others go on: it may be the request's fault.
     """
 
     def __init__(self, url: str, model: str, config: VerbalConfig, *, top_p: float = 1.0) -> None:
-        openai: Any = import_module("openai")  # of an extra, which launch.eval looks for
-        self._openai, self._url, self._model, self._config = openai, url, model, config
+        self._openai: Any = import_module("openai")  # of an extra, which launch.eval looks for
+        self._url, self._model, self._config = url, model, config
         self._top_p = top_p if top_p < 1 else None
-        self._stopped = Event()
-        self._client = openai.OpenAI(
-            base_url=url,
-            api_key=os.environ.get(KEY) or "none",  # servers of one's own take none
-            timeout=config.timeout_s,
-            max_retries=config.retries,
-            http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._check]}),
-        )
-        self._calls = ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint")
-        self._recording = Lock()
         self._warned: set[str] = set()
         self._failures = 0  # in a row
+        self._is_stopped = False
 
-    def answer(self, requests: Sequence[ModelRequest], record: Record) -> None:
-        """Ask, and record every answer as it arrives.
+    def answer(
+        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
+    ) -> None:
+        """Ask, and record every answer as it arrives; at an interruption those under way, too,
+        which are paid for.
 
         Raises:
             UserError: The endpoint is not there, takes no request, or keeps failing.
         """
+        if requests:
+            asyncio.run(self._answer_all(requests, record))
 
-        def call(request: ModelRequest) -> None:
-            answer = self._call(request)
-            # Here and not in the main thread, which an interruption would take out of the middle.
-            with self._recording:
-                record(request, answer)
-                self._failures = self._failures + 1 if answer.end == "failed" else 0
-            if self._failures >= _MOST_FAILURES:
-                raise self._given_up(answer.refusal)
+    async def _answer_all(
+        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
+    ) -> None:
+        room = asyncio.Semaphore(self._config.parallel)
+        client = self._openai.AsyncOpenAI(
+            base_url=self._url,
+            api_key=os.environ.get(KEY) or "none",  # servers of one's own take none
+            timeout=self._config.timeout_s,
+            max_retries=self._config.retries,
+        )
 
+        async def ask(request: ModelRequest) -> None:
+            async with room:
+                if self._is_stopped:
+                    return
+                try:
+                    answer = await self._call(client, request)
+                    record(request, answer)
+                    self._failures = self._failures + 1 if answer.end == "failed" else 0
+                    if self._failures >= _MOST_FAILURES:
+                        raise self._given_up(answer.refusal)
+                except BaseException:
+                    self._is_stopped = True
+                    raise
+
+        loop, is_interrupted = asyncio.get_running_loop(), False
+
+        def stop() -> None:
+            nonlocal is_interrupted
+            self._is_stopped = is_interrupted = True
+            loop.remove_signal_handler(signal.SIGINT)  # the next one ends it at once
+            seconds = self._config.timeout_s
+            said = "calls under way end, in %g s at most; interrupt again not to wait for them"
+            _log.warning(said, seconds)
+
+        loop.add_signal_handler(signal.SIGINT, stop)
         try:
-            for future in as_completed([self._calls.submit(call, one) for one in requests]):
-                future.result()
-        except BaseException as error:
-            self._stopped.set()
-            if isinstance(error, KeyboardInterrupt):
-                _log.warning(
-                    "calls under way end, in %g s at most; interrupt again not to wait for them",
-                    self._config.timeout_s,
-                )
-            try:
-                self.close()  # calls under way are paid for all the same
-            except KeyboardInterrupt:
-                cli.give_up()
-            raise
+            async with client:
+                ends = await asyncio.gather(*map(ask, requests), return_exceptions=True)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+        if is_interrupted:
+            raise KeyboardInterrupt
+        for error in filter(None, ends):
+            raise error
 
-    def close(self) -> None:
-        """Wait for the calls under way."""
-        self._calls.shutdown(cancel_futures=True)
-        self._client.close()
-
-    def _check(self, _request: object) -> None:
-        """Send nothing after the end; the client passes its own errors on."""
-        if self._stopped.is_set():
-            raise self._openai.OpenAIError("stopped")
-
-    def _call(self, request: ModelRequest) -> Answer:
-        problem, end = "", None
-        for _ in range(self._config.retries + 1):
-            try:
-                return self._read(self._client.chat.completions.create(**self._body(request)))
-            except self._openai.APIStatusError as error:
-                problem, end = self._status(error)
-                break
-            except self._openai.OpenAIError as error:
-                problem, end = _brief(error), None
-                break
-            except (ValueError, RecursionError) as error:  # no completion, though all went well
-                problem, end = _brief(error), "failed" if isinstance(error, _FailedError) else None
-                self._warn(f"{problem}; trying again")
-        if end is None:
-            raise self._given_up(problem)
+    async def _call(self, client: Any, request: ModelRequest) -> Answer:
+        end: End = "failed"
+        try:
+            return self._read(await client.chat.completions.create(**self._body(request)))
+        except self._openai.APIStatusError as error:
+            end, problem = self._status(error)
+        except self._openai.OpenAIError as error:  # no connection, or out of time
+            raise self._given_up(_brief(error)) from None
+        except (ValueError, RecursionError) as error:  # no completion, though all went well
+            problem = _brief(error)
         self._warn(f"{'failed at' if end == 'failed' else 'refused'} a request: {problem}")
         return Answer(None, refusal=problem, end=end)
 
-    def _status(self, error: Any) -> tuple[str, End | None]:
-        """Say what is wrong, and how the request ended; None where it is not the request's own."""
+    def _status(self, error: Any) -> tuple[End, str]:
+        """Say how a request ended and why; a `UserError` where that is not its own fault."""
         status, problem = error.status_code, f"{error.status_code}: {_brief(error)}"
         if status in _REFUSED:
             told = f"{problem} {getattr(error, 'code', '')}"
-            return problem, "too_long" if _TOO_LONG.search(told) else "refused"
-        if status < 500 and status not in _PASSING:
+            return "too_long" if _TOO_LONG.search(told) else "refused", problem
+        if status in _PASSING:
+            raise self._given_up(problem) from None
+        if status < 500:
             raise UserError(self._advice(status, problem)) from None
-        tries = f", after {self._config.retries + 1} tries"
-        return problem + tries * (status >= 500), "failed" if status >= 500 else None
+        return "failed", f"{problem}, after {self._config.retries + 1} tries"
 
     def _given_up(self, problem: str) -> UserError:
         return UserError(
@@ -160,7 +159,7 @@ class Endpoint:
             raise ValueError("the answer is no chat completion") from None
         finish = getattr(choice, "finish_reason", None)
         if finish in _FAILED_FINISH:
-            raise _FailedError(f"the server gave a reply up ({finish})")
+            raise ValueError(f"the server gave a reply up ({finish})")
         usage = getattr(completion, "usage", None)
         told = [getattr(usage, f"{name}_tokens", None) for name in ("prompt", "completion")]
         read, written = (count if isinstance(count, int) else 0 for count in told)
@@ -186,10 +185,6 @@ class Endpoint:
             404: f"check --endpoint (it ends with /v1) and --model {self._model}",
         }
         return f"{self._url}: {problem}; {what.get(status, 'check --endpoint and --model')}"
-
-
-class _FailedError(ValueError):
-    """The server began a reply, and did not end it."""
 
 
 def _text(message: Any, content: Any) -> str:

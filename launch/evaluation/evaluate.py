@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from exchange import UserError
 from launch import cli
-from launch.evaluation.cache import Progress
-from launch.evaluation.decoding import Decode
-from launch.evaluation.digests import digest, of_prompts, short, versions
 from launch.evaluation.judging import judge
 from launch.evaluation.questions import QuestionSet
+from launch.evaluation.replies import Decode
+from launch.evaluation.responses import RECORDED_SAMPLES, Sampled
 from launch.evaluation.results import (
     VERDICTS,
     ModelFacts,
+    QuestionVerdict,
     Report,
     ReportSettings,
     find_report,
@@ -28,14 +30,16 @@ from launch.evaluation.results import (
     write_result,
 )
 from launch.evaluation.sources import Answers
-from minirl.run.files import PART
+from launch.files import digest, of_prompts, short, versions
+from launch.reporting.record import RECORDS, RECORDS_VERSION, question, shown
+from launch.tables import show_table
+from minirl.run.files import PART, keep_lines, naming, whole_file
+from sqlenv.config import ExecutorConfig
 from sqlenv.data.loading import fingerprint
+from sqlenv.dialects import run_many
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.executor import Executor
-from sqlenv.types import Observation
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+from sqlenv.types import Example, Observation, Result, Table
 
 _log = logging.getLogger(__name__)
 
@@ -51,16 +55,15 @@ def judge_answers(
     *,
     model: ModelFacts,
     seed: int,
-    prompts: Sequence[Observation] = (),
-    shown: Sequence[Observation] = (),
+    prompts: Sequence[Observation],
+    is_asked: bool = True,
     folder: Path | None,
     path: Path | None = None,
 ) -> Report:
     """Judge answers, or what is left of them, and write the result into a folder or one file.
 
     With both, the file has all, and a folder that has other verdicts on these answers is left
-    alone. Prompts are as the model was shown them; a file of predictions has none, and `shown` is
-    what the page has in their place.
+    alone. Prompts are as the model was shown them; those of a file's are for the page alone.
 
     Raises:
         UserError: The result is of other settings, or the folder has other answers.
@@ -75,7 +78,7 @@ def judge_answers(
         suite=digest(suite) if suite else None,
         model=model,
         seed=seed,
-        prompt=of_prompts(prompts) if prompts else None,
+        prompt=of_prompts(prompts) if is_asked else None,
         decode=decode.name,
         vote_by=decode.vote_by if decode.temperature else None,
         corrections=questions.corrected.pin if questions.corrected else None,
@@ -93,18 +96,18 @@ def judge_answers(
         return report
     with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
         verdicts, right = judge(questions, answers.samples, decode, executor, progress)
-        if prompts:
+        if is_asked:
             digests = (of_prompts([prompt]) for prompt in prompts)
             verdicts = [
                 replace(one, prompt=digest) for one, digest in zip(verdicts, digests, strict=True)
             ]
         report = summarise(settings, verdicts, seed=seed, notes=answers.notes)
         if folder and not is_kept:
-            from launch.evaluation.trajectories import write_trajectories
+            from launch.evaluation.evaluate import write_trajectories
 
             columns = (questions.examples, answers.samples, verdicts, right)
             rows = list(zip(*columns, strict=True))
-            write_trajectories(folder, rows, prompts=prompts or shown, limits=executor.config)
+            write_trajectories(folder, rows, prompts=prompts, limits=executor.config)
             write_result(folder, report)
         if path is not None:
             write_report(path, report)
@@ -130,8 +133,8 @@ def _holds(folder: Path, predictions: str) -> bool:
 def show(report: Report, path: Path | None, by: Collection[str] = ()) -> None:
     """Print the numbers of a report, and its parts under these headings."""
     if report.measures:
-        cli.output.print(*_tables(report, by), sep="\n")
-    if report.mismatch:
+        _show_measures(report, by)
+    if report.mismatch and "tag" in by:
         shares = ", ".join(f"{name} {_percent(rate)}" for name, rate in report.mismatch.items())
         cli.output.print(f"Structural mismatch with the gold query, %: {shares}", soft_wrap=True)
     if report.pass_at:
@@ -180,30 +183,22 @@ def _corrected_line(report: Report) -> str:
     )
 
 
-def _tables(report: Report, by: Collection[str]) -> list[RichTable]:
-    from rich.table import Table as RichTable
-
+def _show_measures(report: Report, by: Collection[str]) -> None:
     count = report.measures[report.first]["questions"]
-    title = f"{report.settings.data}, {report.settings.decode}, {count:,} questions"
-    whole = RichTable(title, "%", "95 % interval")
+    lines = [("", "%", "95 % interval")]
     for name, one in report.measures.items():
         low, high = map(_percent, one["ci95"])
-        whole.add_row(name, _percent(one["mean"]), f"{low} to {high}")
+        lines.append((name, _percent(one["mean"]), f"{low} to {high}"))
+    title = f"{report.settings.data}, {report.settings.decode}, {count:,} questions"
+    show_table(title, lines)
     names = list(report.measures)[:_SHOWN_MEASURES]
-    parts = RichTable("%", "questions", "share", *names)
     for heading, values in report.parts.items():
-        if heading not in by:
-            continue
-        parts.add_section()
+        rows = [(heading, "questions", "share", *names)]
         for name, part in values.items():
             shares = (_percent(part[measure]) if measure in part else "-" for measure in names)
-            cells = f"{part['questions']:,}", _percent(part["share"])
-            parts.add_row(f"{heading}: {name}", *cells, *shares)
-    # Names of tags are long; cut they would look alike.
-    parts.columns[0].overflow = "fold"
-    for column in (*whole.columns[1:], *parts.columns[1:]):
-        column.justify = "right"
-    return [whole, parts] if parts.rows else [whole]
+            rows.append((name, f"{part['questions']:,}", _percent(part["share"]), *shares))
+        if heading in by:
+            show_table(f"%, by {heading}", rows)
 
 
 def _warn(what: str, ids: Sequence[str]) -> None:
@@ -214,3 +209,106 @@ def _warn(what: str, ids: Sequence[str]) -> None:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
+
+
+_CHUNK = 32  # questions whose results are in memory together
+_LIMITS = {"timeout_s": 10.0, "max_bytes": 4_000_000}
+"""A result beyond these is named by how it ended, and not shown."""
+_KEPT = ("id", "evidence", "gold_result", "prompt", "trajectories")
+"""What `predictions.jsonl` does not say of a question."""
+
+Row = tuple[Example, Sampled, QuestionVerdict, Sequence[bool]]
+"""A question, its samples, the verdict, and which of the samples are right."""
+
+
+def write_trajectories(
+    folder: Path, rows: Sequence[Row], *, prompts: Sequence[Observation], limits: ExecutorConfig
+) -> None:
+    """Write down each question, its first samples and their results."""
+    update = {name: min(value, getattr(limits, name)) for name, value in _LIMITS.items()}
+    with (
+        Executor(limits.model_copy(update=update)) as executor,
+        whole_file(folder / RECORDS) as file,
+    ):
+        file.write(json.dumps({"step": 0, "version": RECORDS_VERSION}) + "\n")
+        for at in range(0, len(rows), _CHUNK):
+            part = rows[at : at + _CHUNK]
+            asked = [(row[0], sql) for row in part for sql in _queries(row)]
+            results = iter(run_many(executor.execute_many, asked))
+            for number, row in enumerate(part, at):
+                own = list(islice(results, len(_queries(row))))
+                line = {"step": number + 1, **_line(row, own)}
+                if prompts:
+                    line["prompt"] = "\n".join(one.content for one in prompts[number])
+                file.write(json.dumps(line) + "\n")
+
+
+def _queries(row: Row) -> list[str]:
+    """List what is run anew: the gold query and the first samples, unless they are recorded."""
+    example, sampled, _, _ = row
+    return [] if sampled.line else [example.gold_sql, *sampled.queries[:RECORDED_SAMPLES]]
+
+
+def _line(row: Row, results: Sequence[Result]) -> Mapping[str, Any]:
+    example, sampled, judged, right = row
+    if sampled.line is not None:
+        # The verdicts of the evaluation take the place of the environment's.
+        for member, correct in zip(sampled.line["trajectories"], right, strict=False):
+            for turn in member["turns"][-1:]:
+                if turn.get("kind", "answer") == "answer":
+                    turn["correct"] = correct
+        return {key: sampled.line[key] for key in _KEPT if key in sampled.line}
+    gold, *found = results
+    turns = []
+    replies = sampled.replies or [""] * len(found)
+    ends = sampled.ends or ["stop"] * len(found)
+    places = sampled.places or [-1] * len(found)
+    columns = (sampled.queries, replies, ends, places, found, right)
+    for sql, reply, end, place, result, correct in zip(*columns, strict=False):
+        is_answer = sql == judged.sql
+        tags = [tag for tag in judged.tags if tag != "none"] if is_answer and not correct else []
+        is_too_large = is_answer and not isinstance(result, Table) and judged.status == "ok"
+        seen = {"status": "ok"} if is_too_large else shown(result)
+        said = {"reply": reply, "finish": end} if sampled.replies else {}
+        said |= {"place": place} if place >= 0 else {}
+        known = {"sql": sql, "kind": "answer", "correct": correct, "tags": tags}
+        turns.append({**said, **known, "result": seen})
+    asked = question(example, gold if example.gold_sql else None)
+    asked["trajectories"] = [{"turns": [turn]} for turn in turns]
+    return {key: asked[key] for key in _KEPT if key in asked}
+
+
+class Progress:
+    """What was found so far of several lists, in a file of JSON lines that is gone when the block
+    ends well; one that was begun with other settings is refused.
+    """
+
+    def __init__(self, path: Path, settings: object) -> None:
+        self._path, self._settings = path, settings
+        self._found: defaultdict[str, list[Any]] = defaultdict(list)
+        lines = keep_lines(path, list, advice="delete it to begin anew") if path.exists() else []
+        if lines and lines[0] != [settings]:
+            raise UserError(
+                f"{path}: was begun with other settings; repeat these, or delete it to begin anew"
+            )
+        for name, piece in lines[1:]:
+            self._found[name] += piece
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        if kind is None:
+            self._path.unlink(missing_ok=True)
+
+    def found(self, name: str) -> list[Any]:
+        """Return a list as far as it goes."""
+        return list(self._found[name])
+
+    def add(self, name: str, piece: list[Any]) -> None:
+        """Keep the next piece of a list."""
+        with naming(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                begin = [] if file.tell() else [[self._settings]]
+                file.writelines(json.dumps(line) + "\n" for line in (*begin, [name, piece]))

@@ -7,13 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exchange import UserError
 from launch.cli import progress_bar
-from launch.evaluation.cache import Progress
-from launch.evaluation.decoding import VOTE_TIMEOUT_S, Decode, choose
-from launch.evaluation.official import as_line
+from launch.evaluation.predictions import as_line
 from launch.evaluation.questions import (
     PARTIAL,
     REFERENCED,
@@ -23,8 +21,9 @@ from launch.evaluation.questions import (
     check_databases,
     rule_of,
 )
+from launch.evaluation.replies import VOTE_TIMEOUT_S, Decode, choose
+from launch.evaluation.responses import Sampled
 from launch.evaluation.results import CORRECTED, NO_GOLD, QuestionVerdict
-from launch.evaluation.sources import Sampled
 from sqlenv.cache import shared_cache
 from sqlenv.data.sources import why_failed
 from sqlenv.dialects import run_many, transpile
@@ -32,6 +31,9 @@ from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, Table
+
+if TYPE_CHECKING:
+    from launch.evaluation.evaluate import Progress
 
 _FIRST, _MOST = 32, 256
 """Queries at a time: what an interruption may cost, and what is held in memory together."""

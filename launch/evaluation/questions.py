@@ -8,18 +8,44 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import get_args
+from random import Random
+from typing import Literal, get_args
 
 from exchange import UserError
-from launch.evaluation.testsets import TEST_SETS
-from sqlenv.config import SourceConfig
+from sqlenv.config import OFFICIAL, ExecutorConfig, SourceConfig
 from sqlenv.data.corrections import read_corrections
-from sqlenv.data.layouts import DATASETS, SETS, check_question_file, is_below, locate
+from sqlenv.data.layouts import DATASETS, SETS, NamedSet, check_question_file, is_below, locate
 from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import Identity, check_contents, identify
 from sqlenv.types import Dialect, Example, ExecutionMatch
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+"""The splits of a job's config."""
+TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
+"""Published test sets."""
+_LONGEST_S = 1_000_000
+
+
+def sample_numbers(count: int, limit: int | None, *, seed: int) -> Sequence[int]:
+    """Choose at most so many of some questions by seed; give their numbers in order."""
+    if limit is None or count <= limit:
+        return range(count)
+    return sorted(Random(f"{seed} limit").sample(range(count), limit))
+
+
+def read_limits(timeout_s: float | None) -> ExecutorConfig:
+    """Make the settings that official comparators run queries with, for `--timeout-s`."""
+    if timeout_s is None:
+        return OFFICIAL
+    if not 0 < timeout_s <= _LONGEST_S:
+        raise UserError(
+            f"--timeout-s {timeout_s}: write a number of seconds above 0, {_LONGEST_S:,} at most"
+        )
+    return OFFICIAL.model_copy(update={"timeout_s": timeout_s})
+
 
 _log = logging.getLogger(__name__)
 

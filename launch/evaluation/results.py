@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from exchange import UserError
-from launch.evaluation.outcomes import NO_REPLIES, Outcomes
+from launch.evaluation.replies import NO_REPLIES, Outcomes
 from launch.evaluation.statistics import mean_interval, paired_difference, pass_at_k
-from launch.texts import write_json, write_text
+from launch.files import write_json, write_text
 from minirl.run.files import read_json, read_lines
 
 PREDICTIONS = "predictions.jsonl"

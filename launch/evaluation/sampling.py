@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exchange import Score
-from launch.evaluation.decoding import GREEDY, Decode
-from launch.evaluation.outcomes import End, Outcomes, parts_of
-from launch.evaluation.sources import RECORDED_SAMPLES, SampleCache, Sampled, look_at
-from launch.reporting.recording import group_line
+from launch.evaluation.replies import GREEDY, Decode, End, Outcomes, parts_of
+from launch.evaluation.responses import RECORDED_SAMPLES, SampleCache, Sampled
+from launch.evaluation.sources import look_at
+from launch.reporting.record import group_line
 from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
@@ -29,35 +29,12 @@ from sqlenv.types import Answer, Attempt, Episode, Example, Observation, SqlErro
 if TYPE_CHECKING:
     from minirl.sglang.sampler import Servers
 
-# Episode numbers name random streams: those of evaluations lie above all of training.
-_FIRST_EPISODE = 2**30
+FIRST_EPISODE = 2**30
+"""Episode numbers name random streams: those of evaluations lie above all of training."""
 # Questions between two writes of the predictions: what an interruption may cost.
 CHUNK = 128
 
 Record = Callable[[Episode], tuple[Mapping[str, Any], Score]]
-
-
-@dataclass(frozen=True, slots=True)
-class _SampledGroup:
-    """The final episodes of a question, what is written down of them, and what became of them."""
-
-    episodes: tuple[Episode, ...]
-    line: Mapping[str, Any] | None
-    ends: tuple[End, ...]
-    outcomes: Outcomes
-
-    @classmethod
-    def of(cls, group: Sequence[Trajectory], line: Mapping[str, Any] | None) -> _SampledGroup:
-        """Keep of episodes what evaluations look at."""
-        ends = tuple(map(_end, group))
-        counts = (_outcome(one, end) for one, end in zip(group, ends, strict=True))
-        return cls(tuple(one.episode for one in group), line, ends, Outcomes.total(counts))
-
-    @classmethod
-    def too_long(cls, example: Example, samples: int) -> _SampledGroup:
-        """Stand for the episodes of a question whose prompt is too long."""
-        counts = Outcomes(replies=samples, too_long=samples)
-        return cls((Episode(example),) * samples, None, ("too_long",) * samples, counts)
 
 
 def _end(one: Trajectory) -> End:
@@ -125,10 +102,9 @@ class Evaluator:
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers, sampled as validations are; 0 for no question."""
-        groups = self._sample(examples, self._validation, self._environment, first=0)
+        found = self._sample(examples, self._validation, self._environment, first=0)
         self.free_memory()
-        answers = [group.episodes[0].answer for group in groups]
-        return sum(bool(one and one.correct) for one in answers) / max(len(answers), 1)
+        return sum(one.right[0] for one in found) / max(len(found), 1)
 
     def answers(
         self,
@@ -159,49 +135,49 @@ class Evaluator:
 
     def sample(self, examples: Sequence[Example], *, first: int) -> list[Sampled]:
         """Sample replies to questions, of which the first has this number."""
-        found = []
-        for group in self._sample(examples, self._decode, self._recorded, first=first):
-            answers = [episode.answer for episode in group.episodes]
-            # A reply without an answer is a sample too, of which nothing runs.
-            read = [answer.answer if answer else Answer("") for answer in answers]
-            more = {"ends": group.ends, "outcomes": group.outcomes}
-            right = tuple(bool(one and one.correct) for one in answers) if self._is_judged else ()
-            told = {"turns": self._turns(group), "line": group.line, "right": right}
-            found.append(Sampled.of(read, **told, **more))
-        return found
+        return self._sample(examples, self._decode, self._recorded, first=first)
 
     def _sample(
         self, examples: Sequence[Example], decode: Decode, environment: WithoutRows, *, first: int
-    ) -> list[_SampledGroup]:
+    ) -> list[Sampled]:
         """Sample episodes, each process those of its share of the questions."""
         if self._start is not None:
             self.set_weights(self._start, version=0)
         share = distributed.own_share(len(examples))
 
-        def groups() -> list[_SampledGroup]:
-            sampled = rollout(
+        def groups() -> list[Sampled]:
+            found = rollout(
                 self._sampler,
                 self._tokenizer,
                 environment,
                 [examples[place] for place in share],
                 config=self._config,
                 group_size=decode.samples,
-                first_episode=_FIRST_EPISODE + (first + share.start) * decode.samples,
+                first_episode=FIRST_EPISODE + (first + share.start) * decode.samples,
                 decoding=Decoding(decode.temperature, decode.top_p),
                 max_turns=self._max_turns,
             )
-            decode_ids = self._tokenizer.decode
-            return [
-                _SampledGroup.of(each, _line(each, decode_ids))
-                if each
-                else _SampledGroup.too_long(examples[place], decode.samples)
-                for place, each in zip(share, sampled, strict=True)
-            ]
+            return [self._read(group, decode.samples) for group in found]
 
-        return [group for part in distributed.gather(groups) for group in part]
+        return [one for part in distributed.gather(groups) for one in part]
 
-    def _turns(self, group: _SampledGroup) -> tuple[int, ...]:
-        return tuple(map(_turns_of, group.episodes)) if self._max_turns > 1 else ()
+    def _read(self, group: Sequence[Trajectory], samples: int) -> Sampled:
+        """Keep of episodes what evaluations look at; there are none where the prompt is too long.
+
+        A reply without an answer is a sample too, of which nothing runs.
+        """
+        ends = tuple(map(_end, group)) or ("too_long",) * samples
+        answers = [one.episode.answer for one in group] or [None] * samples
+        turns = tuple(_turns_of(one.episode) for one in group) or (1,) * samples
+        counts = [_outcome(one, end) for one, end in zip(group, ends, strict=False)]
+        return Sampled.of(
+            [one.answer if one else Answer("") for one in answers],
+            ends=ends,
+            outcomes=Outcomes.total(counts or [Outcomes(replies=samples, too_long=samples)]),
+            turns=turns if self._max_turns > 1 else (),
+            line=_line(group, self._tokenizer.decode),
+            right=tuple(bool(one and one.correct) for one in answers) if self._is_judged else (),
+        )
 
 
 def _turns_of(episode: Episode) -> int:

@@ -5,116 +5,41 @@ An evaluation is known by contents: it is the same wherever weights and data lie
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from itertools import takewhile
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from exchange import UserError
-from launch.evaluation.digests import short
-from launch.evaluation.outcomes import NO_REPLIES, End, Outcomes, hint, look, parts_of
-from sqlenv.cache import DiskCache
-from sqlenv.types import Example
+from launch.build import SqlSide
+from launch.config import JobConfig
+from launch.data.preflight import rooted
+from launch.evaluation.predictions import read_samples
+from launch.evaluation.questions import Split, sample_numbers
+from launch.evaluation.replies import Outcomes, hint, look, parts_of
+from launch.evaluation.responses import Answer, CachedClient, Sampled
+from launch.evaluation.results import ModelFacts
+from launch.files import digest
+from rewards import verbal
+from rewards.verbal import Ask, Choice, Task
+from sqlenv.config import AgenticConfig, SourceConfig
+from sqlenv.data.index import index_of
+from sqlenv.data.layouts import locate
+from sqlenv.dialects import run_many
+from sqlenv.sql.answers import answer_of
+from sqlenv.types import Example, Observation, Result, Wrapping
 
 if TYPE_CHECKING:
-    from launch.build import SqlSide
-    from launch.config import JobConfig
-    from launch.evaluation.client import Answer, CachedClient
-    from launch.evaluation.decoding import Decode
-    from launch.evaluation.results import ModelFacts
-    from launch.evaluation.testsets import Split
+    from launch.evaluation.replies import Decode
     from minirl.model.tokenizer import ChatTokenizer
-    from sqlenv.config import SourceConfig
-    from sqlenv.types import Answer as ReadReply
-    from sqlenv.types import Observation, Wrapping
 
-ANSWERS = "answers"
-"""The cache of responses in a folder of results."""
-RECORDED_SAMPLES = 8
-"""Samples of a question that `trajectories.jsonl` has."""
 _CHUNK = 128  # questions that are asked together
 # How calls are made may change between two starts, and so may the address of a server.
 _MANNERS = {"parallel", "timeout_s", "retries"}
 
 Show = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a source gives to one question.
-
-    Attributes:
-        queries: One, or several samples.
-        replies: The texts that they stand in; none in a file of predictions.
-        turns: Turns of each episode, where the model may call a tool.
-        line: Of `trajectories.jsonl`, where episodes have several turns.
-        choice: How the query was chosen among the model's own, with `judge@K`.
-        ends: How each reply ended.
-        outcomes: What became of all replies to the question.
-        places: Where each query begins in its reply, in characters; -1 where it does not.
-        right: Which queries are right by the environment's rule, where it has judged them.
-    """
-
-    queries: tuple[str, ...]
-    replies: tuple[str, ...] = ()
-    turns: tuple[int, ...] = ()
-    line: Mapping[str, Any] | None = None
-    choice: Mapping[str, Any] | None = None
-    ends: tuple[End, ...] = ()
-    outcomes: Outcomes = NO_REPLIES
-    places: tuple[int, ...] = ()
-    right: tuple[bool, ...] = ()
-
-    @classmethod
-    def of(cls, read: Sequence[ReadReply], **more: Any) -> Sampled:
-        """Take the queries out of replies that were read."""
-        return cls(
-            tuple(one.sql for one in read),
-            tuple(one.reply for one in read),
-            places=tuple(one.place for one in read),
-            **more,
-        )
-
-    @classmethod
-    def kept(cls, fields: Mapping[str, Any]) -> Sampled:
-        """Read what `asdict` has written as JSON."""
-        return TypeAdapter(cls).validate_python(fields)
-
-    @property
-    def unread(self) -> list[str]:
-        """List the replies that hold no query."""
-        pairs = zip(self.queries, self.replies, strict=False)
-        return [reply for sql, reply in pairs if reply and not sql]
-
-
-class SampleCache:
-    """Samples of questions in the cache of responses, by what decides them."""
-
-    def __init__(self, folder: Path, settings: object = None) -> None:
-        self._folder, self._settings = folder / ANSWERS, short(json.dumps(settings).encode())
-
-    def read(self, examples: Sequence[Example]) -> list[Sampled]:
-        """Read the samples of the first questions, as many as have theirs."""
-        if not self._folder.exists():
-            return []
-        with closing(DiskCache(self._folder)) as cache:
-            kept = (cache.get(self._key(*numbered)) for numbered in enumerate(examples))
-            return [Sampled.kept(one) for one in takewhile(bool, kept)]
-
-    def write(self, first: int, examples: Sequence[Example], new: Sequence[Sampled]) -> None:
-        """Keep the samples of questions, from a number on."""
-        with closing(DiskCache(self._folder)) as cache:
-            for number, one in enumerate(new, first):
-                cache[self._key(number, examples[number])] = asdict(one)
-
-    def _key(self, number: int, example: Example) -> str:
-        return f"{self._settings} {number} {example.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +52,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Source(ABC):
-    """A model that is asked: behind an endpoint, or a policy of ours (`policy_source.py`).
+    """A model that is asked: behind an endpoint, or a policy of ours (`checkpoint.py`).
 
     The name is for folders. The identity is what decides the answers: the endpoint's model, not its
     address, since a server may move; of a policy the digest of its weights, not their path.
@@ -137,11 +62,17 @@ class Source(ABC):
     decode: Decode
     name: str
     identity: str
+    is_asked: ClassVar[bool] = True
+    """Whether answers take time or money, and are kept."""
 
     @property
     def is_judge(self) -> bool:
         """Tell whether the model judges queries of its own."""
         return self.decode.kind == "judge"
+
+    def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
+        """Read the questions that are asked."""
+        return sql.examples(split, limit=self.config.evaluation.of(split))
 
     def prompt(self, example: Example, sql: SqlSide) -> Observation:
         """Put a question as the model is shown it."""
@@ -201,8 +132,6 @@ class EndpointSource(Source):
 
     def facts(self) -> ModelFacts:
         """Describe the model."""
-        from launch.evaluation.results import ModelFacts
-
         return ModelFacts(self.name, self.identity)
 
     def _own_settings(self) -> Mapping[str, Any]:
@@ -211,10 +140,7 @@ class EndpointSource(Source):
 
     def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
         """Ask what has no answer yet."""
-        from launch.evaluation.client import CachedClient
-        from launch.evaluation.deliberation import deliberate
         from launch.evaluation.endpoint import Endpoint
-        from sqlenv.config import AgenticConfig
 
         config, decode, verbal = self.config, self.decode, self.config.verbal
         if isinstance(config.env, AgenticConfig) and config.evaluation.episode == "agentic":
@@ -224,13 +150,44 @@ class EndpointSource(Source):
         top_p = 1.0 if self.is_judge or not decode.temperature else decode.top_p
         endpoint = Endpoint(self.url, self.identity, verbal, top_p=top_p)
         settings = self._client_settings(verbal.temperature, top_p)
-        try:
-            with CachedClient(endpoint, out, settings, seed=config.seed) as client:
-                if self.is_judge:
-                    return deliberate(config, examples, client, sql, show)
-                return _ask(config, examples, client, sql, show, samples=decode.samples)
-        finally:
-            endpoint.close()
+        with CachedClient(endpoint, out, settings, seed=config.seed) as client:
+            if self.is_judge:
+                return deliberate(config, examples, client, sql, show)
+            return _ask(config, examples, client, sql, show, samples=decode.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource(Source):
+    """A file of predictions; nobody knows how its model was asked."""
+
+    path: Path
+    every: tuple[Example, ...]
+    is_asked: ClassVar[bool] = False
+
+    def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
+        """Take all questions of the test set, or a sample."""
+        limit = self.config.evaluation.of(split)
+        numbers = sample_numbers(len(self.every), limit, seed=self.config.seed)
+        return tuple(self.every[number] for number in numbers)
+
+    def tokenizer(self) -> None:
+        """Return none."""
+
+    def facts(self) -> ModelFacts:
+        """Name the model."""
+        return ModelFacts(self.name)
+
+    def _own_settings(self) -> Mapping[str, Any]:
+        return {}
+
+    def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
+        """Read the file."""
+        if self.is_judge:
+            raise UserError(f"--decode {self.decode.name}: needs a model; a file takes vote@n")
+        read = read_samples(self.path, self.every, self.decode, asked=examples)
+        return Answers(
+            [Sampled(one, outcomes=Outcomes.total(map(Outcomes.of, one))) for one in read]
+        )
 
 
 def _ask(
@@ -242,8 +199,6 @@ def _ask(
     *,
     samples: int,
 ) -> Answers:
-    from rewards.verbal import Ask
-
     wrapping, found = config.answer_wrapping, list[Sampled]()
     for part in parts_of(len(examples), samples, size=_CHUNK):
         asked = [(one.id, sql.prompts.single_turn(one)) for one in examples[part]]
@@ -261,8 +216,6 @@ def _ask(
 
 def _read(answers: Sequence[Answer], wrapping: Wrapping) -> Sampled:
     """Take the queries out of the answers to a question."""
-    from sqlenv.sql.answers import answer_of
-
     read = [answer_of(one.text or "", wrapping) for one in answers]
     outcomes = Outcomes.total(
         outcome_of(one, found.sql) for one, found in zip(answers, read, strict=True)
@@ -298,8 +251,6 @@ def _data(config: JobConfig, split: Split) -> dict[str, Any]:
     """Give the settings of a job's data without its paths, and digests of what a split is read
     from. Of demo data the settings say it all.
     """
-    from launch.data.preflight import rooted
-
     settings = config.data.model_dump(mode="json", exclude={"root": True})
     for section in settings.values():
         for source in section.get("sources", ()) if isinstance(section, dict) else ():
@@ -312,12 +263,85 @@ def _data(config: JobConfig, split: Split) -> dict[str, Any]:
 
 def _contents(source: SourceConfig) -> dict[str, str]:
     """Digest the question files and databases of a source."""
-    from launch.evaluation.digests import digest
-    from sqlenv.data.index import index_of
-    from sqlenv.data.layouts import locate
-
     location = locate(source)
     indexes = (index_of(file, location.layout) for file in location.files)
     names = {kind.db_id for index in indexes for kind in index.kinds}
     databases = [path for name in names if (path := location.database(name))]
     return {"files": digest(location.files), "databases": digest(databases)}
+
+
+_COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the answers so far, by question, and those that hold no query."""
+
+    wrapping: Wrapping
+    outcomes: dict[str, list[Outcomes]]
+    unread: list[str] = field(default_factory=list)
+
+    def add(self, name: str, asked: Sequence[Ask], answers: Sequence[Answer]) -> None:
+        """Count the answers that were to hold a query."""
+        for ask, answer in zip(asked, answers, strict=True):
+            if ask.kind == "generate":
+                query = answer_of(answer.text or "", self.wrapping).sql
+                self.outcomes[name].append(outcome_of(answer, query))
+                self.unread += [answer.text] if answer.text and not query else []
+
+
+def deliberate(
+    config: JobConfig, examples: Sequence[Example], client: CachedClient, sql: SqlSide, show: Show
+) -> Answers:
+    """Let the model write several queries for each question, judge them, and take the best."""
+    wrapping, found = config.answer_wrapping, dict[str, Choice]()
+    tally, is_seen = _Tally(wrapping, {one.id: [] for one in examples}), False
+    for part in parts_of(len(examples), config.verbal.candidates, size=_CHUNK):
+        games = {
+            one.id: verbal.deliberate(_task(one, config, sql), config.verbal, seed=config.seed)
+            for one in examples[part]
+        }
+        wishes = {name: next(game) for name, game in games.items()}
+        while wishes:
+            answers = client.answers(list(wishes.items()))
+            for name, each in zip(list(wishes), answers, strict=True):
+                tally.add(name, wishes[name], each)
+                try:
+                    wishes[name] = games[name].send([one.text for one in each])
+                except StopIteration as end:
+                    found[name] = end.value
+                    del wishes[name]
+            if not is_seen:
+                first = Outcomes.total(one for each in tally.outcomes.values() for one in each)
+                look(first, tally.unread, wrapping, limit=token_limit(config), stops=True)
+                is_seen = True
+            show(len(found), len(examples), f"{client.spent.completion_tokens:,} tokens written")
+        # Of the few questions that come first it may be their own fault.
+        if client.refusal and (part.start or part.stop == len(examples)):
+            raise UserError(client.refusal)
+    choices = [found[one.id] for one in examples]
+    samples = [
+        Sampled((one.sql,), choice=asdict(one), outcomes=Outcomes.total(tally.outcomes[example.id]))
+        for example, one in zip(examples, choices, strict=True)
+    ]
+    return Answers(
+        samples,
+        {
+            **{name: sum(getattr(choice, name) for choice in choices) for name in _COUNTS},
+            "cost": {kind: asdict(cost) for kind, cost in sorted(client.cost.items())},
+            "hint": hint(tally.unread, wrapping),
+        },
+    )
+
+
+def _task(example: Example, config: JobConfig, sql: SqlSide) -> Task:
+    def execute(queries: Sequence[str]) -> Sequence[Result]:
+        return run_many(sql.executor.execute_many, [(example, query) for query in queries])
+
+    return Task(
+        prompt=sql.prompts.single_turn(example),
+        judge_prompt=partial(sql.prompts.judge, example),
+        extract=lambda text: answer_of(text, config.answer_wrapping).sql,
+        execute=execute,
+        name=example.id,
+    )

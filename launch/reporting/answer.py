@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from launch.evaluation.results import QuestionVerdict, Report
-from launch.reporting.runs import Run, gain
+from launch.reporting.runs import Run, gain, scores_of
 
 Numbers = Mapping[str, Sequence[Any]]
 
@@ -44,7 +44,13 @@ def answer(runs: Sequence[Run], numbers: Sequence[Numbers]) -> list[str]:
     """Say the most important things about one run, or about two or more, most important first."""
     if len(runs) == 1:
         return list(_of_one(runs[0], numbers[0]))
-    return list(_of_several(runs))
+    found = list(_of_several(runs))
+    states = (
+        f"{run.name}: {next(_of_one(run, own), 'no accuracy')}"
+        for run, own in zip(runs, numbers, strict=True)
+        if not (found and run.is_finished)
+    )
+    return [*found, *states]
 
 
 def _of_one(run: Run, numbers: Numbers) -> Iterator[str]:
@@ -70,17 +76,14 @@ def _of_several(runs: Sequence[Run]) -> Iterator[str]:
     for run, report in others:
         if report is None or report.first not in base[1].measures:
             continue
-        first, second = _scores(base[1], report.first), _scores(report, report.first)
-        both = [name for name in first if name in second]
-        test = gain([first[name] for name in both], [second[name] for name in both])
+        test = gain(base[1], report, report.first)
         if not test:
             continue
-        means = (fmean(one[name] for name in both) for one in (second, first))
-        shares = " and ".join(f"{100 * mean:.1f} %" for mean in means)
+        shares = " and ".join(f"{100 * mean:.1f} %" for mean in reversed(test["means"]))
         how = "differ by" if _is_sure(test) else "are not shown to differ:"
         yield (
-            f"{run.name} and {base[0].name} {how} {_points(test)} on {len(both):,} questions they "
-            f"share, {shares} by {report.first}{_chance(test)}."
+            f"{run.name} and {base[0].name} {how} {_points(test)} on {test['questions']:,} "
+            f"questions they share, {shares} by {report.first}{_chance(test)}."
         )
         if len(others) == 1:
             yield from _changes(base[1], report, f"{run.name} is ahead", f"{base[0].name} is ahead")
@@ -97,18 +100,15 @@ def _accuracy(report: Report, start: str = "") -> str:
 
 
 def _learned(before: Report, after: Report) -> str:
-    first, second = _scores(before, after.first), _scores(after, after.first)
-    both = [name for name in first if name in second]
-    test = gain([first[name] for name in both], [second[name] for name in both])
+    test = gain(before, after, after.first)
     if not test:
         return "No question was asked both before and after learning."
-    means = (fmean(one[name] for name in both) for one in (first, second))
-    change = " to ".join(f"{100 * mean:.1f}" for mean in means)
+    change = " to ".join(f"{100 * mean:.1f}" for mean in test["means"])
     said = "It is not shown to have learned"
     if _is_sure(test):
         said = "It learned" if test["difference"] > 0 else "It got worse"
     return (
-        f"{said}: {_points(test)}, from {change} % of {len(both):,} questions right by "
+        f"{said}: {_points(test)}, from {change} % of {test['questions']:,} questions right by "
         f"{after.first}{_chance(test)}."
     )
 
@@ -116,7 +116,7 @@ def _learned(before: Report, after: Report) -> str:
 def _changes(before: Report, after: Report, better: str, worse: str) -> Iterator[str]:
     """Name the kinds of questions with the largest changes, as shares of those questions."""
     kinds: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    first, second = _scores(before, after.first), _scores(after, after.first)
+    first, second = scores_of(before, after.first), scores_of(after, after.first)
     for one in after.questions:
         if one.id in first and one.id in second:
             for kind in _kinds(one):
@@ -148,10 +148,6 @@ def _reasons(numbers: Numbers) -> Iterator[str]:
         found = [value for value in numbers.get(name, ()) if isinstance(value, int | float)]
         if found and is_bad(share := fmean(found)):
             yield f"In training, {100 * share:.0f} % {words}."
-
-
-def _scores(report: Report, rule: str) -> dict[str, float]:
-    return {one.id: one.scores[rule] for one in report.questions if rule in one.scores}
 
 
 def _is_sure(test: Mapping[str, Any]) -> bool:

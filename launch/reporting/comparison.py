@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.table import Table as RichTable
-
 from exchange import UserError
-from launch.evaluation.questions import SUITED
+from launch.evaluation.questions import SUITED, TEST_SETS
 from launch.evaluation.results import Report
-from launch.evaluation.testsets import TEST_SETS
-from launch.reporting.runs import Run, gain, summary
-from launch.reporting.tables import fitting
+from launch.reporting.runs import Run, gain, scores_of, summary
+from launch.tables import show_table
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +57,7 @@ class Row:
 
     def scores(self, key: Key) -> dict[str, float]:
         """Give the scores of a column by question."""
-        return {one.id: one.scores[key[1]] for one in self.reports[key].questions if one.scores}
+        return scores_of(self.reports[key], key[1])
 
     def summary(self, key: Key) -> dict[str, Any]:
         """Give the mean of a column with its interval."""
@@ -112,13 +109,10 @@ class Comparison:
             raise UserError("the runs have no test set and measure in common; evaluate them on one")
         return cls(rows, keys, differences)
 
-    def tables(self, *, width: int) -> list[RichTable]:
-        """Lay the tables out for a terminal of this width."""
-        return [
-            table
-            for title, naming, lines in self._tables()
-            for table in fitting(title, list(zip(*lines, strict=True)), naming=naming, width=width)
-        ]
+    def show(self) -> None:
+        """Print the tables."""
+        for title, naming, lines in self._tables():
+            show_table(title, lines, naming=naming)
 
     def markdown(self) -> str:
         """Write the tables in Markdown."""
@@ -216,7 +210,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
 def _difference(base: Row, row: Row, key: Key) -> Difference:
     first, second = base.scores(key), row.scores(key)
     pairs = {name: [score, second[name]] for name, score in first.items()}
-    test = gain(*map(list, zip(*pairs.values(), strict=True)))
+    test = gain(base.reports[key], row.reports[key], key[1])
     said = [{one.id: one.sql for one in each.reports[key].questions} for each in (base, row)]
     questions = [
         {"id": name, "scores": pair, "sql": [answers[name] for answers in said]}

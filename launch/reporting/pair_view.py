@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from launch.reporting.alignment import Pair, align
-from launch.reporting.tables import SHOWN_ROWS, clean
+from launch.tables import SHOWN_ROWS, clean
 from rewards.progress.normalisation import known_columns
 from rewards.progress.tree import Node, build_tree
 from rewards.workbench import PairScore

@@ -20,7 +20,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
-from launch.evaluation.results import QuestionVerdict, Report
+from launch.evaluation.results import QuestionVerdict
 from launch.reporting.alignment import align
 from launch.reporting.answer import answer
 from launch.reporting.record import RECORDS, RECORDS_VERSION
@@ -31,6 +31,7 @@ from launch.reporting.runs import (
     cut_off,
     gain,
     read_lines,
+    scores_of,
     short_names,
     summary,
     without_seed,
@@ -139,7 +140,9 @@ class Payload:
             for place, group in enumerate(part):
                 name, members = str(group.get("id")), group["trajectories"]
                 entry = self.questions.setdefault(name, _entry(name, group, scores is not None))
-                count, total = sum(map(_is_right, members)), len(members)
+                for one in members:
+                    one["correct"] = _is_right(one)
+                count, total = sum(one["correct"] for one in members), len(members)
                 own = scores[name] if scores is not None and name in scores else {}
                 if own:
                     count, total = next(iter(own.values())), 1
@@ -194,12 +197,8 @@ def _tests(run: Run) -> dict[str, Any]:
     if not {"before", "after"} <= run.reports.keys():
         return {}
     before, after = (run.reports[where] for where in ("before", "after"))
-    found = {}
-    for rule in (name for name in after.measures if name in before.measures):
-        first, second = ({q.id: q.scores[rule] for q in one.questions} for one in (before, after))
-        both = [name for name in first if name in second]
-        found[rule] = gain([first[name] for name in both], [second[name] for name in both])
-    return found
+    both = (rule for rule in after.measures if rule in before.measures)
+    return {rule: gain(before, after, rule) for rule in both}
 
 
 def _by_source(run: Run) -> dict[str, dict[str, Any]]:
@@ -211,7 +210,7 @@ def _by_source(run: Run) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for where, report in run.reports.items():
         scores: dict[str, list[float]] = {}
-        for name, score in _right(report).items():
+        for name, score in scores_of(report, report.first).items():
             scores.setdefault(name.rpartition("/")[0], []).append(score)
         for source, each in scores.items():
             found.setdefault(source, {})[where] = summary(each)
@@ -287,10 +286,6 @@ def _recorded(
 def _is_group(line: Mapping[str, Any]) -> bool:
     members = line.get("trajectories")
     return isinstance(members, list) and all(isinstance(one, dict) for one in members)
-
-
-def _right(report: Report) -> dict[str, float]:
-    return {one.id: one.scores[report.first] for one in report.questions if one.scores}
 
 
 def _group(one: QuestionVerdict, *, correct: bool) -> Group:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -15,7 +16,7 @@ import yaml
 from exchange import UserError
 from launch.evaluation.results import PREDICTIONS, VERDICTS, Report, read_report
 from launch.evaluation.statistics import mean_interval, paired_difference
-from launch.run_folder import CONFIG, RESULT, VERSIONS, flat
+from launch.run_folder import CONFIG, RESULT, VERSIONS
 from minirl.run.files import PART
 
 METRICS = "metrics.jsonl"
@@ -119,22 +120,11 @@ def _distinct(names: Sequence[str]) -> tuple[int, int]:
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Find what a path stands for: itself, or all runs below it but those from which another one
-    of them went on, as the second stage of an arm does from the first.
-    """
+    """Find what a path stands for: itself, or all runs below it."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; give a run, or a result of launch.eval")
     path = path.parent if path.name == VERDICTS else path
-    found = {run.resolve(): run for run in _search(path, _DEPTH)}
-    starts = {run: dict(flat(read_mapping(run / CONFIG))).get("model.path") for run in found}
-    earlier = {
-        folder
-        for run, start in starts.items()
-        if isinstance(start, str)
-        for folder in Path(start).resolve().parents
-        if folder != run
-    }
-    return [given for run, given in found.items() if run not in earlier] or [path]
+    return list(_search(path, _DEPTH)) or [path]
 
 
 def _search(folder: Path, depth: int) -> Iterator[Path]:
@@ -195,9 +185,24 @@ def summary(scores: Sequence[float]) -> dict[str, Any]:
     return {"mean": sum(scores) / len(scores), "ci95": interval, "questions": len(scores)}
 
 
-def gain(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-    """Compare scores of the same questions, as a record; empty where there are none."""
-    return asdict(paired_difference(first, second)) if first else {}
+def scores_of(report: Report, rule: str) -> dict[str, float]:
+    """Give the scores by a rule of the questions that have one."""
+    return {one.id: one.scores[rule] for one in report.questions if rule in one.scores}
+
+
+def gain(first: Report, second: Report, rule: str) -> dict[str, Any]:
+    """Compare reports on the questions that both have, as a record with both means; empty where
+    there are none.
+    """
+    before, after = (scores_of(one, rule) for one in (first, second))
+    both = [name for name in before if name in after]
+    if not both:
+        return {}
+    pairs = [[one[name] for name in both] for one in (before, after)]
+    return asdict(paired_difference(*pairs)) | {
+        "means": [fmean(each) for each in pairs],
+        "questions": len(both),
+    }
 
 
 def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:

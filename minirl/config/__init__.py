@@ -1,5 +1,6 @@
 """Every setting of the learner, its sampler and its servers; checks are validators."""
 
+from exchange import Settings
 from minirl.config.algorithms import (
     Algorithm,
     AlgorithmConfig,
@@ -13,7 +14,7 @@ from minirl.config.algorithms import (
     ReinforcePlusPlus,
     Rloo,
 )
-from minirl.config.base import Settings, contradiction
+from minirl.config.base import contradiction
 from minirl.config.rollout import SGLANG_PYTHON, RolloutConfig, SamplerConfig, SglangConfig
 from minirl.config.train import (
     MOST_TOKENS,

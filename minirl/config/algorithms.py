@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from minirl.config.base import Settings, contradiction
+from exchange import Settings
+from minirl.config.base import contradiction
 
 Estimator = Literal["group_normalised", "group_centred", "leave_one_out", "direct"]
 TokenCredit = Literal["own", "return_to_go"]
@@ -23,57 +24,60 @@ class AlgorithmConfig(Settings):
     """The one objective; presets differ in their defaults only."""
 
     estimator: Estimator = "group_normalised"
-    """Advantage relative to the group; `direct`: the credit of each token's span, or the total
-    reward."""
+    """How rewards become advantages: against the trajectory's group; or `direct`: every token gets
+    the value of its credit span, and the total where the reward has no spans."""
     token_credit: TokenCredit = "own"
-    """A token's own credit, or the sum from it to the end (`return_to_go`)."""
+    """A token's advantage: its own credit, or the sum from it to the end of its trajectory."""
     whiten: bool = False
-    """Standardise advantages over the batch's sampled tokens."""
+    """Standardise advantages over all sampled tokens of the batch."""
     surrogate: Surrogate = "clipped"
-    """PPO's clipped objective, or CISPO's clipped weights (`cispo`)."""
+    """PPO's clipped objective; or CISPO's, whose weights are clipped and not its gradients."""
     ratio_level: RatioLevel = "token"
-    """Importance ratio of each token, of the row (`sequence`), or of the row with gradients per
-    token (`sequence_token`)."""
+    """Importance ratio of each token, of the whole row (GSPO), or of the row with each token's
+    gradient (GSPO-token), which advantages that differ within a row need. It compares the learner
+    with itself before the step's first update, and is 1 where that is the only one."""
     clip_low: float = Field(default=0.2, ge=0)
-    """Largest fall of the ratio below 1 that has a gradient."""
+    """Largest fall of the ratio below 1 that still gets a gradient."""
     clip_high: float = Field(default=0.2, ge=0)
-    """Largest rise of the ratio above 1 that has a gradient."""
+    """Largest rise of the ratio above 1 that still gets a gradient."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Largest ratio for negative advantages (`clipped` only); None for no bound."""
+    """Of `clipped`: ratio beyond which a negative advantage counts no more; None for none."""
     aggregation: Aggregation = "sequence_mean"
-    """Mean over rows of token means, of means over whole responses (`response_mean`), over all
-    tokens (`token_mean`), or of sums over a divisor (`constant`)."""
+    """Mean over rows of the mean over their sampled tokens, or over their whole responses; mean
+    over all sampled tokens; or mean over rows of sums, divided by a constant."""
     aggregation_divisor: PositiveInt | None = None
-    """Divisor of `constant`; None for `sampler.max_response_tokens`."""
+    """That constant; None for sampler.max_response_tokens."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference; 0 disables it."""
+    """Weight of the KL to the reference; 0 for none, as in the paper."""
     kl_estimator: KlEstimator = "k3"
-    """Estimator of the KL."""
+    """Estimator of that KL."""
     kl_in: KlPlace = "loss"
-    """Where the KL counts: in the `loss`, with a gradient, in the `reward` of a trajectory, or in
-    the `credit` of each token."""
+    """A term of the loss, which alone has a gradient; or taken from a trajectory's reward, or from
+    each token's credit."""
     correction: Correction = "truncated"
-    """Weight for the gap between sampler and learner (formulas: docs/training.md)."""
+    """Weight that corrects for the gap between the sampler (its kernels, its older weights) and the
+    learner: none; their ratio cut at `correction_high`; the ratio, and 0 outside of the two bounds;
+    or 0 where the ratio is below `correction_low` and the advantage negative, else 1."""
     correction_level: CorrectionLevel = "token"
-    """Ratio of each token, the geometric mean of a row (`sequence`), or its `product`."""
+    """That ratio: each token's, a row's geometric mean (as GSPO's), or a row's product."""
     correction_low: float = Field(default=0.5, gt=0, le=1)
-    """Lower bound of the ratio."""
+    """Lower bound."""
     correction_high: float = Field(default=2.0, ge=1)
-    """Upper bound of the ratio."""
+    """Upper bound."""
     score_centering: int = Field(default=0, ge=0)
-    """Likeliest tokens of the sampler over which its drift leaves the gradient (arXiv:2609.20807);
-    0 disables it."""
+    """Take the drift that the sampler's gap leaves out of the gradient (arXiv:2609.20807), over so
+    many of the sampler's likeliest tokens at each position; 0 for none. All tokens: exact."""
     mask_cut_off: bool = False
-    """Exclude truncated replies from the loss (DAPO's overlong filtering)."""
+    """Leave replies that the token limit cut off out of the loss (DAPO's overlong filtering); they
+    count in their group's mean and in metrics."""
     equal_groups: Literal["keep", "drop"] = "keep"
-    """Keep groups of equal rewards, which have no gradient, or `drop` them."""
+    """Groups of equal rewards: count them in the means (no pull), or leave them out."""
     correctness_filter: Literal["none", "mixed"] = "none"
     """`mixed` trains only on groups with both correct and wrong trajectories."""
     max_rounds: PositiveInt = 1
-    """Dynamic sampling: most rollouts of a step, until enough groups pass the filters."""
+    """Dynamic sampling: rollouts of a step at most, until the filters leave prompts_per_step."""
     overlong_tokens: int = Field(default=0, ge=0)
-    """Last tokens of `sampler.max_response_tokens` over which a penalty grows to 1; 0 disables
-    it."""
+    """Last tokens of sampler.max_response_tokens, over which a penalty grows to 1; 0 for none."""
 
     @property
     def is_filtered(self) -> bool:
@@ -110,7 +114,7 @@ class Grpo(AlgorithmConfig):
 
 
 class DrGrpo(AlgorithmConfig):
-    """Dr.GRPO (arXiv:2503.20783, section 3.2)."""
+    """Dr.GRPO (arXiv:2503.20783, section 3.2): no division by the std nor by a row's length."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
     estimator: Estimator = "group_centred"
@@ -118,7 +122,9 @@ class DrGrpo(AlgorithmConfig):
 
 
 class Dapo(AlgorithmConfig):
-    """DAPO (arXiv:2503.14476, Eqs. 8, 10, 11 and 13), filtered by execution match."""
+    """DAPO (arXiv:2503.14476): Eq. 8's token mean, Eq. 10's higher bound, Eq. 11's dynamic sampling
+    (by execution match, not by the shaped reward), Eq. 13's penalty with the paper's 4096 tokens.
+    """
 
     kind: Literal["dapo"] = "dapo"
     clip_high: float = Field(default=0.28, ge=0)
@@ -129,7 +135,7 @@ class Dapo(AlgorithmConfig):
 
 
 class Gspo(AlgorithmConfig):
-    """GSPO (arXiv:2507.18071), with GRPO's clip bounds as Progress-SQL prints them.
+    """GSPO (arXiv:2507.18071) as Progress-SQL uses it: sequence ratio, the same clip bounds.
 
     GSPO's own bounds are far closer, clip_low=3e-4 and clip_high=4e-4 (section 5.1); with more
     than one update a step it needs them (docs/claims.md).
@@ -141,7 +147,7 @@ class Gspo(AlgorithmConfig):
 
 
 class GspoToken(AlgorithmConfig):
-    """GSPO-token (arXiv:2507.18071, Eqs. 13 and 14)."""
+    """GSPO-token (arXiv:2507.18071, Eqs. 13 and 14): GSPO's ratio, advantages of each token."""
 
     kind: Literal["gspo_token"] = "gspo_token"
     ratio_level: RatioLevel = "sequence_token"
@@ -149,7 +155,9 @@ class GspoToken(AlgorithmConfig):
 
 
 class Cispo(AlgorithmConfig):
-    """CISPO (MiniMax-M1, arXiv:2506.13585); its bound of 1 + 4 is ScaleRL's (arXiv:2510.13786)."""
+    """CISPO (MiniMax-M1, arXiv:2506.13585): clipped weights, token mean. The paper has no number
+    for its bound; 1 + 4 is ScaleRL's (arXiv:2510.13786).
+    """
 
     kind: Literal["cispo"] = "cispo"
     surrogate: Surrogate = "cispo"
@@ -158,7 +166,7 @@ class Cispo(AlgorithmConfig):
 
 
 class Rloo(AlgorithmConfig):
-    """RLOO (arXiv:2402.14740, section 2.2).
+    """RLOO (arXiv:2402.14740, section 2.2): the others' mean as baseline, whole rows as actions.
 
     A KL is taken from the reward, as log p - log r of the whole row.
     """
@@ -172,7 +180,7 @@ class Rloo(AlgorithmConfig):
 
 
 class ReinforcePlusPlus(AlgorithmConfig):
-    """REINFORCE++ (arXiv:2501.03262).
+    """REINFORCE++ (arXiv:2501.03262): no group; KL in the tokens' return; whitened over the batch.
 
     A_t = R - kl_coef * sum over i >= t of k1_i, then less the batch's mean and over its std.
     """
@@ -187,7 +195,7 @@ class ReinforcePlusPlus(AlgorithmConfig):
 
 
 class Expo(AlgorithmConfig):
-    """EXPO-SQL (Eq. 4): each token's own credit less a KL, summed."""
+    """EXPO-SQL (Eq. 4): REINFORCE++'s clause-level form, own credit less a KL, summed."""
 
     kind: Literal["expo"] = "expo"
     estimator: Estimator = "direct"

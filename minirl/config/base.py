@@ -1,15 +1,8 @@
-"""The base of all settings, and the error of settings that contradict each other."""
+"""The error of settings that contradict each other."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
-
-
-class Settings(BaseModel):
-    """Base of all settings: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def contradiction(key: str, message: str) -> PydanticCustomError:

@@ -60,6 +60,7 @@ class TrainingTask:
         validate: The accuracy of weights, given with their version, that the best checkpoint is
             chosen by.
         max_turns: The most replies of a training episode.
+        log: Takes the numbers of a step too, beside the metrics in the run folder.
     """
 
     environment: Environment
@@ -73,6 +74,7 @@ class TrainingTask:
     validate: Callable[[nnx.State, int], float]
     max_turns: int
     shares: Mapping[str, str] = field(default_factory=dict)
+    log: Callable[[int, Mapping[str, float]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -347,6 +347,8 @@ class Trainer:
             numbers |= rollouts.gather_metrics(self._sampler, since=numbers)
             self._facts.curve.append((step, numbers["validation/accuracy"]))
         self._metrics.write(step, numbers)
+        if self._task.log is not None:
+            self._task.log(step, numbers)
         self._facts.unfinished = None
         if step % config.checkpoint_every == 0 or is_last:
             # Checkpoints between evaluations are never the best.

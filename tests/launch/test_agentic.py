@@ -12,10 +12,10 @@ from diskcache import Cache, JSONDisk
 
 from launch import job
 from launch.config import TinyConfig, load_config
-from launch.data.reply_format import ReplyFormat, write_call
+from launch.data.prompts import ReplyFormat, write_call
 from launch.evaluation import sampling
-from launch.evaluation.decoding import GREEDY, Decode
-from launch.evaluation.sources import SampleCache
+from launch.evaluation.replies import GREEDY, Decode
+from launch.evaluation.responses import SampleCache
 from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
 from minirl.model.tokenizer import ChatTokenizer

@@ -12,9 +12,9 @@ from rich.console import Console
 from exchange import UserError
 from launch import ask
 from launch.evaluation import sampling
-from launch.evaluation.outcomes import Outcomes
-from launch.evaluation.sources import Sampled
-from launch.reporting.tables import result_view
+from launch.evaluation.replies import Outcomes
+from launch.evaluation.responses import Sampled
+from launch.tables import result_view
 from sqlenv.types import Denied, SqlError, Table
 
 # What the model says to each question, and lines of what is printed.

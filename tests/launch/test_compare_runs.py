@@ -106,7 +106,6 @@ def test_two_runs_side_by_side(tmp_path, run):
         *("ours", "greedy", "spider-dev", "spider_ex", "spider-dev/0", [1.0, 0.0]),
         ["SELECT 0 -- base", "SELECT 0 -- ours"],
     ]
-    assert "base: execution accuracy 20.0 % [" in printed
     heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
     assert table[0] == f"| run | decoding | {heads} |"
     assert table[2].startswith("| base | greedy | 20.0 [")

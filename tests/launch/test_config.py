@@ -10,7 +10,7 @@ import yaml
 from exchange import UserError
 from launch.config import dump, load_config
 from launch.config_merge import packaged
-from launch.evaluation.decoding import Decode
+from launch.evaluation.replies import Decode
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 
@@ -309,30 +309,6 @@ def test_another_kind_does_not_clash_with_the_bases_settings(written):
     merged = load_config(written("r.yaml", base=DEMO, warm_start=optimizer), []).warm_start
     assert merged is not None
     assert (merged.optimizer.kind, merged.optimizer.learning_rate) == ("adamw", 0.01)
-
-
-def test_settings_of_earlier_versions_are_read_with_a_line(written, caplog):
-    """A run's own config has them in full."""
-    caplog.set_level("INFO", "launch.config_merge")
-    old = {
-        "data": {
-            "train": {
-                "sources": [{"layout": "spider_syn", "path": "."}],
-                "drop_failing_gold": True, "drop_empty_gold": False,
-            },
-        },
-        "executor": {"cache_dir": "runs/gold-results"},
-    }  # fmt: skip
-    config = load_config(written("old.yaml", base="progress.yaml", **old), ())
-    assert set(config.data.train.exclude) == {"blank", "failing"}
-    assert config.data.train.sources[0].layout == "spider-syn"
-    told = " ".join(record.getMessage() for record in caplog.records)
-    for words in (
-        "executor.cache_dir is ignored",
-        "drop_empty_gold is read as exclude",
-        "spider_syn",
-    ):
-        assert words in told
 
 
 def test_decoding_is_greedy_or_a_vote():

@@ -13,7 +13,7 @@ import pytest
 from exchange import UserError
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions, held_out, load_split
-from launch.evaluation.testsets import SPLITS, TEST_SETS
+from launch.evaluation.questions import SPLITS, TEST_SETS
 from sqlenv.data.layouts import set_name
 
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")

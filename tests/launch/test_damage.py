@@ -42,7 +42,7 @@ def make_inputs(root: Path) -> Path:
     (root / "p.sql").write_text("".join(f"{gold}\n" for gold in GOLDS))
     where = [root / DATABASE] * 3 + [root / SHOP] * 2
     pairs = [
-        {"id": number, "db": str(path), "gold": gold, "pred": gold}
+        {"id": number, "database": str(path), "gold_sql": gold, "pred": gold}
         for number, (path, gold) in enumerate(zip(where, GOLDS, strict=True))
     ]
     (root / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
@@ -233,7 +233,7 @@ def test_a_full_disk_names_the_file(root, run):
 )
 def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, run, text):
     """Reading it took 3 to 19 s a pair, of which the limits of a query say nothing."""
-    pair = {"id": 1, "db": str(root / DATABASE), "gold": GOLDS[0], "pred": text}
+    pair = {"id": 1, "database": str(root / DATABASE), "gold_sql": GOLDS[0], "pred": text}
     (root / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
     status, out, _ = run(PAIRS, [*arguments(PAIRS, root), "--timeout-s", "1"])
     record = json.loads(out)

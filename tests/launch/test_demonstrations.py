@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from launch.data.demonstrations import demonstrations
-from launch.data.reply_format import ReplyFormat
+from launch.data.prompts import ReplyFormat
+from launch.warm_start import demonstrations
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.executor import Executor

@@ -12,7 +12,7 @@ import yaml
 from exchange import UserError
 from launch import eval as command
 
-from .chat_server import Chat, Failure, serve
+from .chat_server import Chat, serve
 from .conftest import TINY
 from .small_sets import ASKED, GOLDS, loaded, make_spider
 
@@ -199,19 +199,3 @@ def test_votes_are_those_of_the_rule_whatever_the_jobs_own_limits(place, tmp_pat
     again = tmp_path / "again.json"
     command.main([*file, "--data-root", str(place / "spider_data"), "--json", str(again)])
     assert [one["sql"] for one in json.loads(again.read_text())["questions"]] == [*chosen.values()]
-
-
-def test_answers_that_were_paid_for_are_not_asked_again(place, tmp_path):
-    out = tmp_path / "out"
-    quits = Failure(403)
-
-    def tired(body: Any, earlier: int) -> str | Failure:
-        return brain(body, earlier) if chat.requests <= 3 else quits
-
-    with serve(Chat(tired)) as chat, pytest.raises(UserError, match="403"):
-        evaluate(place, out, chat)
-    assert not (out / "verdicts.json").exists()
-    with serve(Chat(brain)) as chat:
-        sheet = evaluate(place, out, chat)
-        assert chat.requests == len(GOLDS) - 3
-    assert sheet["measures"]["spider_ex"]["mean"] == 1

@@ -11,9 +11,9 @@ from exchange import UserError
 from launch import eval as command
 from launch import report
 from launch.evaluation import judging
-from launch.evaluation.decoding import GREEDY
 from launch.evaluation.predictions import read_samples
 from launch.evaluation.questions import find
+from launch.evaluation.replies import GREEDY
 
 from .small_sets import ASKED, GOLDS, make_bird, make_database, make_spider
 
@@ -359,7 +359,7 @@ def test_a_name_with_a_slash_is_one_folder(spider, tmp_path, monkeypatch):
 def test_a_folder_has_the_files_of_one_list_of_answers(spider, tmp_path, monkeypatch):
     """Whole ones, also where the command was interrupted while it wrote them."""
     first, second = (write(tmp_path / f"{n}.sql", MIXED[::n]) for n in (1, -1))
-    out, writing = tmp_path / "out", "launch.evaluation.trajectories.write_trajectories"
+    out, writing = tmp_path / "out", "launch.evaluation.evaluate.write_trajectories"
     with monkeypatch.context() as patch:
         patch.setattr(writing, lambda *_, **__: pytest.fail("interrupted"))
         with pytest.raises(pytest.fail.Exception):
@@ -441,6 +441,7 @@ def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):
     whole = evaluate(path, spider, tmp_path / "whole.json")
     monkeypatch.setattr(judging, "_FIRST", 2)
     monkeypatch.setattr(judging, "_MOST", 2)
+    monkeypatch.setattr(judging, "_SECONDS", (0.0, 1e9))  # also where the machine is busy
     judge, calls = judging.Executor.judge, []
 
     def dying(self, cases, names):

@@ -15,9 +15,10 @@ from exchange import UserError
 from launch import cli
 from launch import eval as command
 from launch.config import load_config
-from launch.evaluation.decoding import GREEDY
-from launch.evaluation.policy_source import CheckpointSource
-from launch.evaluation.sources import Answers, Sampled
+from launch.evaluation.checkpoint import CheckpointSource
+from launch.evaluation.replies import GREEDY
+from launch.evaluation.responses import Sampled
+from launch.evaluation.sources import Answers
 from launch.policy import policy_in
 
 from .conftest import TINY

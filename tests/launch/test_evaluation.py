@@ -9,7 +9,9 @@ import pytest
 
 from exchange import UserError
 from launch import read_result
-from launch.evaluation.official import write_official
+from launch.evaluation.evaluate import write_trajectories
+from launch.evaluation.predictions import write_official
+from launch.evaluation.responses import Sampled
 from launch.evaluation.results import (
     ModelFacts,
     QuestionVerdict,
@@ -19,8 +21,6 @@ from launch.evaluation.results import (
     write_report,
     write_result,
 )
-from launch.evaluation.sources import Sampled
-from launch.evaluation.trajectories import write_trajectories
 from sqlenv.config import ExecutorConfig
 from sqlenv.types import Example
 

@@ -15,9 +15,8 @@ from exchange import UserError
 from launch import eval as command
 from launch.build import SqlSide
 from launch.config import load_config
-from launch.evaluation.outcomes import FIRST, Outcomes, hint, parts_of
+from launch.evaluation.replies import FIRST, Outcomes, hint, parts_of
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.train.summary import status
 
 from .chat_server import Chat, Failure, serve
 from .conftest import TINY, json_lines
@@ -254,17 +253,6 @@ def test_the_first_part_has_the_first_replies():
 def test_a_hint_names_what_reads_most():
     assert hint(["<sql>SELECT 1</sql>", "?"], "fence").endswith("find a query in 1 of 2")
     assert hint(["what?"], "fence") == hint([], "fence") == ""
-
-
-def test_the_status_of_a_step_has_the_shares():
-    numbers = {
-        "reward/total": 0.5, "rollout/accuracy": 0.25, "rollout/turns": 1.0,
-        "rollout/no_query_share": 0.125, "rollout/cut_share": 0.5, "groups/too_long": 0.0,
-    }  # fmt: skip
-    shares = {"rollout/no_query_share": "no query"}
-    line = "reward 0.50, accuracy 0.25, turns 1.0, no query 12 %, cut off 50 %"
-    assert status(numbers, shares) == line
-    assert status({**numbers, "groups/too_long": 2.0}, shares) == f"{line}, prompts too long 2"
 
 
 # Prompts that are too long, wherever accuracy is measured.

@@ -18,7 +18,7 @@ from launch.config import JobConfig, load_config
 from launch.data import gold_checks
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
-from launch.evaluation.testsets import SPLITS
+from launch.evaluation.questions import SPLITS
 from launch.tiny import train_tokenizer
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.schema import values

@@ -12,9 +12,6 @@ from rich.console import Console
 from launch import cli
 from minirl.run import activity
 
-# The smallest job, with a line whenever something else is done.
-OFTEN = "from launch import cli, train; cli.LINE_S = 0.002; cli.run(train.main)"
-
 
 @pytest.fixture
 def written(monkeypatch) -> io.StringIO:
@@ -80,20 +77,3 @@ def test_a_wait_is_shown_on_a_terminal_and_wiped_out(monkeypatch, written):
     with cli.waiting("writing a query"), activity.doing(lambda: "prompts 0/1"):
         wait_for("prompts 0/1", file)
     assert file.getvalue().endswith("\x1b[2K")  # the line is empty again
-
-
-def test_a_run_tells_prompts_tokens_episodes_and_micro_batches(command, tiny, tmp_path):
-    done = command("--cfg", tiny, "run.dir=run", cwd=tmp_path, code=OFTEN)
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith(("learning", "accuracy"))]
-    learning = [line for line in said if line.startswith("learning: 0/3 (")]
-    kinds = ("prompts 0/2", " tokens", "update: micro-batch")
-    first = [next(n for n, line in enumerate(learning) if kind in line) for kind in kinds]
-    assert first == sorted(first)
-    # Nothing stays of what is over: the phases of a step come one after the other.
-    assert not any("tokens" in line and "micro-batch" in line for line in learning)
-    assert any(re.match(r"accuracy before: 0/6 \(prompts \d/6, .*episodes \d/6\)", x) for x in said)
-    # The last line of each is how it went.
-    assert [line for line in said if line.startswith("learning: 3/3")][-1].startswith(
-        "learning: 3/3 reward"
-    )

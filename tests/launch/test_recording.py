@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from launch.reporting.recording import StepRecorder, open_records, within_limit
+from launch.reporting.record import StepRecorder, open_records, within_limit
 from tests.minirl import toy_run
 from tests.minirl.conftest import ToyTokenizer, toy_model
 

@@ -105,7 +105,7 @@ def test_a_failing_gold_is_named(database, capsys):
 
 def test_a_file_of_pairs_keeps_order_and_ids(tmp_path, database, capsys):
     """Enough pairs for several processes; a prediction that is no text is one without SQL."""
-    same = {"db": str(database), "gold": "SELECT 1"}
+    same = {"database": str(database), "gold_sql": "SELECT 1"}
     pairs: list[dict[str, Any]] = [{"id": n, **same, "pred": f"SELECT {n % 3}"} for n in range(80)]
     pairs += [{"id": "none", **same, "pred": None}, {"id": None, **same, "pred": "\ud800"}]
     main(["--file", str(write_json(tmp_path / "pairs.jsonl", pairs)), "--json"])
@@ -118,16 +118,20 @@ def test_a_file_of_pairs_keeps_order_and_ids(tmp_path, database, capsys):
 
 def test_queries_of_other_dialects(tmp_path, database, capsys):
     """What cannot be carried over to SQLite is told as such, and never right."""
-    pair = {"id": 1, "db": str(database), "gold": "SELECT name FROM emp WHERE name = 'ANN'"}
+    pair = {
+        "id": 1,
+        "database": str(database),
+        "gold_sql": "SELECT name FROM emp WHERE name = 'ANN'",
+    }
     mysql = "SELECT name FROM emp WHERE dept = 'X' AND sal / 4 = 2.5"
     records = [
         ({**pair, "pred": mysql}, ("ok", True)),
         ({**pair, "pred": "SELECT `name` FROM emp WHERE name REGEXP '^a'"}, ("not_carried", False)),
         ({**pair, "pred": " "}, ("error", False)),
-        ({**pair, "gold": "SELECT 1", "pred": "DROP TABLE emp"}, ("not_carried", False)),
+        ({**pair, "gold_sql": "SELECT 1", "pred": "DROP TABLE emp"}, ("not_carried", False)),
         ({**pair, "pred": "SELECT 'ann'", "dialect": "sqlite"}, ("ok", False)),
         ({**pair, "pred": "SELECT 1 WHERE 'a' ILIKE 'A'", "dialect": "PostgreSQL"}, ("ok", False)),
-        ({**pair, "gold": "SELECT YEAR(name) FROM emp", "pred": "SELECT 1"}, ("ok", False)),
+        ({**pair, "gold_sql": "SELECT YEAR(name) FROM emp", "pred": "SELECT 1"}, ("ok", False)),
     ]
     path = write_json(tmp_path / "pairs.jsonl", [record for record, _ in records])
     main(["--file", str(path), "--json", "--dialect", "mysql"])
@@ -144,7 +148,7 @@ def test_queries_of_other_dialects(tmp_path, database, capsys):
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path, database):
-    pair = {"db": str(database), "gold": "SELECT 1", "pred": "SELECT 1"}
+    pair = {"database": str(database), "gold_sql": "SELECT 1", "pred": "SELECT 1"}
     path = write_json(tmp_path / "pairs.jsonl", [{"id": n, **pair} for n in range(60)])
     command = [sys.executable, "-m", "launch.score", "--file", str(path), "--json"]
     run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from launch.config import CourseConfig, SecondStage
-from launch.second_stage import restart, rise_p_value, second_optimizer, train
+from launch.job import restart, rise_p_value, second_optimizer, train_second_stage
 from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
 from tests.minirl import toy_run
@@ -123,7 +123,7 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer._sampler, "set_weights", spy)
     monkeypatch.setattr(trainer._learner, "init", init_alone)
     trainer.run(counted)
-    start = train(trainer, course, counted)
+    start = train_second_stage(trainer, course, counted)
     # Adam's state is fresh.
     assert counts == [{1}, {2}, {3}, {4}, {1}, {2}, {3}]
     assert_same_weights(sampled[3], weights[3])

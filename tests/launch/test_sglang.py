@@ -19,7 +19,7 @@ from flax import nnx
 from launch import eval as evaluation
 from launch.build import SqlSide, serving
 from launch.config import JobConfig, TinyConfig, load_config
-from launch.data.reply_format import write_call
+from launch.data.prompts import write_call
 from launch.tiny import make_tiny
 from minirl.config import (
     BatchingConfig,

@@ -14,10 +14,7 @@ from exchange import UserError
 from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
-from launch.evaluation.decoding import GREEDY
-from launch.evaluation.policy_source import CheckpointSource
-from launch.evaluation.subject import find_subject
-from launch.policy import policy_in
+from launch.policy import find_subject
 from launch.run_folder import run_of
 
 from .chat_server import Chat, serve
@@ -42,17 +39,6 @@ def ask(chat: Chat, spider: Path, out: Path, *more: str) -> dict[str, Any]:
 
 
 # A run.
-
-
-def test_a_run_is_asked_as_it_was_trained(command, place, tmp_path):
-    """Without a config, and from another folder: the same replies as at the end of its training."""
-    finished = place / "finished"
-    done = command(
-        "launch.eval", "--checkpoint", finished, "--out", tmp_path / "after", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    name = "predictions.jsonl"
-    assert (tmp_path / "after" / name).read_bytes() == (finished / "after" / name).read_bytes()
 
 
 def test_without_a_model_it_is_the_newest_finished_run(place, tmp_path, monkeypatch, capsys):
@@ -127,14 +113,6 @@ def test_an_endpoint_needs_no_config(spider, tmp_path, capsys):
     # Bare queries are read, though a fence was asked for.
     assert sheet["measures"]["spider_ex"]["mean"] == 1
     assert sheet["outcomes"]["no_query"] == 0
-
-
-def test_a_folder_that_is_no_run_may_answer_in_any_form(place):
-    run, model = (place / "finished" / name for name in ("", "model"))
-    for checkpoint, wrapping in ((run, "sql_tag"), (model, "any")):
-        config, _ = find("--checkpoint", str(checkpoint))
-        source = CheckpointSource.of(config, GREEDY, policy_in(checkpoint), "cpu")
-        assert source.config.answer_wrapping == wrapping
 
 
 # How many questions.

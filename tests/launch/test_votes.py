@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.evaluation.cache import Progress
-from launch.evaluation.decoding import ERROR_SQL, Decode, choose
+from launch.evaluation.evaluate import Progress
 from launch.evaluation.judging import judge
 from launch.evaluation.questions import QuestionSet
+from launch.evaluation.replies import ERROR_SQL, Decode, choose
+from launch.evaluation.responses import Sampled
 from launch.evaluation.results import QuestionVerdict
-from launch.evaluation.sources import Sampled
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.executor import Executor

@@ -40,9 +40,6 @@ function differences(one, other) {
 }
 
 const lastTurn = member => member.turns.at(-1) ?? {};
-const isMemberRight = member =>
-  member.correct ?? (lastTurn(member).correct && (lastTurn(member).kind ?? "answer") === "answer");
-
 /** Open what was seen of a question at two places; one where it is the same, or not seen at the other. */
 function sidesOf(question, state) {
   const found = [["a", state.a], ["b", state.b]].map(([side, view]) => ({side, seen: seenIn(question, view)}));
@@ -86,7 +83,7 @@ async function detail(id) {
 }
 
 const pane = (side, state, marks) => h("section", {class: "pane card"},
-  h("div", {class: "row"}, h("h2", {}, data.views[side.seen.view]), verdictOf(isMemberRight(side.member))),
+  h("div", {class: "row"}, h("h2", {}, data.views[side.seen.view]), verdictOf(side.member.correct)),
   side.order.length > 1 && members(side),
   who("final query", marks && ["words that the other one lacks are ", h("span", {class: "changed"}, "marked")]),
   sqlText(lastTurn(side.member).sql || "no query", side.tokens, marks),
@@ -97,11 +94,11 @@ function members({group: {trajectories: all}, order, at, side}) {
   const most = largest(all.map(each => each.advantage ?? 0));
   const isTrained = all.some(each => Number.isFinite(each.advantage));
   const by = isTrained ? "by advantage" : "reward" in all[0] ? "by reward; left out of the update" : "";
-  return [who(`group of ${all.length}, ${all.filter(isMemberRight).length} right`, by),
+  return [who(`group of ${all.length}, ${all.filter(each => each.correct).length} right`, by),
     h("div", {class: "group"}, order.map(n => {
       const each = all[n], share = 50 * (each.advantage ?? 0) / most, {sql, reply} = lastTurn(each);
       return h("a", {class: "member", "aria-current": n === at ? "true" : null, href: link({[`n${side}`]: n})},
-        verdictOf(isMemberRight(each)), Number.isFinite(each.reward) && ` reward ${number(each.reward)}`,
+        verdictOf(each.correct), Number.isFinite(each.reward) && ` reward ${number(each.reward)}`,
         isTrained && [` advantage ${number(each.advantage)}`, h("div", {class: "bar"},
           h("i", {class: share < 0 ? "minus" : "plus",
             style: {width: `${Math.abs(share)}%`, left: `${50 + Math.min(0, share)}%`}}))],

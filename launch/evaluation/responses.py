@@ -1,19 +1,96 @@
-"""A client that pays for every answer once: requests, answers, and the cache of them on disk."""
+"""What models answer, and the cache of it: whatever was answered is not asked for again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from launch.evaluation.outcomes import End
-from launch.evaluation.sources import ANSWERS
+from pydantic import TypeAdapter
+
+from launch.evaluation.replies import NO_REPLIES, End, Outcomes
+from launch.files import short
 from rewards.verbal import Ask
 from sqlenv.cache import DiskCache
-from sqlenv.types import Observation
+from sqlenv.types import Answer as ReadReply
+from sqlenv.types import Example, Observation
+
+ANSWERS = "answers"
+"""The cache of responses in a folder of results."""
+RECORDED_SAMPLES = 8
+"""Samples of a question that `trajectories.jsonl` has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a source gives to one question.
+
+    Attributes:
+        queries: One, or several samples.
+        replies: The texts that they stand in; none in a file of predictions.
+        turns: Turns of each episode, where the model may call a tool.
+        line: Of `trajectories.jsonl`, where episodes have several turns.
+        choice: How the query was chosen among the model's own, with `judge@K`.
+        ends: How each reply ended.
+        outcomes: What became of all replies to the question.
+        places: Where each query begins in its reply, in characters; -1 where it does not.
+        right: Which queries are right by the environment's rule, where it has judged them.
+    """
+
+    queries: tuple[str, ...]
+    replies: tuple[str, ...] = ()
+    turns: tuple[int, ...] = ()
+    line: Mapping[str, Any] | None = None
+    choice: Mapping[str, Any] | None = None
+    ends: tuple[End, ...] = ()
+    outcomes: Outcomes = NO_REPLIES
+    places: tuple[int, ...] = ()
+    right: tuple[bool, ...] = ()
+
+    @classmethod
+    def of(cls, read: Sequence[ReadReply], **more: Any) -> Sampled:
+        """Take the queries out of replies that were read."""
+        return cls(
+            tuple(one.sql for one in read),
+            tuple(one.reply for one in read),
+            places=tuple(one.place for one in read),
+            **more,
+        )
+
+    @property
+    def unread(self) -> list[str]:
+        """List the replies that hold no query."""
+        pairs = zip(self.queries, self.replies, strict=False)
+        return [reply for sql, reply in pairs if reply and not sql]
+
+
+class SampleCache:
+    """Samples of questions in the cache of responses, by what decides them."""
+
+    def __init__(self, folder: Path, settings: object = None) -> None:
+        self._folder, self._settings = folder / ANSWERS, short(json.dumps(settings).encode())
+
+    def read(self, examples: Sequence[Example]) -> list[Sampled]:
+        """Read the samples of the first questions, as many as have theirs."""
+        if not self._folder.exists():
+            return []
+        with closing(DiskCache(self._folder)) as cache:
+            kept = (cache.get(self._key(*numbered)) for numbered in enumerate(examples))
+            return [TypeAdapter(Sampled).validate_python(one) for one in takewhile(bool, kept)]
+
+    def write(self, first: int, examples: Sequence[Example], new: Sequence[Sampled]) -> None:
+        """Keep the samples of questions, from a number on."""
+        with closing(DiskCache(self._folder)) as cache:
+            for number, one in enumerate(new, first):
+                cache[self._key(number, examples[number])] = asdict(one)
+
+    def _key(self, number: int, example: Example) -> str:
+        return f"{self._settings} {number} {example.id}"
 
 
 @dataclass(frozen=True, slots=True)

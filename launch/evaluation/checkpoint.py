@@ -12,36 +12,28 @@ from typing import Any
 
 from launch.build import SqlSide, serving
 from launch.config import JobConfig
-from launch.evaluation.client import Answer, CachedClient, ModelRequest
-from launch.evaluation.decoding import Decode
-from launch.evaluation.deliberation import deliberate
-from launch.evaluation.digests import digest, short
-from launch.evaluation.outcomes import hint
-from launch.evaluation.results import ModelFacts
-from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
-from launch.evaluation.sources import (
-    Answers,
+from launch.evaluation.replies import Decode, hint
+from launch.evaluation.responses import (
+    Answer,
+    CachedClient,
+    ModelRequest,
     SampleCache,
     Sampled,
-    Show,
-    Source,
-    unread_of,
 )
+from launch.evaluation.results import ModelFacts
+from launch.evaluation.sampling import FIRST_EPISODE, Evaluator, TakenAsTheyAre
+from launch.evaluation.sources import Answers, Show, Source, deliberate, unread_of
+from launch.files import digest, short
 from launch.policy import PolicySource
 from launch.weights import load_policy
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.run import activity
-from minirl.sample.pace import Pace
+from minirl.sample.rollout import rollout
 from minirl.train.rollouts import make_sampler
-from minirl.types import Decoding, Request
+from minirl.types import Decoding, Trajectory
 from sqlenv.executor.database import fingerprint
-from sqlenv.types import Example
+from sqlenv.types import Example, Observation
 
-# Episode numbers name random streams: these lie above those of evaluations.
-_FIRST_EPISODE = 2**30
-_STREAMS = 2**30
-_STEPS = 32
 _MODEL_FILES = (".json", ".safetensors", ".jinja")
 _SMALL_BYTES = 1_000_000
 """Larger files of a checkpoint, of which most are the optimizer's, are told apart by their names,
@@ -160,7 +152,7 @@ def _file(path: Path, checkpoint: Path) -> tuple[str, int, str]:
 
 
 class _PolicyModel:
-    """Samples answers; the seed of the job and a request's own decide each.
+    """Answers requests, each as an episode of one reply.
 
     The policy is loaded for the first request: where all are answered already, never.
     """
@@ -169,13 +161,13 @@ class _PolicyModel:
         self, config: JobConfig, policy: PolicySource, out: Path, stack: ExitStack
     ) -> None:
         self._config, self._policy, self._out, self._stack = config, policy, out, stack
+        self._next = FIRST_EPISODE
 
     @cached_property
     def _loaded(self) -> tuple[Any, ChatTokenizer]:
-        config = self._config
-        model, tokenizer = load_policy(self._policy, config)
+        config, policy = self._config, self._policy
+        model, tokenizer = load_policy(policy, config)
         limits = config.evaluation_sampler
-        policy = self._policy
         servers = self._stack.enter_context(
             serving(config, policy.model, self._out, limits, lora=policy.lora)
         )
@@ -193,33 +185,36 @@ class _PolicyModel:
         """Sample an answer to each request, and record it; a prompt too long has none."""
         if not requests:
             return
-        sampler, tokenizer = self._loaded
         verbal, limits = self._config.verbal, self._config.evaluation_sampler
-        temperature = 1.0 if verbal.temperature is None else verbal.temperature
-        decoding = Decoding(temperature, limits.top_p)
         longest = (limits.max_response_tokens, limits.max_reply_tokens, verbal.max_tokens)
         most = min(tokens for tokens in longest if tokens is not None)
-        waiting: dict[int, tuple[ModelRequest, int]] = {}
-        prompts: set[tuple[int, ...]] = set()
-        for request in requests:
-            ids = tokenizer.encode_chat(request.messages)
-            if len(ids) > limits.max_prompt_tokens:
-                limit = f"evaluation.max_prompt_tokens={limits.max_prompt_tokens}"
-                refusal = f"a prompt has {len(ids)} tokens; {limit} is too small"
-                record(request, Answer(None, refusal=refusal, end="too_long"))
-                continue
-            episode = _FIRST_EPISODE + request.seed % _STREAMS
-            while episode in waiting:
-                episode += 1
-            waiting[episode] = request, len(ids)
-            prompts.add(tuple(ids))
-            sampler.submit(Request(episode, tuple(ids), most, decoding))
-        pace = Pace(sampler.work)
-        with activity.doing(lambda: ", ".join(pace.words(prompts=len(prompts)))):
-            while waiting:
-                for episode, reply in sampler.advance(max_steps=_STEPS):
-                    sampler.release(episode)
-                    request, prompt_tokens = waiting.pop(episode)
-                    told = Answer(reply.text, prompt_tokens, len(reply.ids), end=reply.finish)
-                    record(request, told)
-                pace.note()
+        limits = limits.model_copy(update={"max_response_tokens": most, "max_reply_tokens": None})
+        limit = f"evaluation.max_prompt_tokens={limits.max_prompt_tokens}"
+        refusal = f"a prompt is too long; {limit} is too small"
+
+        def ended(place: int, group: Sequence[Trajectory]) -> None:
+            answer = Answer(None, refusal=refusal, end="too_long")
+            for turn in (one.turns[0] for one in group):
+                reply, prompt_tokens = turn.reply, len(turn.observation_ids)
+                answer = Answer(reply.text, prompt_tokens, len(reply.ids), end=reply.finish)
+            record(requests[place], answer)
+
+        temperature = 1.0 if verbal.temperature is None else verbal.temperature
+        rollout(
+            *self._loaded, _OneReply(), requests,
+            config=limits, group_size=1, first_episode=self._next,
+            decoding=Decoding(temperature, limits.top_p), max_turns=1, ended=ended,
+        )  # fmt: skip
+        self._next += len(requests)
+
+
+class _OneReply:
+    """An environment of requests, each over with its reply."""
+
+    def reset(self, example: ModelRequest) -> tuple[ModelRequest, Observation]:
+        """Ask."""
+        return example, example.messages
+
+    def step(self, episode: ModelRequest, reply: str) -> tuple[ModelRequest, None]:
+        """Take the reply."""
+        return episode, None

@@ -1,16 +1,25 @@
-"""Files of text: read as a user may have written them, and written whole or not at all."""
+"""Files: read as a user may have written them, written whole or not at all, known by contents."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
-from collections.abc import Iterable
+import os
+import platform
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import apsw
 
 from exchange import UserError
 from minirl.run.files import whole_file
 from sqlenv.data.records import is_utf16
+from sqlenv.executor.database import fingerprint
+from sqlenv.types import Observation
 
 
 def read_text(path: Path) -> str:
@@ -66,3 +75,35 @@ def write_text(path: Path, text: str) -> None:
     """Write a file that is there whole or not at all, and its folder where there is none."""
     with whole_file(path) as file:
         file.write(text)
+
+
+def digest(files: Collection[Path]) -> str:
+    """Digest files by name and contents: the same on every machine, whatever the paths."""
+    with ThreadPoolExecutor() as threads:
+        contents = threads.map(fingerprint, files)
+        lines = sorted(f"{path.name} {found}" for path, found in zip(files, contents, strict=True))
+    return short(os.fsencode("\n".join(lines)))
+
+
+def short(content: bytes) -> str:
+    """Digest bytes."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def of_prompts(prompts: Iterable[Observation]) -> str:
+    """Digest the prompts of all questions, as the model is shown them."""
+    total = hashlib.sha256()
+    for prompt in prompts:
+        total.update(json.dumps([[m.role, m.content] for m in prompt]).encode())
+    return total.hexdigest()[:16]
+
+
+def versions(*libraries: str) -> dict[str, str]:
+    """Name the versions that results may depend on; SQLite's decides which queries run."""
+    found = {"python": platform.python_version(), "sqlite": apsw.sqlite_lib_version()}
+    for name in libraries:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # the SQL side works without the learner's
+            found[name] = "not installed"
+    return found
