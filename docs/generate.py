@@ -25,7 +25,7 @@ from sqlenv.data.layouts import DATASETS, SETS
 
 DOCS = Path(__file__).parent
 _START, _END = "<!-- generated: {} -->\n", "<!-- end -->"
-_HEAD = ("key", "default", "meaning")
+_SECTION = "-"
 
 Model = type[BaseModel]
 Row = tuple[str, str, str]
@@ -54,7 +54,7 @@ def settings() -> str:
         names = ", ".join(f"`{path}`" for path in paths) if paths[0] else "The job"
         parts.append(f"{'###' if '.' in paths[0] else '##'} {names}")
         if len(models) == 1:
-            parts += [_doc(models[0]), _table(_HEAD, _rows(models[0]))]
+            parts += [_doc(models[0]), _list(_rows(models[0]))]
         else:
             parts += _kinds(models)
     return "\n\n".join(parts)
@@ -102,23 +102,27 @@ def _kinds(models: Sequence[Model]) -> Iterator[str]:
     shared = [key for key in first if key != "`kind`" and all(key in rows for rows in others)]
     if shared:
         yield f"All kinds, with the defaults of `{models[0].model_fields['kind'].default}`:"
-        yield _table(_HEAD, [first[key] for key in shared])
+        yield _list(first[key] for key in shared)
     for model, rows in kinds.items():
         other = [f"{k[:-1]}: {rows[k][1][1:]}" for k in shared if rows[k][1] != first[k][1]]
         told = f" Here {', '.join(other)}." if other else ""
         yield f"`kind: {model.model_fields['kind'].default}`. {_doc(model)}{told}"
         if own := [row for key, row in rows.items() if key not in [*shared, "`kind`"]]:
-            yield _table(_HEAD, own)
+            yield _list(own)
 
 
 def _rows(model: Model) -> Iterator[Row]:
+    """Yield a row for each setting, but for sections: their headings say the same."""
     meanings = _meanings(model)
     for name, field in model.model_fields.items():
         inner = _models(field)
-        told = meanings.get(name) or (_doc(inner[0]) if len(inner) == 1 else "")
+        if inner and _default(field) == _SECTION:
+            continue
+        told = meanings.get(name, "")
         choices = [f"`{_value(one)}`" for one in _choices(field.annotation) if one != field.default]
         if unnamed := [choice for choice in choices if choice not in told and name != "kind"]:
-            told = f"{told} Also {', '.join(unnamed)}.".strip()
+            others = "One of" if field.is_required() else "Also"
+            told = f"{told} {others} {', '.join(unnamed)}.".strip()
         yield f"`{name}`", _default(field), _escape(told)
 
 
@@ -139,7 +143,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if field.default_factory is not None or isinstance(field.default, BaseModel):
         kind = getattr(field.default, "kind", None)
-        return f"`kind: {kind}`" if kind and len(_models(field)) > 1 else "-"
+        return f"`kind: {kind}`" if kind and len(_models(field)) > 1 else _SECTION
     return f"`{_value(field.default)}`"
 
 
@@ -174,15 +178,31 @@ def _code(names: Iterable[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Write text for Markdown: no columns and tags of its own, and None as YAML has it."""
+    """Write text for Markdown: no columns and tags of its own, None as YAML has it, and links."""
+    text = re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
     parts = text.replace("|", r"\|").split("`")
     parts[::2] = [re.sub(r"\bNone\b", "`null`", one.replace("<", "&lt;")) for one in parts[::2]]
     return "`".join(parts)
 
 
+def _list(rows: Iterable[Row]) -> str:
+    """Write settings as a list, each with its default as in YAML."""
+    return "\n".join(
+        f"- {_yaml(key, default)}{told and f': {told}'}" for key, default, told in rows
+    )
+
+
+def _yaml(key: str, default: str) -> str:
+    """Join a key and its default, such as `seed` and `0`; one without is named alone."""
+    if not default.startswith("`"):
+        return key if default == _SECTION else f"{key} ({default})"
+    value = default.strip("`")
+    return f"`{key.strip('`')}: {f'{{{value}}}' if value.startswith('kind:') else value}`"
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+    first, *lines = (f"| {' | '.join(line)} |".replace("|  |", "| |") for line in [head, *rows])
+    return "\n".join([first, "|" + "---|" * len(head), *lines])
 
 
 if __name__ == "__main__":

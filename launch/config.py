@@ -42,10 +42,10 @@ from sqlenv.types import Wrapping
 
 
 class TinyConfig(Settings):
-    """Shape of a model that is made on the spot, with its tokenizer."""
+    """Shape of a tiny model with its own tokenizer."""
 
     vocab_size: PositiveInt = 2048
-    """Entries of the tokenizer and rows of the embedding."""
+    """Entries of the tokenizer and the embedding."""
     hidden_size: PositiveInt = 128
     intermediate_size: PositiveInt = 384
     layers: PositiveInt = 4
@@ -66,41 +66,38 @@ class TinyConfig(Settings):
 
 
 class ModelSection(ModelSource):
-    """The policy: one that there is, or a tiny one."""
+    """The policy."""
 
     tiny: TinyConfig | None = None
-    """Make a tiny model in the run folder in place of reading one."""
+    """Make a tiny model in the run folder instead."""
 
 
 class RunConfig(Settings):
     """Where a run lives."""
 
     name: str = "run"
-    """Name of the run, and of its folder."""
+    """Name of the run."""
     dir: Path | None = None
     """Run folder; None for runs/<name>-seed<seed>."""
     trackio: str | None = None
-    """Project of Trackio, where that is installed, which gets the numbers of each step too; None
-    for none. A run may go on with another one."""
+    """Project of Trackio, where that is installed, to log each step in too; None for none."""
 
 
 class DataSection(Settings):
     """Questions to learn from, to choose checkpoints by, and to test on."""
 
     root: Path | None = None
-    """Folder that the paths of the sources are relative to; None for the run's own demo data."""
+    """Folder of the data; None for the run's own demo data."""
     demo: DemoConfig | None = None
-    """Generate this demo data into the run folder in place of reading a root."""
+    """Generate demo data into the run folder instead of reading `root`."""
     train: DataConfig
     validation: DataConfig | None = None
     """Questions to choose checkpoints by; None for `held_out`."""
     held_out: PositiveInt | None = None
-    """Questions to choose checkpoints by. They are taken from databases of `train`, which are then
-    excluded from training, and drawn by `train.seed` and the sources' weights."""
+    """Number of questions to hold out of `train` to choose checkpoints by (docs/data.md)."""
     test: DataConfig
     overlap: Literal["refuse", "tell"] = "refuse"
-    """What to do if questions or databases of `train` or `validation` also occur in a published
-    test set below `root` or in `test`."""
+    """What to do about contamination (docs/data.md)."""
 
     @model_validator(mode="after")
     def _check(self) -> DataSection:
@@ -126,30 +123,27 @@ class DataSection(Settings):
 
 
 class PromptConfig(Settings):
-    """How a question is put."""
+    """How a question is asked."""
 
     style: PromptStyle = "progress"
-    """Whose wording."""
+    """Wording."""
     schema_style: Style = "omnisql"
-    """How tables are written."""
+    """Form of the schema."""
     example_values: int = Field(default=2, ge=0)
     """Example values of a column."""
     value_matches: bool = True
-    """Values that the question names come first among the example values, as in OmniSQL's prompts:
-    with `schema_style: omnisql` alone."""
+    """Put values that the question names first (`schema_style: omnisql` only)."""
 
 
 class WarmStartConfig(SftConfig):
     """Supervised training before reinforcement learning."""
 
     mistake_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the answers, repairs apart, that have a mistake, as of a weak annotator
-    (`sqlenv.data.corruptions`)."""
+    """Share of answers with a mistake, as from a weak annotator (`sqlenv.data.corruptions`)."""
     repair_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the demonstrations that mend such a mistake after its diagnosis, in a second turn;
-    the mistake itself is learnt only with `learn_prompt`."""
+    """Share of demonstrations that repair such a mistake in a second turn."""
     examples: PositiveInt | None = None
-    """How many training questions are demonstrated, sampled by seed; None for all."""
+    """Training questions to demonstrate, sampled by seed; None for all."""
 
 
 class EvalConfig(Settings):
@@ -160,23 +154,20 @@ class EvalConfig(Settings):
     validation_questions: PositiveInt | None = 200
     """Validation questions, sampled by seed; None for all."""
     wrapping: Wrapping | None = None
-    """Where the SQL of a reply is when accuracy is measured, as `env.wrapping`. None: that of `env`
-    for a run of `launch.train` and its checkpoints, which have learned it, and `any` for endpoints
-    and model folders."""
+    """Where the query of a reply is; None for `env.wrapping` of trained models, and `any` for
+    others."""
     episode: Literal["single_turn", "agentic"] = "single_turn"
-    """What answers a question: one reply, or the tool-calling episode of `env`."""
+    """Answer in one reply, or in the tool-calling episode of `env` (`agentic`)."""
     max_prompt_tokens: PositiveInt | None = None
-    """Longest prompt; None for `sampler.max_prompt_tokens`. A question with a longer one is wrong,
-    and counted."""
+    """Longest prompt; longer ones are wrong, and counted. None for `sampler.max_prompt_tokens`."""
     max_response_tokens: PositiveInt | None = None
-    """Longest response, in one reply or several; None for the limits of `sampler`."""
+    """Longest response; None for the limits of `sampler`."""
     vote_temperature: float = Field(default=0.8, gt=0)
     """Sampling temperature of vote@n and pass@n."""
     validation_temperature: float = Field(default=0.0, ge=0)
-    """Sampling temperature of the validations of a training run; 0 is greedy."""
+    """Sampling temperature of validations; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Replies of vote@n, pass@n and sampled validations are drawn from the likeliest tokens that
-    together reach this probability."""
+    """Nucleus sampling of vote@n, pass@n and sampled validations."""
 
     def of(self, split: Split) -> int | None:
         """Return how many questions of a split are asked; None for all."""
@@ -184,46 +175,42 @@ class EvalConfig(Settings):
 
 
 class VerbalConfig(JudgeConfig):
-    """Verbal RL: how many candidates and judgements, and how a model is asked for them."""
+    """Verbal RL (`judge@K`), and calls of an endpoint."""
 
     temperature: float | None = Field(default=0.8, ge=0)
-    """Sampling temperature of queries and judgements; None for the endpoint's own, which some
-    models insist on (the native sampler takes 1.0)."""
+    """Sampling temperature; None for the endpoint's own (1.0 for the native sampler)."""
     max_tokens: PositiveInt = 4096
-    """Longest answer, thinking included."""
+    """Longest answer, reasoning included."""
     send_seed: bool = True
-    """Whether requests carry a seed; a few services refuse it."""
+    """Send a seed with requests, which a few services refuse."""
     parallel: PositiveInt = 16
     """Calls under way at a time."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """Longest wait for one answer of an endpoint, in seconds."""
+    """Longest wait for an answer, in seconds."""
     retries: int = Field(default=6, ge=0)
-    """How often a call that failed (429, 5xx, no connection) is repeated, with growing
-    pauses, before the command stops."""
+    """Retries of a failed call (429, 5xx, no connection), with growing pauses."""
 
 
 class SecondStage(Settings):
-    """A restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
+    """Restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
 
     steps: PositiveInt | None = None
-    """Steps of the second stage; None for as many as the first has."""
+    """Steps of the stage; None for as many as the first."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Share of its first learning rate that the cosine ends at."""
+    """Share of the learning rate at the end of the cosine."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """Level of the test for a rise of the first stage's accuracies."""
 
 
 class CourseConfig(TrainConfig):
-    """The course of reinforcement learning, also in passes over the data and in two stages."""
+    """The course of reinforcement learning."""
 
     epochs: PositiveInt | None = None
-    """Passes over the `data.train.total` questions, in place of `steps`, which are counted from
-    it when a config is read; None where `steps` is given."""
+    """Passes over the `data.train.total` questions, instead of `steps`."""
     second_stage: SecondStage | None = None
-    """What follows the first stage; None for nothing."""
+    """A second stage; None for none."""
     sample_tokens: bool = False
-    """Whether each token of the groups in trajectories.jsonl has advantage and log-probabilities
-    there."""
+    """Also record the advantage and log-probabilities of each token."""
 
     @property
     def all_steps(self) -> int:
@@ -254,9 +241,7 @@ class JobConfig(Settings):
     prompt: PromptConfig = PromptConfig()
     model: ModelSection
     mesh: Literal["auto"] | MeshConfig = "auto"
-    """How devices are arranged. `auto` splits weights and prompts over all devices (`fsdp`). If
-    there are more devices than prompts in an update, the others share attention heads and MLP
-    widths (`tensor`); if the devices do not divide the model's width, they hold copies (`data`)."""
+    """Shape of the device mesh (docs/scaling.md)."""
     warm_start: WarmStartConfig | None = None
     env: EnvConfig = DiagnosedConfig()
     reward: RewardConfig = ProgressiveConfig()

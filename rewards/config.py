@@ -21,22 +21,22 @@ class ProgressiveConfig(Settings):
     """Tag of the union."""
 
     decay: float = Field(default=0.5, gt=0, le=1)
-    """Factor on the reward of a match for each turn before it (gamma)."""
+    """Factor on the reward of a match for each earlier turn (gamma)."""
 
     alignment: Literal["both", "structural", "lexical"] = "both"
-    """What F measures: the mean of structure and words, or one of them alone (table 3)."""
+    """F: the mean of structural and lexical alignment, or one of them (table 3)."""
 
     align_k1: Literal["literal", "zero"] = "literal"
-    """Alignment reward of a match at the first turn: stagnation (equation 1), or 0."""
+    """Alignment reward of a match at the first turn: stagnation (Eq. 1), or `zero`."""
 
     keep: float = 0.5
-    """Reward when the first and the last query run."""
+    """Reward if the first and the last query run."""
 
     recovery: float = 0.25
-    """Reward when only the last query runs."""
+    """Reward if only the last query runs."""
 
     deterioration: float = -0.25
-    """Reward when only the first query runs."""
+    """Reward if only the first query runs."""
 
 
 class ExecutionConfig(Settings):
@@ -60,81 +60,79 @@ class ExpoConfig(Settings):
     """Tag of the union."""
 
     gap_scale: float = Field(default=1.0, ge=0)
-    """Factor on the gap between the rewards of blamed and other clauses, which keeps their mean
-    (table 11). With 0 all clauses of a query have one reward."""
+    """Factor on the gap between blamed and other clauses around their mean (table 11); 0 gives all
+    clauses one reward."""
 
     clause_level: Literal["both", "incorrect", "error"] = "both"
-    """For which failures clauses are told apart (table 4): wrong results, failing queries, or both.
-    The other kind has its uniform reward."""
+    """Failures with clause-level rewards (table 4): wrong results (`incorrect`), failing queries
+    (`error`), or both."""
 
     outside_tokens: Literal["zero", "query"] = "zero"
-    """Credit of tokens outside the SQL, such as the thinking: `zero` (equation 4 sums over the
-    tokens of clauses), or `query`: the reward of a blamed clause, or of a match, so that the
-    thinking is trained too."""
+    """Credit of tokens outside the SQL: none (Eq. 4), or the `query`'s, which also trains the
+    reasoning."""
 
     attribution: Literal["both", "types", "execution"] = "both"
-    """How the clauses of a wrong result are found (table 5): by the types of difference and
-    clause-wise execution (algorithm 1); by `types` alone, where only one clause can cause them; or
-    by `execution` alone, which blames the steps that lead away from the gold result."""
+    """Find the clauses of a wrong result by `types` of difference, by clause-wise `execution`, or
+    both (table 5)."""
 
     tracing: bool = True
-    """Trace an error to the clauses that caused it, or blame only those that the message points at
-    (table 6)."""
+    """Trace an error to the clauses that caused it, not only to those that its message names (table
+    6)."""
 
 
 class PaverlConfig(Settings):
-    """PaVeRL-SQL's reward (section III-C), by the share of gold columns that a result has."""
+    """PaVeRL-SQL's reward (section III-C)."""
 
     kind: Literal["paverl"] = "paverl"
     """Tag of the union."""
 
     ex_f: Literal["paper", "code"] = "paper"
-    """Columns compared as the paper says, or as its released program does."""
+    """Compare columns as the paper says, or as its released `code` does."""
 
     payoff: Literal["fraction", "binary"] = "fraction"
-    """Reward the share of gold columns (EX_f), or only all of them (EX_b)."""
+    """Reward the share of gold columns (EX_f), or only all of them (`binary`, EX_b)."""
 
     extra_columns: int = Field(default=5, ge=1)
-    """As many columns that are none of the gold's are too many for EX_b (tau)."""
+    """Number of extra columns that fails EX_b (tau)."""
 
     all_columns: float = 10.0
-    """Reward of all gold columns; EX_f of it for some."""
+    """Reward of all gold columns, times EX_f for some."""
 
     executed: float = 0.5
-    """Reward of a query that runs, and has no gold column."""
+    """Reward of a query that runs without a gold column."""
 
 
 class AtrConfig(Settings):
     """SQL-ASTRA's aggregated trajectory reward."""
 
     kind: Literal["paper", "fig2"] = "paper"
-    """Constants of the paper's text (equation 2, table 2), or of its figure 2."""
+    """Constants of the text (Eq. 2, table 2), or of figure 2 (`fig2`)."""
 
     high_low: float = -1.5
-    """Factor on a fall; -1.0 is the paper's symmetric ablation."""
+    """Factor on a fall; -1.0 is the symmetric ablation."""
 
 
 class AstraConfig(Settings):
-    """SQL-ASTRA's reward: a score for every step of an episode, and what they come to."""
+    """SQL-ASTRA's reward: scores of steps, aggregated."""
 
     kind: Literal["astra"] = "astra"
     """Tag of the union."""
 
     step_score: Literal["csmr", "binary"] = "csmr"
-    """Score of a step: CSMR, or 1 for a match and 0 for anything else."""
+    """Score of a step: CSMR, or 1 for a match and else 0 (`binary`)."""
 
     alpha: float = Field(default=0.8, ge=0, lt=1)
-    """Upper bound of CSMR for anything but a match."""
+    """Upper bound of CSMR without a match."""
 
     aggregate: Literal["atr", "last", "steps"] = "atr"
-    """One reward for the episode (ATR), the last step's score alone (no ATR), or the score of each
-    step as the advantage of its own tokens (the step-wise ablation)."""
+    """Reward of the episode: ATR, the last step's score (`last`), or each step's score as the
+    advantage of its tokens (`steps`)."""
 
     atr: AtrConfig = AtrConfig()
     """How the scores of steps are aggregated."""
 
     final_step: Literal["dedup", "always", "never"] = "dedup"
-    """Whether the final query is a step: unless the last call ran the same, always, or never."""
+    """Score the final query unless it repeats the last call, `always`, or `never`."""
 
 
 RewardConfig = Annotated[
@@ -147,17 +145,16 @@ class JudgeConfig(Settings):
     """Verbal RL (PaVeRL-SQL, section III-B): candidates, and a model's judgement of them."""
 
     candidates: int = Field(default=10, ge=1)
-    """Executable candidates of a question (K), all of them different."""
+    """Distinct executable candidates of a question (K)."""
 
     attempts: int = Field(default=200, ge=1)
-    """Largest number of answers that are sampled to find them: as many as a model is asked for that
-    always writes the same query."""
+    """Most answers sampled to find them."""
 
     judgements: int = Field(default=20, ge=1)
-    """Judgements of the whole set of candidates."""
+    """Judgements of the set of candidates."""
 
     judge_retries: int = Field(default=2, ge=0)
-    """How often a judgement that cannot be parsed is sampled again before it is left out."""
+    """Retries of an unreadable judgement before it is left out."""
 
 
 class Clash(NamedTuple):

@@ -24,88 +24,79 @@ class SourceConfig(Settings):
     """One data set on disk."""
 
     layout: Layout
-    """How the data set is laid out; this project's demo data has Spider's layout."""
+    """Form of the data set (docs/data.md)."""
 
     path: Path = Path()
-    """Folder that the data set is searched in: its own, OmniSQL's `data/`, or one with downloads at
-    most two levels below it."""
+    """Folder below `data.root` (docs/data.md)."""
 
     split: Split = "train"
-    """Which of the layout's question files to read."""
+    """Question file of the layout."""
 
     file: str = ""
-    """Question file to read instead (.json or .jsonl): a name in the folders that are searched, or
-    an absolute path."""
+    """Another question file (.json, .jsonl): a name in the searched folders, or an absolute
+    path."""
 
     corrections: str = ""
-    """File of corrected gold queries, questions and evidence by question id, laid over the data
-    set: FILE, or FILE@SHA256 with the first digits of its hash."""
+    """Corrected gold queries: FILE or FILE@SHA256 (docs/data.md)."""
 
     comments: Literal["names", "full"] = "names"
-    """Column comments: the natural names of tables.json (as OmniSQL), or BIRD's whole
-    descriptions where there are any (as PaVeRL)."""
+    """Column comments: names (OmniSQL), or BIRD's `full` descriptions (PaVeRL)."""
 
     dialect: Dialect = "sqlite"
-    """What the gold queries are written in, unless a record says it (`dialect`). Those of MySQL and
-    PostgreSQL are transpiled for SQLite; questions for which that could change the meaning are
-    left out and counted."""
+    """Dialect of the gold queries, unless a record names one (docs/data.md)."""
 
     weight: float = Field(default=1.0, gt=0)
-    """Share of `DataConfig.total`, relative to the other sources' weights."""
+    """Share of `total`, relative to the other sources."""
 
     limit: int | None = Field(default=None, ge=1)
-    """Most questions to take of this source, sampled by seed; None for all."""
+    """Most questions of this source, sampled by seed; None for all."""
 
     levels: tuple[str, ...] = ()
-    """Only questions of these levels of difficulty (SynSQL: Simple, Moderate, Complex, Highly
-    Complex); none for all."""
+    """SynSQL's levels to take (Simple, Moderate, Complex, Highly Complex); none for all."""
 
     exclude_styles: tuple[str, ...] = ()
-    """Styles of SynSQL's questions to leave out, such as Multi-turn Dialogue."""
+    """SynSQL's styles to leave out, such as Multi-turn Dialogue."""
 
 
 class DataConfig(Settings):
     """The questions of a run: one source or a mixture of several."""
 
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
-    """Where the questions come from."""
+    """Data sets."""
 
     total: int | None = Field(default=None, ge=1)
-    """Questions to sample from all sources together, by their weights; None for all."""
+    """Questions sampled from all sources by weight; None for all."""
 
     seed: int = 0
-    """Seed of the sample, and of the databases that are held out of it."""
+    """Seed of the sample and of held-out databases."""
 
     exclude: tuple[GoldIssue, ...] = ("blank", "failing", "empty")
-    """Questions to leave out by what is wrong with them, as `launch.prepare` counts it: the gold
-    query is `blank`, `failing`, or `empty` (no rows: a match proves little); its result is
-    `varying`, `tied` (left open by ties under its ORDER BY), or `scalar` (a single value, which
-    many wrong queries give too); the question is a `duplicate`."""
+    """Questions to leave out by their gold query (names: docs/data.md)."""
 
     exclude_databases: tuple[str, ...] = ()
-    """Names of databases whose questions are left out, such as those of a test set."""
+    """Databases to leave out, such as those of a test set."""
 
     drop_missing_database: bool = False
-    """Leave out questions whose database is not there, instead of refusing to start."""
+    """Leave out questions without a database instead of refusing to start."""
 
 
 class DemoConfig(Settings):
-    """How much demo data to make, and from which seed."""
+    """Size and seed of the generated demo data."""
 
     seed: int = 0
-    """Source of every choice; the same seed gives the same bytes."""
+    """The same seed gives the same bytes."""
 
     train_databases: int = Field(default=120, ge=1)
-    """Databases of the training split."""
+    """Training databases."""
 
     validation_databases: int = Field(default=15, ge=1)
-    """Databases of the validation split."""
+    """Validation databases."""
 
     test_databases: int = Field(default=30, ge=1)
-    """Databases of the test split."""
+    """Test databases."""
 
     questions_per_database: int = Field(default=40, ge=1, le=200)
-    """Questions for each database; the smallest databases afford a few hundred."""
+    """Questions for each database."""
 
 
 STILL = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
@@ -113,53 +104,44 @@ STILL = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
 
 
 class ExecutorConfig(Settings):
-    """How queries run, and what one of them may use up."""
+    """How queries run, and their limits."""
 
     isolation: Literal["thread", "process"] = "thread"
-    """`thread`: inside this process, on as many threads as ask. `process`: in worker processes, for
-    files of unknown origin, since a crash of SQLite ends a worker alone; and where comparing many
-    large results takes all cores."""
+    """Threads of this process, or worker processes (`process`; docs/executor.md)."""
 
     workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
-    """Queries that run at a time; with `process` the number of workers. Default: one a CPU core, at
-    most 16. Of two or more, single queries leave one to those that end quickly."""
+    """Queries that run at a time, with one place for quick ones; default: one a CPU core, at most
+    16."""
 
     timeout_s: float = Field(default=30.0, gt=0, le=1_000_000)
-    """Wall time of one query, in seconds, from when it starts. The papers use 30. A worker process
-    that is silent for twice this ends."""
+    """Wall time of a query, in seconds; a worker process is ended after twice this."""
 
     max_steps: int = Field(default=1_000_000_000, gt=0, le=10**18)
-    """Steps of SQLite's virtual machine: stops a query at the same place on every machine. A core
-    makes some 100 to 250 million a second. SQLite counts up to 2,147 million at once: from there on
-    the place is the next multiple."""
+    """Steps of SQLite's virtual machine (100 to 250 million a second); beyond 2,147 million rounded
+    up to a multiple."""
 
     max_rows: int = Field(default=1_000_000, gt=0)
-    """Rows of one result."""
+    """Rows of a result."""
 
     max_bytes: int = Field(default=64_000_000, gt=0, le=10**12)
-    """Memory that the rows of one result take, in bytes: some 60 a row, 40 a cell, and the text. A
-    sixth of it, divided by the columns, also bounds each value where that is less than
-    `max_value_bytes`."""
+    """Memory of a result's rows (some 60 bytes a row, 40 a cell, and the text). A sixth of it,
+    divided by the columns, also bounds each value."""
 
     max_value_bytes: int = Field(default=400_000, ge=1000, le=10**9)
-    """Length of one string or blob. The time of one call that nothing can interrupt grows with its
-    square. Raise it to 1.25 times the largest cell if a database holds larger ones."""
+    """Length of a string or blob; 1.25 times the largest cell of a database is enough. The time of
+    an uninterruptible call grows with its square."""
 
     max_sql_chars: int = Field(default=100_000, gt=0, le=1_000_000)
-    """Length of the query text."""
+    """Length of the query."""
 
     heap_bytes: int = Field(default=96_000_000, ge=8_000_000, le=10**12)
-    """SQLite's memory in one process; the rows (`max_bytes`) come on top. Of several executors in a
-    process the largest limit holds."""
+    """SQLite's memory in a process, rows excluded; the largest of several executors counts."""
 
     reverse_unordered: bool = False
-    """Read tables from their ends, which no query may rely on: one without ORDER BY gives its rows
-    in another order. Golds whose answer depends on that are found with it."""
+    """Scan tables in reverse, to find queries that rely on an order without ORDER BY."""
 
     now: AwareDatetime | None = STILL
-    """What every query is told the time is, whenever it runs, so that one that asks for it has the
-    same result each time. The default is a day that no data set knows and nobody guesses: who
-    writes today's date out is wrong. None is the time itself; such results are then marked."""
+    """The time that queries see; None for the real time (docs/executor.md)."""
 
 
 OFFICIAL = ExecutorConfig(
@@ -181,21 +163,17 @@ class AnswerConfig(Settings):
     """How the query of an answer is found and judged."""
 
     match: ExecutionMatch = "set"
-    """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
+    """Comparator that decides which query is right (docs/evaluation.md)."""
 
     numbers: Numbers = "close"
-    """When two numbers are the same, for `match` and all rewards: `close` ignores last bits, so
-    that `avg(x)*100` is `100.0*sum(x)/count(*)` (relative 1e-12); or `exact`. Where `match` names
-    an official program, numbers are as exact as there."""
+    """`close` ignores the last bits of numbers (relative 1e-12) in `match` and in all rewards;
+    official comparators stay exact."""
 
     witnesses: int = Field(default=0, ge=0, le=16)
-    """Small databases of each question on which a right query has to give the gold's result too:
-    queries near the gold that mean something else do not (`sqlenv.witness`)."""
+    """Small databases on which an answer has to give the gold's result too (docs/rewards.md)."""
 
     wrapping: Wrapping = "sql_tag"
-    """Where the SQL of an answer is: in the last `<sql>…</sql>`; in the last `fence` marked `sql`
-    (or as a dialect, or unmarked); or `any`: the tag, else the fence, else a reply that is one
-    query."""
+    """Where the query of a reply is (docs/rewards.md)."""
 
     @property
     def compared(self) -> Numbers:
@@ -220,8 +198,7 @@ class DiagnosedConfig(AnswerConfig):
     """Most attempts (T)."""
 
     feedback_exec_error: bool = False
-    """Whether the model is told the database's error message; the paper's template has no place
-    for it."""
+    """Show the database's error message, which the paper's template does not."""
 
 
 class AgenticConfig(AnswerConfig):
@@ -231,23 +208,23 @@ class AgenticConfig(AnswerConfig):
     """Tag of the union."""
 
     wrapping: Wrapping = "fence"
-    """Where the SQL of the final message is."""
+    """Where the query of the final message is."""
 
     calls: int = Field(default=3, ge=1)
-    """Most calls of the tool; one more reply holds the answer."""
+    """Most tool calls before the answer."""
 
     tool: str = Field(default="run_sql_remote", min_length=1)
-    """Name of the tool that runs its argument `query`; appendix A of the paper has execute_sql."""
+    """Name of the tool; execute_sql in appendix A."""
 
     finish_tool: str | None = None
-    """Name of a tool whose argument `answer` is the final query (appendix A: finish). None: the
-    final query stands in a message without a call."""
+    """Tool whose argument `answer` is the final query (appendix A: finish); None for a final
+    message without a call."""
 
     response_rows: int = Field(default=30, ge=1)
-    """Rows of a result that the model is shown, the first ones."""
+    """Rows of a result that are shown."""
 
     response_chars: int = Field(default=2000, ge=20)
-    """Length of what it is shown of a result or of an error message."""
+    """Longest result or error message that is shown."""
 
 
 EnvConfig = Annotated[

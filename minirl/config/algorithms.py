@@ -24,60 +24,57 @@ class AlgorithmConfig(Settings):
     """The one objective; presets differ in their defaults only."""
 
     estimator: Estimator = "group_normalised"
-    """How rewards become advantages: against the trajectory's group; or `direct`: every token gets
-    the value of its credit span, and the total where the reward has no spans."""
+    """Advantage relative to the group; `direct`: the credit of each token's span, or the total
+    reward."""
     token_credit: TokenCredit = "own"
-    """A token's advantage: its own credit, or the sum from it to the end of its trajectory."""
+    """A token's own credit, or the sum from it to the end (`return_to_go`)."""
     whiten: bool = False
-    """Standardise advantages over all sampled tokens of the batch."""
+    """Standardise advantages over the batch's sampled tokens."""
     surrogate: Surrogate = "clipped"
-    """PPO's clipped objective; or CISPO's, whose weights are clipped and not its gradients."""
+    """PPO's clipped objective, or CISPO's clipped weights (`cispo`)."""
     ratio_level: RatioLevel = "token"
-    """Importance ratio of each token, of the whole row (GSPO), or of the row with each token's
-    gradient (GSPO-token), which advantages that differ within a row need. It compares the learner
-    with itself before the step's first update, and is 1 where that is the only one."""
+    """Importance ratio of each token, of the row (`sequence`), or of the row with gradients per
+    token (`sequence_token`)."""
     clip_low: float = Field(default=0.2, ge=0)
-    """Largest fall of the ratio below 1 that still gets a gradient."""
+    """Largest fall of the ratio below 1 that has a gradient."""
     clip_high: float = Field(default=0.2, ge=0)
-    """Largest rise of the ratio above 1 that still gets a gradient."""
+    """Largest rise of the ratio above 1 that has a gradient."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Of `clipped`: ratio beyond which a negative advantage counts no more; None for none."""
+    """Largest ratio for negative advantages (`clipped` only); None for no bound."""
     aggregation: Aggregation = "sequence_mean"
-    """Mean over rows of the mean over their sampled tokens, or over their whole responses; mean
-    over all sampled tokens; or mean over rows of sums, divided by a constant."""
+    """Mean over rows of token means, of means over whole responses (`response_mean`), over all
+    tokens (`token_mean`), or of sums over a divisor (`constant`)."""
     aggregation_divisor: PositiveInt | None = None
-    """That constant; None for sampler.max_response_tokens."""
+    """Divisor of `constant`; None for `sampler.max_response_tokens`."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference; 0 for none, as in the paper."""
+    """Weight of the KL to the reference; 0 disables it."""
     kl_estimator: KlEstimator = "k3"
-    """Estimator of that KL."""
+    """Estimator of the KL."""
     kl_in: KlPlace = "loss"
-    """A term of the loss, which alone has a gradient; or taken from a trajectory's reward, or from
-    each token's credit."""
+    """Where the KL counts: in the `loss`, with a gradient, in the `reward` of a trajectory, or in
+    the `credit` of each token."""
     correction: Correction = "truncated"
-    """Weight that corrects for the gap between the sampler (its kernels, its older weights) and the
-    learner: none; their ratio cut at `correction_high`; the ratio, and 0 outside of the two bounds;
-    or 0 where the ratio is below `correction_low` and the advantage negative, else 1."""
+    """Weight for the gap between sampler and learner (formulas: docs/training.md)."""
     correction_level: CorrectionLevel = "token"
-    """That ratio: each token's, a row's geometric mean (as GSPO's), or a row's product."""
+    """Ratio of each token, the geometric mean of a row (`sequence`), or its `product`."""
     correction_low: float = Field(default=0.5, gt=0, le=1)
-    """Lower bound."""
+    """Lower bound of the ratio."""
     correction_high: float = Field(default=2.0, ge=1)
-    """Upper bound."""
+    """Upper bound of the ratio."""
     score_centering: int = Field(default=0, ge=0)
-    """Take the drift that the sampler's gap leaves out of the gradient (arXiv:2609.20807), over so
-    many of the sampler's likeliest tokens at each position; 0 for none. All tokens: exact."""
+    """Likeliest tokens of the sampler over which its drift leaves the gradient (arXiv:2609.20807);
+    0 disables it."""
     mask_cut_off: bool = False
-    """Leave replies that the token limit cut off out of the loss (DAPO's overlong filtering); they
-    count in their group's mean and in metrics."""
+    """Exclude truncated replies from the loss (DAPO's overlong filtering)."""
     equal_groups: Literal["keep", "drop"] = "keep"
-    """Groups of equal rewards: count them in the means (no pull), or leave them out."""
+    """Keep groups of equal rewards, which have no gradient, or `drop` them."""
     correctness_filter: Literal["none", "mixed"] = "none"
     """`mixed` trains only on groups with both correct and wrong trajectories."""
     max_rounds: PositiveInt = 1
-    """Dynamic sampling: rollouts of a step at most, until the filters leave prompts_per_step."""
+    """Dynamic sampling: most rollouts of a step, until enough groups pass the filters."""
     overlong_tokens: int = Field(default=0, ge=0)
-    """Last tokens of sampler.max_response_tokens, over which a penalty grows to 1; 0 for none."""
+    """Last tokens of `sampler.max_response_tokens` over which a penalty grows to 1; 0 disables
+    it."""
 
     @property
     def is_filtered(self) -> bool:
@@ -114,7 +111,7 @@ class Grpo(AlgorithmConfig):
 
 
 class DrGrpo(AlgorithmConfig):
-    """Dr.GRPO (arXiv:2503.20783, section 3.2): no division by the std nor by a row's length."""
+    """Dr.GRPO (arXiv:2503.20783, section 3.2)."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
     estimator: Estimator = "group_centred"
@@ -122,9 +119,7 @@ class DrGrpo(AlgorithmConfig):
 
 
 class Dapo(AlgorithmConfig):
-    """DAPO (arXiv:2503.14476): Eq. 8's token mean, Eq. 10's higher bound, Eq. 11's dynamic sampling
-    (by execution match, not by the shaped reward), Eq. 13's penalty with the paper's 4096 tokens.
-    """
+    """DAPO (arXiv:2503.14476, Eqs. 8, 10, 11 and 13), filtered by execution match."""
 
     kind: Literal["dapo"] = "dapo"
     clip_high: float = Field(default=0.28, ge=0)
@@ -135,7 +130,7 @@ class Dapo(AlgorithmConfig):
 
 
 class Gspo(AlgorithmConfig):
-    """GSPO (arXiv:2507.18071) as Progress-SQL uses it: sequence ratio, the same clip bounds.
+    """GSPO (arXiv:2507.18071), with GRPO's clip bounds as Progress-SQL prints them.
 
     GSPO's own bounds are far closer, clip_low=3e-4 and clip_high=4e-4 (section 5.1); with more
     than one update a step it needs them (docs/claims.md).
@@ -147,7 +142,7 @@ class Gspo(AlgorithmConfig):
 
 
 class GspoToken(AlgorithmConfig):
-    """GSPO-token (arXiv:2507.18071, Eqs. 13 and 14): GSPO's ratio, advantages of each token."""
+    """GSPO-token (arXiv:2507.18071, Eqs. 13 and 14)."""
 
     kind: Literal["gspo_token"] = "gspo_token"
     ratio_level: RatioLevel = "sequence_token"
@@ -155,9 +150,7 @@ class GspoToken(AlgorithmConfig):
 
 
 class Cispo(AlgorithmConfig):
-    """CISPO (MiniMax-M1, arXiv:2506.13585): clipped weights, token mean. The paper has no number
-    for its bound; 1 + 4 is ScaleRL's (arXiv:2510.13786).
-    """
+    """CISPO (MiniMax-M1, arXiv:2506.13585); its bound of 1 + 4 is ScaleRL's (arXiv:2510.13786)."""
 
     kind: Literal["cispo"] = "cispo"
     surrogate: Surrogate = "cispo"
@@ -166,7 +159,7 @@ class Cispo(AlgorithmConfig):
 
 
 class Rloo(AlgorithmConfig):
-    """RLOO (arXiv:2402.14740, section 2.2): the others' mean as baseline, whole rows as actions.
+    """RLOO (arXiv:2402.14740, section 2.2).
 
     A KL is taken from the reward, as log p - log r of the whole row.
     """
@@ -180,7 +173,7 @@ class Rloo(AlgorithmConfig):
 
 
 class ReinforcePlusPlus(AlgorithmConfig):
-    """REINFORCE++ (arXiv:2501.03262): no group; KL in the tokens' return; whitened over the batch.
+    """REINFORCE++ (arXiv:2501.03262).
 
     A_t = R - kl_coef * sum over i >= t of k1_i, then less the batch's mean and over its std.
     """
@@ -195,7 +188,7 @@ class ReinforcePlusPlus(AlgorithmConfig):
 
 
 class Expo(AlgorithmConfig):
-    """EXPO-SQL (Eq. 4): REINFORCE++'s clause-level form, own credit less a KL, summed."""
+    """EXPO-SQL (Eq. 4): each token's own credit less a KL, summed."""
 
     kind: Literal["expo"] = "expo"
     estimator: Estimator = "direct"

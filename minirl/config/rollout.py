@@ -22,29 +22,26 @@ _PORTS = range(1, 2**16)
 
 
 class SamplerConfig(Settings):
-    """How episodes are sampled; slots and cache are the native sampler's."""
+    """How episodes are sampled."""
 
     slots: PositiveInt = 64
-    """Episodes decoded side by side."""
+    """Episodes decoded side by side by the native sampler."""
     max_prompt_tokens: PositiveInt = 6000
     """Longest first observation."""
     max_response_tokens: PositiveInt = 8192
-    """Longest rest of an episode: every reply and every later observation."""
+    """Longest rest of an episode: all replies and later observations."""
     max_reply_tokens: PositiveInt | None = None
     """Longest single reply; None for what is left of the response."""
     cache_gb: float | None = Field(default=None, gt=0)
-    """Memory of each device for keys and values, in 10^9 bytes; None for what all slots take at
-    their longest, but at most nine tenths (of a TPU 0.28) of what weights and optimizer leave of
-    the device, or a quarter of a CPU's memory."""
+    """Key/value cache of a device, in 10^9 bytes; None for what all slots need, at most 90 % of the
+    memory that weights and optimizer leave (TPU 28 %; CPU a quarter of all)."""
     repeatable: bool | None = None
-    """Whether a run can be repeated bit by bit: environments' results are then taken in the order
-    of the replies, and a slow query lets all slots idle. Else each is taken when it is there. None
+    """Take environments' results in the order of the replies, so that runs repeat bit by bit; None
     for true on CPUs alone."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: draw from the likeliest tokens that together reach this probability. Below
-    1 the gradient is biased: log-probabilities are those of the whole distribution."""
+    """Nucleus sampling; below 1 the gradient is biased (docs/training.md)."""
 
     @model_validator(mode="after")
     def _check(self) -> SamplerConfig:
@@ -54,37 +51,35 @@ class SamplerConfig(Settings):
 
 
 class SglangConfig(Settings):
-    """SGLang servers (written for 0.5.23), given by `urls` or launched."""
+    """SGLang servers (written for 0.5.23)."""
 
     urls: tuple[str, ...] = ()
-    """Servers that run already: http://HOST:PORT each."""
+    """Running servers, http://HOST:PORT each."""
     launch: int = Field(default=0, ge=0)
-    """Servers that each process of the run starts on its own host, and stops when it ends."""
+    """Servers that each process starts on its host and stops at its end."""
     python: str | None = None
-    """Interpreter of an environment that has SGLang, for `launch`; None for that of
-    MINIRL_SGLANG_PYTHON, or else this one."""
+    """Interpreter of SGLang's environment; None for MINIRL_SGLANG_PYTHON, else this one."""
     arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Of launched servers, by name without dashes: {mem-fraction-static: 0.8}; true for those that
-    take no value."""
+    """Options of launched servers, such as {mem-fraction-static: 0.8}; true for flags."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of launched servers, besides those of the run."""
+    """Further environment variables of launched servers."""
     devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each launched server: ["0,1", "2,3"]; none for the run's."""
+    """CUDA_VISIBLE_DEVICES of each launched server, such as ["0,1", "2,3"]; none for the run's."""
     weights: Path | None = None
-    """Folder that servers see at the same path, with room for two copies of the model; None for
-    `weights` in the run folder."""
+    """Folder that servers see at the same path, with room for two copies; None for `weights` in the
+    run folder."""
     parallel: PositiveInt = 256
-    """Requests under way at a server; others wait here."""
+    """Most requests under way at a server."""
     timeout_s: PositiveFloat = 600.0
-    """Longest wait for a reply; the server is left out after it, and another one asked."""
+    """Longest wait for a reply; the server is then taken out."""
     health_s: PositiveFloat = 30.0
-    """A server that has not answered a health check for so long is taken for hung."""
+    """Longest time without an answer to a health check."""
     wait_s: PositiveFloat = 600.0
-    """Longest wait for a server to start, for it to take new weights, and for any server when none
-    is left; after the last the run is saved and stops."""
+    """Longest wait for a server to start, to load weights, or to come back when none is left; then
+    the run is saved and stops."""
     tolerance: PositiveFloat | None = None
-    """Largest mean difference of a probe's log-probabilities between a server and the learner;
-    None for 0.001 in float32 and 0.2 in bfloat16."""
+    """Largest mean difference of a probe's log-probabilities from the learner's; None for 0.001 in
+    float32, 0.2 in bfloat16."""
 
     def find_python(self) -> str:
         """Return the program that launched servers run in; a `UserError` if there is none."""
@@ -114,18 +109,17 @@ class SglangConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    """Who samples: the training episodes, and what accuracy is measured with."""
+    """Who samples the episodes of training and evaluation."""
 
     backend: Literal["native", "sglang"] = "native"
     sglang: SglangConfig = SglangConfig()
     lag: int = Field(default=0, ge=0)
-    """Rollouts that servers sample ahead of the step that trains on them; 0: every step trains on
-    its own weights' episodes."""
+    """Rollouts that servers sample ahead of the step that trains on them."""
     slow_share: float = Field(default=0.0, ge=0, lt=1)
-    """Part of a rollout's groups, the slowest, that its step does not wait for."""
+    """Share of slowest groups that a step does not wait for."""
     max_age: int | None = Field(default=None, ge=0)
-    """Steps that a group's first weights may lie behind those of the step that trains on it; older
-    groups are cut, and counted. None for `lag`."""
+    """Most weight versions between a group's start and the step that trains on it; older groups are
+    dropped. None for `lag`."""
 
     @property
     def is_ahead(self) -> bool:

@@ -25,33 +25,33 @@ class ModelSource(Settings):
     path: Path | None = None
     """Hugging Face folder with config.json, tokenizer and safetensors."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of activations; what is trained and its optimizer state stay in float32."""
+    """Type of activations; trained weights and optimizer state are float32."""
     remat: Remat = "none"
-    """What the backward pass computes again of each layer: nothing; all but the matrix products
-    with weights; or everything, which needs the least memory and a third more work."""
+    """What the backward pass recomputes: nothing, all but products with weights (`dots`), or
+    everything (`full`: least memory, a third more work)."""
 
 
 class OptimizerConfig(Settings):
     """The optimizer and its learning rate."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    """AdamW; or Muon (arXiv:2502.16982) for the layers' matrices and Nesterov's AdamW for the rest,
-    at one learning rate: a model that starts from nothing learns in half the steps."""
+    """AdamW, or `muon` (arXiv:2502.16982) for the layers' matrices: half the steps for an untrained
+    model."""
     learning_rate: PositiveFloat = 1e-6
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear rise to the learning rate."""
+    """Steps of linear warm-up."""
     schedule: Literal["constant", "cosine", "ramp_cosine"] = "constant"
-    """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low for 3 % of the steps, a linear rise
-    up to 10 %, then a cosine."""
+    """`ramp_cosine` is PaVeRL-SQL's: flat for 3 % of the steps, a linear rise up to 10 %, a
+    cosine."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Share of the learning rate that a cosine ends at, and a flat start begins with."""
+    """Share of the learning rate at the end of a cosine and in a flat start."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    """AdamW's second; the first is 0.9, and Muon's own momentum 0.95."""
+    """AdamW's beta2; beta1 is 0.9, and Muon's momentum 0.95."""
     moments: Literal["float32", "bfloat16"] = "float32"
-    """What the first running moment is kept in; bfloat16 takes 2 bytes a parameter off."""
+    """Type of the first moment; bfloat16 saves 2 bytes a parameter."""
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: PositiveFloat = 1.0
-    """Gradients are scaled down to this global norm."""
+    """Global norm that gradients are clipped to."""
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
@@ -61,17 +61,17 @@ class OptimizerConfig(Settings):
 
 
 class LoraConfig(Settings):
-    """Low-rank adapters (LoRA, arXiv:2106.09685): W + alpha / rank A B, of which A and B learn.
+    """Low-rank adapters (LoRA, arXiv:2106.09685): W + alpha / rank A B.
 
     They want about ten times the learning rate of whole weights. Weight decay draws them to 0, and
     so the model to its start.
     """
 
     rank: PositiveInt = 16
-    """Columns of A, and rows of B."""
+    """Rank of the adapters."""
     alpha: PositiveFloat = 32.0
     targets: tuple[Matrix, ...] = Field(default=get_args(Matrix), min_length=1)
-    """Which matrices of every layer have adapters."""
+    """Matrices with adapters."""
 
     @property
     def scale(self) -> float:
@@ -80,27 +80,26 @@ class LoraConfig(Settings):
 
 
 class MeshConfig(Settings):
-    """How devices are arranged; their numbers multiply to that of all devices."""
+    """Shape of the device mesh; its product is the number of devices."""
 
     data: PositiveInt = 1
-    """Copies of the model, each with rows of its own."""
+    """Copies of the model, each with its own rows."""
     fsdp: PositiveInt = 1
-    """Devices that share weights and optimizer state, each with rows of its own."""
+    """Devices that share weights and optimizer state, each with its own rows."""
     tensor: PositiveInt = 1
-    """Devices that share the heads and the inner width of every layer."""
+    """Devices that share heads and MLP widths."""
 
 
 class BatchingConfig(Settings):
-    """How a batch is cut for memory; the gradient does not depend on it but for rounding."""
+    """How a batch is split for memory; gradients differ by rounding only."""
 
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
-    """Tokens of one micro-batch for each of the mesh's data x fsdp parts, a group's prompt counted
-    once; at least one trajectory with its prompt. `auto` is what there is memory for, at most
-    16,384: more is not faster."""
+    """Tokens of a micro-batch for each data x fsdp part, prompts counted once a group; `auto` is
+    what fits, at most 16,384."""
     prompt_multiple: PositiveInt = 256
-    """Granularity of the padded lengths of prompts in attention: larger compiles fewer shapes."""
+    """Padding granularity of prompts in attention; larger values compile fewer programs."""
     answer_multiple: PositiveInt = 128
-    """The same of what comes after the prompt."""
+    """The same for answers."""
 
     @property
     def budget(self) -> int:
@@ -110,24 +109,22 @@ class BatchingConfig(Settings):
 
 
 class GuardConfig(Settings):
-    """Which updates are skipped: weights and optimizer state stay as they are. One whose loss or
-    gradient is not finite always is."""
+    """Updates to skip, besides those whose loss or gradient is not finite."""
 
     max_spike: PositiveFloat | None = 20.0
-    """A gradient is also skipped if its norm is over so many times the median of the last ones, and
-    of `max_grad_norm`; None for no such limit."""
+    """Skip a gradient whose norm exceeds both the recent median and `max_grad_norm` by this factor;
+    None disables it."""
     window: PositiveInt = 16
-    """Norms that the median is taken of; before there are so many, none is too large."""
+    """Norms in the median; before that many, none is too large."""
     max_skipped: PositiveInt = 5
-    """Updates skipped in a row that end the run; the last one's batch is saved as skipped.npz."""
+    """Skipped updates in a row that end the run; the last batch is saved as skipped.npz."""
 
 
 class _Phase(Settings):
     """What both phases of training have."""
 
     lora: LoraConfig | None = None
-    """Train adapters alone, on weights that are kept in model.dtype; None for all weights. The
-    warm start leaves a model that has them merged, in float32."""
+    """Train adapters only, on weights in `model.dtype`; None for all weights."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
     guard: GuardConfig = GuardConfig()
@@ -147,10 +144,10 @@ class SftConfig(_Phase):
     steps: PositiveInt = 500
     groups_per_step: PositiveInt = 32
     group_size: PositiveInt = 1
-    """Demonstrations side by side that share the beginning of their prompts (one database)."""
+    """Demonstrations of one database that share the beginning of their prompts."""
     learn_prompt: bool = False
-    """Also compute the loss on the part of the prompt that the group does not share: a model that
-    is new to language learns to copy names."""
+    """Also learn prompts, beyond what a group shares, which teaches an untrained model to copy
+    names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     checkpoint_every: PositiveInt = 100
     """Steps between checkpoints."""
@@ -160,26 +157,24 @@ class TrainConfig(_Phase):
     """The course of reinforcement learning."""
 
     steps: PositiveInt = 312
-    """Steps (of the first stage); 312 batches of 64 prompts pass once over 20,000 examples."""
+    """Steps of the first stage; 312 of 64 prompts are one pass over 20,000 questions."""
     prompts_per_step: PositiveInt = 64
     group_size: PositiveInt = 8
-    """Trajectories a prompt (G)."""
+    """Trajectories of a prompt (G)."""
     mini_batches: PositiveInt = 1
-    """Parts of a step's groups, with an update each, at one learning rate: from the second on the
-    importance ratio is away from 1. Where filters leave fewer groups, there are fewer updates."""
+    """Updates of a step, each on a part of its groups."""
     algorithm: Algorithm = Grpo()
     eval_every: PositiveInt = 20
-    """Steps between evaluations on the validation examples."""
+    """Steps between validations."""
     checkpoint_every: PositiveInt = 20
-    """Steps between checkpoints, of which the newest two are kept, and the weights of the best by
-    validation accuracy."""
+    """Steps between checkpoints; the newest two and the best weights are kept."""
     kl_every: PositiveInt | None = None
-    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; they take a
-    forward pass and a copy of the start weights. None for no measurements, no copy."""
+    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; None
+    disables them."""
     sample_every: PositiveInt = 10
-    """Steps between those whose groups are written to trajectories.jsonl (docs/reports.md)."""
+    """Steps between those whose groups are recorded (docs/reports.md)."""
     env_workers: PositiveInt = 32
-    """Threads that wait for environments."""
+    """Threads that run environments."""
 
     @property
     def has_reference(self) -> bool:

@@ -7,15 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from itertools import cycle, islice
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 import launch.eval
 import launch.policy
@@ -28,8 +31,10 @@ from .downloads import make_database, records, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 SECTION = PAGE.read_text(encoding="utf-8").partition("## The papers' tables on real hardware")[2]
-LINES = re.findall(r"^\| (.*?) \| `(.*?)` \| (.*?) \| .* \|$", SECTION, re.MULTILINE)
+# What it is of, the command, and where it is measured; the paper's numbers follow.
+LINES = re.findall(r"^- (.*?): `(.*?)` \((.*?)\): .*$", SECTION, re.MULTILINE)
 SIX = ", ".join(re.findall(r"`([\w-]+)`", SECTION.partition("*The six sets*")[2].partition(".")[0]))
+BOTH = ", ".join(re.findall(r"`(.*?)`", SECTION.partition("*both*")[2].partition(".")[0]))
 WEIGHTS = {
     "config.json": "{}",
     "tokenizer.json": "{}",
@@ -49,7 +54,8 @@ class Row(NamedTuple):
         """Read a cell such as `greedy, vote@8: bird-dev, spider-dev; vote@8: spider2-local`: each
         decoding and each set at least once.
         """
-        for part in self.cell.replace("the six sets", SIX).split("; "):
+        cell = self.cell.replace("the six sets", SIX).replace("both:", f"{BOTH}:")
+        for part in cell.split("; "):
             decodes, _, sets = (words.split(", ") for words in part.partition(": "))
             count = max(len(decodes), len(sets)) if sets != [""] else 0
             for decode, one in islice(zip(cycle(decodes), cycle(sets)), count):
@@ -64,7 +70,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Let a shell read the lines, loops included, with the page's own two functions."""
+    """Let a shell read the lines, loops included, with the page's own functions."""
     functions = re.findall(r"^    (\w+\(\) \{.*\})$", SECTION, re.MULTILINE)
     script = [r"""python() { printf '%s\0' "$@"; echo; }""", *functions]
     script += [f"{line}\nprintf '\\f'" for _, line, _ in LINES]
@@ -88,8 +94,18 @@ def folder(*words: str) -> str:
     return str(job(words).folder)
 
 
+def sections(settings: Sequence[str]) -> Iterator[str]:
+    """Yield the first part of every key, such as `reward`."""
+    for setting in settings:
+        yield re.split("[.=]", setting)[0]
+
+
 ROWS = rows()
 TRAINED = [words for row in ROWS for program, words in row.calls if program == "launch.train"]
+# Those that change the method, and neither the model nor the data.
+ABLATIONS = [
+    words for words in TRAINED if words[4:] and not {"model", "data"} & {*sections(words[4:])}
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +134,7 @@ def place(downloads, tmp_path_factory):
 
 
 def test_every_line_is_a_command():
-    written = re.findall(r"^\|.*\| `[^`]*\.yaml [^`]*` \|.*\|$", SECTION, re.MULTILINE)
+    written = re.findall(r"^- .*`[^`]*\.yaml[^`]*` \(.*$", SECTION, re.MULTILINE)
     assert len(written) <= len(LINES) == len(ROWS) > 50
     assert all(row.calls for row in ROWS)
     assert len(TRAINED) > 40
@@ -128,6 +144,29 @@ def test_every_line_is_a_command():
 def test_no_run_takes_the_folder_of_another():
     """One that two lines name is one run."""
     assert len({folder(*words) for words in TRAINED}) == len(set(map(tuple, TRAINED)))
+
+
+def test_the_ablations_of_all_papers_are_listed():
+    count = Counter(words[3].removesuffix(".yaml") for words in ABLATIONS)
+    # Progress-SQL's tables 3 and 13; EXPO-SQL's tables 4 to 6, 10 and 11; SQL-ASTRA's 1 and 4.
+    assert count >= Counter(progress=11, expo=10, paverl=2, astra=10)
+
+
+@pytest.mark.parametrize("size", ["", "-demo"])
+@pytest.mark.parametrize("words", ABLATIONS, ids=lambda words: words[4])
+def test_an_ablation_is_accepted_and_changes_what_it_names_alone(words, size):
+    name, settings = words[3].replace(".yaml", f"{size}.yaml"), words[4:]
+    full, changed = load_config(name, []), load_config(name, settings)
+    keys = [setting.partition("=")[0] for setting in settings]
+    for key, setting in zip(keys, settings, strict=True):
+        wanted = yaml.safe_load(setting.partition("=")[2])
+        found = reduce(getitem, key.split("."), changed.model_dump(mode="json"))
+        # A section that was named whole has its other keys by default.
+        assert found == (found | wanted if isinstance(wanted, dict) else wanted)
+    named = {*sections(settings)}
+    # A demo may have the ablation's value already, as of the number of turns.
+    assert size or changed.model_dump(exclude={"run"}) != full.model_dump(exclude={"run"})
+    assert changed.model_dump(exclude=named) == full.model_dump(exclude=named)
 
 
 @pytest.mark.parametrize("words", TRAINED, ids=lambda words: " ".join(words[3:])[:60])
