@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -30,16 +30,8 @@ from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
-Kind = Literal[
-    "database name", "database file", "tables and columns", "question", "wording of a question"
-]
-_WORDING: Kind = "wording of a question"
-_REFUSED: frozenset[Kind] = frozenset({"database name", "database file", "question"})
-"""Kinds that make a measurement worthless; the others happen between data sets as published:
-generic questions ("How many flights do we have?") of databases that have nothing in common, and
-databases of common models."""
+Kind = Literal["database name", "database file", "question"]
 _LEARNED: tuple[Split, ...] = ("train", "validation")
-_TRAITS: tuple[Kind, ...] = ("database name", "database file", "tables and columns")
 _NAMED = 5
 _LISTED = 20
 
@@ -65,12 +57,11 @@ class Overlap:
     @property
     def is_refused(self) -> bool:
         """Tell whether nothing should be measured so; to choose by what was learned is told."""
-        return self.kind in _REFUSED and not self.measure.endswith("validation")
+        return not self.measure.endswith("validation")
 
     def line(self) -> str:
         """Say it in a line."""
         what = f"{self.count:,} x {self.kind} (such as {', '.join(self.examples)})"
-        what += ", about other databases: nothing has to be done" * (self.kind == _WORDING)
         return f"{self.learn} and {self.measure} share {what}"
 
 
@@ -128,13 +119,12 @@ class _Database:
 class OverlapIndex:
     """What sets to learn from and sets to measure by share: databases, and texts of questions.
 
-    Databases are the same by name, by their bytes, and with `shapes` by their tables and columns.
-    Texts are compared without regard to case and blanks; a question is the same only about the same
-    database: one of its name, or with its tables and columns.
+    Databases are the same by name or by their bytes. Texts are compared without regard to case and
+    blanks; a question is the same only about the same database: one of its name, or with its tables
+    and columns. Generic ones ("How many flights do we have?") may be asked of any.
     """
 
-    def __init__(self, *, shapes: bool) -> None:
-        self._traits = _TRAITS if shapes else _TRAITS[:2]
+    def __init__(self) -> None:
         self._learned: defaultdict[str, dict[Path, _Database]] = defaultdict(dict)
         self._measured: defaultdict[str, dict[Path, _Database]] = defaultdict(dict)
         self._questions: defaultdict[bytes, list[tuple[str, Example]]] = defaultdict(list)
@@ -152,8 +142,8 @@ class OverlapIndex:
             if other == name:
                 continue
             measured = self._measured[other][known.database]
-            same = known.db_id == example.db_id or measured.shape == database.shape
-            self._found[name, other, "question" if same else _WORDING][known.id] = example.db_id
+            if known.db_id == example.db_id or measured.shape == database.shape:
+                self._found[name, other, "question"][known.id] = example.db_id
 
     def _add(self, databases: dict[Path, _Database], example: Example) -> _Database:
         if example.database not in databases:
@@ -175,21 +165,19 @@ class OverlapIndex:
         known, entries = self._learned[there].values(), self._measured[here].values()
         # Only files of one size can be the same: no other is read.
         sizes = {entry.bytes for entry in known} & {entry.bytes for entry in entries}
-        for kind in self._traits:
+        traits: Mapping[Kind, Callable[[_Database], str | None]] = {
+            "database name": lambda one: one.db_id,
+            "database file": lambda one: one.fingerprint if one.bytes in sizes else None,
+        }
+        for kind, trait in traits.items():
             seen = defaultdict(list)
             for entry in known:
-                seen[_trait(kind, entry, sizes)].append(entry.db_id)
+                seen[trait(entry)].append(entry.db_id)
             seen.pop(None, None)
-            if same := [one for one in entries if _trait(kind, one, sizes) in seen]:
+            if same := [one for one in entries if trait(one) in seen]:
                 shown = tuple(entry.db_id for entry in same[:_NAMED])
-                names = tuple(name for one in same for name in seen[_trait(kind, one, sizes)])
+                names = tuple(name for one in same for name in seen[trait(one)])
                 yield Overlap(there, here, kind, len(same), shown, names)
-
-
-def _trait(kind: Kind, entry: _Database, sizes: Collection[int]) -> str | None:
-    if kind == "database file":
-        return entry.fingerprint if entry.bytes in sizes else None
-    return entry.db_id if kind == "database name" else entry.shape
 
 
 def _key(question: str) -> bytes:
@@ -217,7 +205,7 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
         measured["data.test"] = splits.get("test", ())
     if data.validation is not None:
         measured["data.validation"] = splits.get("validation", ())
-    index = OverlapIndex(shapes=False)
+    index = OverlapIndex()
     for name, examples in measured.items():
         for example in examples:
             index.measure(name, example)
@@ -229,8 +217,7 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
         more = "" if data.validation is None else ", choose by others (data.held_out=200)"
         refuse(overlaps, excluded=data.train.exclude_databases, more=more)
     for overlap in overlaps:
-        tell = _log.info if overlap.kind == _WORDING else _log.warning
-        tell("%s", overlap.line())
+        _log.warning("%s", overlap.line())
 
 
 def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:

@@ -94,7 +94,7 @@ def prepare(request: Request, write: Callable[[str], object]) -> Iterator[str]:
     is to be told.
     """
     reports: dict[str, SetReport] = {}
-    overlaps = OverlapIndex(shapes=True)
+    overlaps = OverlapIndex()
     # Sets to measure by come before those to learn from: `OverlapIndex` wants it.
     order = sorted(request.sources, key=lambda name: request.sources[name].split == "train")
     for name in order:
