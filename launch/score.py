@@ -50,7 +50,6 @@ class Options:
     pred: Annotated[str | None, Parameter(help="one pair: the prediction")] = None
     file: Annotated[Path | None, Parameter(help="pairs, as JSON lines")] = None
     json: options.Json = None
-    out: Annotated[Path | None, Parameter(help="write the lines of --file here")] = None
     dialect: options.Dialect = "sqlite"
     numbers: Annotated[
         Literal["close", "exact"],
@@ -61,12 +60,6 @@ class Options:
     ] = "close"
     timeout_s: options.Timeout = None
     max_rows: Annotated[int | None, Parameter(help="rows of a result (1,000,000)")] = None
-    max_bytes: Annotated[int | None, Parameter(help="size of a result (64,000,000)")] = None
-
-    @property
-    def place(self) -> Path | None:
-        """Return where JSON goes; None for a page."""
-        return self.out or self.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +75,13 @@ def score(*, given: Options = Options()) -> None:
     """Score one pair, or a file of pairs."""
     config, pair = _limits(given), _fields(given)
     is_pair = any(part is not None for part in pair.values())
-    if is_pair == bool(given.file) or (is_pair and (given.out or None in pair.values())):
+    if is_pair == bool(given.file) or (is_pair and None in pair.values()):
         raise UserError(
-            "give one pair (all of --db, --gold and --pred, and no --out) or a file of pairs "
+            "give one pair (all of --db, --gold and --pred) or a file of pairs "
             "(--file); a file of predictions is measured by launch.eval --predictions"
         )
-    if given.place and given.place != options.STDOUT:
-        check_new(given.place, "--out" if given.out else "--json")
+    if given.json and given.json != options.STDOUT:
+        check_new(given.json, "--json")
     if given.file:
         _score_file(given.file, given, config)
     else:
@@ -117,10 +110,10 @@ def _score_pair(pair: Pair, given: Options, config: ExecutorConfig) -> None:
 
 
 def _score_file(path: Path, given: Options, config: ExecutorConfig) -> None:
-    if not given.place:
-        raise UserError("--file gives JSON lines: add --json, or --out FILE")
+    if not given.json:
+        raise UserError("--file gives JSON lines: add --json, or --json FILE")
     pairs = read_pairs(path, given.dialect)
-    with _lines(given.place) as write:
+    with _lines(given.json) as write:
         check_databases(pair.example.database for pair in pairs)
         asked = [(pair.example, pair.pred) for pair in pairs]
         for pair, found in zip(pairs, score_all(asked, config, given.numbers), strict=True):
@@ -198,12 +191,12 @@ def _lines(place: Path) -> Generator[Callable[[Mapping[str, Any]], None]]:
             place.absolute().parent.stat()  # a folder that is not there is rather a slip
             file = stack.enter_context(whole_file(place))
         except OSError as error:
-            raise UserError(f"--out {place}: cannot be written ({error.strerror})") from None
+            raise UserError(f"--json {place}: cannot be written ({error.strerror})") from None
         yield lambda record: print(js.dumps(record), file=file)
 
 
 def _limits(given: Options) -> ExecutorConfig:
-    named = {name: getattr(given, name) for name in ("timeout_s", "max_rows", "max_bytes")}
+    named = {name: getattr(given, name) for name in ("timeout_s", "max_rows")}
     changed = {name: value for name, value in named.items() if value is not None}
     try:
         return ExecutorConfig(isolation="process", **changed)

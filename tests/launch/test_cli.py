@@ -91,7 +91,6 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         ([*score, "--pred", "SELECT 1"], "x.sqlite"),
         ([*score, "--timeout-s", "0"], "--timeout-s: should be greater than 0, not 0.0"),
         (["launch.score", "--file", "alien", "--json"], "alien: cannot be read (Is a directory); "),
-        ([*score, "--pred", "SELECT 1", "--out", "x"], "--out"),
         (score, "--db"),
         (["launch.score", "--file", "x.jsonl"], "--json"),
         (["launch.score", "--predictions", "x.sql"], "--predictions"),

@@ -178,7 +178,7 @@ def test_an_older_file_stays_and_a_new_one_is_whole_or_not_there(root, run):
     os.truncate(root / SHOP, 4096)
     for command in (PAIRS,):
         for out, named in ((old, "old.jsonl"), (root / "old_2.jsonl", "shop.sqlite")):
-            status, _, err = run(command, [*arguments(command, root)[:-1], "--out", str(out)])
+            status, _, err = run(command, [*arguments(command, root), str(out)])
             assert (status, named in err, old.read_text()) == (2, True, "old\n")
     assert [path.name for path in root.glob("*old*")] + [*root.glob(".*")] == ["old.jsonl"]
 
@@ -220,7 +220,7 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
 
 def test_a_full_disk_names_the_file(root, run):
     """/dev/full is always full."""
-    status, _, err = run(PAIRS, [*arguments(PAIRS, root), "--out", "/dev/full"])
+    status, _, err = run(PAIRS, [*arguments(PAIRS, root), "/dev/full"])
     assert (status, err.splitlines()[-1].startswith("error: /dev/full: ")) == (2, True)
     status, _, err = run(EVAL, [*arguments(EVAL, root)[:-1], "/dev/full"])
     assert (status, "--json /dev/full" in err) == (2, True)
