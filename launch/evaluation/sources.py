@@ -52,7 +52,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Source(ABC):
-    """A model that is asked: behind an endpoint, or a policy of ours (`checkpoint.py`).
+    """Whoever answers: a model behind an endpoint, a policy of ours (`checkpoint.py`), or a file.
 
     The name is for folders. The identity is what decides the answers: the endpoint's model, not its
     address, since a server may move; of a policy the digest of its weights, not their path.
