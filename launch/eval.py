@@ -362,10 +362,10 @@ def _check(given: Options, overrides: Sequence[str]) -> None:
     mistakes = {
         "--predictions: needs no --cfg, no settings and no model": is_file
         and (given.cfg or overrides or url or given.checkpoint),
-        f"--predictions: --data {given.data} is not a published test set; give one of "
-        f"{', '.join(TEST_SETS)}": is_file and is_split,
         "--predictions: a file has no prompt; leave --show-prompt out": is_file
         and given.show_prompt,
+        f"--predictions: --data {given.data} is not a published test set; give one of "
+        f"{', '.join(TEST_SETS)}": is_file and is_split,
         f"--data-root, --file and --dialect: {split}; set data.root=FOLDER, or give a test set": (
             is_split
             and not is_file

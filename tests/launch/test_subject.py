@@ -176,17 +176,3 @@ def test_a_prompt_is_shown_as_the_model_is_asked_it(command, place, spider, tiny
     told = capsys.readouterr().out
     assert "[user]\nCREATE TABLE pet" in told
     assert "about " in told.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (["--limit", "0"], "--limit"),
-        (["--limit", "x"], "--limit"),
-        (["--predictions", "p.sql", "--show-prompt"], "--show-prompt"),
-    ],
-)
-def test_mistakes_are_told(line, words):
-    with pytest.raises(Exception, match=words) as told:
-        evaluation.main(line)
-    assert "\n" not in str(told.value)
