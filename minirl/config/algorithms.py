@@ -133,7 +133,7 @@ class Gspo(AlgorithmConfig):
     """GSPO (arXiv:2507.18071), with GRPO's clip bounds as Progress-SQL prints them.
 
     GSPO's own bounds are far closer, clip_low=3e-4 and clip_high=4e-4 (section 5.1); with more
-    than one update a step it needs them (docs/claims.md).
+    than one update a step it needs them (docs/training.md).
     """
 
     kind: Literal["gspo"] = "gspo"
