@@ -62,8 +62,8 @@ class AlgorithmConfig(Settings):
     correction_high: float = Field(default=2.0, ge=1)
     """Upper bound of the ratio."""
     score_centering: int = Field(default=0, ge=0)
-    """Likeliest tokens of the sampler over which its drift leaves the gradient (arXiv:2609.20807);
-    0 disables it."""
+    """Number of the sampler's likeliest tokens over which its drift is removed from the gradient
+    (arXiv:2609.20807); 0 disables it."""
     mask_cut_off: bool = False
     """Exclude truncated replies from the loss (DAPO's overlong filtering)."""
     equal_groups: Literal["keep", "drop"] = "keep"
