@@ -88,13 +88,13 @@ class RunResult(BaseModel):
 
 def show_run(found: RunResult, folder: Path) -> None:
     """Print what a run learned, where it is, and the command that shows more."""
-    before = _points(found.ex_before, found.ex_before_ci95, " %")
-    after = _points(found.ex_after, found.ex_after_ci95, " %")
+    before = percent(found.ex_before, found.ex_before_ci95, " %")
+    after = percent(found.ex_after, found.ex_after_ci95, " %")
     turns = (f"{mean:.2f}" for mean in (found.mean_turns_first, found.mean_turns))
     rows = [
         ("", "before", "after"),
         ("execution accuracy [95 %]", before, after),
-        ("gain in points [95 %]", "", _points(found.gain, found.gain_ci95)),
+        ("gain in points [95 %]", "", percent(found.gain, found.gain_ci95)),
         ("turns, first and last 10 steps", *turns),
     ]
     if found.refuted_share is not None and found.refuted_share_first is not None:
@@ -111,6 +111,7 @@ def show_run(found: RunResult, folder: Path) -> None:
     cli.output.print(f"To look at it: {command}", soft_wrap=True, markup=False)
 
 
-def _points(share: float, interval: _Interval, unit: str = "") -> str:
-    low, high = interval
-    return f"{100 * share:.1f}{unit} [{100 * low:.1f}, {100 * high:.1f}]"
+def percent(share: float, ci95: Sequence[float], unit: str = "", sign: str = "") -> str:
+    """Write a share or a difference in percent, with its interval."""
+    value, low, high = (f"{100 * one:{sign}.1f}" for one in (share, *ci95))
+    return f"{value}{unit} [{low}, {high}]"

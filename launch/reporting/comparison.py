@@ -12,7 +12,7 @@ from exchange import UserError
 from launch.evaluation.questions import SUITED, TEST_SETS
 from launch.evaluation.results import Report
 from launch.reporting.runs import Run, gain, scores_of, summary
-from launch.tables import show_table
+from launch.tables import percent, show_table
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Comparison:
         if key not in row.reports:
             return "-"
         found = row.summary(key)
-        return _percent("{:.1f} [{:.1f}, {:.1f}]", found["mean"], found["ci95"])
+        return percent(found["mean"], found["ci95"])
 
 
 def _rows(runs: Sequence[Run]) -> list[Row]:
@@ -252,14 +252,10 @@ def _facts(row: Row, key: Key) -> dict[str, Any]:
 
 def _beside(each: Difference) -> Sequence[str]:
     test = each.test
-    points = _percent("{:+.1f} [{:+.1f}, {:+.1f}]", test["difference"], test["ci95"])
+    points = percent(test["difference"], test["ci95"], sign="+")
     counts = (test["only_first"], test["only_second"])
     alone = ("-" if count is None else str(count) for count in counts)
     return (each.row.name, each.row.decode, _label(each.key), points, _p(test["p"]), *alone)
-
-
-def _percent(form: str, value: float, ci95: Sequence[float]) -> str:
-    return form.format(*(100 * each for each in (value, *ci95)))
 
 
 def _label(key: Key) -> str:

@@ -39,8 +39,6 @@ from launch.reporting.runs import (
 from launch.run_folder import CONFIG, flat
 from sqlenv.evaluators.features import clauses_of
 
-VERSION = 3
-"""Of the payload's form, which the page checks."""
 _QUESTIONS = 64  # questions of an evaluation in a piece
 _APART = frozenset({"seed", "run.name", "run.dir"})
 """Settings by which the seeds of one configuration differ."""
@@ -104,7 +102,6 @@ class Payload:
             text = repr(own).replace(f"seed{one.get('seed')}", "seed")
             alike.setdefault(text if own else str(number), []).append(number)
         return {
-            "version": VERSION,
             "runs": self.runs,
             "alike": list(alike.values()),
             "differing": {k: v for k, v in values.items() if any(one != v[0] for one in v)},

@@ -58,7 +58,6 @@ async function start() {
   $("theme").onclick = () => turnLights(document.documentElement.style.colorScheme === "light");
   fill($("keys"), table(null, Object.entries(KEYS).map(([key, [words]]) => [h("kbd", {}, key), words])));
   data = await unpack("overview");
-  if (data.version !== 3) throw new Error(`version ${data.version} of the data`);
   verdict();
   curves();
   onhashchange = show;
