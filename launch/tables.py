@@ -95,7 +95,7 @@ def show_run(found: RunResult, folder: Path) -> None:
         ("", "before", "after"),
         ("execution accuracy [95 %]", before, after),
         ("gain in points [95 %]", "", percent(found.gain, found.gain_ci95)),
-        ("turns, first and last 10 steps", *turns),
+        ("turns, first and last steps", *turns),
     ]
     if found.refuted_share is not None and found.refuted_share_first is not None:
         luck = (f"{100 * one:.1f} %" for one in (found.refuted_share_first, found.refuted_share))

@@ -87,6 +87,7 @@ def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, c
     assert sheet["late"] == []
     printed = capsys.readouterr().out
     assert "60.00" in printed
+    assert "mismatch" not in printed  # that is a part, behind --by tag
     assert str(tmp_path / "o.json") in printed.replace("\n", "")
 
 
