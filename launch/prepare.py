@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -169,19 +169,21 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def rows(
-    trainer: Trainer, examples: Iterable[Example], prompt: Callable[[Example], Observation]
+    trainer: Trainer, examples: Sequence[Example], prompt: Callable[[Example], Observation]
 ) -> list[Row]:
     """Write questions with their prompts, as messages, in the form that a trainer loads.
 
-    The rewards of `rewards.adapters` find there what they need: the gold query and the path of the
-    database.
+    The rewards of `rewards.adapters` find there what they need: the gold query, the path of the
+    database, and where some question has them more gold queries and its own rule.
     """
     form = _FORMS[trainer]
+    names = ("alternatives", "grading_method")
+    more = [name for name in names if any(getattr(one, name) for one in examples)]
     return [
         form(
             [{"role": one.role, "content": one.content} for one in prompt(example)],
             example.gold_sql,
-            _facts(example),
+            _facts(example) | {name: getattr(example, name) for name in more},
         )
         for example in examples
     ]

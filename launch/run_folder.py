@@ -17,7 +17,7 @@ from exchange import UserError
 from launch.config import flat
 from launch.files import versions, write_json, write_text
 from minirl.run.files import PART, read_json
-from sqlenv.data.loading import fingerprint
+from sqlenv.data.loading import question_digest
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def _lock(handle: int, folder: Path, *, key: str) -> None:
 def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
     """Return number and fingerprint of the questions of each split."""
     return {
-        name: {"questions": len(each), "fingerprint": fingerprint(each)}
+        name: {"questions": len(each), "fingerprint": question_digest(each)}
         for name, each in splits.items()
     }
 

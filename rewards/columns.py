@@ -13,7 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 from exchange import Score
 from rewards.config import PaverlConfig
-from rewards.execution import gold_result, is_correct, is_executable, payable
+from rewards.execution import (
+    gold_result,
+    is_correct,
+    is_executable,
+    is_right_by_its_own,
+    payable,
+)
 from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 
@@ -49,6 +55,8 @@ class PaverlReward:
         return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
 
     def _share(self, episode: Episode, answer: Attempt) -> float:
+        if is_right_by_its_own(episode.example, answer):
+            return 1.0
         results = payable(answer.result), gold_result(self._executor, episode.example)
         if self._config.payoff == "binary":
             return binary_accuracy(*results, extra_columns=self._config.extra_columns)

@@ -27,22 +27,16 @@ def build_reward(
     config: RewardConfig,
     *,
     columns_of: ColumnsOf,
-    executor: StepRunner | None = None,
+    executor: StepRunner,
     numbers: Numbers = "close",
 ) -> Reward:
-    """Build the reward that the settings name; `numbers` are compared as the environment does.
-
-    Raises:
-        ValueError: The family needs an executor.
-    """
+    """Build the reward that the settings name; `numbers` are compared as the environment does."""
     if isinstance(config, ProgressiveConfig):
         return ProgressiveReward(config, columns_of)
     if isinstance(config, OneShotConfig):
         return OneShotReward()
     if isinstance(config, ExecutionConfig):
         return execution_reward
-    if executor is None:
-        raise ValueError(f"the reward {config.kind} runs queries: give it an executor")
     if isinstance(config, ExpoConfig):
         return ExpoReward(config, columns_of=columns_of, executor=executor, numbers=numbers)
     if isinstance(config, PaverlConfig):

@@ -45,6 +45,13 @@ def is_executable(attempt: Attempt) -> bool:
     return isinstance(attempt.result, Table)
 
 
+def is_right_by_its_own(example: Example, attempt: Attempt) -> bool:
+    """Tell what is right by another of the question's gold queries or by its own rule, so that it
+    need not have the columns of the first gold's result.
+    """
+    return attempt.correct and bool(example.alternatives or example.grading_method)
+
+
 def is_nondeterministic(result: Result) -> bool:
     """Tell whether a result depends on the clock or on chance."""
     return isinstance(result, Table) and result.nondeterministic

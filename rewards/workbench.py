@@ -1,4 +1,4 @@
-"""What every reward family says of one prediction, or of one episode of several turns.
+"""What every reward family says of one prediction.
 
 No family is trained on here: each has its paper's settings, and all see the same results.
 """
@@ -6,35 +6,24 @@ No family is trained on here: each has its paper's settings, and all see the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from rewards.astra import AstraReward
-from rewards.columns import PaverlReward, binary_accuracy, csmr, fractional_accuracy, payment
-from rewards.config import AstraConfig, ExpoConfig, PaverlConfig, ProgressiveConfig
-from rewards.execution import (
-    ColumnsOf,
-    StepRunner,
-    gold_result,
-    is_correct,
-    is_nondeterministic,
-    payable,
-)
+from rewards.columns import binary_accuracy, csmr, fractional_accuracy, payment
+from rewards.config import ExpoConfig, ProgressiveConfig
+from rewards.execution import ColumnsOf, StepRunner, gold_result, is_nondeterministic, payable
 from rewards.expo.clauses import Clause
-from rewards.expo.reward import FORMAT_FAIL, ClauseVerdict, ExpoReward
+from rewards.expo.reward import ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
-from rewards.progress.reward import OneShotReward, ProgressiveReward
+from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.envs.single_turn import find_matches, first_refuting, judge_answer, witnesses_of
-from sqlenv.evaluators.equality import like_gold, matches
-from sqlenv.sql.answers import answer_of
+from sqlenv.envs.single_turn import find_matches, first_refuting, witnesses_of
+from sqlenv.evaluators.equality import like_gold
 from sqlenv.types import (
     Answer,
     Attempt,
-    AttemptKind,
-    Episode,
     Example,
     MatchMode,
     Numbers,
@@ -50,19 +39,9 @@ from sqlenv.witness.store import WitnessStore
 PairStatus = Literal[Status, "not_carried"]
 """How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot
 be run there without a change of meaning; so nothing is known of its result."""
-STATUSES: tuple[PairStatus, ...] = get_args(PairStatus)
 MODES: tuple[MatchMode, ...] = get_args(MatchMode)
 EXPO_MATCH: MatchMode = "bag_ordered"
 """What EXPO-SQL takes for a match: its differences know order and duplicates."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One reply of an episode that is over: its text, its query, and what it was."""
-
-    text: str
-    sql: str
-    kind: AttemptKind = "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +141,6 @@ class Workbench:
             ExpoConfig(), columns_of=columns_of, executor=executor, numbers=numbers
         )
         self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)
-        self._families = {
-            "progressive": self._progressive,
-            "one_shot": OneShotReward(),
-            "paverl": PaverlReward(PaverlConfig(), executor),
-            "astra": AstraReward(AstraConfig(), executor),
-        }
 
     def score(self, example: Example, sql: str) -> PairScore:
         """Score one query; no text whatever raises."""
@@ -178,7 +151,7 @@ class Workbench:
             run_in_dialect(self._executor.execute, example, sql) if sql else SqlError("no SQL")
         )
         predicted = like_gold(predicted, gold, self._numbers)
-        ex = find_matches(example, sql, predicted, self._executor, MODES)
+        ex = find_matches(example, sql, predicted, self._executor, MODES, self._numbers)
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
         looks_right = ex["set"] and not by_chance
@@ -216,33 +189,6 @@ class Workbench:
             where = {"number": number, "witness": files[number - 1]}
             found = Refutation.of(example, sql, executor.execute, **where)
         return {"witnesses": len(files), "refutation": found}
-
-    def trajectory(self, example: Example, turns: Sequence[Turn]) -> dict[str, float]:
-        """Reward an episode: each family's total, `correct` (of the answer) and the `turns`."""
-        attempts = tuple(self._attempt(example, turn) for turn in turns)
-        episode = Episode(example, attempts)
-        return {
-            **{name: reward(episode).total for name, reward in self._families.items()},
-            "expo": self._expo_total(example, attempts),
-            "correct": float(is_correct(episode)),
-            "turns": float(len(attempts)),
-        }
-
-    def _attempt(self, example: Example, turn: Turn) -> Attempt:
-        # The run that wrote the turn down has read its query; only the reply's form is still asked.
-        answer = answer_of(turn.text, "any").with_sql(turn.sql)
-        if turn.kind == "bad_call":
-            return Attempt(answer, SqlError("no call"), correct=False, kind=turn.kind)
-        judged = judge_answer(example, answer, self._executor, AnswerConfig(numbers=self._numbers))
-        return replace(judged, kind=turn.kind)
-
-    def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:
-        if not attempts:
-            return FORMAT_FAIL
-        last, gold = attempts[-1], gold_result(self._executor, example)
-        is_match = matches(last.result, gold, mode=EXPO_MATCH, gold_sql=example.gold_sql)
-        correct = is_match and not is_nondeterministic(last.result)
-        return self._expo.mean_reward(self._expo.judge(example, replace(last, correct=correct)))
 
 
 def _status(example: Example, sql: str, predicted: Result) -> PairStatus:

@@ -17,7 +17,7 @@ Layout = Literal[
 ]
 Split = Literal["train", "dev", "test"]
 GoldIssue = Literal["blank", "failing", "empty", "varying", "tied", "scalar", "duplicate"]
-"""What may be wrong with a question: `sqlenv.data.issues` explains them."""
+"""What may be wrong with a question: `DataConfig.exclude` explains them."""
 
 
 class SourceConfig(Settings):

@@ -18,8 +18,7 @@ from rewards.expo.clauses import scan_clauses
 from rewards.expo.differences import differences
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.config import DataConfig, ExecutorConfig
-from sqlenv.data.issues import Checked
-from sqlenv.data.sources import Check, by_running, gold, issues_of
+from sqlenv.data.sources import Check, Checked, by_running, gold_for_sqlite, issues_of
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.evaluators.equality import is_ordered
 from sqlenv.executor import Executor
@@ -83,7 +82,7 @@ def _check(
     """Return the issues of a gold query, a note and a correction, and whether a machine with less
     to do would find the same.
     """
-    sql = gold(example)
+    sql = gold_for_sqlite(example)
     first = sql if isinstance(sql, SqlError) else plain.gold(example.database, sql)
     if not isinstance(sql, str) or not isinstance(first, Table):
         return (issues_of(first), f"fails: {describe_failure(first)}", None), first not in TRANSIENT

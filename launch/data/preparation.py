@@ -27,8 +27,7 @@ from launch.tables import show_table
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
-from sqlenv.data.issues import Checked
-from sqlenv.data.sources import Pool
+from sqlenv.data.sources import Checked, Pool
 from sqlenv.envs.single_turn import witnesses_of
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents

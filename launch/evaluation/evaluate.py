@@ -35,7 +35,7 @@ from launch.reporting.record import RECORDS, RECORDS_VERSION, question, shown
 from launch.tables import show_table
 from minirl.run.files import PART, keep_lines, naming, whole_file
 from sqlenv.config import ExecutorConfig
-from sqlenv.data.loading import fingerprint
+from sqlenv.data.loading import question_digest
 from sqlenv.dialects import run_many
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.executor import Executor
@@ -73,7 +73,7 @@ def judge_answers(
     settings = ReportSettings(
         data=questions.name,
         questions=len(questions.examples),
-        fingerprint=fingerprint(questions.examples),
+        fingerprint=question_digest(questions.examples),
         databases=digest(questions.databases),
         suite=digest(suite) if suite else None,
         model=model,

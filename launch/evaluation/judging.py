@@ -131,7 +131,7 @@ class _Judge:
             db_id=example.db_id,
             difficulty=example.difficulty,
             question=example.question,
-            gold=example.gold_sql,
+            gold_sql=example.gold_sql,
             sql=sql,
             scores=one.scores if one else {},
             status=one.predicted if one else "",

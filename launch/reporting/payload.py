@@ -150,7 +150,7 @@ class Payload:
                 entry["seen"].append({**seen, "right": count, "total": total, **more})
                 _set_beside(group)
             queries = {turn.get("sql") for one in part for turn in _turns(one)}
-            queries |= {group.get("gold") for group in part}
+            queries |= {group.get("gold_sql") for group in part}
             tokens = {
                 sql: found for sql in sorted(filter(None, queries)) if (found := tokens_of(sql))
             }
@@ -273,11 +273,18 @@ def _recorded(
     else:
         groups = (line for line in lines if isinstance(line, dict) and _is_group(line))
         for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
-            yield step, [_for_javascript(group) for group in part]
+            yield step, [_for_javascript(_named(group, folder / name)) for group in part]
         if not damaged:
             return
         words = cut_off(damaged[0])
     damage.setdefault(words, []).append(name)
+
+
+def _named(group: Group, file: Path) -> Group:
+    if "gold" in group:
+        tell_former(file)
+        group["gold_sql"] = group.pop("gold")
+    return group
 
 
 def _is_group(line: Mapping[str, Any]) -> bool:
@@ -291,7 +298,7 @@ def _group(one: QuestionVerdict, *, correct: bool) -> Group:
     result = {"result": {"status": one.status}} if one.status else {}
     return {
         **{key: getattr(one, key) for key in ("id", "db_id", "difficulty", "question")},
-        "gold": one.gold,
+        "gold_sql": one.gold_sql,
         "trajectories": [{"turns": [{"sql": one.sql, "correct": correct, "tags": tags, **result}]}],
     }
 
@@ -303,8 +310,8 @@ def _entry(name: str, group: Group, is_held_out: bool) -> dict[str, Any]:  # noq
         "db": group.get("db_id", ""),
         "level": group.get("difficulty", ""),
         "question": group.get("question", ""),
-        "gold": group.get("gold", ""),
-        "clauses": clauses_of(group["gold"]) if group.get("gold") else (),
+        "gold_sql": (gold_sql := group.get("gold_sql", "")),
+        "clauses": clauses_of(gold_sql) if gold_sql else (),
         "seen": [],
     }
 

@@ -79,7 +79,7 @@ def question(example: Example, gold: Result | None) -> dict[str, Any]:
         "difficulty": example.difficulty,
         "question": example.question,
         **({"evidence": example.evidence} if example.evidence else {}),
-        "gold": example.gold_sql,
+        "gold_sql": example.gold_sql,
         **({"gold_result": shown(gold)} if gold is not None else {}),
     }
 

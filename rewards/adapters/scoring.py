@@ -24,6 +24,7 @@ from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback, describe_failure
+from sqlenv.evaluators.graded import checked_method
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Attempt, Episode, Example, Form, Status, Table, status_of
@@ -227,7 +228,8 @@ def example_of(row: Mapping[str, Any] | str, *, gold_sql: str | None = None) -> 
 
     Args:
         row: A mapping, or one as JSON text: `database`, the path of a SQLite file; `gold_sql`,
-            unless it is given apart; and where there are any `id` and `dialect`. The prompt is the
+            unless it is given apart; and where there are any `id`, `dialect`, `alternatives` (more
+            gold queries) and `grading_method` (the question's own rule). The prompt is the
             trainer's, so the rest is not read.
         gold_sql: The gold query of trainers that have their own name for it.
     """
@@ -247,7 +249,17 @@ def example_of(row: Mapping[str, Any] | str, *, gold_sql: str | None = None) -> 
         database=database,
         gold_sql=str(found["gold_sql"]).strip(),
         dialect=dialect_of(str(row.get("dialect") or "sqlite")),
+        # Parquet gives arrays, and nothing where another row has one.
+        alternatives=tuple(map(str, () if (more := row.get("alternatives")) is None else more)),
+        grading_method=_rule(row.get("grading_method")),
     )
+
+
+def _rule(written: str | None) -> str:
+    try:
+        return checked_method(written)
+    except ValueError as error:
+        raise UserError(f"the SQL reward: grading_method: {error}") from None
 
 
 def _read_row(text: str) -> Mapping[str, Any]:

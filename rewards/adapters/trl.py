@@ -64,7 +64,7 @@ class SqlReward:
         return [score.total for score in scores]
 
 
-_COLUMNS = ("database", "gold_sql", "id", "dialect")
+_COLUMNS = ("database", "gold_sql", "id", "dialect", "alternatives", "grading_method")
 
 
 def replies_of(completion: Completion) -> list[str]:

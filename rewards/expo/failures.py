@@ -25,7 +25,7 @@ from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Result, SqlError
 
 Columns = Mapping[str, Sequence[str]]
-Numbers = set[int]
+ClauseNumbers = set[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,22 @@ class _Failure:
         """Number the clause where SQLite stopped."""
         return None if self.place is None else clause_at(self.clauses, self.place)
 
-    def holding(self, places: Iterable[int]) -> Numbers:
+    def holding(self, places: Iterable[int]) -> ClauseNumbers:
         """Number the clauses that hold some characters."""
         return {clause_at(self.clauses, place) for place in places}
 
-    def of_kinds(self, *kinds: str) -> Numbers:
+    def of_kinds(self, *kinds: str) -> ClauseNumbers:
         """Number the clauses of some kinds."""
         return {n for n, clause in enumerate(self.clauses) if clause.kind in kinds}
 
-    def near(self, numbers: Numbers) -> Numbers:
+    def near(self, numbers: ClauseNumbers) -> ClauseNumbers:
         """Keep the clauses of the error's SELECT: operands may use the same aliases."""
         if self.at is None:
             return numbers
         here = self.clauses[self.at].operand
         return {n for n in numbers if here in (WHOLE, self.clauses[n].operand)} | {self.at}
 
-    def beside(self, numbers: Numbers, others: Numbers) -> Numbers:
+    def beside(self, numbers: ClauseNumbers, others: ClauseNumbers) -> ClauseNumbers:
         """Keep those of `others` that share a SELECT with one of `numbers`."""
         operands = {self.clauses[n].operand for n in numbers}
         if WHOLE in operands:
@@ -70,12 +70,12 @@ class _Failure:
         tables = self.columns.items()
         return {t.lower() for t, columns in tables if any(name == c.lower() for c in columns)}
 
-    def place_or(self, numbers: Numbers) -> Numbers:
+    def place_or(self, numbers: ClauseNumbers) -> ClauseNumbers:
         """Number the clause where SQLite stopped, else those given."""
         return numbers if self.at is None else {self.at}
 
 
-Finder = Callable[[_Failure, str], Numbers]
+Finder = Callable[[_Failure, str], ClauseNumbers]
 """Numbers the clauses to blame, from the element that the message names."""
 
 
@@ -108,7 +108,7 @@ def _locate(sql: str, offset: int) -> int | None:
     return None if offset < 0 else len(sql.encode()[:offset].decode(errors="ignore"))
 
 
-def _no_column(failure: _Failure, element: str) -> Numbers:
+def _no_column(failure: _Failure, element: str) -> ClauseNumbers:
     """Blame the clauses that use a column, and those that fail to provide it."""
     *_, qualifier, name = ["", *_parts(element)]
     using = failure.near(_using(failure, qualifier, name))
@@ -119,7 +119,7 @@ def _no_column(failure: _Failure, element: str) -> Numbers:
     )
 
 
-def _defining(failure: _Failure, qualifier: str, using: Numbers) -> Numbers:
+def _defining(failure: _Failure, qualifier: str, using: ClauseNumbers) -> ClauseNumbers:
     """Number the clauses that define an alias, else all that could; a CTE's own item too."""
     found = [source for source in sources(failure.sql) if source.alias == qualifier]
     defining = failure.beside(using, failure.holding(source.start for source in found))
@@ -130,7 +130,7 @@ def _defining(failure: _Failure, qualifier: str, using: Numbers) -> Numbers:
     return defining | {number for number, text in items.items() if item_name(text) in tables}
 
 
-def _lacking(failure: _Failure, name: str, using: Numbers) -> Numbers:
+def _lacking(failure: _Failure, name: str, using: ClauseNumbers) -> ClauseNumbers:
     """Number FROM and JOINs where some table has the column, and no table of the query does."""
     owners = failure.owners(name)
     read = {source.table for source in sources(failure.sql)}
@@ -139,7 +139,7 @@ def _lacking(failure: _Failure, name: str, using: Numbers) -> Numbers:
     return failure.beside(using, failure.of_kinds("FROM", "JOIN"))
 
 
-def _ambiguous(failure: _Failure, element: str) -> Numbers:
+def _ambiguous(failure: _Failure, element: str) -> ClauseNumbers:
     """Blame the clauses that use a column bare, and the JOINs that bring it in again."""
     *_, qualifier, name = ["", *_parts(element)]
     using = failure.near(_using(failure, qualifier, name))
@@ -152,7 +152,7 @@ def _ambiguous(failure: _Failure, element: str) -> Numbers:
     return using | failure.beside(using, joins)
 
 
-def _no_table(failure: _Failure, element: str) -> Numbers:
+def _no_table(failure: _Failure, element: str) -> ClauseNumbers:
     """Blame the clauses that read a table; of `t.*` without `t`, that and those to define it."""
     *_, name = _parts(element)
     reading = failure.holding(s.start for s in sources(failure.sql) if s.table == name)
@@ -162,13 +162,13 @@ def _no_table(failure: _Failure, element: str) -> Numbers:
     return using | _defining(failure, name, using) if failure.traced else using
 
 
-def _function(failure: _Failure, element: str) -> Numbers:
+def _function(failure: _Failure, element: str) -> ClauseNumbers:
     name = element.lower()
     calls = (r.start for r in references(failure.sql) if r.is_call and r.name == name)
     return failure.place_or(failure.holding(calls))
 
 
-def _aggregate(failure: _Failure, element: str) -> Numbers:
+def _aggregate(failure: _Failure, element: str) -> ClauseNumbers:
     """Blame the clause that calls an aggregate, or uses the alias of one, where none may stand."""
     found = _function(failure, element)
     for number in found & failure.of_kinds("SELECT") if failure.traced else ():
@@ -180,13 +180,13 @@ def _aggregate(failure: _Failure, element: str) -> Numbers:
     return found
 
 
-def _alias(failure: _Failure, element: str, *legal: ClauseKind) -> Numbers:
+def _alias(failure: _Failure, element: str, *legal: ClauseKind) -> ClauseNumbers:
     """Blame the clauses that use an alias where it may not stand."""
     using = _using(failure, "", element.lower())
     return failure.place_or(using - failure.of_kinds("SELECT", *legal) or using)
 
 
-def _syntax(failure: _Failure, element: str) -> Numbers:
+def _syntax(failure: _Failure, element: str) -> ClauseNumbers:
     """Blame the clause where the text stops making sense, or the one before that is unfinished.
 
     A comma, an operator or `WHERE` in front of the next clause is the fault of the clause that it
@@ -201,11 +201,11 @@ def _syntax(failure: _Failure, element: str) -> Numbers:
     return failure.holding([before.start if before and is_unfinished(before) else at])
 
 
-def _named_kind(failure: _Failure, element: str) -> Numbers:
+def _named_kind(failure: _Failure, element: str) -> ClauseNumbers:
     return failure.place_or(failure.of_kinds(element) | _with_nested(failure, element))
 
 
-def _early(failure: _Failure, element: str) -> Numbers:
+def _early(failure: _Failure, element: str) -> ClauseNumbers:
     """Number the clauses of a kind that a set operator follows; nested ones as their holders."""
     operators = [t.start for t in tokenize(failure.sql) if not t.depth and t.is_word(*OPERATORS)]
     last = operators[-1] if operators else 0
@@ -213,12 +213,12 @@ def _early(failure: _Failure, element: str) -> Numbers:
     return followed | _with_nested(failure, element)
 
 
-def _with_nested(failure: _Failure, element: str) -> Numbers:
+def _with_nested(failure: _Failure, element: str) -> ClauseNumbers:
     opener, *_ = element.lower().split()
     return failure.holding(nested(failure.sql, opener))
 
 
-def _operands(failure: _Failure, element: str) -> Numbers:
+def _operands(failure: _Failure, element: str) -> ClauseNumbers:
     """Number the SELECTs of a set operation; of a nested one the clauses that hold it."""
     operator = element.lower().split()[0]
     words = [token for token in tokenize(failure.sql) if token.is_word(operator)]
@@ -226,12 +226,12 @@ def _operands(failure: _Failure, element: str) -> Numbers:
     return own | failure.holding(word.start for word in words if word.depth)
 
 
-def _subqueries(failure: _Failure, _element: str) -> Numbers:
+def _subqueries(failure: _Failure, _element: str) -> ClauseNumbers:
     starts = (t.start for t in tokenize(failure.sql) if t.depth and is_query_start(t))
     return failure.place_or(failure.holding(starts))
 
 
-def _mismatch(failure: _Failure, _element: str) -> Numbers:
+def _mismatch(failure: _Failure, _element: str) -> ClauseNumbers:
     """Blame a LIMIT that is no number, of which SQLite says so in queries; else WHERE and JOINs."""
     words = tokenize(failure.sql)
     odd = failure.holding(
@@ -240,7 +240,7 @@ def _mismatch(failure: _Failure, _element: str) -> Numbers:
     return odd or failure.of_kinds("WHERE", "JOIN")
 
 
-def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
+def _using(failure: _Failure, qualifier: str, name: str) -> ClauseNumbers:
     meant = (qualifier, name, False)
     mentions = references(failure.sql)
     return failure.holding(m.start for m in mentions if (m.qualifier, m.name, m.is_call) == meant)

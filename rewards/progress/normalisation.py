@@ -34,20 +34,20 @@ def _known(key: tuple[tuple[str, tuple[str, ...]], ...]) -> KnownColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class NameScope:
     """What names mean inside one SELECT.
 
     `sources` maps each alias to its base table, None for a CTE or derived table; `ctes` are those
     that this query may read.
     """
 
-    parent: Scope | None
+    parent: NameScope | None
     sources: Mapping[str, str | None]
     ctes: Features
 
-    def outward(self) -> Iterator[Scope]:
+    def outward(self) -> Iterator[NameScope]:
         """Yield this scope and those around it."""
-        scope: Scope | None = self
+        scope: NameScope | None = self
         while scope is not None:
             yield scope
             scope = scope.parent
@@ -61,7 +61,7 @@ class Writer:
 
     def __init__(
         self,
-        scope: Scope,
+        scope: NameScope,
         schema: KnownColumns | None,
         nest: Callable[[exp.Expression], None],
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from sqlglot import exp
 
-from rewards.progress.normalisation import SUBQUERY, Features, KnownColumns, Scope, Writer
+from rewards.progress.normalisation import SUBQUERY, Features, KnownColumns, NameScope, Writer
 from sqlenv.sql import extraction
 from sqlenv.sql.cache import cached
 
@@ -49,7 +49,7 @@ def build_tree(sql: str, schema: KnownColumns | None) -> Node | None:
     query = extraction.parse(sql)
     if query is None:
         return None
-    return Node("ROOT", _nodes_of(query, Scope(None, {}, frozenset()), schema))
+    return Node("ROOT", _nodes_of(query, NameScope(None, {}, frozenset()), schema))
 
 
 def ctes(node: Node) -> Iterator[Node]:
@@ -72,11 +72,15 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
     return Node(node.kind, children, name, profile)
 
 
-def _nodes_of(query: exp.Expression, scope: Scope, schema: KnownColumns | None) -> tuple[Node, ...]:
+def _nodes_of(
+    query: exp.Expression, scope: NameScope, schema: KnownColumns | None
+) -> tuple[Node, ...]:
     """Build what hangs under the owner of a query: its main node, then one CTE node a WITH item."""
     query = extraction.bare(query)
-    items = extraction.ctes(query) if isinstance(query, extraction.Query) else []
-    scope = Scope(scope.parent, scope.sources, scope.ctes | {item.alias.lower() for item in items})
+    items = query.ctes if isinstance(query, extraction.Query) else []
+    scope = NameScope(
+        scope.parent, scope.sources, scope.ctes | {item.alias.lower() for item in items}
+    )
 
     def nodes_of(inner: exp.Expression) -> tuple[Node, ...]:
         return _nodes_of(inner, scope, schema)
@@ -101,7 +105,7 @@ class _Sources:
         self._ctes = ctes
         first = extraction.from_table(select)
         last = self._add(first) if first is not None else ""
-        for join in extraction.joins(select):
+        for join in select.args.get("joins") or ():
             last = self._join(join, last)
 
     def _add(self, source: exp.Expression) -> str:
@@ -111,7 +115,7 @@ class _Sources:
         while isinstance(inner, exp.Subquery | exp.Paren):
             inner = inner.this
             if not isinstance(inner, exp.Select):
-                joined = [*extraction.joins(inner), *joined]
+                joined = [*(inner.args.get("joins") or ()), *joined]
         if isinstance(inner, exp.Table):
             table = inner.this.name.lower()
             name = alias or inner.alias.lower() or table
@@ -134,11 +138,11 @@ class _Sources:
 
 
 class _SelectReader:
-    def __init__(self, select: exp.Select, outer: Scope, schema: KnownColumns | None) -> None:
+    def __init__(self, select: exp.Select, outer: NameScope, schema: KnownColumns | None) -> None:
         self._select, self._outer = select, outer
         self._schema = schema
         self._sources = _Sources(select, outer.ctes)
-        self._scope = Scope(outer, self._sources.names, outer.ctes)
+        self._scope = NameScope(outer, self._sources.names, outer.ctes)
         self._writer = Writer(self._scope, schema, self._nest)
         self._children: list[Node] = []
 
@@ -154,6 +158,7 @@ class _SelectReader:
         group = {self._item(item, items, alias_first=False) for item in groups}
         having = {text(atom) for atom in _atoms(extraction.clause(select, "having"))}
         order = {self._ordered(item, items) for item in extraction.clause(select, "order")}
+        is_cut = select.args.get("limit") or select.args.get("offset")
         profile = Profile(
             joins=len(self._sources.joins),
             items=len(items),
@@ -163,8 +168,8 @@ class _SelectReader:
             tables=frozenset(self._sources.tables),
             group=frozenset(group),
             having=frozenset(having),
-            order=frozenset(order | {"limit"} if extraction.has_limit(select) else order),
-            distinct=extraction.is_distinct(select),
+            order=frozenset(order | {"limit"} if is_cut else order),
+            distinct=bool(select.args.get("distinct")),
             aggregate=self._writer.aggregate,
         )
         return Node("SELECT", tuple(self._children), profile=profile)
@@ -205,7 +210,7 @@ class _SelectReader:
         direction = "desc" if node.args.get("desc") else "asc"
         return f"{self._item(target, items, alias_first=True)} {direction}"
 
-    def _nest(self, query: exp.Expression, scope: Scope | None = None) -> None:
+    def _nest(self, query: exp.Expression, scope: NameScope | None = None) -> None:
         nodes = _nodes_of(query, scope or self._scope, self._schema)
         self._children.append(Node("SUBQUERY", nodes))
 

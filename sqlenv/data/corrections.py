@@ -15,8 +15,7 @@ from pathlib import Path
 from pydantic import AliasChoices, Field
 
 from exchange import UserError
-from sqlenv.data.records import Fields, Text, check, read_records
-from sqlenv.evaluators.graded import GradingMethod
+from sqlenv.data.records import Fields, Rule, Text, check, read_records
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example
 
@@ -37,7 +36,7 @@ class CorrectionRecord(Fields):
         default=None, validation_alias=AliasChoices("corrected_question", "question")
     )
     evidence: Text | None = None
-    grading_method: Text = ""
+    grading_method: Rule = ""
     original_gold: Text | None = Field(
         default=None, validation_alias=AliasChoices("original_query", "original_SQL")
     )
@@ -86,7 +85,7 @@ class Corrections:
             alternatives=tuple(sql.strip() for sql in one.alternatives),
             question=(one.question or example.question).strip(),
             evidence=example.evidence if one.evidence is None else one.evidence.strip(),
-            grading_method=one.grading_method.strip(),
+            grading_method=one.grading_method or "",
         )
 
     def place(self, example: Example) -> str:
@@ -138,11 +137,6 @@ def _read(path: Path, sha256: str) -> Corrections:
         name = str(one.question_id).strip()
         if name in by_id:
             raise UserError(f"{where}: a second correction of question {name}; {_ADVICE}")
-        if one.grading_method:
-            try:
-                GradingMethod.parse(one.grading_method)
-            except ValueError as error:
-                raise UserError(f"{where}: grading_method: {error}; {_ADVICE}") from None
         by_id[name] = one
     return Corrections(path, sha256, by_id)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from exchange import UserError
 from sqlenv.config import DataConfig
 from sqlenv.data.loading import open_pools, open_sample, split_by_weight
-from sqlenv.data.sources import Accept, Check, Pool
+from sqlenv.data.sources import Check, Pool
 
 
 def validation_of(config: DataConfig, count: int) -> DataConfig:
@@ -23,17 +23,16 @@ def hold_out(
     count: int,
     check: Check | None = None,
     *,
-    accept: Accept = lambda _db_id: True,
     advice: str = "",
 ) -> frozenset[str]:
     """Choose databases to hold out, by `config.seed` and their names alone.
 
     Of each source they have as large a share of the questions as the `count` to validate by is of
     those wanted in all, and more where too few of their gold queries may stay. Sources are read
-    once to count questions, then until those held out are enough; the options are `open_pools`'.
+    once to count questions, then until those held out are enough. `advice` is as for `load`.
     """
     own = validation_of(config, count)
-    whole = open_pools(own, None, accept=accept, advice=advice)
+    whole = open_pools(own, None, accept=lambda _db_id: True, advice=advice)
     found = [Counter(db_id for _, db_id in pool.candidates()) for pool in whole]
     needs = split_by_weight(count, [source.weight for source in config.sources])
     targets = [
@@ -55,7 +54,7 @@ def hold_out(
             )
 
         def is_held(db_id: str, names: Collection[str] = held) -> bool:
-            return db_id in names and accept(db_id)
+            return db_id in names
 
         pools = open_pools(own, check, accept=is_held, advice=advice)
         short = [

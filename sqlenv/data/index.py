@@ -28,7 +28,7 @@ _VERSION = 1
 """Of what an index holds."""
 
 
-class Kind(NamedTuple):
+class RecordKind(NamedTuple):
     """What decides whether a question may be used; `dialect` is empty where no record says it."""
 
     db_id: str
@@ -55,12 +55,12 @@ class QuestionIndex:
     lengths: np.ndarray
     codes: np.ndarray
     texts: np.ndarray
-    kinds: tuple[Kind, ...]
+    kinds: tuple[RecordKind, ...]
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def kind(self, number: int) -> Kind:
+    def kind(self, number: int) -> RecordKind:
         """Return the kind of a record."""
         return self.kinds[self.codes[number]]
 
@@ -87,7 +87,7 @@ def _index_of(file: Path, layout: Layout, contents: str) -> QuestionIndex:
     key = content_key("questions", _VERSION, layout, contents)
     if (stored := shared_cache().open_file(key)) is not None:
         with stored, np.load(stored) as arrays:
-            kinds = tuple(Kind(*kind) for kind in json.loads(arrays["kinds"].tobytes()))
+            kinds = tuple(RecordKind(*kind) for kind in json.loads(arrays["kinds"].tobytes()))
             names = ("starts", "lengths", "codes", "texts")
             return QuestionIndex(file, layout, *(arrays[name] for name in names), kinds)
     index = _read(file, layout)
@@ -101,7 +101,7 @@ def _index_of(file: Path, layout: Layout, contents: str) -> QuestionIndex:
 
 
 def _read(file: Path, layout: Layout) -> QuestionIndex:
-    codes: dict[Kind, int] = {}
+    codes: dict[RecordKind, int] = {}
 
     def rows() -> Iterator[tuple[int, int, int, int]]:
         for number, (start, length, record) in enumerate(placed_records(file)):
@@ -115,11 +115,11 @@ def _read(file: Path, layout: Layout) -> QuestionIndex:
     return QuestionIndex(file, layout, starts, lengths, found, texts, tuple(codes))
 
 
-def _kind(layout: Layout, asked: QuestionRecord) -> Kind:
+def _kind(layout: Layout, asked: QuestionRecord) -> RecordKind:
     written = (asked.gold_sql or "").strip()
     is_local = asked.instance_id is None or asked.instance_id.startswith("local")
     style, dialect = asked.question_style or "", (asked.dialect or "").lower()
-    return Kind(asked.db_id, level_of(layout, asked), style, dialect, not written, is_local)
+    return RecordKind(asked.db_id, level_of(layout, asked), style, dialect, not written, is_local)
 
 
 def level_of(layout: Layout, asked: QuestionRecord) -> str:

@@ -15,8 +15,15 @@ from random import Random
 from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
-from sqlenv.data.issues import OTHER_ENGINE, OTHER_KIND, Checked
-from sqlenv.data.sources import Accept, Check, Pool, SourceReport
+from sqlenv.data.sources import (
+    OTHER_ENGINE,
+    OTHER_KIND,
+    Accept,
+    Check,
+    Checked,
+    Pool,
+    SourceReport,
+)
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 
@@ -146,7 +153,7 @@ def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
-def fingerprint(examples: Iterable[Example]) -> str:
+def question_digest(examples: Iterable[Example]) -> str:
     """Hash questions and gold queries: the same on every machine, whatever the paths."""
     digest = hashlib.sha256()
     for e in examples:

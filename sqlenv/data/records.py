@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from exchange import UserError
+from sqlenv.evaluators.graded import checked_method
 
 Record = dict[str, Any]
 
@@ -135,6 +136,8 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+Rule = Annotated[Text | None, AfterValidator(checked_method)]
+"""A question's own rule; empty for none."""
 
 
 class Fields(BaseModel):
@@ -158,7 +161,7 @@ class QuestionRecord(Fields):
     sql_complexity: Text | None = None
     dialect: Text | None = None
     question_style: Text | None = None
-    grading_method: Text | None = None
+    grading_method: Rule = ""
     alternatives: tuple[Text, ...] = ()
 
 
@@ -193,4 +196,5 @@ def check(
         first = error.errors(include_url=False)[0]
         field = ".".join(str(names.get(str(part), part)) for part in first["loc"])
         found = "" if first["type"] == "missing" else f", not {first['input']!r:.60}"
-        raise UserError(f"{where}: {field}: {first['msg']}{found}; {advice}") from None
+        words = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{where}: {field}: {words}{found}; {advice}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, islice
@@ -14,15 +14,7 @@ import numpy as np
 from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
-from sqlenv.data.index import Kind, QuestionIndex, index_of, level_of
-from sqlenv.data.issues import (
-    EXCLUDED_DATABASE,
-    MISSING_DATABASE,
-    NOT_TRANSPILED,
-    OTHER_ENGINE,
-    OTHER_KIND,
-    Checked,
-)
+from sqlenv.data.index import QuestionIndex, RecordKind, index_of, level_of
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
 from sqlenv.data.records import QuestionRecord
 from sqlenv.dialects import NAMES, transpile
@@ -32,6 +24,25 @@ from sqlenv.types import Example, Result, SqlError, Table
 BATCH = 256
 """Questions that are checked at a time: the results of their gold queries are held together."""
 _NAMED_FAILURES = 3
+
+MISSING_DATABASE = "missing database"
+OTHER_ENGINE = "not for SQLite"
+OTHER_KIND = "of other levels or styles"
+NOT_TRANSPILED = "not transpiled to SQLite"
+EXCLUDED_DATABASE = "in exclude_databases"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A question, what is wrong with it, and why; where ties leave its gold query undecided,
+    `correction` accepts every answer that they allow (`sqlenv.data.corrections`).
+    """
+
+    example: Example
+    issues: tuple[str, ...] = ()
+    note: str = ""
+    correction: Mapping[str, str] | None = None
+
 
 Check = Callable[[Sequence[Example]], Iterable[Checked]]
 """Looks at the gold queries of some questions; answers in order."""
@@ -165,7 +176,7 @@ class Pool:
         self.report.found["duplicate"] += not is_new
         return is_new
 
-    def _issues(self, kind: Kind, database_of: Callable[[str], Path | None]) -> list[str]:
+    def _issues(self, kind: RecordKind, database_of: Callable[[str], Path | None]) -> list[str]:
         is_level = not self.source.levels or kind.level in self.source.levels
         if kind.db_id in self.config.exclude_databases:
             return [EXCLUDED_DATABASE]
@@ -191,7 +202,9 @@ class Pool:
         lay = self.corrections.lay if self.corrections else lambda example: example
         drawn = [(position, Checked(lay(read[position].example))) for position in positions]
         for number, (position, one) in enumerate(drawn):
-            if one.example.dialect != "sqlite" and isinstance(no := gold(one.example), SqlError):
+            if one.example.dialect != "sqlite" and isinstance(
+                no := gold_for_sqlite(one.example), SqlError
+            ):
                 drawn[number] = (position, Checked(one.example, (NOT_TRANSPILED,), no.message))
         asked = [one.example for _, one in drawn if not one.issues and one.example.gold_sql]
         found = iter(self.check(asked) if self.check else map(Checked, asked))
@@ -239,7 +252,7 @@ class Pool:
             source=layout,
             question_id=str(number if own is None else own),
             alternatives=asked.alternatives,
-            grading_method=(asked.grading_method or "").strip(),
+            grading_method=asked.grading_method or "",
         )
 
     def _no_database(self, index: QuestionIndex, code: int) -> str:
@@ -256,7 +269,7 @@ def by_running(executor: Executor | None) -> Check | None:
         return None
 
     def look(examples: Sequence[Example]) -> Iterator[Checked]:
-        queries = [(example.database, str(gold(example))) for example in examples]
+        queries = [(example.database, str(gold_for_sqlite(example))) for example in examples]
         results = executor.gold_many(queries)
         for example, result in zip(examples, results, strict=True):
             words = "" if isinstance(result, Table) else why_failed(result)
@@ -279,6 +292,6 @@ def why_failed(result: Result) -> str:
     return result.message if isinstance(result, SqlError) else type(result).__name__
 
 
-def gold(example: Example) -> str | SqlError:
+def gold_for_sqlite(example: Example) -> str | SqlError:
     """Write the gold query for SQLite."""
     return transpile(example.gold_sql, example.dialect)

@@ -18,6 +18,7 @@ from sqlenv.types import (
     Episode,
     Example,
     ExecutionMatch,
+    Numbers,
     Observation,
     Result,
     SqlError,
@@ -110,14 +111,19 @@ def judge_answer(
         result = like_gold(
             result, run_in_dialect(executor.gold, example, example.gold_sql), config.compared
         )
-    correct = find_matches(example, sql, result, executor, (config.match,))[config.match]
+    names = (config.match,)
+    correct = find_matches(example, sql, result, executor, names, config.compared)[config.match]
     return Attempt(answer, result, correct=correct)
 
 
 def witnesses_of(example: Example, witnesses: WitnessStore) -> Kept:
-    """Return the witnesses of a question's gold query; none of one that cannot be transpiled."""
+    """Return the witnesses of a question's gold query; none of one that cannot be transpiled, or
+    whose own rule may count the rows of the question's database.
+    """
     gold = transpile(example.gold_sql, example.dialect)
-    return witnesses.of(example.database, gold) if isinstance(gold, str) else Kept()
+    if example.grading_method or not isinstance(gold, str):
+        return Kept()
+    return witnesses.of(example.database, gold)
 
 
 def first_refuting(
@@ -137,25 +143,27 @@ def find_matches(
     result: Result,
     executor: Runner,
     names: Sequence[Name],
+    numbers: Numbers,
 ) -> dict[Name, bool]:
     """Ask comparators whether a query is right, also where it is so by luck.
 
     A query whose result as it stands is no table is not right, also where an official program would
     mend its text first. Where a comparator changes the text, the query is run once more. Any of a
-    question's gold queries may match, and its own rule goes before all comparators.
+    question's gold queries may match, and its own rule goes before all comparators. The result has
+    numbers as the first gold's has them.
     """
     texts = (sql, example.gold_sql, *example.alternatives)
     predicted, *golds = (transpile(text, example.dialect) for text in texts)
     golds = [gold for gold in golds if isinstance(gold, str)]
     if not (isinstance(predicted, str) and golds and isinstance(result, Table)):
         return dict.fromkeys(names, False)
-    case = Case(
-        predicted,
-        golds[0],
-        example.database,
-        alternatives=tuple(golds[1:]),
-        grading_method=example.grading_method,
-    )
-    runs = Runs(executor.execute, executor.gold, known={(example.database, predicted): result})
-    own = "graded" if example.grading_method else None
-    return {name: ask(own or name, case, runs).score == 1 for name in names}
+    database, own = example.database, "graded" if example.grading_method else None
+    found = dict.fromkeys(names, False)
+    for number, gold in enumerate(golds):
+        like = like_gold(result, executor.gold(database, gold), numbers) if number else result
+        case = Case(predicted, gold, database, grading_method=example.grading_method)
+        runs = Runs(executor.execute, executor.gold, known={(database, predicted): like})
+        found |= {
+            name: ask(own or name, case, runs).score == 1 for name in names if not found[name]
+        }
+    return found

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from sqlenv.types import Row, Table, Value
 
-Kind = Literal["set", "multiset", "list", "subset"]
+Grading = Literal["set", "multiset", "list", "subset"]
 _FORM = re.compile(r"(?P<kind>\w+)(?:,(?P<sign>=|>=),(?P<count>\d+))?")
 _WITHIN = 0.01
 
@@ -26,7 +26,7 @@ class GradingMethod:
     (`=`) or at least (`>=`).
     """
 
-    kind: Kind
+    kind: Grading
     sign: str = ">="
     count: int = 0
 
@@ -42,11 +42,19 @@ class GradingMethod:
             ValueError: The text is none of these.
         """
         found = _FORM.fullmatch(text.strip())
-        kinds = get_args(Kind)
+        kinds = get_args(Grading)
         if not found or found["kind"] not in kinds or (found["sign"] and found[1] != "subset"):
             raise ValueError(f"{text!r} is none of {', '.join(kinds)}, subset,=,K and subset,>=,K")
         kind = next(kind for kind in kinds if kind == found["kind"])
         return cls(kind, found["sign"] or ">=", int(found["count"] or 0))
+
+
+def checked_method(text: str | None) -> str:
+    """Return a question's own rule, empty where it has none; ValueError where it is no rule."""
+    text = (text or "").strip()
+    if text:
+        GradingMethod.parse(text)
+    return text
 
 
 def is_strictly_equal(predicted: Table, gold: Table) -> bool:

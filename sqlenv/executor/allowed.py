@@ -13,7 +13,7 @@ import apsw
 from sqlenv.executor.functions import CLOCK_FUNCTIONS
 from sqlenv.sql.lexer import tokenize
 
-TableKind = Literal["plain", "virtual", "foreign"]
+TableAccess = Literal["plain", "virtual", "foreign"]
 """A table or view with rows of its own, a virtual table that may be read, or one that may not."""
 
 _PRAGMAS = frozenset(
@@ -103,7 +103,7 @@ def _is_built_in(table: str) -> bool:
     return True
 
 
-def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, TableKind], list[str]]:
+def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, TableAccess], list[str]]:
     """Say of what kind a database's own tables and views are, by their names in small letters.
 
     Also names its R*Trees: one prepares what it would write with when it is first opened, so a
@@ -112,7 +112,7 @@ def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, Table
     rows = connection.execute(
         "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
     )
-    kinds: dict[str, TableKind] = {}
+    kinds: dict[str, TableAccess] = {}
     rtrees = []
     for row in rows:
         name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, Table
         start = sql[: len(_VIRTUAL_TABLE)].lower()
         if start.startswith(_NO_TABLES):
             continue
-        kind: TableKind = "plain" if start.startswith(_TABLES) else "foreign"
+        kind: TableAccess = "plain" if start.startswith(_TABLES) else "foreign"
         module = _module(sql) if start == _VIRTUAL_TABLE else ""
         kinds[name.lower()] = "virtual" if module in _MODULES else kind
         rtrees += [name] if module in _RTREES else []

@@ -176,19 +176,21 @@ def _add_collation(connection: apsw.Connection, name: str) -> None:
     connection.create_collation(name, lambda one, two: (one > two) - (one < two))
 
 
-_heap = threading.Lock()
+_heap = threading.RLock()  # a limit may end wherever a thread happens to be
 # Of those that hold one now. SQLite knows one limit for the process: the largest is in force.
 _heap_limits: list[int] = []
-# What the process's other connections held when the first of these came.
-_heap_before = [0]
+# The process, and what its other connections held when the first of these came; after a fork they
+# are also its parent's.
+_heap_before = (0, 0)
 
 
 @contextmanager
 def heap_limit(limit_bytes: int) -> Generator[None]:
     """Let SQLite use as much memory as this, and what other connections held before."""
+    global _heap_before
     with _heap:
-        if not _heap_limits:
-            _heap_before[0] = apsw.memory_used()
+        if not _heap_limits or _heap_before[0] != os.getpid():
+            _heap_before = os.getpid(), apsw.memory_used()
         _heap_limits.append(limit_bytes)
         _limit_heap()
     try:
@@ -199,8 +201,13 @@ def heap_limit(limit_bytes: int) -> Generator[None]:
             _limit_heap()
 
 
+def is_heap_crowded() -> bool:
+    """Tell whether less than half of what the limit leaves is free."""
+    return apsw.memory_used() - _heap_before[1] > max(_heap_limits, default=0) / 2
+
+
 def _limit_heap() -> None:
-    apsw.hard_heap_limit(_heap_before[0] + max(_heap_limits) if _heap_limits else 0)
+    apsw.hard_heap_limit(_heap_before[1] + max(_heap_limits) if _heap_limits else 0)
 
 
 def check_database(database: str | Path) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import apsw
 
 from sqlenv.evaluators.comparators import Case, Judgement, Runs, judge_case
 from sqlenv.evaluators.votes import VoteBy, ballot
-from sqlenv.executor.database import Identity, heap_limit, identify
+from sqlenv.executor.database import Identity, heap_limit, identify, is_heap_crowded
 from sqlenv.executor.guard import Guard, refuse_text
 from sqlenv.types import Result, TimedOut, TooLarge
 
@@ -24,41 +26,100 @@ if TYPE_CHECKING:
 # How often an overdue query is interrupted again: one interrupt can fall between two statements.
 NAG_S = 0.05
 
-_MOST_IDLE = 64  # idle connections kept open; 0.3 to 2 MB and one file descriptor each
+# Idle connections that a process keeps open; 0.3 to 2 MB and one file descriptor each.
+_MOST_IDLE = 64
 _OUT_OF_HEAP = TooLarge("memory")
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
 
-Location = tuple[Path, str]
+DatabaseQuery = tuple[Path, str]
 """A database and a query."""
 _Running = dict[int, tuple[Guard, float]]
 """Of each thread that runs a query, the connection and when its time is over."""
-P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _Process:
+    """What the engines of a process share, since SQLite's heap is the process's.
+
+    Attributes:
+        engines: All that are there.
+        idle: Connections that nobody uses, each with its engine's number and what is open; the one
+            used last at the end.
+    """
+
+    def __init__(self) -> None:
+        self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self.idle: list[tuple[int, Identity, Guard]] = []
+        # An engine that nobody needs any more is closed wherever a thread happens to be.
+        self.lock = threading.RLock()
+        self._turn = threading.Lock()
+
+    def take(self, engine: int, identity: Identity) -> Guard | None:
+        """Take an idle connection of an engine, if there is one to this database."""
+        with self.lock:
+            for one in reversed(self.idle.copy()):
+                if one[:2] == (engine, identity):
+                    self.idle.remove(one)
+                    return one[2]
+        return None
+
+    def keep(self, engine: int, identity: Identity, guard: Guard) -> None:
+        """Keep a connection; where there are too many the oldest go, whosever they are."""
+        with self.lock:
+            self.idle.append((engine, identity, guard))
+            while self.idle and (len(self.idle) > _MOST_IDLE or is_heap_crowded()):
+                self.idle.pop(0)[2].close()
+
+    def close_idle(self, *engines: int) -> None:
+        """Close the idle connections of engines."""
+        with self.lock:
+            for one in [one for one in self.idle if one[0] in engines]:
+                self.idle.remove(one)
+                one[2].close()
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Wait until no engine runs a query, and let none begin; with no idle connection."""
+        with self._turn, ExitStack() as rooms:
+            with self.lock:
+                engines = list(self.engines)
+            for engine in engines:
+                rooms.enter_context(engine.room(engine.places))
+            self.close_idle(*(engine.number for engine in engines))
+            yield
+
+
+_process = _Process()
+_numbers = count()  # of engines
+os.register_at_fork(after_in_child=lambda: _process.__init__())  # another's locks and connections
 
 
 class Engine:
     """Runs queries in the calling threads, of `workers` at a time.
 
     Running out of heap can be a neighbour's fault, since the limit is the process's. Such a query
-    is asked once more, alone and with no idle connection, before anyone is scored on it.
+    is asked once more, alone in the process, before anyone is scored on it.
     """
 
     def __init__(self, config: ExecutorConfig):
         self._config = config
-        self._places = threading.Semaphore(config.workers)
+        self.number = next(_numbers)
+        self.places = config.workers
+        self._free = threading.Semaphore(self.places)
         self._entry = threading.Lock()  # whoever waits for places is served before who comes later
         self._lock = threading.Lock()
-        self._idle: list[tuple[Identity, Guard]] = []  # the one used last at the end
         self._running: _Running = {}
-        self._started = 0
         stop = threading.Event()
         limits = ExitStack()
         limits.enter_context(heap_limit(config.heap_bytes))
+        limits.callback(_process.close_idle, self.number)
         limits.callback(stop.set)
         self._stop = weakref.finalize(self, limits.close)
         watched = (self._lock, self._running, stop, config.timeout_s)
         threading.Thread(target=_watch, args=watched, name="sqlenv-watchdog", daemon=True).start()
+        with _process.lock:
+            _process.engines.add(self)
 
     def run(self, method: Callable[..., T], *arguments: object) -> T:
         """Call a method of an engine here; `Processes.run` does so in another process."""
@@ -71,19 +132,18 @@ class Engine:
         if refused := refuse_text(sql, max_sql_chars=self._config.max_sql_chars):
             return refused
         max_steps = max_steps or self._config.max_steps
-        with self._room(1):
-            result, was_alone = self._attempt(database, sql, max_steps)
-        if result != _OUT_OF_HEAP or was_alone:
+        with self.room(1):
+            result = self._attempt(database, sql, max_steps)
+        if result != _OUT_OF_HEAP:
             return result
-        with self._room(self._config.workers):
-            self._close_idle(keep=0)
-            return self._attempt(database, sql, max_steps)[0]
+        with _process.alone():
+            return self._attempt(database, sql, max_steps)
 
-    def execute_many(self, queries: Sequence[Location]) -> list[Result]:
+    def execute_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Run queries one after another."""
         return [self.execute(*query) for query in queries]
 
-    def votes(self, queries: Sequence[Location], by: VoteBy) -> list[str | None]:
+    def votes(self, queries: Sequence[DatabaseQuery], by: VoteBy) -> list[str | None]:
         """Give the votes of queries, of which no rows are kept."""
         return [ballot(self.execute(*query), by) for query in queries]
 
@@ -101,37 +161,33 @@ class Engine:
     def close(self) -> None:
         """Close the idle connections and end the watchdog."""
         self._stop()
-        self._close_idle(keep=0)
 
     def _seconds(self, database: Path, sql: str) -> float:
         """Measure a query on a connection of its own, which is opened and closed meanwhile."""
-        self._close_idle(keep=0)
+        _process.close_idle(self.number)
         start_s = time.perf_counter()
         self.execute(database, sql)
-        self._close_idle(keep=0)
+        _process.close_idle(self.number)
         return time.perf_counter() - start_s
 
     @contextmanager
-    def _room(self, places: int) -> Generator[None]:
+    def room(self, places: int) -> Generator[None]:
+        """Wait until so many more queries may run."""
         with self._entry:
             for _ in range(places):
-                self._places.acquire()
+                self._free.acquire()
         try:
             yield
         finally:
-            self._places.release(places)
+            self._free.release(places)
 
-    def _attempt(self, database: Path, sql: str, max_steps: int) -> tuple[Result, bool]:
-        """Run once; also say whether nothing else held memory meanwhile."""
+    def _attempt(self, database: Path, sql: str, max_steps: int) -> Result:
         identity = identify(database)
         deadline_s = time.monotonic() + self._config.timeout_s
         thread = threading.get_ident()
         guard, result = None, None
-        with self._lock:
-            self._started += 1
-            start, was_alone = self._started, not self._running
         try:
-            guard = self._take(identity) or Guard(database, self._config)
+            guard = _process.take(self.number, identity) or Guard(database, self._config)
             with self._lock:
                 self._running[thread] = guard, deadline_s
             result = guard.run(sql, max_steps)
@@ -140,29 +196,11 @@ class Engine:
         finally:
             with self._lock:
                 self._running.pop(thread, None)
-                was_alone &= self._started == start and not self._idle
-            if guard and isinstance(result, _SPOILING):
+            if guard and (isinstance(result, _SPOILING) or not self._stop.alive):
                 guard.close()
             elif guard:
-                self._keep(identity, guard)
-        return result, was_alone
-
-    def _take(self, identity: Identity) -> Guard | None:
-        with self._lock:
-            for place in reversed(range(len(self._idle))):
-                if self._idle[place][0] == identity:
-                    return self._idle.pop(place)[1]
-        return None
-
-    def _keep(self, identity: Identity, guard: Guard) -> None:
-        with self._lock:
-            self._idle.append((identity, guard))
-        self._close_idle(keep=_MOST_IDLE if self._stop.alive else 0)
-
-    def _close_idle(self, *, keep: int) -> None:
-        with self._lock:
-            while len(self._idle) > keep:
-                self._idle.pop(0)[1].close()
+                _process.keep(self.number, identity, guard)
+        return result
 
 
 def _watch(

@@ -21,7 +21,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.comparators import Case, Judgement, check_case
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor.database import Identity, identify
-from sqlenv.executor.engine import NAG_S, Engine, Location
+from sqlenv.executor.engine import NAG_S, DatabaseQuery, Engine
 from sqlenv.executor.gold import GoldCache
 from sqlenv.executor.processes import Processes
 from sqlenv.types import Result, TimedOut, status_of
@@ -82,14 +82,14 @@ class Executor:
         with self._slow:
             return self._backend.run(Engine.execute, database, sql, steps)
 
-    def execute_many(self, queries: Sequence[Location]) -> list[Result]:
+    def execute_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in their order."""
         distinct = list(dict.fromkeys(queries))
         results = self._run_many(Engine.execute_many, self._checked(distinct))
         found = dict(zip(distinct, results, strict=True))
         return [found[query] for query in queries]
 
-    def votes(self, queries: Sequence[Location], by: VoteBy) -> list[str | None]:
+    def votes(self, queries: Sequence[DatabaseQuery], by: VoteBy) -> list[str | None]:
         """Run queries as `execute_many` does, and give their votes in the queries' order.
 
         Rows stay where they were read, however many queries there are; none of one that does not
@@ -105,7 +105,7 @@ class Executor:
         """
         return self.gold_many([(database, sql)])[0]
 
-    def gold_many(self, queries: Sequence[Location]) -> list[Result]:
+    def gold_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
         self._check_use(database for database, _ in queries)
         return self._gold.get(queries, self.execute_many)
@@ -155,7 +155,7 @@ class Executor:
                     time.sleep(NAG_S)
                 raise
 
-    def _checked(self, queries: Sequence[Location]) -> list[Location]:
+    def _checked(self, queries: Sequence[DatabaseQuery]) -> list[DatabaseQuery]:
         self._check_use(database for database, _ in queries)
         # More of a text is not needed to refuse it, and a worker has no room for any.
         longest = self.config.max_sql_chars + 1

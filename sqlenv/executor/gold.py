@@ -18,7 +18,7 @@ import apsw
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor.database import Identity, fingerprint, identify
-from sqlenv.executor.engine import Location
+from sqlenv.executor.engine import DatabaseQuery
 from sqlenv.executor.guard import weigh
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge, Value
 
@@ -33,7 +33,7 @@ _MEMORY_BYTES = 128_000_000
 _ENTRY_BYTES = 1000
 
 Key = tuple[Identity, str]
-RunMany = Callable[[Sequence[Location]], list[Result]]
+RunMany = Callable[[Sequence[DatabaseQuery]], list[Result]]
 
 
 class GoldCache:
@@ -55,7 +55,7 @@ class GoldCache:
         self._sizes: OrderedDict[Key, int] = OrderedDict()
         self._memory_bytes = 0
 
-    def get(self, queries: Sequence[Location], run: RunMany) -> list[Result]:
+    def get(self, queries: Sequence[DatabaseQuery], run: RunMany) -> list[Result]:
         """Look results up in memory, then on disk; run the rest, all at once, and keep them."""
         keys = [(identify(database), sql) for database, sql in queries]
         with self._lock:

@@ -171,6 +171,8 @@ class ValueIndex:
         found: dict[ValueMatch, None] = {}
         for words in self._runs(asked):
             found.update(dict.fromkeys(words))
+        # Up to 2 MB of pages, which the queries of executors would lack: SQLite's heap is one.
+        self._connection.release_memory()
         return best(list(found), asked)
 
     def _runs(self, asked: str) -> Iterator[list[ValueMatch]]:

@@ -186,21 +186,10 @@ def depth(tree: exp.Expression) -> int:
     return count
 
 
-def ctes(query: Query) -> list[exp.CTE]:
-    """List the WITH items of a query."""
-    clause = query.args.get("with_")
-    return clause.expressions if clause else []
-
-
 def from_table(select: exp.Select) -> exp.Expression | None:
     """Return the first source of a SELECT: a table, a subquery, or None."""
     clause = select.args.get("from_")
     return clause.this if clause else None
-
-
-def joins(node: exp.Expression) -> list[exp.Join]:
-    """List the joins of a SELECT or of a bracketed group of tables, comma joins included."""
-    return node.args.get("joins") or []
 
 
 def clause(
@@ -211,16 +200,6 @@ def clause(
     if not found:
         return []
     return [found.this] if name in ("where", "having") else found.expressions
-
-
-def is_distinct(select: exp.Select) -> bool:
-    """Tell SELECT DISTINCT."""
-    return bool(select.args.get("distinct"))
-
-
-def has_limit(select: exp.Select) -> bool:
-    """Tell whether a LIMIT or OFFSET cuts the rows of a SELECT."""
-    return bool(select.args.get("limit") or select.args.get("offset"))
 
 
 def bare(node: exp.Expression) -> exp.Expression:

@@ -39,7 +39,7 @@ def question(number: int, kind: str) -> dict[str, Any]:
         "db_id": f"shop_{number % 7}",
         "difficulty": LEVELS[number % 3],
         "question": f"Which names cost more than {value} in aisle {number}?",
-        "gold": f"SELECT name, price FROM item WHERE price > {value} ORDER BY price",
+        "gold_sql": f"SELECT name, price FROM item WHERE price > {value} ORDER BY price",
         "gold_result": result(["name", "price"], [["tea", value + 1], ["jam", value + 2]]),
     }
 
@@ -52,7 +52,7 @@ def result(columns: Sequence[Any], rows: Sequence[Sequence[Any]], **more: Any) -
 
 def turn(asked: Mapping[str, Any], *, right: bool, number: int, rng: Random) -> dict[str, Any]:
     """Make up a reply, and what came of it."""
-    gold, rows = asked["gold"], asked["gold_result"]["rows"]
+    gold, rows = asked["gold_sql"], asked["gold_result"]["rows"]
     fails = not right and rng.random() < 0.3
     sql = gold if right else gold.replace("price >", "prize >" if fails else "price <")
     own = rows if right else [rows[1], ["oil", 3], [rows[0][0], 0]][: rng.randint(1, 3)]
@@ -153,7 +153,7 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, kind: str = "t
         prompt = f"CREATE TABLE item (name, price);\n{asked['question']}"
         own = {key: asked[key] for key in ("id", "gold_result")}
         lines.append({"step": number + 1, **own, "prompt": prompt, "trajectories": [kept]})
-        told = {key: asked[key] for key in ("id", "db_id", "difficulty", "question", "gold")}
+        told = {key: asked[key] for key in ("id", "db_id", "difficulty", "question", "gold_sql")}
         sql, scores = said["turns"][-1]["sql"], {"set": float(right)}
         told |= {"sql": sql, "scores": scores, "status": "ok", "gold_status": "ok"}
         verdicts.append(QuestionVerdict(**told, clauses=("WHERE", "ORDER BY")))
@@ -261,7 +261,7 @@ def make_hostile(folder: Path) -> Path:
         path = folder / name / "predictions.jsonl"
         lines = lines_of(path)
         for number, (text, line) in enumerate(zip((ALL, *HOSTILE[1:]), lines, strict=True)):
-            line |= dict.fromkeys(("db_id", "difficulty", "question", "gold", "sql"), text)
+            line |= dict.fromkeys(("db_id", "difficulty", "question", "gold_sql", "sql"), text)
             line["id"] = f"{number} {text[:200]}"
         write_lines(path, lines)
     [numbers] = lines_of(folder / "metrics.jsonl")
@@ -278,7 +278,7 @@ def spoil(line: dict[str, Any], text: str, kind: str) -> None:
     table = result(wide, [[*wide[:98], None, {"blob": text[:9]}]] * 20, width=2_000, count=9_999)
     line |= {"id": own, "prompt": text, "evidence": text, "gold_result": table}
     if "/" not in kind:
-        line |= dict.fromkeys(("db_id", "difficulty", "question", "gold"), text)
+        line |= dict.fromkeys(("db_id", "difficulty", "question", "gold_sql"), text)
     keys = dict.fromkeys((one[:200] for one in HOSTILE), 1.0)
     for one in line["trajectories"]:
         one |= {"spans": [[0, 0, len(text), -1.0], [0, 3, 7, 1.0]], "parts": keys}

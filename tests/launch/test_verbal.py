@@ -120,9 +120,9 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
     assert len(predictions) == len(choices) == QUESTIONS == len(report["questions"])
     for prediction in predictions:
         choice = choices[prediction["id"]]
-        known = prediction["gold"] in choice["candidates"]
+        known = prediction["gold_sql"] in choice["candidates"]
         assert prediction["scores"] == {"set": float(known)}
-        assert (prediction["sql"] == prediction["gold"]) is known
+        assert (prediction["sql"] == prediction["gold_sql"]) is known
         assert choice["judged"] == JUDGEMENTS
         assert len(choice["candidates"]) == len(choice["scores"]) <= CANDIDATES
     assert report["settings"]["decode"] == JUDGE

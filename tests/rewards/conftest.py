@@ -28,7 +28,7 @@ class Golds:
         assert (database, sql) == (EXAMPLE.database, EXAMPLE.gold_sql)
         return self.result
 
-    def execute(self, database: Path, sql: str, /) -> Result:
+    def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
         raise NotImplementedError
 
 

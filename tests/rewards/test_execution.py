@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from rewards.compose import build_reward
-from rewards.config import ExecutionConfig
+from rewards.config import AstraConfig, ExecutionConfig, PaverlConfig
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Attempt, AttemptKind, Episode, Example, SqlError
+from sqlenv.types import Attempt, AttemptKind, Episode, Example, SqlError, Table
+
+from .conftest import EXAMPLE, Golds
 
 ASKED = Example("1", "?", "d", Path("d.sqlite"), "SELECT 1")
 
@@ -18,7 +23,8 @@ def attempt(*, correct: bool, kind: AttemptKind = "answer") -> Attempt:
 
 def test_only_the_answer_is_paid():
     """The last attempt, and only one that answers: a call of a tool may give the right rows."""
-    reward = build_reward(ExecutionConfig(), columns_of=lambda example: None)
+    nothing = Golds(SqlError(""))
+    reward = build_reward(ExecutionConfig(), columns_of=lambda _: None, executor=nothing)
     right, wrong, call = (
         attempt(correct=True),
         attempt(correct=False),
@@ -32,3 +38,13 @@ def test_only_the_answer_is_paid():
             bool(total),
             {"execution": total},
         )
+
+
+@pytest.mark.parametrize("own", [{"alternatives": ("SELECT 2",)}, {"grading_method": "subset"}])
+def test_right_by_another_gold_or_its_own_rule_is_paid_in_full(own):
+    """Rewards of columns too, though the first gold's result has none of the answer's."""
+    right = Attempt(answer_of("SELECT 2", "any"), Table(("a",), ((2,),)), correct=True)
+    gold = Golds(Table(("a",), ((1,),)))
+    for config, total in ((PaverlConfig(), 10), (AstraConfig(), 1)):
+        reward = build_reward(config, columns_of=lambda _: None, executor=gold)
+        assert reward(Episode(replace(EXAMPLE, **own), (right,))).total == pytest.approx(total)

@@ -7,14 +7,25 @@ import json
 import os
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from exchange import Message, UserError
 from launch import prepare
+from launch.prepare import Trainer, rows
+from rewards.adapters.scoring import example_of
+from rewards.adapters.skyrl import SqlEnv
+from rewards.adapters.trl import SqlReward
+from rewards.adapters.verl import compute_score
+from sqlenv.types import Example
 from tests.launch.downloads import make_spider
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +67,35 @@ def test_rows_have_what_each_trainer_loads(place: Path):
     assert skyrl["reward_spec"] == {"method": "rule", "ground_truth": gold}
     assert first["prompt"] == verl["prompt"] == skyrl["prompt"]
     assert verl["extra_info"]["database"] == skyrl["database"] == first["database"]
+
+
+def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
+    """Where one question has them; a Parquet file has the same columns in all rows."""
+    database = place / "a.sqlite"
+    with sqlite3.connect(database) as connection:
+        connection.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1), (2)")
+    plain = Example("1", "?", "a", database, "SELECT 3")
+    more = replace(plain, alternatives=("SELECT a FROM t",), grading_method="subset,=,1")
+    prompt = (Message("user", "?"),)
+    settings = {"reward": {"kind": "execution"}, "env": {"kind": "single_turn", "wrapping": "any"}}
+    reply, scores = "SELECT 2", {}
+    for trainer, one in product(get_args(Trainer), (plain, more)):
+        row = rows(trainer, [plain, one], lambda _: prompt)[-1]
+        if trainer == "trl":
+            columns = {name: [value] for name, value in row.items()}
+            reward: Any = SqlReward(settings)
+            scores[trainer, one is more] = reward([reply], **columns)[0]
+        elif trainer == "verl":
+            given = row["reward_model"]["ground_truth"], row["extra_info"]
+            found = compute_score("sql", reply, *given, settings=settings)
+            scores[trainer, one is more] = found["score"]
+        else:
+            scores[trainer, one is more] = SqlEnv(settings, row).step(reply)["reward"]
+    assert scores == {(t, told): float(told) for t in get_args(Trainer) for told in (False, True)}
+    assert "alternatives" not in rows("trl", [plain], lambda _: prompt)[0]
+    assert rows("trl", [plain, more], lambda _: prompt)[0]["alternatives"] == ()
+    with pytest.raises(UserError, match="grading_method: 'subset,<,1' is none of"):
+        example_of({"database": database, "gold_sql": "SELECT 1", "grading_method": "subset,<,1"})
 
 
 @pytest.mark.parametrize("trainer", ["trl", "verl", "skyrl"])

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rewards.workbench import MODES, Turn, Workbench
+from rewards.workbench import MODES, Workbench
 from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
@@ -120,42 +120,6 @@ def test_a_failing_gold_matches_nothing(bench, database):
         assert score.csmr == score.ex_f == 0
 
 
-REPLY = "<think> … </think> <sql> {} </sql>"
-
-
-def turn(sql: str, **more: Any) -> Turn:
-    return Turn(REPLY.format(sql), sql, **more)
-
-
-def test_trajectories(bench, database):
-    """The best second turn of Progress-SQL, after a first one that fails (papers, section 2.3)."""
-    asked = example(database, "SELECT name FROM emp")
-    rewards = bench.trajectory(asked, [turn("SELECT nope"), turn("SELECT name FROM emp")])
-    first = bench.score(asked, "SELECT nope")
-    rise = 1 - (first.diagnosis.struct + first.lexical) / 2
-    assert rewards == {
-        "progressive": pytest.approx(0.5 + 0.25 + 1 + rise),
-        "one_shot": 3.0,
-        "expo": 1.5,
-        "paverl": 10.0,
-        "astra": pytest.approx(0.9999),
-        "correct": 1.0,
-        "turns": 2.0,
-    }
-
-
-def test_trajectories_of_calls(bench, database):
-    asked = example(database, "SELECT name FROM emp")
-    call = Turn("<tool_call>…</tool_call>", "SELECT name FROM emp", "call")
-    bad = Turn("<tool_call>", "", "bad_call")
-    unanswered = bench.trajectory(asked, [bad, call])
-    assert unanswered["correct"] == unanswered["paverl"] == 0
-    assert unanswered["astra"] == pytest.approx(1 - 1.5 - 0.0002)
-    answered = bench.trajectory(asked, [bad, call, turn("SELECT name FROM emp")])
-    assert answered["correct"] == 1
-    assert answered["astra"] == pytest.approx(0.9999)
-
-
 def test_no_family_pays_for_luck(bench, database):
     """Each query gives the gold result, whatever chance says."""
     gold = example(database, "SELECT count(*) FROM emp")
@@ -171,12 +135,6 @@ def test_no_family_pays_for_luck(bench, database):
         assert score.paverl == 0.5  # it ran
         assert score.verdict.case == "incorrect"
         assert set(score.rewards) == {-0.5}
-        paid = bench.trajectory(gold, [Turn(f"```sql\n{sql}\n```", sql)])
-        lost = bench.trajectory(gold, [Turn("```sql\nSELECT 0\n```", "SELECT 0")])
-        assert paid["correct"] == 0
-        families = ("one_shot", "paverl", "astra")
-        assert [paid[name] for name in families] == [lost[name] for name in families]
-        assert paid["expo"] == -0.5
     assert "nondeterministic" not in bench.score(gold, gold.gold_sql).record()
 
 

@@ -119,11 +119,14 @@ def test_training_pays_for_every_gold_and_by_the_questions_own_rule(folder, exec
          "grading_method": "subset,=,1"},
     ]  # fmt: skip
     first, second = lay(folder, *fixed, executor=executor).examples
+    bits = lay(folder, {**GOOD, "alternatives": ["SELECT 0.3"]}, executor=executor).examples[1]
     config = SingleTurnConfig(match="bag_ordered")
 
     def is_right(example: Any, sql: str) -> bool:
         return judge_reply(example, f"<sql>{sql}</sql>", executor, config).correct
 
+    # Numbers are as close to any of the golds as to the first.
+    assert is_right(bits, "SELECT 0.1 + 0.2")
     assert [is_right(second, sql) for sql in ("SELECT 3", "SELECT 2", "SELECT 1")] == [1, 1, 0]
     rows = ("SELECT 'y'", "SELECT 'x'", "SELECT 'x' UNION SELECT 'y'", "SELECT 'z'")
     assert [is_right(first, sql) for sql in rows] == [1, 1, 0, 0]

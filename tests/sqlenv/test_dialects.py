@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlenv.config import DataConfig, ExecutorConfig, SingleTurnConfig, SourceConfig
-from sqlenv.data.issues import NOT_TRANSPILED, OTHER_ENGINE
 from sqlenv.data.loading import load
-from sqlenv.data.sources import by_running
+from sqlenv.data.sources import NOT_TRANSPILED, OTHER_ENGINE, by_running
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.equality import matches

@@ -299,6 +299,31 @@ def test_no_more_idle_connections_than_allowed(tmp_path: Path, database: Path, m
     assert count_open(tmp_path) == 0
 
 
+def test_executors_of_a_process_leave_each_other_memory(tmp_path: Path) -> None:
+    """Nine, each with an idle connection of 2 MB, whose memory is SQLite's, so the process's."""
+    rows = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 3000)"
+    path = make_file(
+        tmp_path / "large.sqlite",
+        f"CREATE TABLE t (a); {rows} INSERT INTO t SELECT hex(zeroblob(500)) FROM r",
+    )
+    # A third of the heap, which has room for it alone.
+    sorting = "SELECT count(*) FROM (SELECT a || rowid FROM t ORDER BY 1 LIMIT 2500)"
+    limits: dict[str, Any] = SMALL | {"heap_bytes": 12_000_000, "max_steps": 2**31 - 1}
+    executors = [Executor(ExecutorConfig(**limits)) for _ in range(9)]
+    try:
+        for executor in executors:
+            table = executor.execute(path, "SELECT count(*) FROM t WHERE a <> ''")
+            assert table == Table(("count(*)",), ((3000,),))
+        for executor in executors:
+            assert executor.execute(path, sorting) == Table(("count(*)",), ((2500,),))
+        with ThreadPoolExecutor(len(executors)) as threads:
+            at_once = list(threads.map(lambda one: one.execute(path, sorting), executors))
+        assert {*at_once} == {Table(("count(*)",), ((2500,),))}
+    finally:
+        for executor in executors:
+            executor.close()
+
+
 def count_open(folder: Path) -> int:
     descriptors = Path("/proc/self/fd")
     return sum(str(folder) in os.path.realpath(link) for link in descriptors.iterdir())

@@ -139,3 +139,18 @@ def test_hints_stand_before_sampled_values_and_never_push_a_span(towns: Path):
     (table,) = with_matches(schema, many).tables
     assert table.columns[1].examples == tuple(f"v{number}" for number in range(SHOWN))
     assert with_matches(schema, ()) == schema
+
+
+def test_open_indexes_leave_executors_their_memory(tmp_path: Path):
+    """SQLite's heap is the process's: pages of an index that has answered are given back."""
+    rows = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 20000)"
+    texts = "'town of ' || (x * x) || ' ' || hex(x * 7919)"
+    large = f"CREATE TABLE t (a TEXT); {rows} INSERT INTO t SELECT {texts} FROM r"
+    path = make_file(tmp_path / "large.sqlite", large)
+    build_index(path, read_schema(path), tmp_path / "large.index")
+    indexes = []
+    for _ in range(4):
+        used = apsw.memory_used()
+        indexes.append(ValueIndex(tmp_path / "large.index"))
+        ask(indexes[-1], " ".join(f"town {number**2}" for number in range(1, 20_000, 97)))
+        assert apsw.memory_used() - used < 500_000

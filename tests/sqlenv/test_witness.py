@@ -281,21 +281,21 @@ def test_witnesses_of_spiders_rule_know_no_distinct(shop: Path, cache: DiskCache
     assert one == other
 
 
-Ask = Callable[[str, int, str], tuple[bool, bool]]
+Ask = Callable[..., tuple[bool, bool]]
 
 
 @pytest.fixture
 def ask(shop: Path, cache: DiskCache) -> Iterator[Ask]:
     with Executor(ExecutorConfig(isolation="thread")) as executor:
 
-        def asked(gold: str, witnesses: int, sql: str) -> tuple[bool, bool]:
+        def asked(gold: str, witnesses: int, sql: str, rule: str = "") -> tuple[bool, bool]:
             environment = SingleTurn(
                 SingleTurnConfig(wrapping="any", witnesses=witnesses),
                 executor=executor,
                 first_prompt=lambda _: (),
                 witnesses=WitnessStore(cache, match="set", count=witnesses) if witnesses else None,
             )
-            example = Example("1", "how many?", "shop", shop, gold)
+            example = Example("1", "how many?", "shop", shop, gold, grading_method=rule)
             episode, _ = environment.step(environment.reset(example)[0], sql)
             attempt = episode.attempts[-1]
             return attempt.correct, attempt.refuted > 0
@@ -311,6 +311,13 @@ def test_an_answer_that_is_right_by_luck_is_not_right(ask: Ask) -> None:
     assert ask(SUM, 4, LUCKY) == (False, True)
     assert ask(SUM, 4, SUM) == (True, False)
     assert ask(SUM, 4, "SELECT 1") == (False, False)
+
+
+def test_a_rule_that_counts_rows_is_asked_on_the_questions_database_alone(ask: Ask) -> None:
+    """Any three of four owners are right; a witness may have two."""
+    gold = "SELECT name FROM owner"
+    assert ask(gold, 4, f"{gold} LIMIT 3", "subset,=,3") == (True, False)
+    assert ask(gold, 4, f"{gold} LIMIT 2", "subset,=,3") == (False, False)
 
 
 def test_a_refutation_shows_the_rows_and_both_results(shop: Path, cache: DiskCache) -> None:

@@ -45,7 +45,7 @@ function filtered(state, besides) {
   const words = (state.find ?? "").toLowerCase();
   return data.questions.map(q => [q, [seenIn(q, state.a), seenIn(q, state.b)]]).filter(([q, ends]) =>
     ends.some(Boolean) && active.every(([name, [, valuesOf]]) => valuesOf(q, ends).includes(state[name]))
-      && `${q.id}\n${q.question}\n${q.gold}`.toLowerCase().includes(words));
+      && `${q.id}\n${q.question}\n${q.gold_sql}`.toLowerCase().includes(words));
 }
 
 function questions(state) {

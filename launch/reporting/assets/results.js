@@ -5,7 +5,7 @@ const cellText = cell => cell === null ? h("i", {class: "muted"}, "NULL")
   : typeof cell === "object" ? cell.number ?? `x'${cell.blob}'` : String(cell);
 
 /** Show a result, beside the gold's where they differ; a right one that differs names the rule. */
-function results({result, correct, beside}, {gold, gold_result: wanted}, rule) {
+function results({result, correct, beside}, {gold_sql: gold, gold_result: wanted}, rule) {
   const isEqual = wanted?.columns && isSame(wanted.rows, result.rows);
   if (!wanted?.columns || !beside || correct && (isEqual || !rule))
     return resultTable(isEqual ? "result, equal to the gold's" : "result", result);
@@ -38,7 +38,7 @@ function results({result, correct, beside}, {gold, gold_result: wanted}, rule) {
 const witness = (found, gold) => [
   h("p", {class: "wrong"}, `Right by luck: on witness ${found.number}, with these rows, it is wrong.`),
   h("div", {class: "results"}, Object.entries(found.tables).map(([name, rows]) => rows.columns && resultTable(name, rows))),
-  found.result.columns ? results(found, {gold, gold_result: found.gold_result})
+  found.result.columns ? results(found, {gold_sql: gold, gold_result: found.gold_result})
     : h("p", {class: "wrong small"}, `There it does not run: ${found.result.message}`)];
 
 const goldResult = found => found && (!found.columns

@@ -74,7 +74,7 @@ async function detail(id) {
     h("p", {class: "row"}, [question.id, question.db && `database ${question.db}`, question.level, ...question.clauses]
       .map(each => each && h("span", {class: "chip"}, each))),
     group.evidence && h("p", {class: "small muted"}, `Evidence: ${group.evidence}`),
-    h("div", {class: "card"}, who("gold query"), question.gold ? sqlText(question.gold, tokens) : "not recorded",
+    h("div", {class: "card"}, who("gold query"), question.gold_sql ? sqlText(question.gold_sql, tokens) : "not recorded",
       goldResult(group.gold_result)),
     question.seen.length > 1 && h("div", {class: "row small muted"}, "seen", question.seen.map(seen =>
       h("a", {class: "button", title: "Show on the right", href: link({b: seen.view, nb: null}), "aria-current":
@@ -174,5 +174,5 @@ function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}, state) {
     [...(turn.tags ?? []).map(asWords), ...Object.entries(turn.parts ?? {}).map(([name, value]) =>
       `${name} ${number(value)}`)].map(each => h("span", {class: "chip"}, each))),
     result?.columns && results(turn, group, data.runs[Number.parseInt(seen.view)].settings["env.match"]),
-    turn.witness && witness(turn.witness, group.gold));
+    turn.witness && witness(turn.witness, group.gold_sql));
 }
