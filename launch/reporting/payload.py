@@ -20,7 +20,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
-from launch.evaluation.results import QuestionVerdict
+from launch.evaluation.results import QuestionVerdict, tell_former
 from launch.reporting.alignment import align
 from launch.reporting.answer import answer
 from launch.reporting.record import RECORDS, RECORDS_VERSION
