@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AwareDatetime, Field
 
-from exchange import Settings
+from exchange.settings import Settings
 from sqlenv.types import Dialect, ExecutionMatch, MatchMode, Numbers, Wrapping
 
 Layout = Literal[

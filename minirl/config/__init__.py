@@ -1,6 +1,6 @@
 """Every setting of the learner, its sampler and its servers; checks are validators."""
 
-from exchange import Settings
+from exchange.settings import Settings
 from minirl.config.algorithms import (
     Algorithm,
     AlgorithmConfig,

@@ -11,7 +11,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from exchange import Settings, UserError
+from exchange import UserError
+from exchange.settings import Settings
 from minirl.config.base import contradiction
 
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"

@@ -7,7 +7,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from exchange import Settings
+from exchange.settings import Settings
 from minirl.config.algorithms import Algorithm, Grpo
 from minirl.config.base import contradiction
 from minirl.config.rollout import SamplerConfig

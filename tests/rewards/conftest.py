@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rewards.adapters import scoring
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result
@@ -52,3 +54,11 @@ def make_database(tmp_path_factory) -> Callable[[Iterable[str]], Path]:
         return path
 
     return make
+
+
+@pytest.fixture(autouse=True, scope="module")
+def scorers_end():
+    """An executor's heap limit is the process's: none may stay for the tests of other modules."""
+    yield
+    scoring._scorer.cache_clear()
+    gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import json
 import os
@@ -35,14 +34,6 @@ ONE_SHOT = {"reward": {"kind": "one_shot"}, "executor": {"isolation": "thread", 
 PROGRESSIVE = {**ONE_SHOT, "reward": {"kind": "progressive"}}
 AGENTIC = {**ONE_SHOT, "reward": {"kind": "astra"}, "env": {"kind": "agentic", "tool": "run_sql"}}
 SEARCH = "SELECT age FROM singer"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def scorers_end():
-    """An executor's heap limit is the process's: none may stay for the tests of other modules."""
-    yield
-    scoring._scorer.cache_clear()
-    gc.collect()
 
 
 @pytest.fixture(scope="module")
