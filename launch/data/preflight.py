@@ -11,7 +11,7 @@ from exchange import UserError
 from launch.config import JobConfig
 from launch.data.contamination import check_overlap
 from launch.data.gold_checks import check_for
-from launch.data.prompts import Prompts
+from launch.data.prompts import Prompts, measure
 from launch.evaluation.questions import SPLITS, Split
 from launch.run_folder import check_place
 from minirl.model.config import check_folder
@@ -23,7 +23,6 @@ from sqlenv.data.loading import LoadedData, load
 from sqlenv.demo import generate
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
-from sqlenv.types import Observation
 
 
 def check_inputs(config: JobConfig) -> None:
@@ -165,10 +164,6 @@ def check_model(config: JobConfig) -> None:
         ) from None
 
 
-# Characters of the example prompt that are shown, half of them from its end.
-_SHOWN = 120
-
-
 def describe_run(config: JobConfig) -> dict[str, str]:
     """Check the model's files and all questions, and say in five lines what the run would be.
 
@@ -177,19 +172,26 @@ def describe_run(config: JobConfig) -> dict[str, str]:
     """
     from launch.plan import describe_memory, model_shape
 
+    tokenizer = None
     if config.model.path is not None:
         from minirl.model.huggingface import check_files
+        from minirl.model.tokenizer import ChatTokenizer
 
         check_files(config.model.path)
+        tokenizer = ChatTokenizer(config.model.path)
     with TemporaryDirectory() as scratch:
         root = config.data.root
         if config.data.demo is not None:
             generate(root := Path(scratch) / "data", config.data.demo)
         loaded = check_questions(config, root)
+        prompts = Prompts(config.prompt, config.env)
+        prompts.describe(loaded["train"].descriptions)
+        first = prompts.training(loaded["train"].examples[0])
+        limit = config.sampler.max_prompt_tokens
         return {
             **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
             "memory": describe_memory(config, model_shape(config, None)),
-            "prompt": _prompt(config, _first_prompt(config, loaded["train"])),
+            "prompt": f"{measure(first, tokenizer, limit=limit)[1]} (--show-prompt prints it)",
         }
 
 
@@ -205,26 +207,3 @@ def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
         "steps": f"{warm}{train.all_steps:,} of {train.prompts_per_step} prompts x "
         f"{train.group_size} answers",
     }
-
-
-def _first_prompt(config: JobConfig, train: LoadedData) -> Observation:
-    prompts = Prompts(config.prompt, config.env)
-    prompts.describe(train.descriptions)
-    return prompts.training(train.examples[0])
-
-
-def _prompt(config: JobConfig, prompt: Observation) -> str:
-    """Show a prompt's beginning and end; its length in tokens where there is a tokenizer."""
-    if config.model.path is None:
-        whole = "\n".join(message.content for message in prompt)
-        size = f"{len(whole):,} characters"
-    else:
-        from minirl.model.tokenizer import ChatTokenizer
-
-        tokenizer = ChatTokenizer(config.model.path)
-        ids = tokenizer.encode_chat(prompt)
-        whole, size = tokenizer.decode(ids), f"{len(ids):,} tokens"
-    words = " ".join(whole.split())
-    half = _SHOWN // 2
-    short = words if len(words) <= _SHOWN else f"{words[:half]} ... {words[-half:]}"
-    return f"{size}, the first: {short}"
