@@ -289,9 +289,7 @@ def _finish(report: Report, folder: Path | None, given: Options) -> None:
     from launch.evaluation.predictions import write_official
     from launch.evaluation.results import as_record
 
-    if given.official:
-        if folder is None:
-            raise UserError("--official: name the folder of the forms with --out")
+    if given.official and folder:
         write_official(report.questions, folder)
     if given.json == options.STDOUT:
         options.write_result(given.json, as_record(report))
@@ -373,6 +371,8 @@ def _check(given: Options, overrides: Sequence[str]) -> None:
         ),
         f"--corrections: {split}, judged by its own rule; name --comparators too, or set "
         "data.test.sources.0.corrections=FILE": given.corrections and _is_own(given),
+        "--official: name the folder of the forms with --out": given.official
+        and (is_file and out and not given.out),
         f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
         "--endpoint and --checkpoint: give one of the two": url and given.checkpoint,
         f"--checkpoint {given.checkpoint}: no such folder; check the path": given.checkpoint

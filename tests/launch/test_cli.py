@@ -49,6 +49,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
     evaluate = ["launch.eval", "--cfg", str(tiny)]
     score = ["launch.score", "--db", "x.sqlite", "--gold", "SELECT 1"]
     asked = ["launch.eval", "--cfg", str(tiny), "--decode", "judge"]
+    file = ["launch.eval", "--predictions", "p.sql", "--data", "spider-dev"]
     away = str(place / "nowhere")
     cases = [
         (["launch.train"], "--cfg"),
@@ -79,7 +80,8 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         ([*evaluate, "--checkpoint", away], "--checkpoint"),
         ([*evaluate, "--limit", "0"], "--limit"),
         (["launch.eval", "--predictions", "p.sql", "--show-prompt"], "--show-prompt"),
-        (["launch.eval", "--predictions", "p.sql"], "give one of spider-dev"),
+        (["launch.eval", "--predictions", "p.sql"], "give one of "),
+        ([*file, "--official", "--json", "o.json"], "--official: name the folder"),
         ([*evaluate, "--data", "spder-dev"], "did you mean spider-dev?"),
         ([*evaluate, "--data-root", "data"], "--data-root"),
         (["launch.eval", "--cfg", "progress-demo.yaml", "--data", "spider-dev"], "--data"),
