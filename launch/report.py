@@ -143,14 +143,10 @@ def _check_outputs(given: Options) -> None:
     """A page may take the place of a page, and nothing that of anything else."""
     if not is_page(given.out):
         check_new(given.out, "--out")
-    taken = {given.out.resolve()}
     for option in ("markdown", "differences", "json"):
         path = getattr(given, option)
         if path and path != options.STDOUT:
             check_new(path, f"--{option}")
-            if path.resolve() in taken:
-                raise UserError(f"--{option} {path}: is written already; name another")
-            taken.add(path.resolve())
 
 
 if __name__ == "__main__":

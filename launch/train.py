@@ -37,7 +37,7 @@ DryRun = Annotated[
         "folder, the device), say what the run would be, and stop"
     ),
 ]
-Yaml = Annotated[bool, Parameter(help="with --dry-run: print the resolved settings too")]
+Yaml = Annotated[bool, Parameter(help="as --dry-run, with the resolved settings")]
 Coordinator = Annotated[
     str | None,
     Parameter(help="several processes: HOST:PORT of the first, or auto to let JAX find it"),
@@ -68,8 +68,7 @@ def train(
         _show_prompt(config)
         return
     resolved = dump(config)
-    if yaml and not dry_run:
-        raise UserError("--yaml: shows the settings of --dry-run; give that too")
+    dry_run = dry_run or yaml
     if only and config.warm_start is None:
         raise UserError(f"{cfg}: warm_start is null; set warm_start.steps=N")
     check(config.folder, resolved)

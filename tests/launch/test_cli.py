@@ -62,7 +62,6 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         (["launch.train", "--cfg", "progres-demo"], "did you mean progress-demo.yaml?"),
         (["launch.train", "--cfg", "alien"], "alien: no config.yaml in this folder"),
         ([*train, "train.learning_rate=1"], "did you mean train.optimizer.learning_rate?"),
-        ([*train, "--yaml"], "--yaml"),
         ([*train, "--accel", "abacus"], "abacus"),
         (["launch.train", "--cfg", "none.yaml"], "none.yaml: no such file"),
         (["launch.train", "--cfg", "broken.yaml"], "broken.yaml"),
@@ -204,8 +203,7 @@ def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(monk
 
 def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, tiny, tmp_path):
     before = snapshot(place)
-    line = ["launch.train", "--cfg", tiny, *ROOT, "seed=5", "--dry-run"]
-    done = command(*line, "--yaml", cwd=place)
+    done = command("launch.train", "--cfg", tiny, *ROOT, "seed=5", "--yaml", cwd=place)
     assert done.returncode == 0, done.stderr
     assert snapshot(place) == before
     copy = tmp_path / "printed.yaml"

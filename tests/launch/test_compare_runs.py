@@ -222,8 +222,6 @@ def test_nothing_is_written_over(tmp_path, mistake):
         ("--differences", database), ("--json", database),
     ):  # fmt: skip
         assert str(path) in mistake(base, ours, option, path)
-    twice = ("--markdown", tmp_path / "t", "--differences", tmp_path / "t")
-    assert str(tmp_path / "t") in mistake(base, ours, *twice)
     assert (ours.read_bytes(), database.read_text()) == (before, "SQLite format 3")
 
 
