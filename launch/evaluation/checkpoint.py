@@ -98,8 +98,7 @@ class CheckpointSource(Source):
                 found = deliberate(config, examples, stack.enter_context(client), sql, show)
             return Answers(found.samples, {**found.notes, **sampler})
         settings = {key: one for key, one in self._own_settings().items() if key != "places"}
-        used = {"seed", "prompt", "env", "executor", "evaluation"}
-        settings |= config.model_dump(mode="json", include=used) | {"decode": self.decode.name}
+        settings |= self._job_settings()
         samples, notes = self._sampled(examples, SampleCache(out, settings), sql, out, show)
         unread = unread_of(samples)
         return Answers(samples, {**sampler, **notes, "hint": hint(unread, config.answer_wrapping)})

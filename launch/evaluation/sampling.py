@@ -76,7 +76,6 @@ class Evaluator:
         self._wrapping: Wrapping = wrapping
         self._tokenizer, self._environment = tokenizer, WithoutRows(environment)
         self._recorded = WithoutRows(environment, record)
-        self._is_judged = not isinstance(environment, TakenAsTheyAre)
         self._config, self._decode, self._validation = config, decode, validation
         self._max_turns = max_turns
         self._sampler = make_sampler(
@@ -176,7 +175,7 @@ class Evaluator:
             outcomes=Outcomes.total(counts or [Outcomes(replies=samples, too_long=samples)]),
             turns=turns if self._max_turns > 1 else (),
             line=_line(group, self._tokenizer.decode),
-            right=tuple(bool(one and one.correct) for one in answers) if self._is_judged else (),
+            right=tuple(bool(one and one.correct) for one in answers),
         )
 
 

@@ -96,17 +96,15 @@ class Source(ABC):
 
     def settings(self, split: Split, data: str) -> Mapping[str, Any]:
         """List what decides the samples: of the job, only what evaluation looks at."""
-        used = {"seed", "prompt", "env", "executor", "evaluation"}
-        found = {
-            **self._own_settings(),
-            "decode": self.decode.name,
-            "split": data,
-            **self.config.model_dump(mode="json", include=used),
-            "data": _data(self.config, split),
-        }
+        own = {**self._own_settings(), "split": data}
+        found = {**own, **self._job_settings(), "data": _data(self.config, split)}
         # For people; what it is is said by contents.
         found["places"] = {**found.get("places", {}), "data": str(self.config.data.root)}
         return found
+
+    def _job_settings(self) -> Mapping[str, Any]:
+        used = {"seed", "prompt", "env", "executor", "evaluation"}
+        return {**self.config.model_dump(mode="json", include=used), "decode": self.decode.name}
 
     def _verbal_settings(self) -> Mapping[str, Any]:
         return {"verbal": self.config.verbal.model_dump(mode="json", exclude=_MANNERS)}
