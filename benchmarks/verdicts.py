@@ -204,7 +204,7 @@ def compare_mutants(
     """Compare on changed gold queries; then count those that each comparator takes for right, alone
     and with four witnesses.
     """
-    from sqlenv.witness.judging import judge_on_witnesses
+    from sqlenv.witness.refutation import judge_on_witnesses
     from sqlenv.witness.store import WitnessStore
 
     data = options.data

@@ -28,7 +28,7 @@ from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
-from sqlenv.witness.judging import judge_on_witnesses
+from sqlenv.witness.refutation import judge_on_witnesses
 from sqlenv.witness.store import Kept, WitnessStore
 
 COUNTS = (1, 2, 4, 8)

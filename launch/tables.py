@@ -13,8 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from launch import cli
-from sqlenv.envs.diagnosed import describe_failure
-from sqlenv.types import Result, Table
+from sqlenv.types import Result, Table, describe_failure
 
 SHOWN_ROWS = 20
 Cells = Sequence[str]

@@ -125,6 +125,17 @@ def status_of(result: Result) -> Status:
     return _STATUS_OF[type(result)]
 
 
+def describe_failure(result: Result) -> str:
+    """Say in a few words why a query gave no table; empty when it gave one."""
+    if isinstance(result, Table):
+        return ""
+    if isinstance(result, SqlError):
+        return result.message
+    if isinstance(result, Denied):
+        return f"not allowed: {result.what}"
+    return "the query takes too long or returns too much"
+
+
 Observation = tuple[Message, ...]
 
 

@@ -19,12 +19,11 @@ from rewards.expo.differences import differences
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.config import DataConfig, ExecutorConfig
 from sqlenv.data.sources import Check, Checked, by_running, gold_for_sqlite, issues_of
-from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.evaluators.equality import is_ordered
 from sqlenv.executor import Executor
 from sqlenv.executor.database import fingerprint
 from sqlenv.executor.gold import LIMITS, TRANSIENT
-from sqlenv.types import Example, Result, SqlError, Table
+from sqlenv.types import Example, Result, SqlError, Table, describe_failure
 
 _VERSION = 1
 """Of the rules below."""

@@ -25,12 +25,11 @@ from launch.evaluation.replies import VOTE_TIMEOUT_S, Decode, choose
 from launch.evaluation.responses import Sampled
 from launch.evaluation.results import CORRECTED, NO_GOLD, QuestionVerdict
 from sqlenv.cache import shared_cache
-from sqlenv.data.sources import why_failed
 from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Result, Table
+from sqlenv.types import Example, Result, Table, describe_failure
 
 if TYPE_CHECKING:
     from launch.evaluation.evaluate import Progress
@@ -182,7 +181,7 @@ class _Judge:
             if not isinstance(result, Table):
                 raise UserError(
                     f"--corrections: question {example.question_id}: its gold query fails "
-                    f"({why_failed(result)}); correct it, or take it out"
+                    f"({describe_failure(result)}); correct it, or take it out"
                 )
 
     def _is_right(self, one: Judgement | None) -> bool:
@@ -334,7 +333,7 @@ class _Judge:
     def _on_witnesses(self, asked: Sequence[_Asked], others: Mapping[str, Example]) -> list[float]:
         """Judge queries on witnesses too."""
         # With sqlglot, as `_labels`.
-        from sqlenv.witness.judging import judge_on_witnesses
+        from sqlenv.witness.refutation import judge_on_witnesses
         from sqlenv.witness.store import WitnessStore
 
         rule = rule_of(self._measures)

@@ -18,10 +18,9 @@ from launch.tables import SHOWN_ROWS, clean
 from rewards.progress.normalisation import known_columns
 from rewards.progress.tree import Node, build_tree
 from rewards.workbench import PairScore
-from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.evaluators.equality import is_ordered
 from sqlenv.prompts.tags import TAG_SENTENCES
-from sqlenv.types import Result, Row, Table, Value
+from sqlenv.types import Result, Row, Table, Value, describe_failure
 
 _CELL_CHARS = 40
 _COLUMN_CHARS = 12  # of the terminal's width for a column of results

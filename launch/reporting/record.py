@@ -20,8 +20,16 @@ from rewards.astra import AstraReward
 from rewards.compose import Reward
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import ProgressiveReward
-from sqlenv.envs.diagnosed import describe_failure
-from sqlenv.types import Attempt, Episode, Example, Result, Table, Value, status_of
+from sqlenv.types import (
+    Attempt,
+    Episode,
+    Example,
+    Result,
+    Table,
+    Value,
+    describe_failure,
+    status_of,
+)
 from sqlenv.witness.refutation import Refutation
 
 # Evaluating an endpoint or a file needs no JAX.

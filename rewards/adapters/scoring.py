@@ -23,11 +23,20 @@ from rewards.progress.feedback import build_feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
-from sqlenv.envs.diagnosed import Feedback, describe_failure
+from sqlenv.envs.diagnosed import Feedback
 from sqlenv.evaluators.graded import checked_method
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Attempt, Episode, Example, Form, Status, Table, status_of
+from sqlenv.types import (
+    Attempt,
+    Episode,
+    Example,
+    Form,
+    Status,
+    Table,
+    describe_failure,
+    status_of,
+)
 
 _log = logging.getLogger(__name__)
 

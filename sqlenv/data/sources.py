@@ -19,7 +19,7 @@ from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
 from sqlenv.data.records import QuestionRecord
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Result, SqlError, Table
+from sqlenv.types import Example, Result, SqlError, Table, describe_failure
 
 BATCH = 256
 """Questions that are checked at a time: the results of their gold queries are held together."""
@@ -272,8 +272,7 @@ def by_running(executor: Executor | None) -> Check | None:
         queries = [(example.database, str(gold_for_sqlite(example))) for example in examples]
         results = executor.gold_many(queries)
         for example, result in zip(examples, results, strict=True):
-            words = "" if isinstance(result, Table) else why_failed(result)
-            yield Checked(example, issues_of(result), words)
+            yield Checked(example, issues_of(result), describe_failure(result))
 
     return look
 
@@ -285,11 +284,6 @@ def issues_of(result: Result) -> tuple[str, ...]:
     if not result.rows:
         return ("empty",)
     return ("scalar",) * (len(result.rows) == result.width == 1)
-
-
-def why_failed(result: Result) -> str:
-    """Say why there is no table."""
-    return result.message if isinstance(result, SqlError) else type(result).__name__
 
 
 def gold_for_sqlite(example: Example) -> str | SqlError:

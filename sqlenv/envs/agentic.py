@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlenv.config import AgenticConfig
-from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.envs.single_turn import BaseEnvironment, judge_answer
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
@@ -26,6 +25,7 @@ from sqlenv.types import (
     SqlError,
     Table,
     Value,
+    describe_failure,
 )
 
 # What opens a mark of the conversation: `<|im_end|>`, `<tool_call>`, `</tool_response>`.

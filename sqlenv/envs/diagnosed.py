@@ -7,17 +7,7 @@ from dataclasses import replace
 
 from sqlenv.config import DiagnosedConfig
 from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner
-from sqlenv.types import (
-    Attempt,
-    Denied,
-    Episode,
-    Example,
-    Message,
-    Observation,
-    Result,
-    SqlError,
-    Table,
-)
+from sqlenv.types import Attempt, Episode, Example, Message, Observation, describe_failure
 from sqlenv.witness.store import WitnessStore
 
 Feedback = Callable[[Example, Attempt, str], tuple[tuple[str, ...], str]]
@@ -50,14 +40,3 @@ class Diagnosed(BaseEnvironment[DiagnosedConfig]):
         tags, text = self._feedback(example, attempt, error)
         attempt = replace(attempt, tags=tags)
         return replace(episode, attempts=(*episode.attempts, attempt)), (Message("user", text),)
-
-
-def describe_failure(result: Result) -> str:
-    """Say in a few words why a query gave no table; empty when it gave one."""
-    if isinstance(result, Table):
-        return ""
-    if isinstance(result, SqlError):
-        return result.message
-    if isinstance(result, Denied):
-        return f"not allowed: {result.what}"
-    return "the query takes too long or returns too much"

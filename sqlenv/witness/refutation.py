@@ -1,15 +1,20 @@
-"""The witness that tells a query from the gold query, as people are shown it."""
+"""Whether predictions are right on all witnesses of their gold queries, and the witness that tells
+one from the gold query, as people are shown it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlenv.dialects import run_in_dialect, transpile
+from sqlenv.evaluators.comparators import Case
+from sqlenv.executor import Executor
 from sqlenv.schema.reading import quoted
 from sqlenv.sql.extraction import tables_of
-from sqlenv.types import Example, Result
+from sqlenv.types import Example, ExecutionMatch, Result
+from sqlenv.witness.store import WitnessStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +53,24 @@ class Refutation:
             run_in_dialect(execute, there, example.gold_sql),
             run_in_dialect(execute, there, sql),
         )
+
+
+def judge_on_witnesses(
+    cases: Sequence[Case], rule: ExecutionMatch, executor: Executor, witnesses: WitnessStore
+) -> list[float]:
+    """Judge cases by a rule; 1 is right on the case's database and on every witness.
+
+    Raises:
+        UserError: A database cannot be read.
+    """
+    scores = [one.scores[rule] for one in executor.judge(cases, [rule])]
+    asked: list[tuple[int, Path]] = [
+        (number, file)
+        for number, (case, score) in enumerate(zip(cases, scores, strict=True))
+        if score == 1
+        for file in witnesses.of(case.database, case.gold).files
+    ]
+    there = [replace(cases[number], database=file) for number, file in asked]
+    for (number, _), judged in zip(asked, executor.judge(there, [rule]), strict=True):
+        scores[number] = min(scores[number], judged.scores[rule])
+    return scores
