@@ -19,7 +19,7 @@ import numpy as np
 
 from launch import cli
 from minirl.model.cudnn import cudnn
-from minirl.model.kernels import MASKED, KeySet, Partial, blockwise, partial_attention
+from minirl.model.kernels import MASKED, Attended, KeySet, attend_to_keys, blockwise
 from minirl.sample.gpu_attention import attend_to_first
 
 # Rows, queries, query heads, key heads, size of a head, keys that are seen (None: causal).
@@ -80,19 +80,19 @@ def _learner(q: Any, k: Any, v: Any, dout: Any, length_X: Any) -> dict[str, Any]
 def _sampler(q: Any, k: Any, v: Any, count_Y: Any) -> dict[str, Any]:
     """Compare the kernel of one new token, and time it beside products of matrices."""
 
-    def products(q: Any, k: Any, v: Any, count_Y: Any) -> Partial:
+    def products(q: Any, k: Any, v: Any, count_Y: Any) -> Attended:
         scores = jnp.einsum("yme,yel->yml", q, k, preferred_element_type=jnp.float32)
         is_seen_Y1L = jnp.arange(k.shape[-1])[None, None] < count_Y[:, None, None]
-        return partial_attention(jnp.where(is_seen_Y1L, scores * q.shape[-1] ** -0.5, MASKED), v)
+        return attend_to_keys(jnp.where(is_seen_Y1L, scores * q.shape[-1] ** -0.5, MASKED), v)
 
     with jax.default_matmul_precision("highest"):
         wide = (array.astype(jnp.float32) for array in (q, k, v))
         exact = jax.jit(products)(*wide, count_Y)
     kernel, arrays = jax.jit(attend_to_first), (q, k, v, count_Y)
-    found = kernel(*arrays)
+    values, lse = kernel(*arrays)
     return {
-        "values": _gap(found.out, exact.out),
-        "lse": _gap(found.lse, exact.lse),
+        "values": _gap(values, exact[0]),
+        "lse": _gap(lse, exact[1]),
         "us": [_microseconds(one, arrays) for one in (kernel, jax.jit(products))],
     }
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from jaxtyping import Array
 
 from minirl.model.cudnn import cudnn
 from minirl.model.decoder import Attend
-from minirl.model.kernels import Kernel, KeySet, Partial, blockwise, join
+from minirl.model.kernels import Kernel, KeySet, blockwise, join
 from minirl.model.sharding import axes_spec, axis_parts, on_parts, platform_of
 from minirl.model.splash import splash
 
@@ -47,19 +47,14 @@ class Rows(NamedTuple):
     cell_XT: Any
 
 
-def causal(*, mesh: Mesh | None = None) -> Attend:
-    """Attend to earlier tokens of the row, and to the token itself; rows are padded on the right.
+def causal() -> Attend:
+    """Attend to earlier tokens of the row, and to the token itself, on a single device.
 
-    There is no cache.
+    Rows are padded on the right. There is no cache.
     """
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
-        kernel = _kernel(q_BTHE, mesh)
-
-        def function(q: Array, k: Array, v: Array, _rows: Any) -> Array:
-            return attend_to_sets(kernel, q, [KeySet(k, v)])
-
-        return _on_devices(function, (q_BTHE, k_BTKE, v_BTKE), (), mesh), cache
+        return attend_to_sets(_kernel(q_BTHE, None), q_BTHE, [KeySet(k_BTKE, v_BTKE)]), cache
 
     return attend
 
@@ -73,7 +68,18 @@ def shared_prefix(rows: Rows, *, mesh: Mesh | None = None) -> Attend:
 
     def attend(q_XTHE: Array, k_XTKE: Array, v_XTKE: Array, cache: Any) -> tuple[Array, Any]:
         function = functools.partial(_attend_in_rows, _kernel(q_XTHE, mesh))
-        return _on_devices(function, (q_XTHE, k_XTKE, v_XTKE), rows, mesh), cache
+        if mesh is not None:
+            # A kernel is opaque to the compiler: each device calls it with its part of rows and
+            # heads. Key/value heads are repeated until the mesh divides them; where it does not
+            # divide the query heads, all heads are on every device.
+            heads, key_heads = q_XTHE.shape[2], k_XTKE.shape[2]
+            times = math.lcm(key_heads, axis_parts("heads", heads, mesh)) // key_heads
+            k_XTKE, v_XTKE = (jnp.repeat(array, times, axis=2) for array in (k_XTKE, v_XTKE))
+            row, head = axes_spec(("batch", "heads"), (len(q_XTHE), heads), mesh)
+            activations = PartitionSpec(row, None, head, None)
+            inputs = (*[activations] * 3, PartitionSpec(row, None))
+            function = on_parts(function, mesh, inputs=inputs, outputs=activations)
+        return function(q_XTHE, k_XTKE, v_XTKE, rows), cache
 
     return attend
 
@@ -81,27 +87,6 @@ def shared_prefix(rows: Rows, *, mesh: Mesh | None = None) -> Attend:
 def answers(values_XT: Array, rows: Rows) -> Array:
     """Bring numbers of tokens to the rows of answers, BC; 0 in padding."""
     return _to_rows(values_XT, rows)[1]
-
-
-def _on_devices(
-    function: Callable[..., Array], arrays: tuple[Array, Array, Array], rows: Any, mesh: Mesh | None
-) -> Array:
-    """Call a function of (q, k, v, rows) with each device's part of rows and heads.
-
-    A kernel is opaque to the compiler. Key/value heads are repeated until the mesh divides them;
-    where it does not divide the query heads, all heads are on every device.
-    """
-    if mesh is None:
-        return function(*arrays, rows)
-    q, k, v = arrays
-    heads, key_heads = q.shape[2], k.shape[2]
-    row, head = axes_spec(("batch", "heads"), (len(q), heads), mesh)
-    times = math.lcm(key_heads, axis_parts("heads", heads, mesh)) // key_heads
-    if times > 1:
-        k, v = (jnp.repeat(array, times, axis=2) for array in (k, v))
-    activations = PartitionSpec(row, None, head, None)
-    inputs = (*[activations] * 3, PartitionSpec(row, None))
-    return on_parts(function, mesh, inputs=inputs, outputs=activations)(q, k, v, rows)
 
 
 def _attend_in_rows(
@@ -160,13 +145,12 @@ def attend_to_sets(kernel: Kernel, q_BTHE: Array, sets: Sequence[KeySet]) -> Arr
 def _forward(kernel: Kernel, q_BTHE: Array, sets: Sequence[KeySet]) -> tuple[Array, Any]:
     parts = []
     for keys in sets:
-        out, lse = kernel.forward(_by_key_row(q_BTHE, keys), keys)
-        values = out.reshape(q_BTHE.shape).astype(jnp.float32)
-        lse_BTH1 = lse.reshape(*q_BTHE.shape[:3], 1)
-        parts.append(Partial(values, lse_BTH1, jnp.ones_like(lse_BTH1)))
-    joined = join(parts)
-    out_BTHE = joined.out.astype(q_BTHE.dtype)
-    return out_BTHE, (q_BTHE, sets, out_BTHE, joined.lse)
+        values, lse = kernel.forward(_by_key_row(q_BTHE, keys), keys)
+        values = values.reshape(q_BTHE.shape).astype(jnp.float32)
+        parts.append((values, lse.reshape(q_BTHE.shape[:3])))
+    values_BTHE, lse_BTH = join(parts)
+    out_BTHE = values_BTHE.astype(q_BTHE.dtype)
+    return out_BTHE, (q_BTHE, sets, out_BTHE, lse_BTH)
 
 
 def _backward(kernel: Kernel, saved: Any, dout_BTHE: Array) -> tuple[Array, list[KeySet]]:

@@ -1,14 +1,16 @@
 """Attention to one set of keys: what it is, how sets are joined, and flash attention in JAX itself.
 
-`minirl.model.attention` joins several sets; `minirl.model.splash` and `minirl.model.cudnn` have the
-kernels of TPUs and of NVIDIA GPUs.
+Attention to a set is a pair: the values that queries get, and the log-sum-exp (lse) of the scores,
+in fp32, which tells what the set counts beside others (`join`). Queries that see no key have any
+finite values, and a log-sum-exp far below all others.
+
+`minirl.model.splash` and `minirl.model.cudnn` have the kernels of TPUs and of NVIDIA GPUs.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,8 @@ from jaxtyping import Array, Float
 
 # The score of a key that is not seen: finite, so that all keys of a query may be masked.
 MASKED = -1e30
+# Values and their log-sum-exp, of queries in any shape.
+Attended = tuple[Float[Array, "... E"], Float[Array, "..."]]
 
 
 class KeySet(NamedTuple):
@@ -32,62 +36,40 @@ class KeySet(NamedTuple):
     length_X: Array | None = None
 
 
-class Partial(NamedTuple):
-    """Attention to one set of keys, of queries in any shape, in fp32 and not normalised."""
-
-    values: Float[Array, "... E"]  # sum over the keys of exp(score - peak) v
-    peak: Float[Array, "... 1"]
-    total: Float[Array, "... 1"]  # sum of exp(score - peak)
-
-    @property
-    def out(self) -> Float[Array, "... E"]:
-        """Normalised values; finite where a query sees no key."""
-        return self.values / self.total
-
-    @property
-    def lse(self) -> Float[Array, "..."]:
-        """The log-sum-exp of the scores; far below all others where a query sees no key."""
-        return (self.peak + jnp.log(self.total))[..., 0]
-
-
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """Flash attention to one set of keys.
 
     Attributes:
-        forward: (q_XTHE, keys) -> (values XTHE, log-sum-exp XTH in fp32); queries that see no key
-            have any finite values, and a log-sum-exp far below all others.
+        forward: (q_XTHE, keys) -> (values XTHE, log-sum-exp XTH).
         backward: (q_XTHE, keys, values, log-sum-exp, gradient of the values) -> gradients of
-            (q, k, v).
+            (q, k, v); values and log-sum-exp are those over all sets.
         serves: Whether it takes q_XTHE.
     """
 
-    forward: Callable[..., tuple[Array, Array]]
+    forward: Callable[..., Attended]
     backward: Callable[..., tuple[Array, Array, Array]]
     serves: Callable[[Array], bool] = lambda _q: True
 
 
-def partial_attention(scores: Float[Array, "... Q L"], v: Float[Array, "... L E"]) -> Partial:
+def attend_to_keys(scores: Float[Array, "... Q L"], v: Float[Array, "... L E"]) -> Attended:
     """Attend to one set of keys, from scaled scores in fp32."""
     peak = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - peak)
     total = weights.sum(axis=-1, keepdims=True)
-    return Partial(_product(weights.astype(v.dtype), v), peak, total)
+    values = _product(weights.astype(v.dtype), v) / total
+    return values, (peak + jnp.log(total))[..., 0]
 
 
-def join(parts: Sequence[Partial]) -> Partial:
+def join(parts: Sequence[Attended]) -> Attended:
     """Join attention of the same queries to several sets of keys.
 
     The rescaling of online softmax (arXiv:1805.02867).
     """
-
-    def add(a: Partial, b: Partial) -> Partial:
-        peak = jnp.maximum(a.peak, b.peak)
-        scale_a, scale_b = jnp.exp(a.peak - peak), jnp.exp(b.peak - peak)
-        values = scale_a * a.values + scale_b * b.values
-        return Partial(values, peak, scale_a * a.total + scale_b * b.total)
-
-    return functools.reduce(add, parts)
+    peak = functools.reduce(jnp.maximum, (lse for _, lse in parts))
+    scales = [jnp.exp(lse - peak) for _, lse in parts]
+    total = functools.reduce(jnp.add, scales)
+    scaled = (s[..., None] * values for s, (values, _) in zip(scales, parts, strict=True))
+    return functools.reduce(jnp.add, scaled) / total[..., None], peak + jnp.log(total)
 
 
 def blockwise(block_bytes: int) -> Kernel:
@@ -97,8 +79,7 @@ def blockwise(block_bytes: int) -> Kernel:
         block_bytes: Scores computed at a time.
     """
     return Kernel(
-        functools.partial(_blockwise_forward, block_bytes),
-        functools.partial(_blockwise_backward, block_bytes),
+        functools.partial(_forward, block_bytes), functools.partial(_backward, block_bytes)
     )
 
 
@@ -108,7 +89,7 @@ class _Blocks:
     def __init__(self, block_bytes: int, q_XTHE: Array, keys: KeySet) -> None:
         self.X, self.T, H, E = q_XTHE.shape
         # Scores are scaled, and not queries: in bf16 they would be rounded once more.
-        self.scale = E**-0.5
+        self.scale, self._keys = E**-0.5, keys
         L, self.K = keys.k_XLKE.shape[1:3]
         self.heads = H // self.K
         query_bytes = 4 * L * self.heads
@@ -117,26 +98,24 @@ class _Blocks:
         # Small heads are taken several at a time.
         self._together = max(block_bytes // (query_bytes * self.t), 1)
 
-    def over_heads(self, function: Any, keys: KeySet, *blocks: Array) -> Any:
-        """Map over heads: k_LE, v_LE, number of keys or None, blocks of the queries."""
-        k, v = (
-            array.swapaxes(1, 2).reshape(self.X * self.K, *array.shape[1::2])
-            for array in (keys.k_XLKE, keys.v_XLKE)
-        )
-        length_Y = None if keys.length_X is None else jnp.repeat(keys.length_X, self.K)
-        arrays = (k, v, length_Y, *blocks)
+    def over_heads(self, function: Callable[..., Any], *arrays_XTHE: Array) -> Any:
+        """Map over heads: k_LE, v_LE, number of keys or None, and blocks CME of the arrays."""
+        k_XLKE, v_XLKE, length_X = self._keys
+        k, v = (array.swapaxes(1, 2).reshape(-1, *array.shape[1::2]) for array in (k_XLKE, v_XLKE))
+        length_Y = None if length_X is None else jnp.repeat(length_X, self.K)
+        arrays = (k, v, length_Y, *map(self._split, arrays_XTHE))
         return jax.lax.map(lambda xs: function(*xs), arrays, batch_size=self._together)
 
-    def split(self, array_XTHE: Array) -> Array:
-        """Bring an array XTHE as Y, C, M, E."""
+    def _split(self, array_XTHE: Array) -> Array:
         missing = self.C * self.t - self.T
         array_XTHE = jnp.pad(array_XTHE, ((0, 0), (0, missing), (0, 0), (0, 0)))
         parts = array_XTHE.reshape(self.X, self.C, self.t, self.K, self.heads, -1)
-        parts = parts.transpose(0, 3, 1, 4, 2, 5)
-        return parts.reshape(self.X * self.K, self.C, self.heads * self.t, -1)
+        return parts.transpose(0, 3, 1, 4, 2, 5).reshape(
+            self.X * self.K, self.C, -1, parts.shape[5]
+        )
 
     def merge(self, array_YCME: Array) -> Array:
-        """Undo `split`."""
+        """Bring blocks back as XTHE."""
         parts = array_YCME.reshape(self.X, self.K, self.C, self.heads, self.t, -1)
         parts = parts.transpose(0, 2, 4, 1, 3, 5)
         return parts.reshape(self.X, self.C * self.t, self.K * self.heads, -1)[:, : self.T]
@@ -154,24 +133,24 @@ class _Blocks:
         return jnp.tile(is_seen_TL, (self.heads, 1))
 
 
-def _blockwise_forward(block_bytes: int, q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
+def _forward(block_bytes: int, q_XTHE: Array, keys: KeySet) -> Attended:
     blocks = _Blocks(block_bytes, q_XTHE, keys)
 
-    def attend(k_LE: Array, v_LE: Array, length: Array | None, q_CME: Array) -> Partial:
-        def block(xs: tuple[Array, Array]) -> Partial:
+    def attend_head(k_LE: Array, v_LE: Array, length: Array | None, q_CME: Array) -> Attended:
+        def block(xs: tuple[Array, Array]) -> Attended:
             c, q_ME = xs
             scores_ML = blocks.scale * _product(q_ME, k_LE.T)
-            scores_ML = jnp.where(blocks.is_seen(c, k_LE, length), scores_ML, MASKED)
-            return partial_attention(scores_ML, v_LE)
+            return attend_to_keys(
+                jnp.where(blocks.is_seen(c, k_LE, length), scores_ML, MASKED), v_LE
+            )
 
         return jax.lax.map(block, (jnp.arange(blocks.C), q_CME))
 
-    attended = blocks.over_heads(attend, keys, blocks.split(q_XTHE))
-    attended = Partial(*map(blocks.merge, attended))
-    return attended.out.astype(q_XTHE.dtype), attended.lse
+    values, lse = map(blocks.merge, blocks.over_heads(attend_head, q_XTHE))
+    return values.astype(q_XTHE.dtype), lse[..., 0]
 
 
-def _blockwise_backward(
+def _backward(
     block_bytes: int,
     q_XTHE: Array,
     keys: KeySet,
@@ -206,7 +185,7 @@ def _blockwise_backward(
     dtype = q_XTHE.dtype
     delta_XTH1 = (dout_XTHE.astype(jnp.float32) * out_XTHE).sum(-1, keepdims=True)
     queries = (q_XTHE, dout_XTHE, lse_XTH[..., None], delta_XTH1)
-    dq, dk, dv = blocks.over_heads(pull_back, keys, *map(blocks.split, queries))
+    dq, dk, dv = blocks.over_heads(pull_back, *queries)
     dq = (blocks.scale * blocks.merge(dq)).astype(dtype)
     dk = (blocks.scale * blocks.merge_keys(dk)).astype(dtype)
     return dq, dk, blocks.merge_keys(dv).astype(dtype)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array
 
 from minirl.model.decoder import Attend
-from minirl.model.kernels import MASKED, Partial, join, partial_attention
+from minirl.model.kernels import MASKED, Attended, attend_to_keys, join
 from minirl.model.sharding import on_parts, platform_of
 from minirl.sample import gpu_attention
 from minirl.sample.cache import KeyValues
@@ -28,10 +28,9 @@ _ROWS = Spec(("data", "fsdp"))
 # Keys of a row that are attended to at a time.
 _BLOCK = 256
 
-
-# How queries XKQE attend to the first keys of rows of the cache: a function of queries, keys, the
-# rows X or None for all in order, and how many keys each new token sees, XT.
-_ToFirstKeys = Callable[[Array, KeyValues, Any, Array], Partial]
+# How queries XKQE attend to rows of the cache: a function of queries, keys, the rows X (None for all
+# in order), and how many keys each new token sees, XT.
+_Way = Callable[[Array, KeyValues, Any, Array], Attended]
 
 
 class CacheRows(NamedTuple):
@@ -58,12 +57,12 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
         written, prompts = cache
-        heads = _head_spec(written.k.shape[1], mesh)
+        keys, activations = (_heads_spec(written.k.shape[1], axis, mesh) for axis in (1, 2))
         run = on_parts(
-            partial(_attend, functions=_functions(q_BTHE, mesh)),
+            partial(_attend, ways=_ways(q_BTHE, mesh)),
             mesh,
-            inputs=(*[heads(2)] * 3, *[heads(1)] * 2, _ROWS),
-            outputs=(heads(2), heads(1)),
+            inputs=(*[activations] * 3, keys, keys, _ROWS),
+            outputs=(activations, keys),
         )
         return run(q_BTHE, k_BTKE, v_BTKE, written, prompts, rows)
 
@@ -72,7 +71,7 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
 
 def copied(keys: KeyValues, source_B: Array, row_B: Array, *, mesh: Mesh | None) -> KeyValues:
     """Copy one row over another in every part."""
-    heads = _head_spec(keys.k.shape[1], mesh)(1)
+    heads = _heads_spec(keys.k.shape[1], 1, mesh)
 
     def copy(keys: KeyValues, source_B: Array, row_B: Array) -> KeyValues:
         return jax.tree.map(lambda array: array.at[row_B].set(array[source_B]), keys)
@@ -80,7 +79,7 @@ def copied(keys: KeyValues, source_B: Array, row_B: Array, *, mesh: Mesh | None)
     return on_parts(copy, mesh, inputs=(heads, _ROWS, _ROWS), outputs=heads)(keys, source_B, row_B)
 
 
-def _functions(q_BTHE: Array, mesh: Mesh | None) -> tuple[_ToFirstKeys, _ToFirstKeys]:
+def _ways(q_BTHE: Array, mesh: Mesh | None) -> tuple[_Way, _Way]:
     """Return how to attend to the rows that are written, and how to prompts.
 
     By the device: the host of a GPU would have to wait for the length of every loop.
@@ -92,10 +91,10 @@ def _functions(q_BTHE: Array, mesh: Mesh | None) -> tuple[_ToFirstKeys, _ToFirst
     return _to_blocks, _to_blocks_in_turn
 
 
-def _head_spec(heads: int, mesh: Mesh | None) -> Callable[[int], Spec]:
-    """Return how an array of rows is split whose axis of that number is heads."""
+def _heads_spec(heads: int, axis: int, mesh: Mesh | None) -> Spec:
+    """Return how an array of rows is split, of which an axis is heads."""
     over = None if mesh is None or heads % mesh.shape["tensor"] else "tensor"
-    return lambda axis: Spec(*_ROWS, *[None] * (axis - 1), over)
+    return Spec(*_ROWS, *[None] * (axis - 1), over)
 
 
 def _attend(
@@ -106,45 +105,51 @@ def _attend(
     prompts: KeyValues | None,
     rows: CacheRows,
     *,
-    functions: tuple[_ToFirstKeys, _ToFirstKeys],
+    ways: tuple[_Way, _Way],
 ) -> tuple[Array, KeyValues]:
     """Write and attend on one part."""
     B, T, H, E = q_BTHE.shape
     K = k_BTKE.shape[2]
-    to_written, to_prompts = functions
+    to_written, to_prompts = ways
     position_BT = rows.start_B[:, None] + jnp.arange(T)[None]
     written = _write(written, k_BTKE, v_BTKE, rows, position_BT)
     # Q counts the query heads of a key/value head, and the new tokens.
     q_BKQE = q_BTHE.reshape(B, T, K, H // K, E).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, E)
     attended = to_written(q_BKQE, written, rows.row_B, position_BT + 1)
     if prompts is not None:
-        by_prompt, count_N1 = _by_prompt(q_BKQE, rows), rows.prompt_tokens_N[:, None]
-        of_prompts = to_prompts(by_prompt, prompts, rows.prompt_N, count_N1)
-        attended = join([attended, Partial(*(_by_row(array, rows) for array in of_prompts))])
-    out = attended.out.reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
+        N, G = rows.row_NG.shape
+        q_NKME = q_BKQE[rows.row_NG].swapaxes(1, 2).reshape(N, K, -1, E)
+        beside = to_prompts(q_NKME, prompts, rows.prompt_N, rows.prompt_tokens_N[:, None])
+
+        def by_row(array_NKM: Array) -> Array:
+            parts = array_NKM.reshape(N, K, G, -1, *array_NKM.shape[3:]).swapaxes(1, 2)
+            return parts.reshape(N * G, *parts.shape[2:])[rows.member_B]
+
+        attended = join([attended, jax.tree.map(by_row, beside)])
+    out = attended[0].reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
     return out.reshape(B, T, H, E).astype(q_BTHE.dtype), written
 
 
-def _to_seen(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Partial:
+def _to_seen(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Attended:
     """Attend to all that there is room for, and mask what a new token does not see."""
     keys = _rows(keys, row_X)
     return _masked(q_XKQE, keys, jnp.arange(keys.k.shape[-1])[None, None] < count_XT[..., None])
 
 
-def _to_first(q_XKQE: Array, keys: KeyValues, row_X: Any, count_X1: Array) -> Partial:
+def _to_first(q_XKQE: Array, keys: KeyValues, row_X: Any, count_X1: Array) -> Attended:
     """Attend by a kernel, from one new token."""
-    X, K, Q, _ = q_XKQE.shape
+    X, K = q_XKQE.shape[:2]
     q, k, v = (array.reshape(X * K, *array.shape[2:]) for array in (q_XKQE, *_rows(keys, row_X)))
     attended = gpu_attention.attend_to_first(q, k, v, jnp.repeat(count_X1[:, 0], K))
-    return Partial(*(array.reshape(X, K, Q, -1) for array in attended))
+    return jax.tree.map(lambda array: array.reshape(X, K, *array.shape[1:]), attended)
 
 
-def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Partial:
+def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Attended:
     """Attend to a block of every row at a time, up to the last key that any of them sees."""
     length = keys.k.shape[-1]
     size = min(_BLOCK, length)
 
-    def add(n: Array, known: Partial) -> Partial:
+    def add(n: Array, known: Attended) -> Attended:
         # The last block begins earlier, so that it ends with the row.
         start = jnp.minimum(n * size, length - size)
         position_L = start + jnp.arange(size)
@@ -156,10 +161,10 @@ def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> P
     return jax.lax.fori_loop(0, blocks, add, _nothing(q_XKQE))
 
 
-def _to_blocks_in_turn(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Partial:
+def _to_blocks_in_turn(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Attended:
     """Attend to the blocks of one row after the other: their lengths may differ much."""
 
-    def add(x: Array, known: Partial) -> Partial:
+    def add(x: Array, known: Attended) -> Attended:
         row = x if row_X is None else row_X[x]
         of_row = _to_blocks(q_XKQE[x][None], keys, row[None], count_XT[x][None])
         return jax.tree.map(lambda array_X, array: array_X.at[x].set(array[0]), known, of_row)
@@ -167,6 +172,24 @@ def _to_blocks_in_turn(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Arr
     numbers_X = jnp.arange(1, len(count_XT) + 1)
     last = jnp.max(jnp.where(count_XT.max(axis=1) > 0, numbers_X, 0))
     return jax.lax.fori_loop(0, last, add, _nothing(q_XKQE))
+
+
+def _nothing(q_XKQE: Array) -> Attended:
+    """Return attention to no key."""
+    return jnp.zeros(q_XKQE.shape, jnp.float32), jnp.full(q_XKQE.shape[:-1], MASKED, jnp.float32)
+
+
+def _masked(q_XKQE: Array, keys: KeyValues, is_seen_XTL: Array) -> Attended:
+    """Attend to what each of the T new tokens of a row sees; Q goes over heads, and then T."""
+    is_seen_XQL = jnp.tile(is_seen_XTL, (1, q_XKQE.shape[2] // is_seen_XTL.shape[1], 1))
+    scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, keys.k, preferred_element_type=jnp.float32)
+    scores *= q_XKQE.shape[-1] ** -0.5
+    return attend_to_keys(jnp.where(is_seen_XQL[:, None], scores, MASKED), keys.v)
+
+
+def _rows(keys: KeyValues, row_X: Any) -> KeyValues:
+    """Copy rows; None for all of them as they are."""
+    return keys if row_X is None else jax.tree.map(lambda array: array[row_X], keys)
 
 
 def _block(keys: KeyValues, row_X: Any, start: Array, size: int) -> KeyValues:
@@ -187,25 +210,6 @@ def _block(keys: KeyValues, row_X: Any, start: Array, size: int) -> KeyValues:
     return jax.vmap(of_row)(row_X)
 
 
-def _nothing(q_XKQE: Array) -> Partial:
-    """Return attention to no key."""
-    values, numbers = jnp.zeros(q_XKQE.shape, jnp.float32), jnp.zeros((*q_XKQE.shape[:-1], 1))
-    return Partial(values, numbers + MASKED, numbers)
-
-
-def _masked(q_XKQE: Array, keys: KeyValues, is_seen_XTL: Array) -> Partial:
-    """Attend to what each of the T new tokens of a row sees; Q goes over heads, and then T."""
-    is_seen_XQL = jnp.tile(is_seen_XTL, (1, q_XKQE.shape[2] // is_seen_XTL.shape[1], 1))
-    scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, keys.k, preferred_element_type=jnp.float32)
-    scores *= q_XKQE.shape[-1] ** -0.5
-    return partial_attention(jnp.where(is_seen_XQL[:, None], scores, MASKED), keys.v)
-
-
-def _rows(keys: KeyValues, row_X: Any) -> KeyValues:
-    """Copy rows; None for all of them as they are."""
-    return keys if row_X is None else jax.tree.map(lambda array: array[row_X], keys)
-
-
 def _write(
     keys: KeyValues, k_BTKE: Array, v_BTKE: Array, rows: CacheRows, position_BT: Array
 ) -> KeyValues:
@@ -219,18 +223,3 @@ def _write(
         keys.k.at[row_B[:, None], :, :, position_BT].set(k, mode="drop"),
         keys.v.at[row_B[:, None], :, position_BT].set(v, mode="drop"),
     )
-
-
-def _by_prompt(array_BKQ: Array, rows: CacheRows) -> Array:
-    """Put rows beside their prompt: BKQ to NKM, M = G x Q; any last axis."""
-    N, G = rows.row_NG.shape
-    _, K, Q, last = array_BKQ.shape
-    return array_BKQ[rows.row_NG].transpose(0, 2, 1, 3, 4).reshape(N, K, G * Q, last)
-
-
-def _by_row(array_NKM: Array, rows: CacheRows) -> Array:
-    """Undo `_by_prompt`."""
-    N, G = rows.row_NG.shape
-    _, K, M, last = array_NKM.shape
-    array_NGKQ = array_NKM.reshape(N, K, G, M // G, last).swapaxes(1, 2)
-    return array_NGKQ.reshape(N * G, K, M // G, last)[rows.member_B]

@@ -19,9 +19,9 @@ from jaxtyping import Array
 
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.sampling import likeliest, sample
-from minirl.sample.attention import attend_to_cache, copied
+from minirl.sample.attention import CacheRows, attend_to_cache, copied
 from minirl.sample.cache import CacheShape, KeyValues, cache_shapes
-from minirl.sample.slots import CopyRows, NewTokens, SlotState
+from minirl.sample.slots import SlotState, no_tokens
 
 # Longest run of the decode loop.
 MAX_STEPS = 32
@@ -42,23 +42,30 @@ def prepare(model: Decoder) -> Decoder:
 
 @partial(jax.jit, donate_argnames="written")
 def fill(
-    model: Decoder, written: list[KeyValues], prompts: list[KeyValues] | None, new: NewTokens
+    model: Decoder,
+    written: list[KeyValues],
+    prompts: list[KeyValues] | None,
+    tokens_BT: Array,
+    rows: CacheRows,
 ) -> list[KeyValues]:
-    """Add known tokens to prompts, or to slots beside their prompts; return these.
+    """Add known tokens, padded on the right, to prompts, or to slots beside their prompts; return
+    these.
 
     The model is from `prepare`; `prompts` is None where prompts are written.
     """
-    start_B = new.rows.prompt_tokens_N + new.rows.start_B
-    position_BT = start_B[:, None] + jnp.arange(new.tokens_BT.shape[1])[None]
-    attend = attend_to_cache(new.rows, mesh=model.mesh)
+    start_B = rows.prompt_tokens_N + rows.start_B
+    position_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1])[None]
+    attend = attend_to_cache(rows, mesh=model.mesh)
     caches = list(zip(written, prompts or [None] * len(written), strict=True))
-    return model(new.tokens_BT, position_BT, attend, caches)[1]
+    return model(tokens_BT, position_BT, attend, caches)[1]
 
 
 @partial(jax.jit, static_argnames="mesh", donate_argnames="prompts")
-def copy(prompts: list[KeyValues], rows: CopyRows, *, mesh: Mesh | None) -> list[KeyValues]:
-    """Copy rows of prompts over others."""
-    return [copied(layer, *rows, mesh=mesh) for layer in prompts]
+def copy(
+    prompts: list[KeyValues], source_B: Array, row_B: Array, *, mesh: Mesh | None
+) -> list[KeyValues]:
+    """Copy rows of prompts over others: one in every part, over itself where there is none."""
+    return [copied(layer, source_B, row_B, mesh=mesh) for layer in prompts]
 
 
 @partial(
@@ -150,10 +157,9 @@ def lowered_programs(model: Decoder, shape: CacheShape) -> dict[str, Lowered]:
         prepared.compile().output_shardings,
     )
     prompts, keys = cache_shapes(shape, model.config, dtype=model.dtype, mesh=model.mesh)
-    new = NewTokens.empty(shape, size=shape.pieces[-1])
     return {
         "prepare": prepared,
-        "fill": fill.lower(weights, prompts, None, new),
+        "fill": fill.lower(weights, prompts, None, *no_tokens(shape, size=shape.pieces[-1])),
         "decode": decode.lower(
             weights,
             keys,

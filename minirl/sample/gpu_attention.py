@@ -17,11 +17,13 @@ from jax.experimental.pallas import triton
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from minirl.model.kernels import MASKED, Partial
+from minirl.model.kernels import MASKED, Attended
 from minirl.model.sharding import platform_of
 
 # Rows of a product on tensor cores, and keys of one.
 _ROWS, _KEYS = 16, 64
+# Where there is a key, the likeliest one alone adds 1.
+_LEAST_TOTAL = 1e-30
 
 
 def serves(head_size: int, mesh: Mesh | None) -> bool:
@@ -36,7 +38,7 @@ def attend_to_first(
     count_Y: Int[Array, "Y"],
     *,
     interpret: bool = False,
-) -> Partial:
+) -> Attended:
     """Attend to the first keys of each row; `interpret` runs on any device.
 
     A count beyond the last key is one of all keys: the decode loop goes on beside a reply that has
@@ -47,9 +49,7 @@ def attend_to_first(
     padded_YME = jnp.pad(q_YME, ((0, 0), (0, -M % _ROWS), (0, 0)))
     padded = padded_YME.shape[1]
     rows = pl.BlockSpec((None, _ROWS, E), lambda y, m: (y, m, 0))
-    numbers = pl.BlockSpec((None, _ROWS), lambda y, m: (y, m))
-    sums = jax.ShapeDtypeStruct((Y, padded), jnp.float32)
-    values, peak, total = pl.pallas_call(
+    values, lse = pl.pallas_call(
         functools.partial(_kernel, block=math.gcd(L, _KEYS)),
         grid=(Y, padded // _ROWS),
         in_specs=[
@@ -58,13 +58,16 @@ def attend_to_first(
             pl.BlockSpec((None, L, E), lambda y, _: (y, 0, 0)),
             pl.BlockSpec((None,), lambda y, _: (y,)),
         ],
-        out_specs=[rows, numbers, numbers],
-        out_shape=[jax.ShapeDtypeStruct((Y, padded, E), jnp.float32), sums, sums],
+        out_specs=[rows, pl.BlockSpec((None, _ROWS), lambda y, m: (y, m))],
+        out_shape=[
+            jax.ShapeDtypeStruct((Y, padded, E), jnp.float32),
+            jax.ShapeDtypeStruct((Y, padded), jnp.float32),
+        ],
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="attend_to_first",
     )(padded_YME, k_YEL, v_YLE, jnp.minimum(count_Y, L))
-    return Partial(values[:, :M], peak[:, :M, None], total[:, :M, None])
+    return values[:, :M], lse[:, :M]
 
 
 def _kernel(
@@ -73,8 +76,7 @@ def _kernel(
     v_ref: Any,
     count_ref: Any,
     values_ref: Any,
-    peak_ref: Any,
-    total_ref: Any,
+    lse_ref: Any,
     *,
     block: int,
 ) -> None:
@@ -97,4 +99,6 @@ def _kernel(
     zeros = jnp.zeros(len(q), jnp.float32)
     start = jnp.zeros(q.shape, jnp.float32), zeros + MASKED, zeros
     values, peak, total = jax.lax.fori_loop(0, pl.cdiv(count, block), add, start)
-    values_ref[...], peak_ref[...], total_ref[...] = values, peak, total
+    # A row without a token has no key.
+    total = jnp.maximum(total, _LEAST_TOTAL)
+    values_ref[...], lse_ref[...] = values / total[:, None], peak + jnp.log(total)

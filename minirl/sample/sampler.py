@@ -29,7 +29,7 @@ from minirl.sample.cache import (
     empty_cache,
     plan_cache,
 )
-from minirl.sample.slots import SlotEpisode, Slots
+from minirl.sample.slots import SlotEpisode, Slots, SlotState
 from minirl.sample.weights import copy_shapes, local_model, local_params
 from minirl.types import Reply, Request, Tokenizer, TopTokens, Work
 
@@ -167,24 +167,25 @@ class NativeSampler:
         """
         if self._model is None:
             raise RuntimeError("no weights to sample with: call set_weights first")
-        while self._queue and self._slots.place(self._queue[0]):
+        while self._queue and self._slots.assign(self._queue[0]):
             self._queue.popleft()
         prompts, slots = self._cache or empty_cache(self._arrays)
         while True:
             if (copy := self._slots.next_copy()) is not None:
-                prompts = decode.copy(prompts, copy, mesh=self._mesh)
-            if (new := self._slots.next_fill(of_slots=False)) is None:
+                prompts = decode.copy(prompts, *copy, mesh=self._mesh)
+            if (new := self._slots.fill_prompts()) is None:
                 break
             # Not before it is there: it is told.
-            prompts = jax.block_until_ready(decode.fill(self._model, prompts, None, new))
-            self.work.filled += int(new.rows.count_B.sum())
+            prompts = jax.block_until_ready(decode.fill(self._model, prompts, None, *new))
+            self.work.filled += int(new[1].count_B.sum())
             self.work.prompts = self._slots.prompts_filled
-        while (new := self._slots.next_fill(of_slots=True)) is not None:
-            slots = decode.fill(self._model, slots, prompts, new)
-            self.work.filled += int(new.rows.count_B.sum())
+        while (new := self._slots.fill_slots()) is not None:
+            slots = decode.fill(self._model, slots, prompts, *new)
+            self.work.filled += int(new[1].count_B.sum())
         self._cache = Cache(prompts, slots)
-        if active := self._slots.active():
-            return self._decode(self._model, self._cache, active, max_steps)
+        state, active = self._slots.state()
+        if active:
+            return self._decode(self._model, self._cache, state, active, max_steps)
         if not self.is_repeatable:
             self._woken.wait(_LONGEST_WAIT_S)
         self._woken.clear()
@@ -205,12 +206,16 @@ class NativeSampler:
             self._slots.leave(known)
 
     def _decode(
-        self, model: Decoder, cache: Cache, active: Sequence[SlotEpisode], max_steps: int
+        self,
+        model: Decoder,
+        cache: Cache,
+        state: SlotState,
+        active: Sequence[tuple[int, SlotEpisode]],
+        max_steps: int,
     ) -> list[tuple[int, Reply]]:
         # A slot that ends is soon taken where episodes wait for one; else it can as well idle.
         last = min if self._queue else max
-        steps = min(max_steps, decode.MAX_STEPS, last(episode.left for episode in active))
-        state, rows = self._slots.state()
+        steps = min(max_steps, decode.MAX_STEPS, last(episode.left for _, episode in active))
         slots, *drawn = decode.decode(
             model,
             cache.slots,
@@ -227,7 +232,7 @@ class NativeSampler:
         self.work.steps += steps
         self.work.decoded += steps * len(state.token_S)
         replies = []
-        for s, episode in zip(rows, active, strict=True):
+        for s, episode in active:
             ids = self._until_end(episode, ids_SW[s].tolist())
             if episode.decoding.top_p < 1:
                 self._cut += float(cut_SW[s, : len(ids)].sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,32 +19,15 @@ _TURN_PIECE = 128
 _LEAST_COPY = 32
 
 
-class CopyRows(NamedTuple):
-    """A prompt to copy over another one in every part; to itself where there is none to copy."""
-
-    source_B: Any
-    row_B: Any
-
-
 def _no_rows(rows: int, prompts: int, group_size: int) -> CacheRows:
     by_row = (np.zeros(rows, np.int32) for _ in range(4))
     by_prompt = (np.zeros(prompts, np.int32) for _ in range(2))
     return CacheRows(*by_row, np.zeros((prompts, group_size), np.int32), *by_prompt)
 
 
-class NewTokens(NamedTuple):
-    """Known tokens to add to the cache, of one prompt, or of one slot beside its prompt, in every
-    part.
-    """
-
-    tokens_BT: Any  # padded on the right
-    rows: CacheRows
-
-    @classmethod
-    def empty(cls, shape: CacheShape, *, size: int) -> NewTokens:
-        """Describe rows without tokens."""
-        tokens_BT = np.zeros((shape.parts, size), np.int32)
-        return cls(tokens_BT, _no_rows(shape.parts, shape.parts, 1))
+def no_tokens(shape: CacheShape, *, size: int) -> tuple[np.ndarray, CacheRows]:
+    """Describe nothing to add to the cache: for each part so many tokens, BT, and their row."""
+    return np.zeros((shape.parts, size), np.int32), _no_rows(shape.parts, shape.parts, 1)
 
 
 class SlotState(NamedTuple):
@@ -78,7 +62,7 @@ class KeptPrompt:
 
     row: int  # inside of the part
     slots: list[int | None]  # those that sample from it, None where one more can
-    ids: tuple[int, ...] | None = None
+    ids: Sequence[int] = ()
     filled: int = 0  # how many of them are in the cache
     used: int = 0  # when somebody last began to sample from it
 
@@ -88,9 +72,20 @@ class KeptPrompt:
         return any(slot is not None for slot in self.slots)
 
     @property
-    def known_ids(self) -> tuple[int, ...]:
-        """Return what the cache has to hold."""
-        return self.ids or ()
+    def missing(self) -> Sequence[int]:
+        """Return the ids that the cache has to hold, and does not yet."""
+        return self.ids[self.filled :]
+
+    def describe(self, rows: CacheRows, part: int) -> None:
+        """Tell where its new tokens go."""
+        rows.row_B[part] = self.row
+
+    def shares(self, other: KeptPrompt) -> int:
+        """Count the tokens at its beginning that the cache has in another's row; the last one of a
+        prompt is always computed.
+        """
+        pairs = zip(self.ids[:-1], other.ids[: other.filled], strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +95,7 @@ class SlotEpisode:
     """
 
     number: int
-    prompt_ids: tuple[int, ...]  # those of its ids that are kept as a prompt
+    prompt_ids: Sequence[int]  # those of its ids that are kept as a prompt
     ids: list[int] = field(default_factory=list)
     left: int = 0  # tokens that the reply may still take; 0 between two requests
     decoding: Decoding = field(default_factory=Decoding)
@@ -108,8 +103,9 @@ class SlotEpisode:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top: list[TopTokens] = field(default_factory=list)
-    slot: int | None = None  # counted over all parts; None while it waits for one
-    prompt: KeptPrompt | None = None
+    part: int = 0  # of the mesh
+    slot: int | None = None  # inside of the part; None while it waits for one
+    prompt: KeptPrompt = field(default_factory=lambda: KeptPrompt(0, []))
     filled: int = 0  # how many of its ids after the prompt are in the cache
 
     def start(self, request: Request) -> None:
@@ -119,9 +115,14 @@ class SlotEpisode:
         self.new_ids, self.logprobs, self.versions, self.top = [], [], [], []
 
     @property
-    def known_ids(self) -> list[int]:
-        """Return what the slot has to hold before the last token is fed."""
-        return self.ids[len(self.prompt_ids) : -1]
+    def missing(self) -> Sequence[int]:
+        """Return the ids that the slot has to hold before the last token is fed, and does not."""
+        return self.ids[len(self.prompt_ids) + self.filled : -1]
+
+    def describe(self, rows: CacheRows, part: int) -> None:
+        """Tell where its new tokens go."""
+        rows.row_B[part], rows.prompt_N[part] = self.slot, self.prompt.row
+        rows.prompt_tokens_N[part] = len(self.prompt_ids)
 
 
 class Slots:
@@ -132,7 +133,9 @@ class Slots:
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
-        self._episodes: list[SlotEpisode | None] = [None] * (shape.parts * shape.slots)
+        self._episodes: list[list[SlotEpisode | None]] = [
+            [None] * shape.slots for _ in range(shape.parts)
+        ]
         self._prompts = [
             [KeptPrompt(row, [None] * shape.group_size) for row in range(shape.prompts)]
             for _ in range(shape.parts)
@@ -140,29 +143,27 @@ class Slots:
         self._joined = 0
         self.prompts_filled = 0
 
-    def active(self) -> list[SlotEpisode]:
-        """Return the episodes that a reply is being sampled for, by slot."""
-        return [episode for episode in self._episodes if episode and episode.left]
+    def _active_in(self, part: int) -> Iterator[SlotEpisode]:
+        return (episode for episode in self._episodes[part] if episode and episode.left)
 
     def forget(self) -> None:
         """Let the cache be computed again, in the rows that a new sampler would take."""
-        for episode in self._episodes:
+        for episode in itertools.chain(*self._episodes):
             if episode is not None:
                 episode.filled = 0
         for prompt in itertools.chain(*self._prompts):
             prompt.filled = 0
             if not prompt.is_in_use:
-                prompt.ids, prompt.used = None, 0
+                prompt.ids, prompt.used = (), 0
 
-    def place(self, episode: SlotEpisode) -> bool:
+    def assign(self, episode: SlotEpisode) -> bool:
         """Give an episode a slot beside its prompt, if there are both.
 
         Preferred is a part where the prompt is in use, then one that keeps it, then the emptiest.
         """
         candidates = []
         for part, prompts in enumerate(self._prompts):
-            slots = range(part * self._shape.slots, (part + 1) * self._shape.slots)
-            free = [slot for slot in slots if self._episodes[slot] is None]
+            free = [slot for slot, other in enumerate(self._episodes[part]) if other is None]
             prompt = self._row_for(prompts, episode.prompt_ids) if free else None
             if prompt is not None:
                 is_kept = prompt.ids == episode.prompt_ids
@@ -170,131 +171,119 @@ class Slots:
                 candidates.append((rank, free[0], prompt))
         if not candidates:
             return False
-        _, slot, prompt = min(candidates, key=lambda candidate: candidate[0])
+        (*_, part), slot, prompt = min(candidates, key=lambda candidate: candidate[0])
         if prompt.ids != episode.prompt_ids:
             prompt.ids, prompt.filled = episode.prompt_ids, 0
         self._joined += 1
         prompt.used = self._joined
         prompt.slots[prompt.slots.index(None)] = slot
-        self._episodes[slot] = episode
-        episode.slot, episode.prompt, episode.filled = slot, prompt, 0
+        self._episodes[part][slot] = episode
+        episode.part, episode.slot, episode.prompt, episode.filled = part, slot, prompt, 0
         return True
 
     def leave(self, episode: SlotEpisode) -> None:
         """Free an episode's slot."""
         assert episode.slot is not None
-        assert episode.prompt is not None
         slots = episode.prompt.slots
         slots[slots.index(episode.slot)] = None
-        self._episodes[episode.slot] = None
-        episode.slot, episode.prompt = None, None
+        self._episodes[episode.part][episode.slot] = None
+        episode.slot = None
 
-    def next_copy(self) -> CopyRows | None:
-        """Return which prompts begin as the next ones to fill do, such as with the same schema;
-        None for none. What they share counts as filled.
+    def next_copy(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return which prompts begin as the next ones to fill do, such as with the same schema, and
+        these, by their rows in every part, B; None for none. What they share counts as filled.
         """
-        waiting = [self._first_unfilled(part, of_slots=False) for part in range(self._shape.parts)]
         source_B, row_B = (np.zeros(self._shape.parts, np.int32) for _ in range(2))
-        for part, prompt in enumerate(waiting):
-            if not isinstance(prompt, KeptPrompt) or prompt.filled:
+        for part, prompt in enumerate(self._unfilled_prompts()):
+            if prompt is None or prompt.filled:
                 continue
-            source = max(self._prompts[part], key=lambda other: _shared(prompt, other))
-            if (shared := _shared(prompt, source)) >= _LEAST_COPY:
-                source_B[part], row_B[part] = source.row, prompt.row
-                prompt.filled = shared
-        return CopyRows(source_B, row_B) if (source_B != row_B).any() else None
+            source = max(self._prompts[part], key=prompt.shares)
+            if (shared := prompt.shares(source)) >= _LEAST_COPY:
+                source_B[part], row_B[part], prompt.filled = source.row, prompt.row, shared
+        return (source_B, row_B) if (source_B != row_B).any() else None
 
-    def next_fill(self, *, of_slots: bool) -> NewTokens | None:
-        """Return the next tokens that the cache misses, of prompts or of slots; None for no more.
+    def fill_prompts(self) -> tuple[np.ndarray, CacheRows] | None:
+        """Return the next tokens of prompts that the cache misses, padded on the right, and where
+        they go: for every part those of one prompt; None for no more. They count as filled.
+        """
+        prompts = self._unfilled_prompts()
+        tokens = self._next_piece(prompts, self._shape.pieces)
+        self.prompts_filled += sum(not prompt.missing for prompt in prompts if prompt)
+        return tokens
 
-        They count as filled. There are few sizes, so that few programs are compiled: a piece is
-        the largest that is full, or one that is but for less than the smallest.
+    def fill_slots(self) -> tuple[np.ndarray, CacheRows] | None:
+        """Return the next tokens of slots, as `fill_prompts` does; prompts are filled."""
+        waiting = [
+            next((episode for episode in self._active_in(part) if episode.missing), None)
+            for part in range(self._shape.parts)
+        ]
+        return self._next_piece(waiting, (min(_TURN_PIECE, self._shape.slot_tokens),))
+
+    def _unfilled_prompts(self) -> list[KeptPrompt | None]:
+        return [
+            next((prompt for prompt in prompts if prompt.is_in_use and prompt.missing), None)
+            for prompts in self._prompts
+        ]
+
+    def _next_piece(
+        self, rows_of: Sequence[KeptPrompt | SlotEpisode | None], sizes: Sequence[int]
+    ) -> tuple[np.ndarray, CacheRows] | None:
+        """Take the next missing tokens of a row of every part.
+
+        There are few sizes, so that few programs are compiled: a piece is the largest that is full,
+        or one that is but for less than the smallest.
+        """
+        longest = max((len(row.missing) for row in rows_of if row), default=0)
+        if not longest:
+            return None
+        size = max((size for size in sizes if size < longest + sizes[0]), default=sizes[0])
+        tokens_BT, rows = no_tokens(self._shape, size=size)
+        for part, row in enumerate(rows_of):
+            if row is None:
+                continue
+            ids = row.missing[:size]
+            tokens_BT[part, : len(ids)] = ids
+            rows.start_B[part], rows.count_B[part] = row.filled, len(ids)
+            row.describe(rows, part)
+            row.filled += len(ids)
+        return tokens_BT, rows
+
+    def state(self) -> tuple[SlotState, list[tuple[int, SlotEpisode]]]:
+        """Describe the slots that a reply is sampled in to the decode loop, and perhaps others;
+        return the episodes, each with its row there; none where no reply is asked for.
         """
         shape = self._shape
-        sizes = (min(_TURN_PIECE, shape.slot_tokens),) if of_slots else shape.pieces
-        waiting = [self._first_unfilled(part, of_slots=of_slots) for part in range(shape.parts)]
-        if not any(waiting):
-            return None
-        longest = max(len(owner.known_ids) - owner.filled for owner in waiting if owner)
-        size = max((size for size in sizes if size < longest + sizes[0]), default=sizes[0])
-        new = NewTokens.empty(shape, size=size)
-        rows = new.rows
-        for part, owner in enumerate(waiting):
-            if owner is None:
-                continue
-            ids = owner.known_ids[owner.filled : owner.filled + size]
-            new.tokens_BT[part, : len(ids)] = ids
-            rows.start_B[part], rows.count_B[part] = owner.filled, len(ids)
-            if isinstance(owner, KeptPrompt):
-                rows.row_B[part] = owner.row
-                self.prompts_filled += len(ids) == len(owner.known_ids) - owner.filled
-            else:
-                assert owner.slot is not None
-                assert owner.prompt is not None
-                rows.row_B[part] = owner.slot % shape.slots
-                rows.prompt_N[part] = owner.prompt.row
-                rows.prompt_tokens_N[part] = len(owner.prompt_ids)
-            owner.filled += len(ids)
-        return new
-
-    def _first_unfilled(self, part: int, *, of_slots: bool) -> SlotEpisode | KeptPrompt | None:
-        size = self._shape.slots
-        candidates: list[Any] = [prompt for prompt in self._prompts[part] if prompt.is_in_use]
-        if of_slots:
-            slots = self._episodes[part * size : (part + 1) * size]
-            candidates = [episode for episode in slots if episode and episode.left]
-        return next((owner for owner in candidates if owner.filled < len(owner.known_ids)), None)
-
-    def state(self) -> tuple[SlotState, list[int]]:
-        """Describe the slots that a reply is sampled in to the decode loop, and perhaps others;
-        return the row there of each of `active()`.
-        """
-        shape, active = self._shape, self.active()
-        by_part: list[list[SlotEpisode]] = [[] for _ in range(shape.parts)]
-        for episode in active:
-            assert episode.slot is not None
-            by_part[episode.slot // shape.slots].append(episode)
+        by_part = [list(self._active_in(part)) for part in range(shape.parts)]
         size = next(size for size in shape.rows if size >= max(map(len, by_part)))
-        state, active_rows = SlotState.idle(shape, rows=size), []
+        state, active = SlotState.idle(shape, rows=size), list[tuple[int, SlotEpisode]]()
         rows = state.rows
         prompts = len(rows.prompt_tokens_N) // shape.parts
         for part, episodes in enumerate(by_part):
-            known: dict[int, int] = {}
+            numbers: dict[int, int] = {}
             for number, episode in enumerate(episodes):
-                assert episode.slot is not None
-                assert episode.prompt is not None
-                slot, prompt = episode.slot % shape.slots, episode.prompt
-                if rows.row_B is None:
-                    row, n = slot, prompt.row
-                else:
-                    row, n = number, known.setdefault(prompt.row, len(known))
+                slot, prompt = episode.slot, episode.prompt
+                assert slot is not None
+                row, n = slot, prompt.row
+                if rows.row_B is not None:
+                    row, n = number, numbers.setdefault(prompt.row, len(numbers))
                 s, at = part * size + row, part * prompts + n
-                g = prompt.slots.index(episode.slot)
-                rows.row_NG[at, g] = row
-                rows.member_B[s] = n * shape.group_size + g
-                rows.prompt_tokens_N[at] = len(episode.prompt_ids)
                 if rows.row_B is not None:
                     rows.row_B[s], rows.prompt_N[at] = slot, prompt.row
+                g = prompt.slots.index(slot)
+                rows.row_NG[at, g], rows.member_B[s] = row, n * shape.group_size + g
+                rows.prompt_tokens_N[at] = len(episode.prompt_ids)
                 rows.start_B[s], rows.count_B[s] = episode.filled, 1
                 state.prompt_tokens_S[s] = len(episode.prompt_ids)
                 state.token_S[s], state.episode_S[s] = episode.ids[-1], episode.number
                 state.temperature_S[s] = episode.decoding.temperature
                 state.top_p_S[s] = episode.decoding.top_p
-                active_rows.append(s)
-        return state, active_rows
+                active.append((s, episode))
+        return state, active
 
-    def _row_for(self, prompts: list[KeptPrompt], ids: tuple[int, ...]) -> KeptPrompt | None:
+    def _row_for(self, prompts: list[KeptPrompt], ids: Sequence[int]) -> KeptPrompt | None:
         """Return a kept prompt that one more slot may share, or else the row to keep it in."""
         same = [prompt for prompt in prompts if prompt.ids == ids and None in prompt.slots]
         if same:
             return same[0]
         unused = [prompt for prompt in prompts if not prompt.is_in_use]
         return min(unused, key=lambda prompt: prompt.used, default=None)
-
-
-def _shared(prompt: KeptPrompt, other: KeptPrompt) -> int:
-    """Count the tokens at the beginning of a prompt that the cache has in another's row; the last
-    one of a prompt is always computed.
-    """
-    pairs = zip(prompt.known_ids[:-1], other.known_ids[: other.filled], strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -23,7 +23,7 @@ from minirl.model import attention
 from minirl.model import cudnn as gpu
 from minirl.model import splash as tpu
 from minirl.model.attention import Rows
-from minirl.model.kernels import MASKED, KeySet, Partial, blockwise, join, partial_attention
+from minirl.model.kernels import MASKED, KeySet, attend_to_keys, blockwise, join
 from minirl.model.sharding import make_mesh
 from minirl.sample import attention as sampler_attention
 from minirl.sample import gpu_attention
@@ -162,15 +162,14 @@ def test_parts_are_joined_to_attention_over_all_keys():
     scores = jnp.asarray(rng.normal(0, 3, (2, 5, 12)), jnp.float32)
     scores = scores.at[0].add(300).at[1, 2, :4].set(MASKED)
     values = jnp.asarray(rng.normal(0, 1, (2, 12, 3)), jnp.float32)
-    whole = partial_attention(scores, values)
+    whole = attend_to_keys(scores, values)
     expected = jnp.matmul(jax.nn.softmax(scores), values)
     lse = jax.nn.logsumexp(scores, axis=-1)
-    assert_close((whole.out, whole.lse), (expected, lse), tolerance=1e-5)
+    assert_close(whole, (expected, lse), tolerance=1e-5)
     cuts = (1, 4, 9)
     pieces = zip(jnp.split(scores, cuts, axis=2), jnp.split(values, cuts, axis=1), strict=True)
-    parts = [partial_attention(*piece) for piece in pieces]
-    joined = join(parts)
-    assert_close((joined.out, joined.lse), (expected, lse), tolerance=1e-5)
+    joined = join([attend_to_keys(*piece) for piece in pieces])
+    assert_close(joined, (expected, lse), tolerance=1e-5)
 
 
 def scaled_as_a_set(kernel):
@@ -183,7 +182,7 @@ def scaled_in_the_cache(way):
     def lse(q, k, v):
         cache = KeyValues(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2))
         counts = jnp.full((1, 1), k.shape[1])
-        return way(q.swapaxes(1, 2), cache, None, counts).lse.swapaxes(1, 2)
+        return way(q.swapaxes(1, 2), cache, None, counts)[1].swapaxes(1, 2)
 
     return lse
 
@@ -192,7 +191,7 @@ def to_first(q_XKQE, keys, _rows, count_XT):
     found = gpu_attention.attend_to_first(
         q_XKQE[0], keys.k[0], keys.v[0], jnp.repeat(count_XT[0], q_XKQE.shape[1]), interpret=True
     )
-    return Partial(*(array[None] for array in found))
+    return jax.tree.map(lambda array: array[None], found)
 
 
 SCALED = {

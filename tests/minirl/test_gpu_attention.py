@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl.model.kernels import MASKED, partial_attention
+from minirl.model.kernels import MASKED, attend_to_keys
 from minirl.sample import gpu_attention
 from minirl.types import Decoding, Request
 
@@ -20,18 +20,21 @@ def test_it_attends_to_as_many_keys_as_it_is_told(queries, dtype, tolerance):
     rng = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(rng.normal(size=size), dtype)
-        for size in ((5, queries, 32), (5, 32, 96), (5, 96, 32))
+        for size in ((6, queries, 32), (6, 32, 96), (6, 96, 32))
     )
-    count = jnp.asarray([1, 5, 32, 64, 300])  # the last more than there are
+    # The first is of an idle slot; the last more than there are.
+    count = jnp.asarray([0, 1, 5, 32, 64, 300])
     # What lies beyond is never read.
     is_there = jnp.arange(96)[None] < count[:, None]
-    unread = v.at[jnp.arange(5)[:, None], jnp.where(is_there, 96, jnp.arange(96)[None])]
+    unread = v.at[jnp.arange(6)[:, None], jnp.where(is_there, 96, jnp.arange(96)[None])]
     found = gpu_attention.attend_to_first(q, k, unread.set(7e3, mode="drop"), count, interpret=True)
     scores = jnp.einsum("yme,yel->yml", q, k, preferred_element_type=jnp.float32)
     scores /= 32**0.5
-    expected = partial_attention(jnp.where(is_there[:, None], scores, MASKED), v)
-    for one, other in ((found.out, expected.out), (found.lse, expected.lse)):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+    expected = attend_to_keys(jnp.where(is_there[:, None], scores, MASKED), v)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one[1:], other[1:], rtol=tolerance, atol=tolerance)
+    assert np.isfinite(found[0]).all()
+    assert (found[1][0] < MASKED / 2).all()
 
 
 def test_a_sampler_with_it_draws_the_same(toy, monkeypatch):
