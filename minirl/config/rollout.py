@@ -116,21 +116,6 @@ class RolloutConfig(Settings):
     sglang: SglangConfig = SglangConfig()
     lag: int = Field(default=0, ge=0)
     """Rollouts that servers sample ahead of the step that trains on them."""
-    slow_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of slowest groups that a step does not wait for."""
-    max_age: int | None = Field(default=None, ge=0)
-    """Most weight versions between a group's start and the step that trains on it; older groups are
-    dropped. None for `lag`."""
-
-    @property
-    def is_ahead(self) -> bool:
-        """Return whether any episodes are played while the learner updates."""
-        return bool(self.lag or self.slow_share)
-
-    @property
-    def oldest(self) -> int:
-        """Return `max_age`, or what stands for it."""
-        return self.lag if self.max_age is None else self.max_age
 
     @model_validator(mode="after")
     def _check(self) -> RolloutConfig:
@@ -139,11 +124,8 @@ class RolloutConfig(Settings):
             raise contradiction(
                 "sglang", "give either urls (servers that run) or launch (how many to start)"
             )
-        if self.backend == "native" and self.is_ahead:
+        if self.backend == "native" and self.lag:
             raise contradiction(
-                "lag" if self.lag else "slow_share",
-                "the native sampler takes turns with the learner; set rollout.backend=sglang",
+                "lag", "the native sampler takes turns with the learner; set rollout.backend=sglang"
             )
-        if self.oldest < self.lag:
-            raise contradiction("max_age", f"use rollout.lag = {self.lag} or more, or null")
         return self

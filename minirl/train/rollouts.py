@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from random import Random
-from threading import Condition, Thread
+from threading import Event
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ import optax
 from flax import nnx
 
 from exchange import Score
-from minirl.config import BatchingConfig, RolloutConfig, SamplerConfig, TrainConfig
+from minirl.config import BatchingConfig, SamplerConfig, TrainConfig
 from minirl.errors import LostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
@@ -86,29 +86,17 @@ class ScoredEpisode:
     record: Mapping[str, Any] | None = None
 
 
-# Empty where the prompt is too long, None where environment or reward have failed.
-Group = list[Trajectory] | None
-
-
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """Groups of trajectories whose `episode` is a `ScoredEpisode`; all groups of one size.
 
-    `late` of them are of earlier rollouts; `cut` were given up, unfinished and too old; `too_long`
-    were never begun, since their prompts are; of `failed`, environment or reward have failed.
+    `too_long` groups were never begun, since their prompts are; of `failed`, environment or reward
+    have failed.
     """
 
     groups: list[list[Trajectory]] = field(default_factory=list)
-    late: int = 0
-    cut: int = 0
     too_long: int = 0
     failed: int = 0
-
-    @classmethod
-    def of(cls, groups: Sequence[Group], **counts: int) -> Episodes:
-        """Count the groups that are not there."""
-        too_long, failed = (groups.count(nothing) for nothing in ([], None))
-        return cls([group for group in groups if group], too_long=too_long, failed=failed, **counts)
 
     def __add__(self, other: Episodes) -> Episodes:
         names = (field.name for field in fields(self))
@@ -196,6 +184,7 @@ class Rollouts:
     """The rollouts of this process: a group for each of its share of a rollout's examples.
 
     The sampler has the weights that the learner pushed last; the seed decides the examples' order.
+    Up to `lag` rollouts are played ahead of the one that is taken.
     """
 
     def __init__(
@@ -205,70 +194,60 @@ class Rollouts:
         task: TrainingTask,
         train: TrainConfig,
         limits: SamplerConfig,
-        rollout: RolloutConfig,
         *,
+        lag: int,
         seed: int,
     ) -> None:
         self._sampler, self._tokenizer, self._task = sampler, tokenizer, task
-        self._train, self._limits, self._config, self._seed = train, limits, rollout, seed
-        self._open: dict[int, _AsyncRollout] = {}
+        self._train, self._limits, self._lag, self._seed = train, limits, lag, seed
+        self._open()
         # Numbers of this process's examples among those of a rollout.
         self.share = distributed.own_share(train.prompts_per_step)
 
-    def begin(self, numbers: Iterable[int], *, version: int) -> None:
-        """Begin asynchronous rollouts that are not under way, with weights of this version."""
-        if not self._config.is_ahead:
-            return
-        for number in numbers:
-            if number not in self._open:
-                self._open[number] = _AsyncRollout(number, version, self, self._sampler.apart())
-                self._open[number].start()
+    def _open(self) -> None:
+        self._ahead: dict[int, tuple[Future[Episodes], float]] = {}
+        self._threads = ThreadPoolExecutor(self._lag + 1, thread_name_prefix="rollout")
+        self._is_closed = Event()
 
-    def take(
-        self, number: int, *, version: int, is_last: bool, has_records: bool, watch: Stopwatch
-    ) -> Episodes:
-        """Return the groups of a rollout, and those of earlier ones that were late.
+    def begin(self, numbers: Iterable[int]) -> None:
+        """Begin rollouts that are not under way, each in a thread of its own."""
+        for number in numbers:
+            if number not in self._ahead:
+                sampler, began = self._sampler.apart(), perf_counter()
+                future = self._threads.submit(self._play_ahead, sampler, number)
+                self._ahead[number] = future, began
+
+    def take(self, number: int, *, has_records: bool, watch: Stopwatch) -> Episodes:
+        """Return the groups of a rollout.
 
         Args:
             number: Of the rollout, from 0; it has begun, or is played now.
-            version: Of the weights that the step begins with.
-            is_last: Whether no step follows, so that nothing can be late.
             has_records: Whether what is kept of episodes has their records.
             watch: Takes the time; `rollout` is that in which the learner waits.
         """
-        if number not in self._open:
+        if number not in self._ahead:
             failures = Failures(len(self.share))
             with watch.phase("rollout"):
                 played = self.play(self._sampler, number, failed=failures.add)
             with watch.phase("score"):
-                score = partial(self.score, failures=failures, has_record=has_records)
-                return Episodes.of([score(*numbered) for numbered in enumerate(played)])
-        config, current = self._config, self._open[number]
+                return self._score(played, failures, has_records=has_records)
+        future, began = self._ahead.pop(number)
         with watch.phase("rollout"):
-            round_s = current.wait(int(config.slow_share * len(self.share)))
-        watch.seconds["round"] = round_s
-        rollouts = {n: rollout for n, rollout in self._open.items() if n <= number}
-        groups = current.taken()
-        late = [group for n, rollout in rollouts.items() if n < number for group in rollout.taken()]
-        oldest = -1 if is_last else config.oldest
-        old = [rollout for rollout in rollouts.values() if version + 1 - rollout.version > oldest]
-        cut = sum(rollout.cancel() for rollout in old)
-        going_on = (item for item in self._open.items() if item[1] not in old)
-        self._open = {n: rollout for n, rollout in going_on if rollout.left}
-        taken = Episodes.of(late + groups, late=sum(map(bool, late)), cut=cut)
-        if not has_records:  # processes exchange what is taken
-            taken = replace(
-                taken, groups=[[*map(_without_record, group)] for group in taken.groups]
-            )
-        return taken
+            while not wait([future], preemption.POLL_S).done:
+                preemption.check()
+            episodes = future.result()
+        watch.seconds["round"] = perf_counter() - began
+        if has_records:
+            return episodes
+        # Processes exchange what is taken.
+        groups = [[*map(_without_record, group)] for group in episodes.groups]
+        return replace(episodes, groups=groups)
 
     def close(self) -> None:
-        """Give up what is under way."""
-        for going_on in self._open.values():
-            going_on.cancel()
-        for going_on in self._open.values():
-            going_on.join()
-        self._open = {}
+        """Give up what is under way; a second stage may begin others."""
+        self._is_closed.set()
+        self._threads.shutdown()
+        self._open()
 
     def play(self, sampler: Sampler, number: int, **options: Any) -> list[list[Trajectory]]:
         """Play a rollout with options of `sample.rollout.rollout`; its number decides all."""
@@ -291,99 +270,41 @@ class Rollouts:
             **options,
         )
 
-    def score(
-        self, n: int, group: list[Trajectory], *, failures: Failures, has_record: bool
-    ) -> Group:
-        """Score the trajectories of a group: the `episode` of each is then a `ScoredEpisode`."""
-        task, scored = self._task, []
-        try:
-            for trajectory in group:
-                episode = trajectory.episode
-                record = task.record(episode) if has_record else None
-                kept = ScoredEpisode(task.score(episode), task.describe(episode), record)
-                scored.append(replace(trajectory, episode=kept))
-        except Exception as error:  # noqa: BLE001 - a reward reads databases too
-            failures.add(n, error)
-        return None if n in failures.groups else scored
+    def _play_ahead(self, sampler: Sampler, number: int) -> Episodes:
+        """Play and score while the learner does other things."""
+
+        def check() -> None:
+            if self._is_closed.is_set():
+                raise CancelledError
+
+        failures = Failures(len(self.share))
+        played = self.play(sampler, number, failed=failures.add, check=check)
+        return self._score(played, failures, has_records=True)
+
+    def _score(
+        self, played: Sequence[list[Trajectory]], failures: Failures, *, has_records: bool
+    ) -> Episodes:
+        """Score trajectories: the `episode` of each is then a `ScoredEpisode`."""
+        task = self._task
+
+        def scored(trajectory: Trajectory) -> Trajectory:
+            episode = trajectory.episode
+            record = task.record(episode) if has_records else None
+            kept = ScoredEpisode(task.score(episode), task.describe(episode), record)
+            return replace(trajectory, episode=kept)
+
+        groups = {}
+        for n, group in enumerate(played):
+            try:
+                groups[n] = [scored(trajectory) for trajectory in group]
+            except Exception as error:  # noqa: BLE001 - a reward reads databases too
+                failures.add(n, error)
+        whole = [group for n, group in groups.items() if n not in failures.groups]
+        return Episodes([*filter(None, whole)], too_long=whole.count([]), failed=len(failures.groups))
 
 
 def _without_record(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, episode=replace(trajectory.episode, record=None))
-
-
-class _CancelledError(Exception):
-    """A rollout is given up."""
-
-
-class _AsyncRollout(Thread):
-    """A rollout in a thread of its own, begun with weights of a version; `left` groups of it have
-    not been taken yet.
-    """
-
-    def __init__(self, number: int, version: int, rollouts: Rollouts, sampler: Sampler) -> None:
-        super().__init__(name=f"rollout {number}", daemon=True)
-        self.number, self.version, self.left = number, version, len(rollouts.share)
-        self._rollouts, self._sampler = rollouts, sampler
-        self._changed, self._began = Condition(), perf_counter()
-        self._ready: dict[int, Group] = {}
-        self._failures = Failures(len(rollouts.share))
-        self._error: BaseException | None = None
-        self._is_cancelled = False
-
-    def wait(self, slow: int) -> float:
-        """Wait until all groups but so many are done; return the seconds since it began."""
-        with self._changed:
-            while self._error is None and len(self._ready) < self.left - slow:
-                self._changed.wait(preemption.POLL_S)
-                preemption.check()
-        return perf_counter() - self._began
-
-    def taken(self) -> list[Group]:
-        """Return the groups done since this was last asked; or raise what ended the rollout."""
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            groups, self._ready = self._ready, {}
-            self.left -= len(groups)
-        return [groups[n] for n in sorted(groups)]
-
-    def cancel(self) -> int:
-        """Give up the rest; return how many groups that is."""
-        with self._changed:
-            self._is_cancelled = True
-            return self.left
-
-    def run(self) -> None:
-        """Play and score."""
-        try:
-            # Scores are not waited for by episodes that go on.
-            with ThreadPoolExecutor(1, thread_name_prefix="score") as scoring:
-                scored: list[Future[None]] = []
-                self._rollouts.play(
-                    self._sampler,
-                    self.number,
-                    failed=self._failures.add,
-                    ended=lambda *group: scored.append(scoring.submit(self._score, *group)),
-                    check=self._check,
-                )
-            for future in scored:
-                future.result()
-        except _CancelledError:
-            return
-        except BaseException as error:  # noqa: BLE001 - raised where the rollout is waited for
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def _score(self, n: int, group: list[Trajectory]) -> None:
-        scored = self._rollouts.score(n, group, failures=self._failures, has_record=True)
-        with self._changed:
-            self._ready[n] = scored
-            self._changed.notify_all()
-
-    def _check(self) -> None:
-        if self._is_cancelled:
-            raise _CancelledError
 
 
 def make_sampler(

@@ -41,14 +41,13 @@ def summarise(episodes: Episodes) -> dict[str, float]:
     return means | {name: float(count) for name, count in lost.items()}
 
 
-def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, float]:
-    """Return how far behind a step's weights (`version`) its episodes were, and what was late."""
-    numbers = {"groups/late": float(sampled.late), "groups/cut": float(sampled.cut)}
+def ages(trained: Episodes, *, version: int) -> dict[str, float]:
+    """Return how far behind a step's weights (`version`) those were that sampled its tokens."""
     versions = [number for trajectory in trained.trajectories for number in trajectory.versions]
-    if versions:
-        age = version - np.array(versions)
-        numbers |= {"rollout/age_mean": float(age.mean()), "rollout/age_max": float(age.max())}
-    return numbers
+    if not versions:
+        return {}
+    age = version - np.array(versions)
+    return {"rollout/age_mean": float(age.mean()), "rollout/age_max": float(age.max())}
 
 
 def mismatch(trained: Episodes, rows: Groups, *, version: int) -> dict[str, float]:

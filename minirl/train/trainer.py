@@ -82,7 +82,7 @@ class Trainer:
     ) -> None:
         self._task, self._config, self._seed, self._folder = task, config, seed, folder
         self._tokenizer, self._limits = tokenizer, sampler
-        self._rollout_config = rollout or RolloutConfig()
+        self._lag = rollout.lag if rollout else 0
         algorithm, (graph, params, frozen) = config.algorithm, split(model)
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._parts = row_parts(model.mesh)
@@ -106,7 +106,7 @@ class Trainer:
         # Every step pushes its own weights.
         self._sampler.free_memory()
         self._rollouts = Rollouts(
-            self._sampler, tokenizer, task, config, sampler, self._rollout_config, seed=seed
+            self._sampler, tokenizer, task, config, sampler, lag=self._lag, seed=seed
         )
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self.steps_done = self._checkpoints.newest_step()
@@ -205,8 +205,8 @@ class Trainer:
         numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
         if self._config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(rounds)
-        if self._rollout_config.is_ahead:
-            numbers |= summary.ages(sampled, trained, version=version)
+        if self._lag:
+            numbers |= summary.ages(trained, version=version)
         return numbers
 
     def use_best(self) -> int:
@@ -223,18 +223,14 @@ class Trainer:
         config, version, sampled, rounds = self._config, self.steps_done, Episodes(), 0
         algorithm, kept = config.algorithm, []
         # Nothing is played ahead of a stage's end.
-        left = self._last - (version + 1)
-        ahead = min(self._rollout_config.lag, left)
+        ahead = min(self._lag, self._last - (version + 1))
         while rounds < algorithm.max_rounds and len(kept) < config.prompts_per_step:
             number = self._facts.rollouts + rounds
-            self._rollouts.begin(range(number, number + 1 + ahead), version=version)
+            if self._lag:
+                self._rollouts.begin(range(number, number + 1 + ahead))
             parts = distributed.gather(
                 lambda number=number: self._rollouts.take(
-                    number,
-                    version=version,
-                    is_last=not left,
-                    has_records=self._is_recorded(version + 1),
-                    watch=watch,
+                    number, has_records=self._is_recorded(version + 1), watch=watch
                 )
             )
             sampled, rounds = sum(parts, sampled), rounds + 1
@@ -244,8 +240,7 @@ class Trainer:
                 equal_groups=algorithm.equal_groups,
                 correctness_filter=algorithm.correctness_filter,
             )
-        # Late groups stand for those that an earlier step lacked.
-        return sampled, sampled.select(kept[: config.prompts_per_step + sampled.late]), rounds
+        return sampled, sampled.select(kept[: config.prompts_per_step]), rounds
 
     def _penalties(self, episodes: Episodes) -> np.ndarray:
         """Return what the length of each response adds to its reward."""

@@ -111,7 +111,6 @@ CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rollout.sglang", (rollout(sglang={}),)),
     ("rollout.sglang", (rollout(sglang={"launch": 1, "urls": ["http://a:1"]}),)),
     ("rollout.lag", (rollout(backend="native", lag=1),)),
-    ("rollout.max_age", (rollout(lag=2, max_age=1),)),
     ("rollout.sglang.urls", (rollout(sglang={"urls": ["http://a:1", "http://a:1/"]}),)),
     ("rollout.sglang.arguments", (rollout(sglang={"launch": 1, "arguments": {"port": 5}}),)),
     ("rollout.sglang.devices", (rollout(sglang={"launch": 2, "devices": ["0"]}),)),
@@ -208,7 +207,7 @@ def test_what_goes_together_is_accepted(name, overrides):
 
 
 def test_servers_and_rollouts_ahead_are_taken():
-    load_config(DEMO, [rollout(slow_share=0.1, max_age=1), "train.algorithm.correction=masked"])
+    load_config(DEMO, [rollout(lag=2), "train.algorithm.correction=masked"])
     urls = ["http://gpu1:30000", "https://gpu1", "http://10.0.0.1:1/", "http://[fe80::1]:1"]
     config = load_config(DEMO, [rollout(sglang={"urls": [*urls, "http://a.b.:1"]})])
     assert list(config.rollout.sglang.urls) == [*urls, "http://a.b.:1"]

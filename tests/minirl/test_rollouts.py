@@ -13,7 +13,7 @@ from minirl.errors import LostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers
-from minirl.train.rollouts import Rollouts, _AsyncRollout
+from minirl.train.rollouts import Rollouts
 
 from . import toy_run
 from .toy_run import metrics_of
@@ -44,7 +44,7 @@ def begin(toy, fake, served, tmp_path):
             )  # fmt: skip
 
         yield start
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout ")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
 
 
 def ignore(*_):
@@ -87,7 +87,6 @@ def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_pa
     assert 0 < lines[2]["mismatch/gap_mean/age_2"] <= lines[2]["mismatch/gap_max"]
     assert [line["update/clip_fraction"] for line in lines] == [0] * STEPS
     assert all(line["update/correction_mean"] != 1 for line in lines)
-    assert sums(lines, "groups/cut") == sums(lines, "groups/late") == 0
 
 
 def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
@@ -126,49 +125,6 @@ def holding(fake, number):
 
     fake.held = hold
     return go, bodies
-
-
-@pytest.mark.parametrize(
-    ("steps", "max_age", "cut_at"), [(STEPS, None, 1), (STEPS, 2, 3), (1, 2, 1)]
-)
-def test_the_slowest_is_not_waited_for_and_cut_when_it_is_too_old(
-    fake, begin, tmp_path, steps, max_age, cut_at
-):
-    go, bodies = holding(fake, 3)
-    begin(steps=steps, slow_share=0.25, max_age=max_age).run(ignore)
-    lines = metrics_of(tmp_path / "run")
-    assert lines[0]["groups/trained"] == PROMPTS - 1
-    assert [line["groups/cut"] for line in lines[:cut_at]] == [0] * (cut_at - 1) + [1]
-    assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * steps
-    # Groups of later rollouts may be late too, by as much as they may be old.
-    assert max(line["rollout/age_max"] for line in lines) <= (max_age or 0)
-    go.set()
-    wait_until(lambda: bodies[2]["rid"] in fake.aborted)
-
-
-def test_late_groups_join_a_later_step(fake, begin, tmp_path, monkeypatch):
-    go, _ = holding(fake, 3)
-    trainer = begin(slow_share=0.25, max_age=2)
-    # When the second step asks for its groups, all are done.
-    monkeypatch.setattr(
-        _AsyncRollout,
-        "wait",
-        lambda one, slow, own=_AsyncRollout.wait: own(one, 0 if one.number == 1 else slow),
-    )
-
-    def progress(step, *_):
-        if step == 1:
-            go.set()
-            wait_until(lambda: not any(t.name == "rollout 0" for t in threading.enumerate()))
-
-    trainer.run(progress)
-    lines = metrics_of(tmp_path / "run")
-    assert [line["groups/trained"] for line in lines[:2]] == [PROMPTS - 1, PROMPTS + 1]
-    assert [line["groups/late"] for line in lines[:2]] == [0, 1]
-    assert [line["rollout/age_max"] for line in lines[:2]] == [0, 1]
-    # What the last step did not wait for is given up.
-    assert sums(lines[:-1], "groups/cut") == 0
-    assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * STEPS
 
 
 def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):

@@ -114,7 +114,7 @@ def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fak
         with lock:
             now[fake] -= 1
 
-    def ended(*_):
+    def count():
         # Those of the fakes have the names that Python gives.
         threads.append(sum("process_request" not in one.name for one in threading.enumerate()))
 
@@ -128,7 +128,7 @@ def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fak
     sampler.set_weights(split(toy.model())[1], version=0)
     groups = rollout(
         sampler, toy.Tokenizer(), Turns(toy.Message, turns=3), ["AB", "CDE"] * 25, config=LIMITS,
-        group_size=4, first_episode=0, max_turns=3, env_workers=workers, ended=ended,
+        group_size=4, first_episode=0, max_turns=3, env_workers=workers, check=count,
     )  # fmt: skip
     assert [len(group) for group in groups] == [4] * 50
     assert all(len(episode.turns) == 3 for group in groups for episode in group)
