@@ -27,7 +27,7 @@ from launch.config import load_config
 from minirl.config import SamplerConfig, TrainConfig
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.run.memory import peak_bytes
 from minirl.sample import decode
 from minirl.sample.rollout import flatten, rollout
@@ -193,7 +193,7 @@ def measure_sampling(
         # Each of a new sampler: nothing is in a cache.
         sampler = NativeSampler(model, config, tokenizer, group_size=group_size, seed=0)
         start = Lap.now()
-        sampler.set_weights(split(model)[1], version=0)
+        sampler.set_weights(trained(model), version=0)
         groups = reply(sampler, tokenizer, prompts, config, group_size=group_size)
         watch.lap(start)
         work = sampler.work
@@ -238,16 +238,13 @@ def measure_update(
     The learner takes the model's weights over.
     """
     watch, shape = Stopwatch(model.config), model.config
-    graph, params, frozen = split(model)
-    del model
     learner = Learner(
-        graph,
+        model,
         policy_objective(train.algorithm, temperature=sampler.temperature),
         make_optimizer(train.optimizer, guard=train.guard),
-        frozen=frozen,
     )
-    state = learner.init(params)
-    del params
+    state = learner.init(trained(model))
+    del model
     stats: dict[str, float] = {}
     for _ in range(1 + runs):
         start = Lap.now()

@@ -30,7 +30,7 @@ import jax
 from benchmarks._real_step import Prompts, demo_prompts, read_prompts, reply
 from minirl.config import SamplerConfig
 from minirl.model import huggingface
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.sampler import NativeSampler
 
@@ -91,7 +91,7 @@ def our_replies(
     )
     model = huggingface.load(folder)
     sampler = NativeSampler(model, config, tokenizer, group_size=1, seed=0)
-    sampler.set_weights(split(model)[1], version=0)
+    sampler.set_weights(trained(model), version=0)
     groups = reply(sampler, tokenizer, prompts, config, group_size=1)
     turns = [group[0].turns[0] for group in groups]
     return [

@@ -20,7 +20,7 @@ from launch.policy import PolicySource
 from minirl.model import gguf, huggingface
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
-from minirl.model.lora import Rounding, adapter_shapes, merged_tensors, split
+from minirl.model.lora import Rounding, described, merged_tensors, trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import read_params, stored_params
 from minirl.run.files import read_json
@@ -30,7 +30,7 @@ def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatT
     """Read a policy and its tokenizer, for the devices and the dtype of a job."""
     model, tokenizer = load_model(config, source.model, lora=source.lora)
     if source.checkpoint is not None:
-        nnx.update(model, read_params(source.checkpoint, split(model)[1]))
+        nnx.update(model, read_params(source.checkpoint, trained(model)))
     return model, tokenizer
 
 
@@ -64,7 +64,7 @@ def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> Non
             f"--adapter: {source.name} has no adapters, since train.lora was not set; "
             "leave --adapter out"
         )
-    like = adapter_shapes(read_config(source.model), source.lora)
+    like = trained(described(read_config(source.model), lora=source.lora))
     shapes = huggingface.tensor_shapes(like)
     with stored_params(source.checkpoint, like) as read:
         tensors, base = huggingface.tensors(like, read), str(source.model.resolve())
@@ -97,7 +97,7 @@ def _tensors(
         return
     lora = source.lora
     shape = read_config(source.model)
-    like = adapter_shapes(shape, lora) if lora else huggingface.shapes_of(source.model)
+    like = trained(described(shape, lora=lora))
     with stored_params(source.checkpoint, like) as read:
         stored = huggingface.tensors(like, read)
         if lora is not None:

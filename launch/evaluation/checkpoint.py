@@ -26,7 +26,7 @@ from launch.evaluation.sources import Answers, Show, Source, deliberate, unread_
 from launch.files import digest, short
 from launch.policy import PolicySource
 from launch.weights import load_policy
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
 from minirl.train.rollouts import make_sampler
@@ -175,7 +175,7 @@ class _PolicyModel:
             model, limits, tokenizer,
             group_size=group_size, seed=config.seed, servers=servers,
         )  # fmt: skip
-        sampler.set_weights(split(model)[1], version=0)
+        sampler.set_weights(trained(model), version=0)
         return sampler, tokenizer
 
     def answer(

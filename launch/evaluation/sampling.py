@@ -14,7 +14,7 @@ from launch.evaluation.sources import look_at
 from launch.reporting.record import group_line
 from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.sample.rollout import rollout
@@ -82,7 +82,7 @@ class Evaluator:
             model, config, tokenizer, group_size=decode.samples, seed=seed, servers=servers
         )
         # Told when they are first needed: whoever sets others first does without a copy of these.
-        self._start: Any = split(model)[1]
+        self._start: Any = trained(model)
 
     def set_weights(self, params: Any, *, version: int) -> None:
         """Measure these weights next, once: the memory of their copy is given back then."""

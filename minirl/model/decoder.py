@@ -6,7 +6,6 @@ rotary embedding is stretched (Llama), and whether the output projection is the 
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -121,11 +120,8 @@ def linear(
 class Block(nnx.Module):
     """One transformer layer: attention and a gated feed-forward, each after a norm."""
 
-    def __init__(
-        self, config: ModelConfig, *, key: Array, param_dtype: Any, mesh: Mesh | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, key: Array, param_dtype: Any) -> None:
         self.config = config
-        self.mesh = mesh
         self.lora: LoraConfig | None = None
         width, ff, size = config.hidden_size, config.intermediate_size, config.head_dim
         heads_size = config.num_attention_heads * size
@@ -160,14 +156,14 @@ class Block(nnx.Module):
         self.down = normal(width, ff, fan_in=ff * residual_fan_in)
 
     def __call__(
-        self, x_BTD: Array, angles_BTE: Array, attend: Attend, cache: Any
+        self, x_BTD: Array, angles_BTE: Array, attend: Attend, cache: Any, mesh: Mesh | None
     ) -> tuple[Array, Any]:
         """Return the layer's output, BTD, and its new cache."""
-        config, mesh = self.config, self.mesh
+        config = self.config
         h_BTD = rms_norm(x_BTD, self.attn_norm[...], config.rms_norm_eps)
-        q_BTHE = self._heads("q", h_BTD)
-        k_BTKE = self._heads("k", h_BTD)
-        v_BTKE = self._heads("v", h_BTD)
+        q_BTHE = self._heads("q", h_BTD, mesh)
+        k_BTKE = self._heads("k", h_BTD, mesh)
+        v_BTKE = self._heads("v", h_BTD, mesh)
         if config.qk_norm:
             q_BTHE = rms_norm(q_BTHE, self.q_norm[...], config.rms_norm_eps)
             k_BTKE = rms_norm(k_BTKE, self.k_norm[...], config.rms_norm_eps)
@@ -177,29 +173,29 @@ class Block(nnx.Module):
         v_BTKE = constrain(v_BTKE, _KV_HEADS, mesh)
         attended_BTHE, cache = attend(q_BTHE, k_BTKE, v_BTKE, cache)
         attended_BTHE = constrain(attended_BTHE, _HEADS, mesh)
-        x_BTD += self._linear("o", attended_BTHE.reshape(*x_BTD.shape[:2], -1))
+        x_BTD += self._linear("o", attended_BTHE.reshape(*x_BTD.shape[:2], -1), mesh)
         x_BTD = constrain(x_BTD, _ROWS, mesh)
         h_BTD = rms_norm(x_BTD, self.mlp_norm[...], config.rms_norm_eps)
-        gate_BTF, up_BTF = self._linear("gate", h_BTD), self._linear("up", h_BTD)
+        gate_BTF, up_BTF = (self._linear(name, h_BTD, mesh) for name in ("gate", "up"))
         inner_BTF = constrain(jax.nn.silu(gate_BTF) * up_BTF, _FF, mesh)
-        x_BTD += self._linear("down", inner_BTF)
+        x_BTD += self._linear("down", inner_BTF, mesh)
         return constrain(x_BTD, _ROWS, mesh), cache
 
-    def _heads(self, name: str, h_BTD: Array) -> Array:
+    def _heads(self, name: str, h_BTD: Array, mesh: Mesh | None) -> Array:
         """Project onto the heads of queries, keys or values."""
-        flat = self._linear(name, h_BTD)
+        flat = self._linear(name, h_BTD, mesh)
         if self.config.attention_bias:
             flat += getattr(self, f"{name}_bias")[...].astype(flat.dtype)[None, None]
         return flat.reshape(*flat.shape[:2], -1, self.config.head_dim)
 
-    def _linear(self, name: str, x: Array) -> Array:
+    def _linear(self, name: str, x: Array, mesh: Mesh | None) -> Array:
         """Multiply by a matrix W, or by W + scale B A with an adapter (`minirl.model.lora`)."""
-        multiply = functools.partial(linear, mesh=self.mesh)
+        multiply = functools.partial(linear, mesh=mesh)
         y = multiply(x, getattr(self, name)[...])
         if self.lora is None or name not in self.lora.targets:
             return y
         a_RI, b_OR = (getattr(self, f"{name}_{end}")[...] for end in "ab")
-        low_BTR = constrain(multiply(x, a_RI), _LOW_RANK, self.mesh)
+        low_BTR = constrain(multiply(x, a_RI), _LOW_RANK, mesh)
         return y + self.lora.scale * multiply(low_BTR, b_OR)
 
 
@@ -235,7 +231,7 @@ class Decoder(nnx.Module):
         scale = config.hidden_size**-0.5
 
         def layer(key: Array) -> Block:
-            return Block(config, key=key, param_dtype=param_dtype, mesh=mesh)
+            return Block(config, key=key, param_dtype=param_dtype)
 
         self.embed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
         self.layers: Any = jax.vmap(layer)(keys[1:])
@@ -262,7 +258,7 @@ class Decoder(nnx.Module):
         angles_BTE = self._angles(positions_BT)
 
         def body(layer: Block, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
-            return layer(x_BTD, angles_BTE, attend, cache)
+            return layer(x_BTD, angles_BTE, attend, cache, self.mesh)
 
         x_BTD, new_caches = self._run_layers(body, self._embed(tokens_BT), caches)
         return self._final_norm(x_BTD), new_caches
@@ -314,6 +310,6 @@ def unstacked(model: Decoder) -> Decoder:
     # Not by index: the gradient of a split is one concatenation.
     parts = [jax.lax.split(leaf, (1,) * depth) for leaf in leaves]
     layers = ([part.squeeze(0) for part in layer] for layer in zip(*parts, strict=True))
-    apart = copy.copy(model)
+    apart = nnx.clone(model)
     apart.layers = nnx.List([jax.tree.unflatten(tree, layer) for layer in layers])
     return apart

@@ -30,7 +30,7 @@ from exchange import UserError
 from minirl.config import LoraConfig
 from minirl.model.config import INDEX, SINGLE, ModelConfig, read_config, weight_files
 from minirl.model.decoder import Decoder
-from minirl.model.lora import merged_tensors, split
+from minirl.model.lora import described, merged_tensors, split
 from minirl.model.sharding import (
     MATRICES,
     constrain_params,
@@ -128,8 +128,7 @@ def tensors(
 
 def shapes_of(folder: Path) -> nnx.State:
     """Return the shapes of the model in a Hugging Face folder, all in float32."""
-    config = read_config(folder)
-    return nnx.eval_shape(lambda: nnx.state(Decoder(config, key=jax.random.key(0))))
+    return nnx.state(described(read_config(folder)))
 
 
 def init(
@@ -173,10 +172,8 @@ def load(
     Note:
         `lm_head.weight` is ignored when the embedding is tied to it, as transformers does.
     """
-    config, key = read_config(folder), jax.random.key(0)
-    model = nnx.eval_shape(
-        lambda: Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
-    )
+    kinds = {"param_dtype": param_dtype, "dtype": dtype, "mesh": mesh}
+    model = described(read_config(folder), **kinds)
     shapes = nnx.state(model)
     files = _checked_files(folder, shapes)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,27 +55,28 @@ def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
     layers.lora = lora
 
 
-def adapter_shapes(config: ModelConfig, lora: LoraConfig) -> nnx.State:
-    """Return the shapes of a model's adapters."""
+def described(config: ModelConfig, *, lora: LoraConfig | None = None, **kinds: Any) -> Decoder:
+    """Return a model whose weights are shapes; `kinds` are options of `Decoder`."""
 
     def make() -> Decoder:
-        model = Decoder(config, key=jax.random.key(0))
-        add_adapters(model, lora, seed=0)
+        model = Decoder(config, key=jax.random.key(0), **kinds)
+        if lora is not None:
+            add_adapters(model, lora, seed=0)
         return model
 
-    return split(nnx.eval_shape(make))[1]
+    return nnx.eval_shape(make)
+
+
+def trained(model: Decoder) -> nnx.State:
+    """Return the weights that are trained: adapters where a model has them, else all."""
+    return split(model)[1]
 
 
 def split(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """Take a model apart.
-
-    Returns:
-        Its structure; what is trained: adapters where it has them, else all weights; and the rest,
-        which may be empty.
-    """
+    """Return a model's structure, the weights that are trained, and the others, if any."""
     kind = nnx.Param if model.layers.lora is None else nnx.LoRAParam
-    graph, trained, rest = nnx.split(model, kind, ...)
-    return graph, trained, rest
+    graph, params, frozen = nnx.split(model, kind, ...)
+    return graph, params, frozen
 
 
 @dataclass(slots=True)

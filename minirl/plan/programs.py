@@ -23,7 +23,7 @@ from exchange import UserError
 from minirl.config import LoraConfig, ModelSource, SamplerConfig, TrainConfig
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
-from minirl.model.lora import add_adapters, split
+from minirl.model.lora import described, split, trained
 from minirl.model.sharding import MESH_AXES, axes_sharding, device_bytes, placed, row_parts
 from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
@@ -105,39 +105,32 @@ def published_shape(name: str) -> ModelConfig:
 
 def abstract_model(
     config: ModelConfig, source: ModelSource, mesh: Mesh | None, *, lora: LoraConfig | None = None
-) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """Return a model's structure, and shapes and shardings of its trained and frozen weights."""
+) -> Decoder:
+    """Return a model whose weights are shapes, with their places on a mesh."""
     dtype = jnp.dtype(source.dtype)
-
-    def make(key: jax.Array) -> Decoder:
-        # As they are read: frozen weights need no more precision than the computation has.
-        kept = jnp.float32 if lora is None else dtype
-        kinds = {"dtype": dtype, "param_dtype": kept, "remat": source.remat}
-        model = Decoder(config, key=key, mesh=mesh, **kinds)
-        if lora is not None:
-            add_adapters(model, lora, seed=0)
-        return model
-
-    graph, trained, frozen = split(nnx.eval_shape(make, jax.random.key(0)))
-    return graph, placed(trained, mesh), placed(frozen, mesh)
+    # As they are read: frozen weights need no more precision than the computation has.
+    kinds = {"dtype": dtype, "param_dtype": jnp.float32 if lora is None else dtype}
+    model = described(config, lora=lora, mesh=mesh, remat=source.remat, **kinds)
+    graph, weights = nnx.split(model)
+    return nnx.merge(graph, placed(weights, mesh))
 
 
 def training_of(work: Workload, mesh: Mesh | None) -> Training:
     """Describe the learner's side of a workload on a mesh of all devices."""
     train = work.train
-    graph, params, frozen = abstract_model(work.model, work.source, mesh, lora=train.lora)
+    model = abstract_model(work.model, work.source, mesh, lora=train.lora)
+    weights, params = nnx.state(model), trained(model)
     optimizer = make_optimizer(train.optimizer)
     objective = policy_objective(train.algorithm, temperature=work.sampler.temperature)
     state = TrainState(params, placed(jax.eval_shape(optimizer.init, params), mesh))
     memory = {
-        "weights": device_bytes(params) + device_bytes(frozen),
+        "weights": device_bytes(weights),
         "optimizer": device_bytes(state.opt_state),
     }
     if train.has_reference:
         memory["start weights"] = device_bytes(copy_shapes(params, mesh, work.dtype))
-    learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=mesh)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves((params, frozen)))
-    return Training(learner, state, memory, parameters)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(weights))
+    return Training(Learner(model, objective, optimizer), state, memory, parameters)
 
 
 def sampling_of(
@@ -151,21 +144,20 @@ def sampling_of(
     """Describe the native sampler's side of a workload; `own` are the devices of one process, of
     so much memory each, of which the learner holds some.
     """
-    lora = work.train.lora
-    _, *shapes = abstract_model(work.model, work.source, None, lora=lora)
-    local = local_mesh(nnx.merge_state(*shapes), own, dtype=work.dtype, memory_bytes=memory_bytes)
+    graph, weights = nnx.split(abstract_model(work.model, work.source, None, lora=work.train.lora))
+    local = local_mesh(weights, own, dtype=work.dtype, memory_bytes=memory_bytes)
     if local is None:
         local = Mesh(np.array(own).reshape(1, 1, 1), MESH_AXES)
-    graph, *weights = abstract_model(work.model, work.source, local, lora=lora)
-    trained, frozen = (copy_shapes(part, local, work.dtype) for part in weights)
+    model = nnx.merge(graph, copy_shapes(weights, local, work.dtype))
+    model.mesh = local
+    _, params, frozen = split(model)
     is_copied = mesh is not None and mesh.size > 1
     # On a single device the learner's own weights are read.
-    copied = [device_bytes(part) if is_copied else 0.0 for part in (frozen, trained)]
-    held_bytes += device_bytes((trained, frozen)) + copied[0]
+    copied = [device_bytes(part) if is_copied else 0.0 for part in (frozen, params)]
+    held_bytes += device_bytes((params, frozen)) + copied[0]
     room = cache_room(memory_bytes, held_bytes=held_bytes, platform=own[0].platform)
     cache = _largest_cache(work, mesh, local, room=room)
     arrays = cache_shapes(cache, work.model, dtype=work.dtype, mesh=local)
-    model = nnx.merge(graph, trained, frozen)
     return Sampling(model, cache, device_bytes(arrays), room, *copied)
 
 

@@ -28,8 +28,8 @@ _ROWS = Spec(("data", "fsdp"))
 # Keys of a row that are attended to at a time.
 _BLOCK = 256
 
-# How queries XKQE attend to rows of the cache: a function of queries, keys, the rows X (None for all
-# in order), and how many keys each new token sees, XT.
+# How to attend to rows of the cache: a function of queries XKQE, keys, the rows X (None for all in
+# order), and how many keys each new token sees, XT.
 _Way = Callable[[Array, KeyValues, Any, Array], Attended]
 
 

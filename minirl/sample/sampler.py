@@ -102,7 +102,7 @@ class NativeSampler:
     def set_weights(self, weights: nnx.State, *, version: int) -> None:
         """Sample with a copy of these weights, in the type of the computation.
 
-        They are those of the learner that are trained (`lora.split`). All processes have to call
+        They are those of the learner that are trained (`lora.trained`). All processes have to call
         it. Running episodes go on with them: what they have so far is computed again.
         """
         # The old copy goes before there is a new one, of which there are two for a moment; and so

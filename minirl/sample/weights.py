@@ -73,11 +73,11 @@ def local_model(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, Mesh | None]:
         Its structure there; a copy of what is not trained, one for all samplers of a model; and the
         mesh of this process's devices.
     """
-    graph, trained, frozen = split(model)
+    graph, _, frozen = split(model)
     if model.mesh is None:
         return graph, frozen, None
     local = local_mesh(
-        nnx.merge_state(trained, frozen),
+        nnx.state(model),
         [device for device in _ordered(model.mesh) if device.process_index == jax.process_index()],
         dtype=model.dtype,
         # All have to arrange their devices alike, and the memories of two hosts may differ.
@@ -85,9 +85,9 @@ def local_model(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, Mesh | None]:
     )
     if model not in _frozen_copies:
         _frozen_copies[model] = local_params(frozen, local, model.dtype)
-    moved = nnx.merge(graph, trained, frozen)
-    moved.mesh = moved.layers.mesh = local
-    return split(moved)[0], _frozen_copies[model], local
+    moved = nnx.clone(model)
+    moved.mesh = local
+    return nnx.graphdef(moved), _frozen_copies[model], local
 
 
 def local_params(params: nnx.State, target: Mesh | None, dtype: Any) -> nnx.State:

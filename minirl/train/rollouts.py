@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from random import Random
 from threading import Event
 from time import perf_counter
@@ -26,7 +25,6 @@ from exchange import Score
 from minirl.config import BatchingConfig, SamplerConfig, TrainConfig
 from minirl.errors import LostError
 from minirl.model.decoder import Decoder
-from minirl.model.lora import split
 from minirl.model.sharding import row_parts
 from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
@@ -300,7 +298,9 @@ class Rollouts:
             except Exception as error:  # noqa: BLE001 - a reward reads databases too
                 failures.add(n, error)
         whole = [group for n, group in groups.items() if n not in failures.groups]
-        return Episodes([*filter(None, whole)], too_long=whole.count([]), failed=len(failures.groups))
+        return Episodes(
+            [*filter(None, whole)], too_long=whole.count([]), failed=len(failures.groups)
+        )
 
 
 def _without_record(trajectory: Trajectory) -> Trajectory:
@@ -326,8 +326,7 @@ def make_sampler(
 
 def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
     """Return what computes log-probabilities of ids as the learner does."""
-    graph, _, frozen = split(model)
-    learner = Learner(graph, LIKELIHOOD, optax.identity(), frozen=frozen, mesh=model.mesh)
+    learner = Learner(model, LIKELIHOOD, optax.identity())
     sizes, parts = BatchingConfig(), row_parts(model.mesh)
 
     def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from flax import nnx
 from exchange import Message
 from minirl.config import SftConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.model.sharding import row_parts
 from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up
@@ -139,11 +139,10 @@ def supervise(
     Raises:
         Preempted: A signal came, and all is saved.
     """
-    graph, params, frozen = split(model)
     optimizer = make_optimizer(config.optimizer, guard=config.guard)
     rate = learning_rate(config.optimizer, steps=config.steps)
-    learner = Learner(graph, LIKELIHOOD, optimizer, frozen=frozen, mesh=model.mesh)
-    state = learner.init(params)
+    learner = Learner(model, LIKELIHOOD, optimizer)
+    state = learner.init(trained(model))
     as_row = partial(encode, tokenizer=tokenizer, learn_prompt=config.learn_prompt)
     rows = [as_row(demonstration) for demonstration in demonstrations]
     keys = (demonstration.key for demonstration in demonstrations)

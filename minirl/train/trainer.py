@@ -22,7 +22,7 @@ from pydantic import BaseModel, NonNegativeInt
 from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainConfig
 from minirl.errors import LostError
 from minirl.model.decoder import Decoder
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.model.sharding import row_parts
 from minirl.run import activity, distributed
 from minirl.run.checkpoint import Checkpoints, given_up, read_params
@@ -83,7 +83,7 @@ class Trainer:
         self._task, self._config, self._seed, self._folder = task, config, seed, folder
         self._tokenizer, self._limits = tokenizer, sampler
         self._lag = rollout.lag if rollout else 0
-        algorithm, (graph, params, frozen) = config.algorithm, split(model)
+        algorithm, params = config.algorithm, trained(model)
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._parts = row_parts(model.mesh)
         self._micro_batches = partial(
@@ -97,7 +97,7 @@ class Trainer:
         objective = policy_objective(algorithm, temperature=sampler.temperature)
         optimizer = make_optimizer(config.optimizer, guard=config.guard)
         self._rate = learning_rate(config.optimizer, steps=config.steps)
-        self._learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=model.mesh)
+        self._learner = Learner(model, objective, optimizer)
         self._state = self._learner.init(params)
         slots = rollouts.own_slots(sampler, config, processes=distributed.count())
         self._sampler = rollouts.make_sampler(

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 from minirl.config import AlgorithmConfig
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder, unstacked
+from minirl.model.lora import split
 from minirl.model.sharding import constrain_params, placed, row_parts, split_rows
 from minirl.run import activity, distributed
 from minirl.train import losses
@@ -120,15 +121,12 @@ class Learner:
 
     def __init__(
         self,
-        graph: nnx.GraphDef,
+        model: Decoder,
         objective: Objective,
         optimizer: optax.GradientTransformation,
-        *,
-        frozen: nnx.State | None = None,
-        mesh: Mesh | None = None,
     ) -> None:
-        self._mesh = mesh
-        self._frozen = nnx.State({}) if frozen is None else frozen
+        graph, _, self._frozen = split(model)
+        self._mesh = mesh = model.mesh
 
         def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
             model = nnx.merge(graph, params, frozen)

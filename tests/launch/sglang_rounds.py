@@ -18,7 +18,7 @@ from launch.config import TinyConfig
 from launch.tiny import make_tiny
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.model import huggingface
-from minirl.model.lora import add_adapters, split
+from minirl.model.lora import add_adapters, trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
 from minirl.sglang.sampler import Servers, SglangSampler
@@ -113,7 +113,7 @@ def serving(
     params = [nnx.state(huggingface.load(folder), nnx.Param) for folder in models]
     if lora is not None:
         add_adapters(model, lora, seed=0)
-        params = [_drawn(split(model)[1], seed) for seed in range(len(models))]
+        params = [_drawn(trained(model), seed) for seed in range(len(models))]
     servers = Servers(
         config, models[0], SAMPLER, dtype="float32", seed=0, folder=place / "run", lora=lora
     )

@@ -28,7 +28,7 @@ from minirl.config import LoraConfig, OptimizerConfig
 from minirl.model import huggingface
 from minirl.model.attention import causal
 from minirl.model.config import parse_config
-from minirl.model.lora import add_adapters, split
+from minirl.model.lora import add_adapters, split, trained
 from minirl.model.sharding import param_path
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import Checkpoints
@@ -204,7 +204,7 @@ def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):
     assert (config["r"], config["lora_alpha"]) == (3, 6)
     assert config["target_modules"] == ["q_proj", "o_proj", "up_proj"]
     stored = load_file(out / "adapter_model.safetensors")
-    factors = arrays(split(place.lora)[1])
+    factors = arrays(trained(place.lora))
     start = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
     for end in "AB":
         expected = factors[f"layers.q_{end.lower()}"][1]

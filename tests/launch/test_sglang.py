@@ -29,7 +29,7 @@ from minirl.config import (
     SglangConfig,
 )
 from minirl.model import attention, huggingface
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import flatten, rollout
 from minirl.sglang.sampler import Servers, SglangSampler
@@ -143,7 +143,7 @@ def tokens(config: JobConfig, folder: Path, policy: Path) -> list[TokenRow]:
         sampler = make_sampler(
             model, config.sampler, tokenizer, group_size=1, seed=0, servers=servers
         )
-        sampler.set_weights(split(model)[1], version=7)
+        sampler.set_weights(trained(model), version=7)
         groups = rollout(
             sampler,
             tokenizer,

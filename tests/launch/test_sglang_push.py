@@ -15,7 +15,7 @@ from launch.config import TinyConfig
 from launch.tiny import make_tiny
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.model import huggingface
-from minirl.model.lora import add_adapters, split
+from minirl.model.lora import add_adapters, trained
 from minirl.model.sharding import make_mesh
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sglang.sampler import Servers, SglangSampler
@@ -48,7 +48,7 @@ def test_servers_compute_what_the_learner_does(model, urls, tmp_path):
     """The learner's weights are split over four devices."""
     mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
     policy, tokenizer = huggingface.load(model, mesh=mesh), ChatTokenizer(model)
-    params = split(policy)[1]
+    params = trained(policy)
     config = SglangConfig(urls=urls, wait_s=60)
     told = []
     with Servers(config, model, LIMITS, dtype="float32", seed=0, folder=tmp_path) as servers:
@@ -83,7 +83,7 @@ def test_a_server_is_given_adapters_alone(sglang_python, model, tmp_path):
     lora = LoraConfig(rank=4, targets=("q", "v", "down"))
     policy, tokenizer = huggingface.load(model), ChatTokenizer(model)
     add_adapters(policy, lora, seed=0)
-    params, rng = split(policy)[1], np.random.default_rng(0)
+    params, rng = trained(policy), np.random.default_rng(0)
     arguments = {name: value for name, value in OPTIONS.items() if name != "dtype"}
     config = SglangConfig(
         launch=1, python=sglang_python, arguments=arguments | {"lora-backend": "torch_native"},

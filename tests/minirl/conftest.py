@@ -19,7 +19,7 @@ from minirl.config import SamplerConfig
 from minirl.model import attention
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang import pool
 
@@ -85,7 +85,7 @@ def make_sampler(
     config = SamplerConfig(**{**sizes, **settings})
     tokenizer = ToyTokenizer(stop_ids)
     sampler = NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
-    sampler.set_weights(split(model)[1], version=0)
+    sampler.set_weights(trained(model), version=0)
     return sampler
 
 

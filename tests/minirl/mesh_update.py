@@ -9,7 +9,7 @@ from flax import nnx
 from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig, OptimizerConfig
 from minirl.model import huggingface
 from minirl.model.decoder import Decoder
-from minirl.model.lora import add_adapters, split
+from minirl.model.lora import add_adapters, split, trained
 from minirl.model.sharding import make_mesh, param_path
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.optimizer import make_optimizer
@@ -77,15 +77,9 @@ def start(toy, shape, *, algorithm="grpo", guard=None):
     model = huggingface.init(toy.CONFIG, 0, mesh=mesh)
     if algorithm == "adapters":
         model = adapted(model, LoraConfig(rank=3, alpha=6))
-    graph, params, frozen = split(model)
-    learner = Learner(
-        graph,
-        policy_objective(ALGORITHMS[algorithm], temperature=0.8),
-        make_optimizer(OptimizerConfig(), guard=guard),
-        frozen=frozen,
-        mesh=mesh,
-    )
-    return learner, learner.init(params)
+    objective = policy_objective(ALGORITHMS[algorithm], temperature=0.8)
+    learner = Learner(model, objective, make_optimizer(OptimizerConfig(), guard=guard))
+    return learner, learner.init(trained(model))
 
 
 def sizes_of(**sizes):

@@ -23,7 +23,14 @@ from minirl.model import huggingface
 from minirl.model.attention import causal
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
-from minirl.model.lora import Rounding, adapter_shapes, add_adapters, merged_tensors, split
+from minirl.model.lora import (
+    Rounding,
+    add_adapters,
+    described,
+    merged_tensors,
+    split,
+    trained,
+)
 from minirl.model.sharding import param_path
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.optimizer import make_optimizer
@@ -68,17 +75,15 @@ def arrays(tree):
 
 
 def learner_of(model, **settings):
-    graph, params, frozen = split(model)
     optimizer = make_optimizer(OptimizerConfig(**settings))
     objective = policy_objective(Grpo(kl_coef=0.1), temperature=0.8)
-    learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=model.mesh)
-    return learner, jax.tree.map(jnp.copy, params)
+    return Learner(model, objective, optimizer), jax.tree.map(jnp.copy, trained(model))
 
 
 def test_at_the_start_they_add_nothing_and_merged_the_model_computes_the_same(toy):
     model = fresh(toy, SOME)
     np.testing.assert_array_equal(logits(model), logits(base(toy)))
-    params = arrays(split(model)[1])
+    params = arrays(trained(model))
     assert set(params) == {f"layers.{name}_{end}" for name in SOME.targets for end in "ab"}
     assert all(array.any() == name.endswith("_a") for name, array in params.items())
     model = adapted(base(toy), SOME)
@@ -184,7 +189,7 @@ def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(t
             policy = nnx.merge(nnx.graphdef(base), adapters, learner._frozen)
             gaps = {}
             for name, one in (("full", merged(policy)), ("lora", policy)):
-                weights = split(one)[1]
+                weights = trained(one)
                 samplers[name].set_weights(weights, version=step)
                 groups = sampled_groups(toy, samplers[name], step=step)
                 found = read_back(
@@ -250,7 +255,7 @@ def test_logits_are_those_of_peft():
 
 def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
     config, lora, model = peft_adapter()
-    params = split(model)[1]
+    params = trained(model)
     huggingface.write_adapter(
         tmp_path / "a",
         huggingface.tensor_shapes(params),
@@ -266,9 +271,8 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
     ours = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert ours | {"task_type": None} == {key: config[key] for key in ours}
     some = LoraConfig(rank=1, targets=("o", "up"))
-    zeros = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape), adapter_shapes(read_config(REFERENCE / "qwen3"), some)
-    )
+    like = trained(described(read_config(REFERENCE / "qwen3"), lora=some))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), like)
     shapes, tensors = huggingface.tensor_shapes(zeros), huggingface.tensors(zeros)
     huggingface.write_adapter(tmp_path / "b", shapes, tensors, some, base="x", dtype="bfloat16")
     with safe_open(tmp_path / "b" / "adapter_model.safetensors", "np") as file:

@@ -113,7 +113,7 @@ def test_programs_write_in_place_and_no_device_asks_another_for_a_token(toy, sha
     graph, weights = nnx.split(toy.model())
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
     model = nnx.merge(graph, placed(like, mesh))
-    model.mesh = model.layers.mesh = mesh
+    model.mesh = mesh
     sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, itemsize=4, mesh=mesh, room=1e9)
     calls = lowered_programs(model, sizes)
     fill, decode = (calls[name].compile() for name in ("fill", "decode"))

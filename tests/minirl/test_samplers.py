@@ -18,7 +18,7 @@ import pytest
 
 from exchange import UserError
 from minirl.config import SamplerConfig
-from minirl.model.lora import split
+from minirl.model.lora import trained
 from minirl.sample.rollout import rollout
 from minirl.train.rollouts import gather_metrics, make_sampler
 
@@ -39,9 +39,9 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
     def pushes():
         return fakes[0].order.count("/update_weights_from_disk")
 
-    first, second = split(toy.model())[1], split(toy.model(1))[1]
+    first, second = trained(toy.model()), trained(toy.model(1))
     one.set_weights(first, version=3)
-    other.set_weights(split(toy.model())[1], version=3)  # the same arrays
+    other.set_weights(trained(toy.model()), version=3)  # the same arrays
     assert pushes() == 1
     other.set_weights(second, version=3)  # a second stage starts from other weights
     assert pushes() == 2
@@ -59,7 +59,7 @@ def test_weights_come_while_the_learner_does_other_things(toy, serve, fakes):
     )
     go = threading.Event()
     fakes[0].faults["/update_weights_from_disk"] = [lambda right: go.wait(60) and right]
-    weights = split(toy.model())[1]
+    weights = trained(toy.model())
     sampler.send_weights(weights, version=3)
     wait_until(lambda: fakes[0].paused)
     time.sleep(0.5)  # nobody waits for it
@@ -125,7 +125,7 @@ def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fak
     sampler = make_sampler(
         toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
     )
-    sampler.set_weights(split(toy.model())[1], version=0)
+    sampler.set_weights(trained(toy.model()), version=0)
     groups = rollout(
         sampler, toy.Tokenizer(), Turns(toy.Message, turns=3), ["AB", "CDE"] * 25, config=LIMITS,
         group_size=4, first_episode=0, max_turns=3, env_workers=workers, check=count,

@@ -311,10 +311,10 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
 
     trainer._token_rows = spy
     trainer.run(ignore)
-    graph, reference = nnx.split(toy.model())
+    reference = nnx.state(toy.model())
     optimizer, rate = make_optimizer(falling), learning_rate(falling, steps=2)
     objective = policy_objective(algorithm, temperature=1.0)
-    learner = Learner(graph, objective, optimizer)
+    learner = Learner(toy.model(), objective, optimizer)
     state, clipped = learner.init(copy(before["params"])), []
     for step, rows in enumerate(batches):
         parts = [one_batch([group]) for group in rows]

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from minirl.config import LoraConfig
 from minirl.model import huggingface
-from minirl.model.lora import add_adapters, split
+from minirl.model.lora import add_adapters, trained
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.sglang import transfer
 from minirl.sglang.transfer import (
@@ -82,7 +82,7 @@ def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(toy, tmp_path)
     lora = LoraConfig(rank=2, targets=("q", "down"))
     model = spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
     add_adapters(model, lora, seed=0)
-    params = split(model)[1]
+    params = trained(model)
     folder = write_adapters(tmp_path, "x-3", params, lora, base=tmp_path / "base")
     assert folder == tmp_path / "version-x-3"
     shapes = huggingface.tensor_shapes(params)

@@ -84,7 +84,8 @@ class Scene:
     """A policy, a reference, and the compiled functions of this file."""
 
     def __init__(self, toy):
-        self.graph, self.params = nnx.split(toy.model())
+        self.model = toy.model()
+        self.graph, self.params = nnx.split(self.model)
         self.reference = nnx.split(toy.model(seed=5))[1]
         self.plain_logprobs = jax.jit(
             lambda params, ids_BT: plain_logprobs(nnx.merge(self.graph, params), ids_BT)
@@ -269,7 +270,7 @@ def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
     smaller = SIZES.model_copy(update={"micro_batch_tokens": 40})
     batches = batches_of(groups, sizes=smaller, aggregation="token_mean")
     objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
-    learner, waited = Learner(scene.graph, objective, optax.sgd(1.0)), []
+    learner, waited = Learner(scene.model, objective, optax.sgd(1.0)), []
     learner._lanes = lambda params: 1
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
     ready = jax.block_until_ready
@@ -292,7 +293,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     assert len(batches) == 2
     # A learner whose step is the gradient itself, times a rate that drowns rounding.
     objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
-    learner = Learner(scene.graph, objective, optax.sgd(1.0))
+    learner = Learner(scene.model, objective, optax.sgd(1.0))
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
     state, stats_of_parts, _ = learner.update(state, batches, reference=scene.reference, rate=RATE)
     parts = jax.tree.map(lambda old, new: (old - new) / RATE, scene.params, state.params)

@@ -201,9 +201,7 @@ def spread(model, mesh):
         return jax.make_array_from_callback(leaf.shape, to, np.asarray(leaf).__getitem__)
 
     copied = nnx.merge(graph, jax.tree.map(shard, params, param_shardings(params, mesh)))
-    for _, node in nnx.iter_graph(copied):
-        if isinstance(node, nnx.Module) and hasattr(node, "mesh"):
-            node.mesh = mesh
+    copied.mesh = mesh
     return copied
 
 
