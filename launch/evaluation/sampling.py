@@ -142,7 +142,7 @@ class Evaluator:
         """Sample episodes, each process those of its share of the questions."""
         if self._start is not None:
             self.set_weights(self._start, version=0)
-        share = distributed.own_share(len(examples))
+        share = distributed.process_share(len(examples))
 
         def groups() -> list[Sampled]:
             found = rollout(

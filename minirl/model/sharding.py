@@ -155,7 +155,7 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
     return jax.tree.map_with_path(sharding_of, params)
 
 
-def placed(shapes: Any, mesh: Mesh | None) -> Any:
+def with_shardings(shapes: Any, mesh: Mesh | None) -> Any:
     """Add shardings to the shapes of weights, or of an optimizer's state."""
     if mesh is None:
         return shapes

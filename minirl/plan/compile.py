@@ -179,10 +179,10 @@ def _gpu_devices(topology: Topology) -> list[Any]:
         links=chip.links,
     )
     nodes, each = max(topology.size // _NODE, 1), min(topology.size, _NODE)
-    found = topologies.get_topology_desc(
+    description = topologies.get_topology_desc(
         platform="cuda", target_config=described, topology=f"1x{nodes}x{each}"
     )
-    return list(found.devices)
+    return list(description.devices)
 
 
 def _tpu_devices(topology: Topology) -> list[Any]:
@@ -206,11 +206,11 @@ def _tpu_devices(topology: Topology) -> list[Any]:
     host = tuple(map(min, (*topology.shape, 1), _HOST))
     name = topology.name
     try:
-        found = topologies.get_topology_desc(name, platform="tpu", chips_per_host_bounds=host)
+        description = topologies.get_topology_desc(name, platform="tpu", chips_per_host_bounds=host)
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())[:160]
         raise UserError(f"--topology {name}: no such slice ({reason})") from None
-    return list(found.devices)
+    return list(description.devices)
 
 
 def _cpu_devices(topology: Topology) -> list[Any]:

@@ -57,7 +57,7 @@ class Devices:
     """
 
     mesh: Mesh | None
-    own: Sequence[Any]
+    local: Sequence[Any]
     room: float
     taken: float = 0.0
 
@@ -101,7 +101,7 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
         if name in programs:
             return programs[name]
         progress(len(programs), max(len(programs) + 1, _PROGRAMS), f"compiling {name}")
-        options = _TPU_OPTIONS if devices.own[0].platform == "tpu" else {}
+        options = _TPU_OPTIONS if devices.local[0].platform == "tpu" else {}
         programs[name] = compile_program(lowered, options=options)
         return programs[name]
 
@@ -109,7 +109,7 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
     generation, sampler_mesh, cache_room = Memory(), None, None
     if has_sampler:
         sampling = sampling_of(
-            work, devices.mesh, devices.own, memory_bytes=devices.room, held_bytes=_total(held)
+            work, devices.mesh, devices.local, memory_bytes=devices.room, held_bytes=_total(held)
         )
         cache_room = sampling.cache_room
         held |= {"sampler's frozen weights": sampling.frozen} if sampling.frozen else {}
@@ -148,7 +148,7 @@ def _of_sampler(sampling: Sampling, compiled: Compiler) -> Memory:
     """Compile a sampler's programs, and return what it needs."""
     programs = {name: compiled(name, lowered) for name, lowered in sampling.programs().items()}
     prepare, decode, size = programs.pop("prepare"), programs["decode"], sampling.cache_bytes
-    temporaries = [one.temporaries + one.outputs for one in programs.values()]
+    temporaries = [program.temporaries + program.outputs for program in programs.values()]
     # While the copy is made there is no cache yet.
     temporaries.append(sampling.received + prepare.temporaries - size)
     return {

@@ -24,14 +24,14 @@ from minirl.config import LoraConfig, ModelSource, SamplerConfig, TrainConfig
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, split, trained
-from minirl.model.sharding import MESH_AXES, axes_sharding, device_bytes, placed, row_parts
+from minirl.model.sharding import MESH_AXES, axes_sharding, device_bytes, row_parts, with_shardings
 from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train.batching import Batch, empty_batch
 from minirl.train.layout import Extent, Shape
 from minirl.train.optimizer import make_optimizer
-from minirl.train.rollouts import own_slots
+from minirl.train.rollouts import needed_slots
 from minirl.train.update import Learner, TrainState, policy_objective
 
 
@@ -112,7 +112,7 @@ def abstract_model(
     kinds = {"dtype": dtype, "param_dtype": jnp.float32 if lora is None else dtype}
     model = described(config, lora=lora, mesh=mesh, remat=source.remat, **kinds)
     graph, weights = nnx.split(model)
-    return nnx.merge(graph, placed(weights, mesh))
+    return nnx.merge(graph, with_shardings(weights, mesh))
 
 
 def training_of(work: Workload, mesh: Mesh | None) -> Training:
@@ -122,7 +122,7 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     weights, params = nnx.state(model), trained(model)
     optimizer = make_optimizer(train.optimizer)
     objective = policy_objective(train.algorithm, temperature=work.sampler.temperature)
-    state = TrainState(params, placed(jax.eval_shape(optimizer.init, params), mesh))
+    state = TrainState(params, with_shardings(jax.eval_shape(optimizer.init, params), mesh))
     memory = {
         "weights": device_bytes(weights),
         "optimizer": device_bytes(state.opt_state),
@@ -136,18 +136,18 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
 def sampling_of(
     work: Workload,
     mesh: Mesh | None,
-    own: Sequence[Any],
+    devices: Sequence[Any],
     *,
     memory_bytes: float,
     held_bytes: float,
 ) -> Sampling:
-    """Describe the native sampler's side of a workload; `own` are the devices of one process, of
-    so much memory each, of which the learner holds some.
+    """Describe the native sampler's side of a workload; `devices` are those of one
+    process, of so much memory each, of which the learner holds some.
     """
     graph, weights = nnx.split(abstract_model(work.model, work.source, None, lora=work.train.lora))
-    local = local_mesh(weights, own, dtype=work.dtype, memory_bytes=memory_bytes)
+    local = local_mesh(weights, devices, dtype=work.dtype, memory_bytes=memory_bytes)
     if local is None:
-        local = Mesh(np.array(own).reshape(1, 1, 1), MESH_AXES)
+        local = Mesh(np.array(devices).reshape(1, 1, 1), MESH_AXES)
     model = nnx.merge(graph, copy_shapes(weights, local, work.dtype))
     model.mesh = local
     _, params, frozen = split(model)
@@ -155,7 +155,7 @@ def sampling_of(
     # On a single device the learner's own weights are read.
     copied = [device_bytes(part) if is_copied else 0.0 for part in (frozen, params)]
     held_bytes += device_bytes((params, frozen)) + copied[0]
-    room = cache_room(memory_bytes, held_bytes=held_bytes, platform=own[0].platform)
+    room = cache_room(memory_bytes, held_bytes=held_bytes, platform=devices[0].platform)
     cache = _largest_cache(work, mesh, local, room=room)
     arrays = cache_shapes(cache, work.model, dtype=work.dtype, mesh=local)
     return Sampling(model, cache, device_bytes(arrays), room, *copied)
@@ -164,7 +164,7 @@ def sampling_of(
 def _largest_cache(work: Workload, mesh: Mesh | None, local: Mesh, *, room: float) -> CacheShape:
     """Return the larger of the caches of rollouts and of evaluations."""
     processes = 1 if mesh is None else mesh.size // local.size
-    uses = [(own_slots(work.sampler, work.train, processes=processes), work.train.group_size)]
+    uses = [(needed_slots(work.sampler, work.train, processes=processes), work.train.group_size)]
     if work.evaluation is not None:
         uses.append((work.evaluation, 1))
     caches = [
@@ -186,7 +186,7 @@ def abstract_batch(shape: Shape, mesh: Mesh | None, *, top: int = 0) -> Batch:
 
     def abstract(array: Any) -> Any:
         axes = ("batch", "position")[: array.ndim]
-        place = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
+        sharding = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
     return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh), top=top))

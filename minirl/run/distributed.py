@@ -175,7 +175,7 @@ def count() -> int:
     return jax.process_count()
 
 
-def own_share(length: int) -> range:
+def process_share(length: int) -> range:
     """Return the indices of this process's part of a list: parts are in order, of like size."""
     bounds = [length * p // count() for p in range(count() + 1)]
     return range(bounds[jax.process_index()], bounds[jax.process_index() + 1])

@@ -25,7 +25,7 @@ from minirl.model.sharding import (
     mesh_of,
     param_path,
     param_shardings,
-    placed,
+    with_shardings,
 )
 from minirl.run import distributed
 from minirl.sample.cache import device_memory
@@ -57,7 +57,7 @@ def local_mesh(
 
 def copy_shapes(params: Any, target: Mesh | None, dtype: Any) -> Any:
     """Return the shapes and places of what `local_params` makes of weights."""
-    return placed(
+    return with_shardings(
         jax.tree.map_with_path(
             lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, _copy_type(path, leaf, dtype)),
             params,

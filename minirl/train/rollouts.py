@@ -148,7 +148,7 @@ def examples_of_step(count: int, step: int, *, per_step: int, seed: int) -> list
     return [orders[number // count][number % count] for number in numbers]
 
 
-def own_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> SamplerConfig:
+def needed_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> SamplerConfig:
     """Return a sampler's settings with no more slots than a process has episodes at once."""
     most = -(-train.prompts_per_step // processes) * train.group_size
     return sampler.model_copy(update={"slots": min(sampler.slots, most)})
@@ -200,7 +200,7 @@ class Rollouts:
         self._train, self._limits, self._lag, self._seed = train, limits, lag, seed
         self._open()
         # Numbers of this process's examples among those of a rollout.
-        self.share = distributed.own_share(train.prompts_per_step)
+        self.share = distributed.process_share(train.prompts_per_step)
 
     def _open(self) -> None:
         self._ahead: dict[int, tuple[Future[Episodes], float]] = {}

@@ -99,7 +99,7 @@ class Trainer:
         self._rate = learning_rate(config.optimizer, steps=config.steps)
         self._learner = Learner(model, objective, optimizer)
         self._state = self._learner.init(params)
-        slots = rollouts.own_slots(sampler, config, processes=distributed.count())
+        slots = rollouts.needed_slots(sampler, config, processes=distributed.count())
         self._sampler = rollouts.make_sampler(
             model, slots, tokenizer, group_size=config.group_size, seed=seed, servers=servers
         )

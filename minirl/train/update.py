@@ -22,7 +22,7 @@ from minirl.config import AlgorithmConfig
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import split
-from minirl.model.sharding import constrain_params, placed, row_parts, split_rows
+from minirl.model.sharding import constrain_params, row_parts, split_rows, with_shardings
 from minirl.run import activity, distributed
 from minirl.train import losses
 from minirl.train.batching import Batch
@@ -198,10 +198,10 @@ class Learner:
             is a reference); and what `logprobs` yields, of the weights before.
         """
         batches, losses = [*batches], list[Array]()
-        waiting, totals = map(self._place, batches), list[nnx.State]()
+        waiting, totals = map(self._put, batches), list[nnx.State]()
         numbers: list[dict[str, Array]] = []
-        lanes, told = self._lanes(state.params), _told("update", losses, batches)
-        with ThreadPoolExecutor(lanes) as pool, activity.doing(told):
+        lanes, status = self._lanes(state.params), _status_of("update", losses, batches)
+        with ThreadPoolExecutor(lanes) as pool, activity.doing(status):
             while chunk := list(islice(waiting, lanes)):
                 # One is computed while the next is ordered: else all would be at once, and a signal
                 # wait for the whole update.
@@ -241,14 +241,14 @@ class Learner:
     def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
         """Yield the log-probabilities of the targets, BC, of each micro-batch."""
         batches, logp = [*batches], list[Array]()
-        with activity.doing(_told("log-probabilities", logp, batches)):
-            for batch in map(self._place, batches):
+        with activity.doing(_status_of("log-probabilities", logp, batches)):
+            for batch in map(self._put, batches):
                 logp.append(self._logp(params, self._frozen, batch))
                 yield distributed.whole(logp[-1])
 
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
         """Yield the programs of an update by name, from shapes and places alone."""
-        total = placed(
+        total = with_shardings(
             jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state.params),
             self._mesh,
         )
@@ -257,13 +257,13 @@ class Learner:
         scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * 2
         yield "apply", self._apply.lower(*state, total, *scalars)
 
-    def _place(self, batch: Batch) -> Batch:
+    def _put(self, batch: Batch) -> Batch:
         if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):
             return batch
         return split_rows(batch, self._mesh)
 
 
-def _told(what: str, arrays: Sequence[Any], batches: Sequence[Batch]) -> Callable[[], str]:
+def _status_of(what: str, arrays: Sequence[Any], batches: Sequence[Batch]) -> Callable[[], str]:
     """Make what tells how many micro-batches are done, by one array of each."""
     # Devices take orders faster than they follow them: the arrays are asked.
     return lambda: f"{what}: micro-batch {sum(a.is_ready() for a in arrays)}/{len(batches)}"

@@ -41,7 +41,7 @@ def said(monkeypatch) -> list[str]:
     noting(decode, "fill")
     noting(decode, "decode")
     noting(distributed, "check")
-    noting(Learner, "_place")
+    noting(Learner, "_put")
     return lines
 
 

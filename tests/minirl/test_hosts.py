@@ -43,7 +43,7 @@ assert distributed.gather(lambda: ("part", process)) == [("part", 0), ("part", 1
 first, second = distributed.gather(large)
 assert (len(first), len(second), second[-1]) == (400_000, 400_001, 400_000)
 assert distributed.from_first(lambda: f"of {process}") == "of 0"
-assert [list(distributed.own_share(n)) for n in (0, 1, 5)] == [
+assert [list(distributed.process_share(n)) for n in (0, 1, 5)] == [
     [[], [], [0, 1]], [[], [0], [2, 3, 4]]][process]
 
 # Weights on meshes whose devices stand in another order than their numbers, as on a TPU.

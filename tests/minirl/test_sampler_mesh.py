@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from minirl.config import LoraConfig, SamplerConfig
 from minirl.model.lora import add_adapters, split
-from minirl.model.sharding import MESH_AXES, device_bytes, make_mesh, placed
+from minirl.model.sharding import MESH_AXES, device_bytes, make_mesh, with_shardings
 from minirl.sample.cache import ROWS, cache_room, cache_shapes, device_memory, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import (
@@ -112,7 +112,7 @@ def test_programs_write_in_place_and_no_device_asks_another_for_a_token(toy, sha
     mesh = make_mesh(shape)
     graph, weights = nnx.split(toy.model())
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
-    model = nnx.merge(graph, placed(like, mesh))
+    model = nnx.merge(graph, with_shardings(like, mesh))
     model.mesh = mesh
     sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, itemsize=4, mesh=mesh, room=1e9)
     calls = lowered_programs(model, sizes)
