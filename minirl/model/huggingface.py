@@ -172,8 +172,8 @@ def load(
     Note:
         `lm_head.weight` is ignored when the embedding is tied to it, as transformers does.
     """
-    kinds = {"param_dtype": param_dtype, "dtype": dtype, "mesh": mesh}
-    model = described(read_config(folder), **kinds)
+    config = read_config(folder)
+    model = described(config, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
     shapes = nnx.state(model)
     files = _checked_files(folder, shapes)
 

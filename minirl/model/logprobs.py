@@ -21,6 +21,7 @@ from minirl.model.sharding import axis_parts, constrain
 LOGITS_BYTES = 2**29
 # Least chunks of a part of the rows: the last one is padded, and few tokens are trained on.
 _CHUNKS = 8
+_HIDDEN, _LOGITS = ("batch", "position", "model"), ("batch", "position", "vocab")
 
 
 def project(
@@ -34,13 +35,13 @@ def project(
 ) -> tuple[Float[Array, "B C *J"], Float[Array, "B C"]]:
     """Return the log-probability of every target, and the entropy of its distribution.
 
-    Logits are hidden states times the table, in fp32, over the temperature. Small ones are computed
-    at once and kept for the gradient; else trained tokens are sorted to the front and computed in
-    chunks, and chunks without any are skipped.
+    Logits are hidden states times the table, in fp32, over the temperature. Trained tokens are
+    sorted to the front and computed in chunks; chunks without any are skipped.
 
     Args:
         hidden_BCD: Final hidden states.
-        table_VD: The output projection, in the dtype of its weights.
+        table_VD: The output projection, in the dtype of its weights. Its gradient is a sum in fp32,
+            and is not rounded if the weights are not.
         target_BC: The next token of each position; or J tokens of each.
         is_trained_BC: Positions to compute.
         temperature: Divides the logits.
@@ -56,55 +57,18 @@ def project(
     parts = axis_parts("batch", B, mesh)
     by_part = (parts, B * C // parts)
     token_bytes = 4 * V // axis_parts("vocab", V, mesh)
-    if by_part[1] * token_bytes <= LOGITS_BYTES:
-        logits_BCV = logits(hidden_BCD, table_VD) / temperature
-        logp, entropy = _judge(logits_BCV, target_BC.reshape(B, C, -1))
-        logp, entropy = (
-            jnp.where(is_trained_BC[..., None], logp, 0.0),
-            jnp.where(is_trained_BC, entropy, 0.0),
-        )
-    else:
-        length = max(1, min(LOGITS_BYTES // token_bytes, -(-by_part[1] // _CHUNKS)))
-        cut = _Cut(length, temperature, mesh, table_VD.dtype)
-        tokens = (target_BC.reshape(*by_part, -1), is_trained_BC.reshape(by_part))
-        logp, entropy = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
+    length = max(1, min(LOGITS_BYTES // token_bytes, -(-by_part[1] // _CHUNKS)))
+    cut = _Cut(length, temperature, mesh, table_VD.dtype)
+    tokens = (target_BC.reshape(*by_part, -1), is_trained_BC.reshape(by_part))
+    logp, entropy = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
     return logp.reshape(target_BC.shape), jax.lax.stop_gradient(entropy.reshape(B, C))
-
-
-@jax.custom_vjp
-def logits(hidden: Float[Array, "... D"], table_VD: Float[Array, "V D"]) -> Float[Array, "... V"]:
-    """Multiply hidden states by the table in their own type, and sum in fp32.
-
-    The table's gradient is a sum in fp32 too, and is not rounded if the weights are not.
-    """
-    table_VD = table_VD.astype(hidden.dtype)
-    return jnp.einsum("...d,vd->...v", hidden, table_VD, preferred_element_type=jnp.float32)
-
-
-def _logits_forward(hidden: Array, table_VD: Array) -> tuple[Array, tuple[Array, Array]]:
-    return logits(hidden, table_VD), (hidden, table_VD)
-
-
-def _logits_backward(known: tuple[Array, Array], dlogits: Array) -> tuple[Array, Array]:
-    hidden, table_VD = known
-    (V, D), dtype = table_VD.shape, hidden.dtype
-    dlogits = dlogits.astype(dtype)
-    dhidden = jnp.einsum("...v,vd->...d", dlogits, table_VD.astype(dtype))
-    pair = (dlogits.reshape(-1, V), hidden.reshape(-1, D))
-    dtable_VD = jnp.einsum("tv,td->vd", *pair, preferred_element_type=jnp.float32)
-    return dhidden, dtable_VD.astype(table_VD.dtype)
-
-
-logits.defvjp(_logits_forward, _logits_backward)
 
 
 def _judge(logits_TV: Array, target_TJ: Array) -> tuple[Array, Array]:
     """Return log-probabilities of the targets, TJ, and entropies; any dimensions before V."""
     total_T = jax.nn.logsumexp(logits_TV, axis=-1)
     logp_TJ = jnp.take_along_axis(logits_TV, target_TJ, axis=-1) - total_T[..., None]
-    frozen_TV = jax.lax.stop_gradient(logits_TV)
-    mean_T = jnp.sum(jax.nn.softmax(frozen_TV) * frozen_TV, axis=-1)
-    return logp_TJ, jax.lax.stop_gradient(total_T) - mean_T
+    return logp_TJ, total_T - jnp.sum(jax.nn.softmax(logits_TV) * logits_TV, axis=-1)
 
 
 class _Cut(NamedTuple):
@@ -140,10 +104,11 @@ class _Chunks:
         # The last chunk may end after the last token.
         token_XQ = self._order_XT[:, jnp.minimum(slot_Q, self._order_XT.shape[1] - 1)]
         hidden_XQD = jnp.take_along_axis(self._hidden_XTD, token_XQ[..., None], axis=1)
-        hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
+        hidden_XQD = constrain(hidden_XQD, _HIDDEN, cut.mesh)
         target_XQJ = jnp.take_along_axis(self._target_XTJ, token_XQ[..., None], axis=1)
-        logits_XQV = logits(hidden_XQD, self._table_VD) / cut.temperature
-        logits_XQV = constrain(logits_XQV, ("batch", "position", "vocab"), cut.mesh)
+        pair = hidden_XQD, self._table_VD
+        logits_XQV = jnp.einsum("xqd,vd->xqv", *pair, preferred_element_type=jnp.float32)
+        logits_XQV = constrain(logits_XQV / cut.temperature, _LOGITS, cut.mesh)
         is_trained_XQ = slot_Q[None] < self._count_X[:, None]
         return token_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV
 
@@ -151,7 +116,7 @@ class _Chunks:
         """Return zeros for the tokens of all chunks, in order."""
         (X, T), length = self._order_XT.shape, self._cut.length
         zeros = jnp.zeros((X, -(-T // length) * length, *rest), dtype)
-        return constrain(zeros, ("batch", "position", "model")[: zeros.ndim], self._cut.mesh)
+        return constrain(zeros, _HIDDEN[: zeros.ndim], self._cut.mesh)
 
     def back(self, array: Array) -> Array:
         """Bring values of ordered tokens back to the tokens' places."""

@@ -27,7 +27,7 @@ Rate = Callable[[Any], Any]
 _MATRIX = MuonDimensionNumbers(reduction_axis=2, output_axis=1)
 # Muon's own momentum, and the size of its steps relative to AdamW's (arXiv:2502.16982).
 _MUON_MOMENTUM, _MUON_RMS = 0.95, 0.2
-# Shares of the steps that `ramp_cosine` is flat for, and at its maximum after.
+# Shares of the steps that `ramp_cosine` is low for, and at its maximum after.
 _FLAT_SHARE, _RAMP_SHARE = 0.03, 0.1
 
 
@@ -67,33 +67,32 @@ def _matrices(params: Any) -> Any:
 
 
 def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
-    """Return the learning rate as a function of the steps done; a cosine ends at `steps`."""
-    peak, warmup = config.learning_rate, config.warmup_steps
-    if config.schedule == "ramp_cosine":
-        return lambda count: peak * ramp_cosine(count, config, steps=steps)
-    if config.schedule == "cosine":
-        length = max(1, steps - warmup)
-        after = optax.cosine_decay_schedule(peak, length, alpha=config.final_fraction)
-    else:
-        after = optax.constant_schedule(peak)
-    rise = optax.linear_schedule(peak / max(1, warmup), peak, warmup)
-    return optax.join_schedules([rise, after], [warmup])
+    """Return the learning rate as a function of the steps done; a cosine ends at `steps`.
 
-
-def ramp_cosine(count: Any, config: OptimizerConfig, *, steps: int) -> Any:
-    """Return the share of the maximal rate after `count` steps, in [final_fraction, 1].
-
-    PaVeRL-SQL, section III-C: low for 3 % of the steps, at the maximum after 10 %, then a cosine.
+    `ramp_cosine` is PaVeRL-SQL's (section III-C): low for 3 % of the steps, at the maximum after
+    10 %, then a cosine.
 
     Note:
-        The rise is continuous, as the paper's words have it; the released code counts it from
+        Its rise is continuous, as the paper's words have it; the released code counts it from
         step 0, so that the rate jumps where the flat part ends.
     """
-    low, flat, top = config.final_fraction, _FLAT_SHARE * steps, _RAMP_SHARE * steps
-    rise = (count - flat) / (top - flat)
-    fall = (1 + jnp.cos(jnp.pi * jnp.minimum((count - top) / (steps - top), 1.0))) / 2
-    share = jnp.where(count < flat, 0.0, jnp.where(count < top, rise, fall))
-    return low + (1 - low) * share
+    peak = config.learning_rate
+    rise, top = _rise(config, steps=steps)
+    after = optax.constant_schedule(peak)
+    if config.schedule != "constant":
+        after = optax.cosine_decay_schedule(peak, max(1, steps - top), config.final_fraction)
+    return optax.join_schedules([rise, after], [top])
+
+
+def _rise(config: OptimizerConfig, *, steps: int) -> tuple[Rate, Any]:
+    """Return the rate up to its maximum, and after how many steps, or parts of one, that is."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+    if config.schedule != "ramp_cosine":
+        return optax.linear_schedule(peak / max(1, warmup), peak, warmup), warmup
+    flat: Any = _FLAT_SHARE * steps
+    top: Any = _RAMP_SHARE * steps
+    low = config.final_fraction * peak
+    return optax.linear_schedule(low, peak, top - flat, transition_begin=flat), top
 
 
 class GuardState(NamedTuple):

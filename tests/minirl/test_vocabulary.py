@@ -85,8 +85,8 @@ def widest(function, *args):
     return max(arrays(jax.make_jaxpr(function)(*args).jaxpr))
 
 
-# All tokens at once; chunks of 10, which do not divide 96 tokens.
-@pytest.mark.parametrize("at_once", [B * C, 10])
+# The least chunks, of 12 tokens; chunks of 10, which do not divide 96 tokens.
+@pytest.mark.parametrize("at_once", [12, 10])
 def test_every_chunk_size_gives_what_is_written_out(tokens, monkeypatch, at_once):
     monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * at_once)
     assert_close(compiled()(*tokens), jax.jit(written_out)(*tokens))
@@ -95,7 +95,7 @@ def test_every_chunk_size_gives_what_is_written_out(tokens, monkeypatch, at_once
     assert widest(functools.partial(judge), *tokens) == max(V * at_once, whole * D)
 
 
-@pytest.mark.parametrize("at_once", [B * C, 10])
+@pytest.mark.parametrize("at_once", [12, 10])
 def test_several_targets_of_a_token_are_as_several_tokens(tokens, monkeypatch, at_once):
     monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * at_once)
     hidden_BCD, table_VD, target_BC, is_trained_BC = tokens
@@ -170,11 +170,10 @@ def temporary_bytes(tokens, words):
 
 
 def test_memory_does_not_grow_with_tokens_times_words(monkeypatch):
-    tokens, words, limit = 2048, 4096, 2**20
-    whole = temporary_bytes(tokens, words)
-    monkeypatch.setattr(logprobs, "LOGITS_BYTES", limit)
+    tokens, words = 2048, 4096
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 2**20)
     base = temporary_bytes(tokens, words)
-    assert whole > 4 * tokens * words > 4 * base
+    assert base < tokens * words
     # Each alone may cost its own size: some copies of hidden states, of the table's gradient.
     assert temporary_bytes(4 * tokens, words) - base < 8 * 4 * 3 * tokens * D
     assert temporary_bytes(tokens, 4 * words) - base < 8 * 4 * 3 * words * D
