@@ -7,7 +7,7 @@ Suffixes of array names, one letter an axis:
     D width               F feed-forward width          E size of one head
     H query heads         K key/value heads
     W steps of a decode run               I, O inputs, outputs of a matrix; R their rank
-    J ids that a token's log-probability is wanted of; K the likeliest ids
+    J ids that a token's log-probability is wanted of; K the likeliest ids; Q tokens of a chunk
 In attention:
     X flat lists, or any rows             R cells of the rows of a flat list
     Y heads K of all rows X               Q queries of a head K: of its query heads, at all T

@@ -10,16 +10,16 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 
 from minirl.config import SamplerConfig
 from minirl.run import activity, preemption
-from minirl.sample.pace import Pace
 from minirl.types import (
     Decoding,
     Environment,
@@ -32,6 +32,7 @@ from minirl.types import (
     TopTokens,
     Trajectory,
     Turn,
+    Work,
 )
 
 # Tokens decoded while environments work on replies that ended: few, because the slots of those
@@ -155,7 +156,7 @@ def rollout(
         max_turns,
         ended,
         failed,
-        Pace(sampler.work),
+        replace(sampler.work),
     )
     try:
         with activity.doing(played.status):
@@ -194,7 +195,7 @@ class _Rollout:
     max_turns: int | None
     tell: Callable[[int, list[Trajectory]], None] | None
     failed: Callable[[int, Exception], None] | None
-    pace: Pace
+    before: Work  # what the sampler had done
     # By example, once its environments are reset; empty where the prompt is too long, or an
     # environment has failed.
     groups: dict[int, list[_Play]] = field(default_factory=dict)
@@ -205,13 +206,23 @@ class _Rollout:
     # Calls that have returned and are not awaited.
     ready: SimpleQueue[_Call] = field(default_factory=SimpleQueue)
     ended: int = 0
+    # When tokens were first told, and how many: what comes before is compiling.
+    told: tuple[float, int] | None = None
 
     def status(self) -> str:
         """Say how far the rollout is; from any thread."""
-        waiting, asked = len(self.examples) - len(self.groups), len(self.examples)
-        words = self.pace.words(prompts=asked - len(self.too_long))
-        episodes = f"episodes {self.ended}/{len(self.episodes) + waiting * self.group_size}"
-        return ", ".join([*words, episodes])
+        work, before, words = self.sampler.work, self.before, []
+        waiting, prompts = len(self.examples) - len(self.groups), len(self.examples)
+        prompts -= len(self.too_long)
+        if work.prompts is not None and before.prompts is not None:
+            # One that is crowded out is computed again.
+            words.append(f"prompts {min(work.prompts - before.prompts, prompts)}/{prompts}")
+        if tokens := work.sampled - before.sampled:
+            start_s, first = self.told = self.told or (perf_counter(), tokens)
+            rate = (tokens - first) / max(perf_counter() - start_s, 1e-9)
+            words.append(f"{tokens:,} tokens" + (f" ({rate:,.0f}/s)" if tokens > first else ""))
+        episodes = len(self.episodes) + waiting * self.group_size
+        return ", ".join([*words, f"episodes {self.ended}/{episodes}"])
 
     def play(self, check: Callable[[], None]) -> None:
         """Reset all environments, then sample and step until every episode has ended."""
@@ -224,7 +235,6 @@ class _Rollout:
         while len(self.groups) < len(self.examples) or self.ended < len(self.episodes):
             check()
             replies = self.sampler.advance(max_steps=few if self.under_way else steps)
-            self.pace.note()
             self._take_results()
             for number, reply in replies:
                 if self.episodes[number].ended is None:  # and its group not dropped since

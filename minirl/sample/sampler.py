@@ -177,11 +177,10 @@ class NativeSampler:
                 break
             # Not before it is there: it is told.
             prompts = jax.block_until_ready(decode.fill(self._model, prompts, None, *new))
-            self.work.filled += int(new[1].count_B.sum())
             self.work.prompts = self._slots.prompts_filled
         while (new := self._slots.fill_slots()) is not None:
             slots = decode.fill(self._model, slots, prompts, *new)
-            self.work.filled += int(new[1].count_B.sum())
+        self.work.filled = self._slots.tokens_filled
         self._cache = Cache(prompts, slots)
         state, active = self._slots.state()
         if active:

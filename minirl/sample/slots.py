@@ -141,7 +141,7 @@ class Slots:
             for _ in range(shape.parts)
         ]
         self._joined = 0
-        self.prompts_filled = 0
+        self.prompts_filled = self.tokens_filled = 0
 
     def _active_in(self, part: int) -> Iterator[SlotEpisode]:
         return (episode for episode in self._episodes[part] if episode and episode.left)
@@ -246,6 +246,7 @@ class Slots:
             rows.start_B[part], rows.count_B[part] = row.filled, len(ids)
             row.describe(rows, part)
             row.filled += len(ids)
+            self.tokens_filled += len(ids)
         return tokens_BT, rows
 
     def state(self) -> tuple[SlotState, list[tuple[int, SlotEpisode]]]:
