@@ -177,15 +177,18 @@ def rows(
     database, and where some question has them more gold queries and its own rule.
     """
     form = _FORMS[trainer]
-    names = ("alternatives", "grading_method")
-    more = [name for name in names if any(getattr(one, name) for one in examples)]
+    own = [
+        {"alternatives": list(one.alternatives), "grading_method": one.grading_method}
+        for one in examples
+    ]
+    names = {name for one in own for name, value in one.items() if value}
     return [
         form(
             [{"role": one.role, "content": one.content} for one in prompt(example)],
             example.gold_sql,
-            _facts(example) | {name: getattr(example, name) for name in more},
+            _facts(example) | {name: value for name, value in more.items() if name in names},
         )
-        for example in examples
+        for example, more in zip(examples, own, strict=True)
     ]
 
 

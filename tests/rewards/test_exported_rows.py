@@ -93,7 +93,7 @@ def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
             scores[trainer, one is more] = SqlEnv(settings, row).step(reply)["reward"]
     assert scores == {(t, told): float(told) for t in get_args(Trainer) for told in (False, True)}
     assert "alternatives" not in rows("trl", [plain], lambda _: prompt)[0]
-    assert rows("trl", [plain, more], lambda _: prompt)[0]["alternatives"] == ()
+    assert rows("trl", [plain, more], lambda _: prompt)[0]["alternatives"] == []
     with pytest.raises(UserError, match="grading_method: 'subset,<,1' is none of"):
         example_of({"database": database, "gold_sql": "SELECT 1", "grading_method": "subset,<,1"})
 
