@@ -18,8 +18,8 @@ _REASONS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "groups/trained_share",
         lambda share: share < 0.5,
-        "of the groups were trained on: in the others every answer was paid alike, which teaches "
-        "nothing",
+        "of the groups were trained on: the answers of the others were all paid alike, or with "
+        "correctness_filter=mixed all right or all wrong",
     ),
     (
         "rollout/no_query_share",
