@@ -9,7 +9,6 @@ of its own and numbers both from 0: nothing of the cache travels. Heads are spli
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,8 +36,6 @@ _TILE = 32
 ROWS = {"cpu": (4, 8, 16, 32, 64, 128, 256), "gpu": (), "tpu": ()}
 # The largest bounds the scores' memory.
 _PIECES = {"cpu": (64, 128, 256, 512), "gpu": (128, 512), "tpu": (128, 512)}
-
-_log = logging.getLogger(__name__)
 
 
 class KeyValues(NamedTuple):
@@ -119,14 +116,7 @@ def plan_cache(
             f"{math.ceil(least / GB * 100) / 100:g} or more, or lower sampler.max_prompt_tokens "
             "and sampler.max_response_tokens"
         )
-    slots = next(n for n in range(most, 0, -1) if shape(n).tokens * token_bytes <= limit)
-    if slots < most:
-        _log.info(
-            "sampler: %d of %d slots fit into %.3g GB of cache on each device; set "
-            "sampler.cache_gb, or lower sampler.max_response_tokens, for more",
-            slots * parts, config.slots, limit / GB,
-        )  # fmt: skip
-    return shape(slots)
+    return shape(next(n for n in range(most, 0, -1) if shape(n).tokens * token_bytes <= limit))
 
 
 def _rounded(tokens: int) -> int:

@@ -8,6 +8,7 @@ says does not depend on its slot or its neighbours (but for rounding).
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from threading import Event
@@ -22,6 +23,7 @@ from minirl.model.sharding import device_bytes, platform_of
 from minirl.run import memory
 from minirl.sample import decode
 from minirl.sample.cache import (
+    GB,
     Cache,
     cache_room,
     cache_shapes,
@@ -36,6 +38,7 @@ from minirl.types import Reply, Request, Tokenizer, TopTokens, Work
 TOP_P_CUT = "sampler/top_p_cut"
 """Metric: the mean probability of the tokens that `top_p` keeps from being drawn."""
 
+_log = logging.getLogger(__name__)
 # A stop signal is heard between two waits.
 _LONGEST_WAIT_S = 0.5
 
@@ -87,6 +90,12 @@ class NativeSampler:
             ),
         )
         self._arrays = cache_shapes(shape, model.config, dtype=model.dtype, mesh=self._mesh)
+        if (slots := shape.parts * shape.slots) < config.slots:
+            _log.info(
+                "sampler: %d of %d slots fit into the cache, %.3g GB on each device; set "
+                "sampler.cache_gb, or lower sampler.max_response_tokens, for more",
+                slots, config.slots, device_bytes(self._arrays) / GB,
+            )  # fmt: skip
         self._slots = Slots(shape)
         self._episodes: dict[int, SlotEpisode] = {}
         self._queue: deque[SlotEpisode] = deque()

@@ -146,7 +146,7 @@ def script(tokenizer, monkeypatch):
     """A script in place of the sampler of an evaluation."""
     sampler = Script(tokenizer, odd_answer=True)
     monkeypatch.setattr(sampling, "make_sampler", lambda *_, **__: sampler)
-    monkeypatch.setattr(sampling, "split", lambda _model: (None, None, None))
+    monkeypatch.setattr(sampling, "trained", lambda _model: None)
     return sampler
 
 
