@@ -3,15 +3,14 @@
     python -m launch.ask --checkpoint runs/progress-seed0 --db shop.sqlite "How many are sold out?"
     python -m launch.ask --checkpoint Qwen2.5-Coder-0.5B-Instruct --db shop.sqlite < questions.txt
 
-Without a question, each line of standard input is one. A run is asked with its own prompt, form of
-a reply and limits, a Hugging Face folder with those of plain.yaml; one greedy reply is the answer.
-Queries are read-only and bounded. Exit status 1: none of them gave a table.
+A run is asked with its own prompt, form of a reply and limits, a Hugging Face folder with those of
+plain.yaml, for one greedy reply. Queries are read-only. Exit status 1: none of them gave a table.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -29,9 +28,7 @@ from sqlenv.types import Example, Result, SqlError, Table
 
 
 def ask(
-    question: Annotated[
-        str | None, Parameter(help="what to ask (default: the lines of standard input)")
-    ] = None,
+    question: Annotated[str | None, Parameter(help="default: lines of standard input")] = None,
     /,
     *,
     checkpoint: Annotated[Path, Parameter(help=WHERE)],
@@ -42,7 +39,8 @@ def ask(
     check_contents(db)
     cli.use_accelerator(accel)
     status = 1
-    for said, result in _answers(checkpoint, db, _questions(question)):
+    questions = _lines() if question is None else [question]
+    for said, result in _answers(checkpoint, db, questions):
         cli.output.print(clean(said), markup=False, soft_wrap=True)
         cli.output.print(result_view(result))
         status = 0 if isinstance(result, Table) else status
@@ -52,22 +50,21 @@ def ask(
 main = options.Command(ask)
 
 
-def _questions(given: str | None) -> Iterator[str]:
+def _lines() -> Iterator[str]:
     with suppress(EOFError, KeyboardInterrupt):
-        while given is None:
+        while True:
             yield input("question: " if sys.stdin.isatty() else "")
-        yield given
 
 
-def _answers(model: Path, database: Path, questions: Iterator[str]) -> Iterator[tuple[str, Result]]:
+def _answers(model: Path, database: Path, questions: Iterable[str]) -> Iterator[tuple[str, Result]]:
     """Yield the query for each question, or a reply without one, and what came of it."""
     from launch.data.prompts import Prompts
     from launch.evaluation.sampling import GREEDY, Evaluator, TakenAsTheyAre
     from launch.weights import load_policy
 
     policy = policy_in(model)
-    config = policy.run or load_config("plain.yaml", ())
-    config = config.model_copy(update={"mesh": "auto"})  # a run's may be of another machine
+    # The mesh of a run may be that of another machine.
+    config = (policy.run or load_config("plain.yaml", ())).model_copy(update={"mesh": "auto"})
     limits = config.executor.model_copy(update={"isolation": "process", "workers": 1, "now": None})
     env = TakenAsTheyAre(Prompts(config.prompt, config.env).single_turn, config.answer_wrapping)
     sampler = config.evaluation_sampler.model_copy(update={"slots": 1})
@@ -80,9 +77,10 @@ def _answers(model: Path, database: Path, questions: Iterator[str]) -> Iterator[
                 (found,) = asked.sample([Example("", question, "", database, "")], first=0)
             if found.outcomes.too_long:
                 raise UserError(f"--db {database}: has more tables than this prompt has room for")
-            sql, reply = found.queries[0].strip(), found.replies[0].strip()[:500]
-            no_sql = SqlError("there is no query in this reply")
-            yield (sql, executor.execute(database, sql)) if sql else (reply, no_sql)
+            if sql := found.queries[0].strip():
+                yield sql, executor.execute(database, sql)
+            else:
+                yield found.replies[0].strip()[:500], SqlError("there is no query in this reply")
 
 
 if __name__ == "__main__":
