@@ -11,7 +11,7 @@ from typing import Literal
 import apsw
 
 from sqlenv.executor.functions import CLOCK_FUNCTIONS
-from sqlenv.sql.lexer import tokenize
+from sqlenv.sql.lexer import quoted, tokenize
 
 TableAccess = Literal["plain", "virtual", "foreign"]
 """A table or view with rows of its own, a virtual table that may be read, or one that may not."""
@@ -92,10 +92,9 @@ def _forbidden(action: int, first: str | None, second: str | None) -> str:
 
 def _is_built_in(table: str) -> bool:
     """Ask SQLite whether every database has such a table; some are made when they are named."""
-    name = table.replace('"', '""')
     connection = apsw.Connection(":memory:")
     try:
-        connection.execute(f'SELECT 1 FROM "{name}"', can_cache=False)
+        connection.execute(f"SELECT 1 FROM {quoted(table)}", can_cache=False)
     except apsw.Error as error:
         return "no such table" not in str(error)
     finally:

@@ -51,8 +51,7 @@ _LIMITS = {
     apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
     apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
-# Of a value: what no generated column of a small file needs; and where slow functions stay.
-_SHORTEST_LIMIT_BYTES, _NATIVE_VALUE_BYTES = 100_000, 30_000
+_SHORTEST_LIMIT_BYTES = 100_000  # of a value: what no generated column of a small file needs
 
 _RACY_NS = 2_000_000_000
 """A file that changed less than this ago may change again within the same tick of the clock."""
@@ -85,7 +84,6 @@ def connect(
     max_value_bytes: int | None = None,
     immutable: bool = True,
     vfs: str = "",
-    replacing: bool = True,
 ) -> apsw.Connection:
     """Open a file read-only, every setting made.
 
@@ -96,7 +94,6 @@ def connect(
         immutable: Read the file as if nobody could write it: no lock is asked for.
         vfs: Name of the layer below SQLite; empty for its own, which also opens files whose path is
             no UTF-8: layers in Python know none.
-        replacing: Replace slow functions by those of `functions.py`, which take valid text alone.
     """
     name = bytes(path.resolve())
     uri = f"file:{quote(name)}?mode=ro{'&immutable=1' * immutable}"
@@ -111,8 +108,7 @@ def connect(
     for limit, value in _LIMITS.items():
         connection.limit(limit, value)
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(max_value_bytes, 2**31 - 1))
-    if replacing:
-        add_functions(connection)
+    add_functions(connection)
     for name, value in _PRAGMAS.items():
         connection.pragma(name, value)
     return connection
@@ -138,9 +134,7 @@ def open_new(path: Path) -> apsw.Connection:
 
 
 @contextmanager
-def reading(
-    path: Path, *, immutable: bool = True, vfs: str = "", replacing: bool = True
-) -> Generator[apsw.Connection]:
+def reading(path: Path, *, immutable: bool = True, vfs: str = "") -> Generator[apsw.Connection]:
     """Open a file for statements of our own, and close it; arguments are those of `connect`.
 
     Collations that SQLite lacks, such as Android's LOCALIZED, compare characters here.
@@ -151,12 +145,9 @@ def reading(
     size_bytes = path.stat().st_size
     limit_s = _READING_S + _READING_S_A_BYTE * size_bytes
     steps = min(max(_FEWEST_STEPS, int(_STEPS_A_BYTE * size_bytes)), _MOST_STEPS)
-    value_bytes = None if replacing else _NATIVE_VALUE_BYTES
     try:
         with heap_limit(_READING_HEAP_BYTES):
-            connection = connect(
-                path, max_value_bytes=value_bytes, immutable=immutable, vfs=vfs, replacing=replacing
-            )
+            connection = connect(path, immutable=immutable, vfs=vfs)
             connection.collation_needed(_add_collation)
             try:
                 # Time of the processor: on a machine with much to do a reader is not the slower.

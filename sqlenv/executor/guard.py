@@ -29,8 +29,8 @@ import apsw
 from exchange import UserError
 from sqlenv.executor.allowed import SCANS, SQUARES, forbidden, read_kinds
 from sqlenv.executor.database import check_database, codec_of, connect
-from sqlenv.executor.functions import CLOCK_FUNCTIONS, REPLACED, add_chance, clock
-from sqlenv.sql.lexer import tokenize
+from sqlenv.executor.functions import CLOCK_FUNCTIONS, add_chance, clock
+from sqlenv.sql.lexer import quoted, tokenize
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 if TYPE_CHECKING:
@@ -49,13 +49,12 @@ _WIDE_VALUE_BYTES = 16_000
 # Rows that are read together, of values that have at least this length if need be.
 _ROWS_AT_ONCE, _SHORT_VALUE_BYTES = 100, 1000
 _MOST_STRIDE = 2**31 - 1  # steps that SQLite can count at once
-# Full-text search, SQLite's own `trim` and `SQUARES` take a time with the square of what they get:
-# this long once, a part of it several times.
+# Full-text search and `SQUARES` take a time with the square of what they get: this long once, a
+# part of it several times.
 _SQUARE_VALUE_BYTES = 30_000
 # Calls between two looks at the time that may each take the time of the longest values; of more
 # the values are shorter.
 _LONG_SCANS = 4
-_NATIVE_SCANS = SCANS | frozenset(REPLACED)
 
 
 class _AsksClockError(Exception):
@@ -84,7 +83,6 @@ class _Way:
         sql: The query, or one around it.
         columns: What the query calls its columns; empty while `sql` is the query itself.
         is_timed: On a connection that asks our clock.
-        is_native: With SQLite's own functions, which take text that is not valid.
         is_bytes: Texts arrive as bytes (`_as_bytes`).
         lengths: As if values were short; as long as they may be; so that a record of SQLite's, such
             as a sorter's, may have the length of many (`_as_bounded`).
@@ -93,7 +91,6 @@ class _Way:
     sql: str
     columns: tuple[str, ...] = ()
     is_timed: bool = False
-    is_native: bool = False
     is_bytes: bool = False
     lengths: Literal["short", "long", "records"] = "short"
 
@@ -125,7 +122,7 @@ class Guard:
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self._clock = clock(config.now)
-        self._connections = {(False, False): self.connection}
+        self._connections = {False: self.connection}  # by whether they ask our clock
         self._watch(self.connection)
 
     def run(self, sql: str, max_steps: int) -> Result:
@@ -136,7 +133,7 @@ class Guard:
             try:
                 result = self._fetch(way, max_steps)
             except _FAILURES as error:
-                failed, way = way, self._next_way(sql, way, error)
+                failed, way = way, self._next_way(way, error)
                 if not way:
                     return self._explain(error, failed)
             else:
@@ -153,14 +150,9 @@ class Guard:
         for connection in self._connections.values():
             connection.close(True)  # noqa: FBT003 - positional in APSW
 
-    def _open(self, *, vfs: str = "", replacing: bool = True) -> apsw.Connection:
+    def _open(self, *, vfs: str = "") -> apsw.Connection:
         config = self._config
-        connection = connect(
-            Path(self._path),
-            max_value_bytes=config.max_value_bytes,
-            vfs=vfs,
-            replacing=replacing,
-        )
+        connection = connect(Path(self._path), max_value_bytes=config.max_value_bytes, vfs=vfs)
         add_chance(connection, self._note_chance)
         # In memory: no temporary file; the heap limit bounds it.
         connection.pragma("temp_store", 2)
@@ -171,13 +163,12 @@ class Guard:
         # Reads the schema, so that a broken one shows now and not as an error of some query.
         connection.execute("SELECT 1 FROM sqlite_schema").get  # noqa: B018
         for table in self._rtrees:
-            name = table.replace('"', '""')
             with suppress(apsw.Error):  # who reads it will be told
-                connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')
+                connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 0")
         connection.exec_trace = self._inspect
         connection.authorizer = self._authorize
 
-    def _next_way(self, sql: str, way: _Way, error: Exception) -> _Way | None:
+    def _next_way(self, way: _Way, error: Exception) -> _Way | None:
         """Find the way that a query needs which failed in another one; None where there is none."""
         columns = way.columns or self._columns
         if isinstance(error, _AsksClockError):
@@ -185,8 +176,6 @@ class Guard:
         if isinstance(error, UnicodeDecodeError) and columns and not way.is_bytes:
             around = _as_bytes(self._statement, len(columns))
             return replace(way, sql=around, columns=columns, is_bytes=True, lengths="short")
-        if isinstance(error, UnicodeDecodeError) and not way.is_native:
-            return _Way(sql, is_timed=way.is_timed, is_native=True)
         if not isinstance(error, apsw.TooBigError) or self._longest == self._ceiling:
             return None
         if way.lengths == "short":
@@ -199,23 +188,14 @@ class Guard:
 
     def _begin(self, way: _Way, max_steps: int) -> None:
         """Take the connection that a way needs, with all the steps ahead and nothing seen yet."""
-        key = way.is_timed, way.is_native
-        if key not in self._connections:
-            vfs = self._clock.name if way.is_timed else ""
-            connection = self._open(vfs=vfs, replacing=not way.is_native)
+        if way.is_timed not in self._connections:
+            connection = self._open(vfs=self._clock.name)
             self._watch(connection)
-            self._connections[key] = connection
-        self.connection = self._connections[key]
+            self._connections[way.is_timed] = connection
+        self.connection = self._connections[way.is_timed]
         self._way = way
         self._steps_left, self._stride = max_steps, min(max_steps, _MOST_STRIDE)
         self.connection.set_progress_handler(self._out_of_steps, self._stride)
-        self._forget()
-
-    def _note_chance(self) -> int:
-        self._uses_chance = True
-        return self._longest
-
-    def _forget(self) -> None:
         self._columns: tuple[str, ...] = ()
         self._statement = ""
         self._denied = ""
@@ -226,6 +206,10 @@ class Guard:
         self._scans = self._squares = 0
         self._longest = self._ceiling = self._config.max_value_bytes
         self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
+
+    def _note_chance(self) -> int:
+        self._uses_chance = True
+        return self._longest
 
     def _fetch(self, way: _Way, max_steps: int) -> Result:
         """Run a query in one way; raises what shows that it needs another."""
@@ -288,7 +272,7 @@ class Guard:
         """Bound what a row weighs, which nothing can look at before all of it is in memory."""
         max_bytes = self._config.max_bytes
         ceiling = self._config.max_value_bytes
-        if squares := self._squares or int(self._reads_virtual or self._way.is_native):
+        if squares := self._squares or int(self._reads_virtual):
             ceiling = min(ceiling, _SQUARE_VALUE_BYTES // squares)
         if self._scans > _LONG_SCANS:
             ceiling = min(ceiling, _LONG_SCANS * self._config.max_value_bytes // self._scans)
@@ -317,7 +301,7 @@ class Guard:
             self._reads_virtual |= kind == "virtual"
         if action == apsw.SQLITE_FUNCTION:
             function = str(second).lower()
-            self._scans += function in (_NATIVE_SCANS if self._way.is_native else SCANS)
+            self._scans += function in SCANS
             self._squares += function in SQUARES
             self._asks_clock |= function in CLOCK_FUNCTIONS
         if denied:

@@ -72,15 +72,11 @@ def _refuse_chance(action: int, _first: str | None, function: str | None, *_: st
 
 
 @contextmanager
-def open_reader(database: Path, *, replacing: bool = True) -> Generator[Reader]:
-    """Open a file; `replacing` as for `connect`.
+def open_reader(database: Path) -> Generator[Reader]:
+    """Open a file.
 
     Raises:
         UserError: Reading takes more time or memory than any honest file of that size.
     """
-    still = clock(STILL).name
-    with (
-        reading(database, replacing=replacing) as connection,
-        reading(database, vfs=still, replacing=replacing) as views,
-    ):
+    with reading(database) as connection, reading(database, vfs=clock(STILL).name) as views:
         yield Reader(connection, views)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -15,6 +15,7 @@ import apsw
 from exchange import UserError
 from sqlenv.executor.allowed import read_kinds
 from sqlenv.schema.reader import Reader, TableKind, open_reader
+from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
 
 ColumnKey = tuple[str, str]
@@ -143,11 +144,7 @@ def read_schema(
     try:
         stat = database.stat()
         stamp = (stat.st_mtime_ns, stat.st_size)
-        read = partial(_read, database.resolve(), stamp, examples=examples, profile=profile)
-        try:
-            schema = read(replacing=True)
-        except UnicodeDecodeError:  # generated columns give functions of ours what is no text
-            schema = read(replacing=False)
+        schema = _read(database.resolve(), stamp, examples=examples, profile=profile)
     except OSError as error:
         raise UserError(f"{database}: cannot be read ({error.strerror})") from error
     except (apsw.Error, UnicodeDecodeError) as error:
@@ -157,10 +154,10 @@ def read_schema(
 
 @lru_cache(maxsize=32_768)
 def _read(
-    database: Path, stamp: tuple[int, int], *, examples: int, profile: bool, replacing: bool
+    database: Path, stamp: tuple[int, int], *, examples: int, profile: bool
 ) -> DatabaseSchema:
     """Read a file; `stamp` makes a changed file another key of the cache."""
-    with open_reader(database, replacing=replacing) as reader:
+    with open_reader(database) as reader:
         tables = []
         for table in _tables(reader):
             look = _profiled if profile else _with_examples
@@ -295,11 +292,6 @@ def _cell(column: str) -> str:
         f"CASE typeof({name}) WHEN 'blob' THEN NULL WHEN 'text' "
         f"THEN CAST(substr({name}, 1, {EXAMPLE_CHARACTERS}) AS BLOB) ELSE {name} END"
     )
-
-
-def quoted(name: str) -> str:
-    """Quote a name as SQL does."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def described_key(table: str, column: str) -> ColumnKey:

@@ -17,9 +17,8 @@ from sqlenv.schema.reading import (
     DatabaseSchema,
     ForeignKey,
     TableSchema,
-    quoted,
 )
-from sqlenv.sql.lexer import tokenize
+from sqlenv.sql.lexer import quoted, tokenize
 from sqlenv.types import Value
 
 Style = Literal["omnisql", "profile", "compact", "bare"]

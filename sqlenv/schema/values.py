@@ -27,7 +27,8 @@ from exchange import UserError
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.executor.database import connect, fingerprint, open_new
 from sqlenv.schema.reader import open_reader
-from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted, read_schema
+from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, read_schema
+from sqlenv.sql.lexer import quoted
 from sqlenv.types import Example, ValueMatch
 
 VALUE_CHARACTERS = 40  # longer values are not indexed

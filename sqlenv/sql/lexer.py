@@ -91,6 +91,11 @@ def scan(sql: str) -> Iterator[Token]:
             yield Token(kind, text.lower(), start, end, depth)  # ty: ignore[invalid-argument-type]
 
 
+def quoted(name: str) -> str:
+    """Quote a name as SQL does."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def unquote(name: str) -> str:
     """Take the quotes off a name."""
     if name[:1] == "[":

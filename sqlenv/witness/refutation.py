@@ -11,8 +11,8 @@ from pathlib import Path
 from sqlenv.dialects import run_in_dialect, transpile
 from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
-from sqlenv.schema.reading import quoted
 from sqlenv.sql.extraction import tables_of
+from sqlenv.sql.lexer import quoted
 from sqlenv.types import Example, ExecutionMatch, Result
 from sqlenv.witness.store import WitnessStore
 

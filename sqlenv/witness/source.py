@@ -10,7 +10,8 @@ from pathlib import Path
 import apsw
 
 from sqlenv.executor.database import Identity, identify, reading
-from sqlenv.schema.reading import ForeignKey, quoted, read_schema
+from sqlenv.schema.reading import ForeignKey, read_schema
+from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row
 
 _SAMPLED = 120  # rows of a table that variants choose from

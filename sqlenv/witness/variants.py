@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import apsw
 
-from sqlenv.schema.reading import quoted
+from sqlenv.sql.lexer import quoted
 from sqlenv.types import Value
 from sqlenv.witness.columns import Place
 from sqlenv.witness.focus import Focus

@@ -252,24 +252,6 @@ def test_text_that_is_not_valid(executor: Executor, database: Path) -> None:
     assert [vote is None for vote in votes] == [True, False]
 
 
-def test_functions_of_ours_are_given_what_is_no_text(database: Path) -> None:
-    """SQLite's own answer, which ours cannot give: Python's text is always valid."""
-    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
-        for sql, rows in (
-            ("SELECT trim(label, 'A') FROM broken", (("B",), ("good",), (None,))),
-            ("SELECT hex(rtrim(label, 'B')) FROM broken", (("41FF",), ("676F6F64",), ("",))),
-            ("SELECT hex(ltrim(data, ' ')) FROM broken WHERE id = 1", (("FF",),)),
-            ("SELECT count(*) FROM broken WHERE trim(label, 'AB') <> date('2020-01-01')", ((2,),)),
-        ):
-            result = executor.execute(database, sql)
-            assert isinstance(result, Table), (sql, result)
-            assert result.rows == rows
-        # SQLite's own takes a time with the square.
-        long = "printf('%.90000c', 'x')"
-        sql = f"SELECT trim({long}, {long} || 'y'), trim(label, 'A') FROM broken"
-        assert executor.execute(database, sql) == TooLarge("bytes")
-
-
 def test_few_functions_are_between_a_query_and_its_rows(database: Path, monkeypatch) -> None:
     calls: list[str] = []
 

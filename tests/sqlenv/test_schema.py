@@ -123,16 +123,6 @@ lines');
         assert "two\nlines" not in render_schema(profiled, style=style)
 
 
-def test_generated_columns_may_trim_what_is_no_text(make_database):
-    path = make_database("""
-        CREATE TABLE t (a TEXT, b AS (trim(a, ' ')));
-        INSERT INTO t(a) VALUES (CAST(x'20636166e9' AS TEXT)), (x'20ff');
-    """)
-    for profile in (False, True):
-        column = read_schema(path, profile=profile).tables[0].columns[1]
-        assert set(column.examples) == {"caf\ufffd", "\ufffd"}
-
-
 def test_names_that_are_not_utf8_are_read_and_what_no_query_can_name_is_left_alone(
     make_database, tmp_path
 ):
