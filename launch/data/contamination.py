@@ -12,7 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -91,31 +91,6 @@ def shape_of(schema: DatabaseSchema) -> str:
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _Database:
-    """A database of some questions, read as far as it has to be."""
-
-    db_id: str
-    path: Path
-
-    @cached_property
-    def bytes(self) -> int:
-        return self.path.stat().st_size if is_file(self.path) else -1
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint(self.path) if is_file(self.path) else self.db_id
-
-    @cached_property
-    def shape(self) -> str:
-        """Hash the tables and columns; one that is not there has those of no other."""
-        name = str(self.path)
-        try:
-            return shape_of(read_schema(self.path, examples=0)) if is_file(self.path) else name
-        except UserError:
-            return name
-
-
 class OverlapIndex:
     """What sets to learn from and sets to measure by share: databases, and texts of questions.
 
@@ -125,30 +100,27 @@ class OverlapIndex:
     """
 
     def __init__(self) -> None:
-        self._learned: defaultdict[str, dict[Path, _Database]] = defaultdict(dict)
-        self._measured: defaultdict[str, dict[Path, _Database]] = defaultdict(dict)
+        # By set, the names of databases by their files.
+        self._learned: defaultdict[str, dict[Path, str]] = defaultdict(dict)
+        self._measured: defaultdict[str, dict[Path, str]] = defaultdict(dict)
         self._questions: defaultdict[bytes, list[tuple[str, Example]]] = defaultdict(list)
         self._found: defaultdict[tuple[str, str, Kind], dict[str, str]] = defaultdict(dict)
+        self._shape = cache(_shape_of_file)
 
     def measure(self, name: str, example: Example) -> None:
         """Add a question to measure by; all of them come before those to learn from."""
-        self._add(self._measured[name], example)
+        self._measured[name][example.database] = example.db_id
         self._questions[_key(example.question)].append((name, example))
 
     def learn(self, name: str, example: Example) -> None:
         """Compare a question to learn from, or to choose by, with those of other sets."""
-        database = self._add(self._learned[name], example)
+        self._learned[name][example.database] = example.db_id
         for other, known in self._questions.get(_key(example.question), ()):
-            if other == name:
-                continue
-            measured = self._measured[other][known.database]
-            if known.db_id == example.db_id or measured.shape == database.shape:
+            if other != name and (
+                known.db_id == example.db_id
+                or self._shape(known.database) == self._shape(example.database)
+            ):
                 self._found[name, other, "question"][known.id] = example.db_id
-
-    def _add(self, databases: dict[Path, _Database], example: Example) -> _Database:
-        if example.database not in databases:
-            databases[example.database] = _Database(example.db_id, example.database)
-        return databases[example.database]
 
     def overlaps(self) -> list[Overlap]:
         """List what stands on both sides: databases, then questions."""
@@ -162,22 +134,34 @@ class OverlapIndex:
         return found
 
     def _of_databases(self, there: str, here: str) -> Iterator[Overlap]:
-        known, entries = self._learned[there].values(), self._measured[here].values()
+        known, entries = self._learned[there], self._measured[here]
         # Only files of one size can be the same: no other is read.
-        sizes = {entry.bytes for entry in known} & {entry.bytes for entry in entries}
-        traits: Mapping[Kind, Callable[[_Database], str | None]] = {
-            "database name": lambda one: one.db_id,
-            "database file": lambda one: one.fingerprint if one.bytes in sizes else None,
+        sizes = {_size(path) for path in known} & {_size(path) for path in entries} - {None}
+        traits: Mapping[Kind, Callable[[Path, str], str | None]] = {
+            "database name": lambda _path, name: name,
+            "database file": lambda path, _: fingerprint(path) if _size(path) in sizes else None,
         }
         for kind, trait in traits.items():
             seen = defaultdict(list)
-            for entry in known:
-                seen[trait(entry)].append(entry.db_id)
+            for path, name in known.items():
+                seen[trait(path, name)].append(name)
             seen.pop(None, None)
-            if same := [one for one in entries if trait(one) in seen]:
-                shown = tuple(entry.db_id for entry in same[:_NAMED])
-                names = tuple(name for one in same for name in seen[trait(one)])
+            if same := [one for one in entries.items() if trait(*one) in seen]:
+                shown = tuple(name for _, name in same[:_NAMED])
+                names = tuple(name for one in same for name in seen[trait(*one)])
                 yield Overlap(there, here, kind, len(same), shown, names)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if is_file(path) else None
+
+
+def _shape_of_file(path: Path) -> str:
+    """Hash the tables and columns of a file; one that cannot be read has those of no other."""
+    try:
+        return shape_of(read_schema(path, examples=0))
+    except UserError:
+        return str(path)
 
 
 def _key(question: str) -> bytes:

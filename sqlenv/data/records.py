@@ -6,8 +6,9 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,10 +24,10 @@ from sqlenv.evaluators.graded import checked_method
 
 Record = dict[str, Any]
 
-_WINDOW_BYTES = 1 << 18
-_LONGEST_TOKEN = 16  # characters of JSON that are one token, texts and numbers apart
-_SIGN = re.compile(r"[ \t\n\r]*([\[\],])[ \t\n\r]*")
-_decode = json.JSONDecoder().raw_decode
+# Of JSON: a text, a bracket, or whatever else is written without a blank.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]|[^\s"\[\]{},:]++', re.DOTALL)
+_DEEPER = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
+_INK = re.compile(rb"\S")
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -36,27 +37,27 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
     """Stream records, each led by the byte where it begins and its length in bytes."""
-    count = at = 0
+    start = done = count = 0
     with path.open("rb") as file:
-        start = file.read(3)
-        if is_utf16(start):
+        head = file.read(3)
+        if is_utf16(head):
             raise UserError(f"{path}: is UTF-16; save it as UTF-8")
-        first = len(start) if start == codecs.BOM_UTF8 else 0
-        file.seek(first)
+        first = len(head) if head == codecs.BOM_UTF8 else 0
         try:
-            for at, written in (_lines if path.suffix == ".jsonl" else _items)(file, first):
-                record = json.loads(written.decode())
+            content = mmap(file.fileno(), 0, access=ACCESS_READ)
+            for start, end in (_lines if path.suffix == ".jsonl" else _items)(content, first):
+                record = json.loads(content[start:end].decode())
                 if not isinstance(record, dict):
                     raise UserError(f"{path}: record {count} is not an object with fields")
-                yield at, len(written), record
-                count += 1
+                yield start, end - start, record
+                count, done = count + 1, end
         except UnicodeDecodeError as error:
             raise UserError(
-                f"{path}: byte {at + error.start} is not UTF-8; save it as UTF-8"
+                f"{path}: byte {start + error.start} is not UTF-8; save it as UTF-8"
             ) from None
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path}: broken JSON after {count} whole records, before byte {file.tell()}; "
+                f"{path}: broken JSON after {count} whole records, which end at byte {done}; "
                 "it is cut off or damaged, fetch it again"
             ) from error
     if not count:
@@ -68,63 +69,36 @@ def is_utf16(start: bytes) -> bool:
     return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in start[:2]
 
 
-def _lines(file: IO[bytes], at: int) -> Iterator[tuple[int, bytes]]:
-    for line in file:
+def _lines(content: mmap, at: int) -> Iterator[tuple[int, int]]:
+    content.seek(at)
+    while line := content.readline():
         if line.strip():
-            yield at, line
+            yield at, at + len(line)
         at += len(line)
 
 
-def _items(file: IO[bytes], at: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the items of a list as they are written, none of an object; a part of the file is in
-    memory. In Latin-1 a byte is a character, and what JSON is built of is ASCII.
-    """
-    size, expected = _WINDOW_BYTES, "["
-    while True:
-        file.seek(at)
-        text, place = file.read(size).decode("latin-1"), 0
-        if expected == "[" and text.startswith("{"):
-            return
-        while span := _next_item(text, place, expected, is_last=len(text) < size):
-            start, end = span
-            if start == end:
-                if text[end:].strip() or file.read().strip():
-                    raise ValueError("text behind the list")
+def _items(content: mmap, at: int) -> Iterator[tuple[int, int]]:
+    """Give where the items of a list begin and end; an object has none."""
+    tokens = _TOKEN.finditer(content, at)
+    first = next(tokens, None)
+    if first is not None and first[0] == b"{":
+        return
+    if first is None or first[0] != b"[" or content[at : first.start()].strip():
+        raise ValueError("no list")
+    depth, end, between = 0, first.end(), b""
+    for token in tokens:
+        if depth == 0:
+            at = token.start()
+            is_over = token[0] == b"]"
+            if content[end:at].strip() != (b"" if is_over else between):
+                raise ValueError("no comma between two items, or more than that")
+            if is_over and not _INK.search(content, token.end()):
                 return
-            yield at + start, text[start:end].encode("latin-1")
-            place, expected = end, ","
-        # A long item is not read again and again.
-        size = _WINDOW_BYTES if place else 2 * size
-        at += place
-
-
-def _next_item(text: str, at: int, expected: str, *, is_last: bool) -> tuple[int, int] | None:
-    """Find the next item of a list; an empty one behind its end, None where more text is needed."""
-    sign = _SIGN.match(text, at)
-    if sign is None and (is_last or text[at:].strip()):
-        raise ValueError(f"no {expected}")
-    if sign is None or (sign.end() == len(text) and not is_last):
-        return None
-    start = sign.end()
-    if sign[1] == "]" and expected == ",":
-        return start, start
-    if sign[1] != expected:
-        raise ValueError(f"no {expected}")
-    if expected == "[" and text[start : start + 1] == "]":
-        return start + 1, start + 1
-    try:
-        _, end = _decode(text, start)
-    except json.JSONDecodeError as error:
-        if is_last or not _is_cut_off(error):
-            raise
-        return None
-    # A number goes on until something else comes.
-    return None if end == len(text) and not is_last else (start, end)
-
-
-def _is_cut_off(error: json.JSONDecodeError) -> bool:
-    is_at_end = error.pos + _LONGEST_TOKEN > len(error.doc)
-    return is_at_end or error.msg.startswith("Unterminated string")
+        depth += _DEEPER.get(token[0], 0)
+        if depth == 0:
+            end, between = token.end(), b","
+            yield at, end
+    raise ValueError("a list that does not end")
 
 
 def _encodable(text: str) -> str:
