@@ -133,7 +133,7 @@ def _count_duplicates(reports: Mapping[str, SetReport]) -> None:
     seen = np.array([], np.uint64)
     for report in reports.values():
         for index in report.pool.indexes:
-            texts, first = np.unique(index.texts, return_index=True)
+            texts, first = np.unique(index.rows["text"], return_index=True)
             is_new = np.zeros(len(index), bool)
             is_new[first[~np.isin(texts, seen)]] = True
             for number in np.flatnonzero(~is_new).tolist():

@@ -24,8 +24,9 @@ from sqlenv.data.records import QuestionRecord, Record, check, placed_records
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor.database import fingerprint
 
-_VERSION = 1
+_VERSION = 2
 """Of what an index holds."""
+_ROW = np.dtype([("start", "i8"), ("length", "i8"), ("kind", "i4"), ("text", "u8")])
 
 
 class RecordKind(NamedTuple):
@@ -44,32 +45,29 @@ class QuestionIndex:
     """The records of a file of N.
 
     Attributes:
-        starts, lengths: Bytes where each begins, and how many it has, N each.
-        codes: Place of each one's kind in `kinds`, N.
-        texts: Digest of its database's name and its question, case and blanks apart, N.
+        rows: Of each the byte where it begins, its `length` in bytes, the place of its kind in
+            `kinds`, and a digest of its database's name and its question, case and blanks apart, N.
     """
 
     file: Path
     layout: Layout
-    starts: np.ndarray
-    lengths: np.ndarray
-    codes: np.ndarray
-    texts: np.ndarray
+    rows: np.ndarray
     kinds: tuple[RecordKind, ...]
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.rows)
 
     def kind(self, number: int) -> RecordKind:
         """Return the kind of a record."""
-        return self.kinds[self.codes[number]]
+        return self.kinds[self.rows["kind"][number]]
 
     def records(self, numbers: Iterator[int]) -> Iterator[tuple[int, QuestionRecord]]:
         """Read some records."""
         with self.file.open("rb") as file:
             for number in numbers:
-                file.seek(self.starts[number])
-                record = json.loads(file.read(int(self.lengths[number])).decode())
+                start, length, *_ = self.rows[number].item()
+                file.seek(start)
+                record = json.loads(file.read(length).decode())
                 yield number, read_question(self.layout, self.file, number, record)
 
 
@@ -87,14 +85,11 @@ def _index_of(file: Path, layout: Layout, contents: str) -> QuestionIndex:
     key = content_key("questions", _VERSION, layout, contents)
     if (stored := shared_cache().open_file(key)) is not None:
         with stored, np.load(stored) as arrays:
-            kinds = tuple(RecordKind(*kind) for kind in json.loads(arrays["kinds"].tobytes()))
-            names = ("starts", "lengths", "codes", "texts")
-            return QuestionIndex(file, layout, *(arrays[name] for name in names), kinds)
+            kinds = tuple(RecordKind(*kind) for kind in json.loads(str(arrays["kinds"])))
+            return QuestionIndex(file, layout, arrays["rows"], kinds)
     index = _read(file, layout)
-    arrays = {name: getattr(index, name) for name in ("starts", "lengths", "codes", "texts")}
-    kinds = np.frombuffer(json.dumps(index.kinds).encode(), np.uint8)
     written = io.BytesIO()
-    np.savez(written, kinds=kinds, **arrays)
+    np.savez(written, rows=index.rows, kinds=json.dumps(index.kinds))
     written.seek(0)
     shared_cache().store_file(key, written)
     return index
@@ -109,10 +104,7 @@ def _read(file: Path, layout: Layout) -> QuestionIndex:
             code = codes.setdefault(_kind(layout, asked), len(codes))
             yield start, length, code, _digest(asked)
 
-    fields = [("starts", "i8"), ("lengths", "i8"), ("codes", "i4"), ("texts", "u8")]
-    table: np.ndarray = np.fromiter(rows(), np.dtype(fields))
-    starts, lengths, found, texts = (np.ascontiguousarray(table[name]) for name, _ in fields)
-    return QuestionIndex(file, layout, starts, lengths, found, texts, tuple(codes))
+    return QuestionIndex(file, layout, np.fromiter(rows(), _ROW), tuple(codes))
 
 
 def _kind(layout: Layout, asked: QuestionRecord) -> RecordKind:

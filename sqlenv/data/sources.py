@@ -142,7 +142,7 @@ class Pool:
         first = 0
         for index in self.indexes:
             issues = [self._issues(kind, database_of) for kind in index.kinds]
-            for code, count in enumerate(np.bincount(index.codes, minlength=len(issues))):
+            for code, count in enumerate(np.bincount(index.rows["kind"], minlength=len(issues))):
                 self.report.found.update(dict.fromkeys(issues[code], int(count)))
                 if MISSING_DATABASE in issues[code] and not self.config.drop_missing_database:
                     raise UserError(f"{self._no_database(index, code)}, or {self.advice}")
@@ -150,8 +150,8 @@ class Pool:
             may = [
                 self.drops.isdisjoint(found) and self.accept(kind.db_id) for kind, found in pairs
             ]
-            for number in np.flatnonzero(np.array(may)[index.codes]).tolist():
-                if "duplicate" not in self.drops or self._is_new(int(index.texts[number])):
+            for number in np.flatnonzero(np.array(may)[index.rows["kind"]]).tolist():
+                if "duplicate" not in self.drops or self._is_new(int(index.rows["text"][number])):
                     yield first + number, index.kind(number).db_id
             first += len(index)
 
@@ -258,7 +258,7 @@ class Pool:
     def _no_database(self, index: QuestionIndex, code: int) -> str:
         for folder in self.location.databases:
             check_open(folder)
-        db_id, number = index.kinds[code].db_id, int(np.argmax(index.codes == code))
+        db_id, number = index.kinds[code].db_id, int(np.argmax(index.rows["kind"] == code))
         expected = self.location.databases[0] / db_id / f"{db_id}.sqlite"
         return f"{expected} is not there, but {index.file}: record {number} needs it; unpack it"
 
