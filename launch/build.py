@@ -20,9 +20,9 @@ from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig
-from rewards.execution import columns_of, gold_result
+from rewards.execution import gold_result
 from rewards.expo.reward import ExpoReward
-from rewards.progress.feedback import build_feedback
+from rewards.progress.feedback import feedback
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.cache import shared_cache
 from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
@@ -74,18 +74,12 @@ class SqlSide:
         rule, count = config.env.match, config.env.witnesses
         self._witnesses = WitnessStore(shared_cache(), match=rule, count=count) if count else None
         self.prompts = Prompts(config.prompt, config.env)
-        self._columns_of = columns_of()
-        self.reward = build_reward(
-            config.reward,
-            columns_of=self._columns_of,
-            executor=self.executor,
-            numbers=config.env.compared,
-        )
-        self._feedback = build_feedback(self._columns_of, form=ASKED_FOR[config.prompt.style])
+        self.reward = build_reward(config.reward, self.executor, config.env.compared)
+        self._feedback = partial(feedback, form=ASKED_FOR[config.prompt.style])
         self._judge = (
             self.reward
             if isinstance(self.reward, ProgressiveReward)
-            else ProgressiveReward(ProgressiveConfig(), self._columns_of)
+            else ProgressiveReward(ProgressiveConfig())
         )
 
     def __enter__(self) -> SqlSide:

@@ -103,7 +103,7 @@ def _score_pair(pair: Pair, given: Options, config: ExecutorConfig) -> None:
         with _lines(given.json) as write:
             write(found.record())
     else:
-        columns, console = columns_of()(pair.example), cli.Console(highlight=False)
+        columns, console = columns_of(pair.example), cli.Console(highlight=False)
         gold_sql, width = pair.example.gold_sql, console.width
         console.print(render_page(pair.pred, gold_sql, found, columns, width=width))
     _warn_of_failing([] if found.gold_ran else [pair.example.db_id])

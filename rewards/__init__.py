@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +37,12 @@ def score(
         UserError: A setting is wrong, or there is no database or gold query.
     """
     # Who imports the package for a module of it needs none of this.
-    from rewards.adapters.scoring import score_replies
+    from rewards.adapters.scoring import example_of, read_settings, scorer_of
 
     family = {"kind": reward} if isinstance(reward, str) else reward
     match = _MATCH.get(str(family.get("kind")), "set")
     env = {"kind": "single_turn", "wrapping": "any", "match": match}
-    replies = [reply] if isinstance(reply, str) else reply
-    return score_replies(
-        {"database": database, "gold_sql": gold},
-        replies,
-        {"env": env, **settings, "reward": family},
-    )
+    scorer = scorer_of(read_settings({"env": env, **settings, "reward": family}))
+    example = example_of({"database": database, "gold_sql": gold})
+    found = scorer.score(example, [reply] if isinstance(reply, str) else reply)
+    return replace(found, feedback=scorer.feedback(example, found.last))

@@ -15,30 +15,25 @@ from rewards.config import (
     ProgressiveConfig,
     RewardConfig,
 )
-from rewards.execution import ColumnsOf, StepRunner, execution_reward
+from rewards.execution import execution_reward
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
+from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Episode, Numbers
 
 Reward = Callable[[Episode], Score]
 
 
-def build_reward(
-    config: RewardConfig,
-    *,
-    columns_of: ColumnsOf,
-    executor: StepRunner,
-    numbers: Numbers = "close",
-) -> Reward:
+def build_reward(config: RewardConfig, executor: Runner, numbers: Numbers = "close") -> Reward:
     """Build the reward that the settings name; `numbers` are compared as the environment does."""
     if isinstance(config, ProgressiveConfig):
-        return ProgressiveReward(config, columns_of)
+        return ProgressiveReward(config)
     if isinstance(config, OneShotConfig):
         return OneShotReward()
     if isinstance(config, ExecutionConfig):
         return execution_reward
     if isinstance(config, ExpoConfig):
-        return ExpoReward(config, columns_of=columns_of, executor=executor, numbers=numbers)
+        return ExpoReward(config, executor=executor, numbers=numbers)
     if isinstance(config, PaverlConfig):
         return PaverlReward(config, executor)
     return AstraReward(config, executor)

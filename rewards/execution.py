@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
-from exchange import Score
+from exchange import Score, UserError
 from sqlenv.dialects import run_in_dialect
 from sqlenv.envs.single_turn import Runner
+from sqlenv.executor.database import Identity, identify
 from sqlenv.schema.reading import read_schema
 from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
 
-ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
-"""Column names by table of an example's database, None where unknown."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownColumns:
+    """The columns of a database by table, all in lower case. Two of these are the same where they
+    are one object, so that caches can use them as keys.
+    """
+
+    tables: Mapping[str, frozenset[str]]
 
 
-class StepRunner(Runner, Protocol):
-    """What a reward that runs parts of queries needs of the executor."""
+def columns_of(example: Example) -> KnownColumns | None:
+    """Return the columns of an example's database, the same for the same file; None where it cannot
+    be read.
+    """
+    try:
+        return _columns_in(identify(example.database))
+    except UserError:
+        return None
 
-    def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
-        """Run a query."""
-        ...
 
-
-def columns_of() -> ColumnsOf:
-    """Return what reads the columns of an example's database, each file once."""
-
-    @cache
-    def read(database: Path) -> Mapping[str, Sequence[str]]:
-        return read_schema(database, examples=0).column_names()
-
-    return lambda example: read(example.database)
+@lru_cache(maxsize=4096)
+def _columns_in(identity: Identity) -> KnownColumns:
+    found = read_schema(Path(identity[0]), examples=0).column_names()
+    return KnownColumns(
+        {table.lower(): frozenset(map(str.lower, names)) for table, names in found.items()}
+    )
 
 
 def gold_result(executor: Runner, example: Example) -> Result:

@@ -12,14 +12,14 @@ from typing import Any, Literal, get_args
 
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import ExpoConfig, ProgressiveConfig
-from rewards.execution import ColumnsOf, StepRunner, gold_result, is_nondeterministic, payable
+from rewards.execution import gold_result, is_nondeterministic, payable
 from rewards.expo.clauses import Clause
 from rewards.expo.reward import ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.envs.single_turn import find_matches, first_refuting, witnesses_of
+from sqlenv.envs.single_turn import Runner, find_matches, first_refuting, witnesses_of
 from sqlenv.evaluators.equality import like_gold
 from sqlenv.types import (
     Answer,
@@ -131,16 +131,13 @@ class Workbench:
 
     def __init__(
         self,
-        executor: StepRunner,
-        columns_of: ColumnsOf,
+        executor: Runner,
         numbers: Numbers = "close",
         witnesses: WitnessStore | None = None,
     ) -> None:
         self._executor, self._numbers, self._witnesses = executor, numbers, witnesses
-        self._expo = ExpoReward(
-            ExpoConfig(), columns_of=columns_of, executor=executor, numbers=numbers
-        )
-        self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)
+        self._expo = ExpoReward(ExpoConfig(), executor=executor, numbers=numbers)
+        self._progressive = ProgressiveReward(ProgressiveConfig())
 
     def score(self, example: Example, sql: str) -> PairScore:
         """Score one query; no text whatever raises."""

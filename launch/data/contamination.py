@@ -25,7 +25,7 @@ from sqlenv.data.layouts import AbsentError, is_file, locate
 from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
 from sqlenv.executor.database import fingerprint
-from sqlenv.schema.reading import DatabaseSchema, read_schema
+from sqlenv.schema.reading import read_schema
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
@@ -82,15 +82,6 @@ def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = 
     )
 
 
-def shape_of(schema: DatabaseSchema) -> str:
-    """Hash the names of tables and columns: two databases of one shape are the same one, edited."""
-    names = sorted(
-        (table.name.lower(), sorted(column.name.lower() for column in table.columns))
-        for table in schema.tables
-    )
-    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
-
-
 class OverlapIndex:
     """What sets to learn from and sets to measure by share: databases, and texts of questions.
 
@@ -105,7 +96,7 @@ class OverlapIndex:
         self._measured: defaultdict[str, dict[Path, str]] = defaultdict(dict)
         self._questions: defaultdict[bytes, list[tuple[str, Example]]] = defaultdict(list)
         self._found: defaultdict[tuple[str, str, Kind], dict[str, str]] = defaultdict(dict)
-        self._shape = cache(_shape_of_file)
+        self._shape = cache(_shape)
 
     def measure(self, name: str, example: Example) -> None:
         """Add a question to measure by; all of them come before those to learn from."""
@@ -156,12 +147,17 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if is_file(path) else None
 
 
-def _shape_of_file(path: Path) -> str:
-    """Hash the tables and columns of a file; one that cannot be read has those of no other."""
+def _shape(path: Path) -> str:
+    """Hash the names of tables and columns: two databases of one shape are the same one, edited.
+
+    One that cannot be read has the shape of no other.
+    """
     try:
-        return shape_of(read_schema(path, examples=0))
+        tables = read_schema(path, examples=0).column_names().items()
     except UserError:
         return str(path)
+    names = sorted((table.lower(), sorted(map(str.lower, columns))) for table, columns in tables)
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def _key(question: str) -> bytes:

@@ -319,10 +319,9 @@ class _Judge:
         """Compare queries with the text of the gold query, as the reward families do."""
         if not names:
             return [{} for _ in asked]
-        from rewards.execution import columns_of
         from rewards.workbench import Workbench
 
-        bench = self._bench = self._bench or Workbench(self._executor, columns_of())
+        bench = self._bench = self._bench or Workbench(self._executor)
         found = []
         for place, sql in asked:
             one = bench.score(self._examples[place], sql)
@@ -380,14 +379,13 @@ def _labels(examples: Sequence[Example], answers: Sequence[str]) -> list[dict[st
     from rewards.progress.diagnosis import diagnose, labels_of
     from sqlenv.evaluators.features import clauses_of
 
-    columns = columns_of()
     found = []
     for example, sql in zip(examples, answers, strict=True):
         clauses: tuple[str, ...] = ()
         tags: tuple[str, ...] | None = ()
         if gold := example.gold_sql:
             clauses = clauses_of(gold)
-            tags = labels_of(diagnose(sql, gold, columns(example)))
+            tags = labels_of(diagnose(sql, gold, columns_of(example)))
             tags = () if tags is None else tags or ("none",)
         found.append({"clauses": clauses, "tags": tags})
     return found

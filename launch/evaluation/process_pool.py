@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from launch.cli import progress_bar
-from rewards.execution import columns_of
 from rewards.workbench import PairScore, Workbench
 from sqlenv.cache import shared_cache
 from sqlenv.config import ExecutorConfig
@@ -90,7 +89,7 @@ def open_workbench(config: ExecutorConfig, numbers: Numbers) -> Generator[Workbe
     """Open a workbench with an executor of its own, and four witnesses of each gold query."""
     with Executor(config) as executor:
         store = WitnessStore(shared_cache(), match="set")
-        yield Workbench(executor, columns_of(), numbers, store)
+        yield Workbench(executor, numbers, store)
 
 
 @contextmanager

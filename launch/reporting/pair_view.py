@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from rich.columns import Columns
@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from launch.reporting.alignment import Pair, align
 from launch.tables import SHOWN_ROWS, clean
-from rewards.progress.normalisation import known_columns
+from rewards.execution import KnownColumns
 from rewards.progress.tree import Node, build_tree
 from rewards.workbench import PairScore
 from sqlenv.evaluators.equality import is_ordered
@@ -33,7 +33,7 @@ def render_page(
     sql: str,
     gold_sql: str,
     score: PairScore,
-    columns: Mapping[str, Sequence[str]] | None = None,
+    columns: KnownColumns | None = None,
     *,
     width: int = 120,
 ) -> Group:
@@ -160,8 +160,8 @@ def _cell(value: Value) -> str:
     return repr(value)[:_CELL_CHARS]
 
 
-def _tree(title: str, sql: str, columns: Mapping[str, Sequence[str]] | None) -> Tree:
-    root = build_tree(sql, known_columns(columns))
+def _tree(title: str, sql: str, columns: KnownColumns | None) -> Tree:
+    root = build_tree(sql, columns)
     tree = Tree(Text(f"{title} tree", style="bold"))
     if root is None:
         tree.add(Text("does not parse", style=_DIFFERS))

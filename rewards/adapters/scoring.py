@@ -7,8 +7,8 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from exchange import CreditSpan, UserError
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
-from rewards.execution import columns_of, gold_result
-from rewards.progress.feedback import build_feedback
+from rewards.execution import gold_result
+from rewards.progress.feedback import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
@@ -102,17 +102,10 @@ class Scorer:
     def __init__(self, config: AdapterConfig) -> None:
         self.config = config
         self._executor = Executor(config.executor)
-        self._columns_of = columns_of()
-        self.reward = build_reward(
-            config.reward,
-            columns_of=self._columns_of,
-            executor=self._executor,
-            numbers=config.env.compared,
-        )
+        self.reward = build_reward(config.reward, self._executor, config.env.compared)
         # Of the forms that `any` reads the paper's own.
-        self._feedback = build_feedback(
-            self._columns_of, form="fence" if config.env.wrapping == "fence" else "sql_tag"
-        )
+        form = "fence" if config.env.wrapping == "fence" else "sql_tag"
+        self._feedback = partial(feedback, form=form)
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
         self._told: set[object] = set()
         self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
@@ -202,15 +195,6 @@ def _advice(place: tuple[int | str, ...], given: Any) -> str:
     if is_section and isinstance(given, dict) and "kind" not in given:
         return f'; write {{"{place[0]}": {{"kind": …}}}}, with its other keys'
     return ""
-
-
-def score_replies(
-    row: Mapping[str, Any], replies: Sequence[str], settings: Mapping[str, Any]
-) -> Scored:
-    """Score the replies of one episode, with feedback on the last one."""
-    scorer, example = scorer_of(read_settings(settings)), example_of(row)
-    found = scorer.score(example, replies)
-    return replace(found, feedback=scorer.feedback(example, found.last))
 
 
 def scorer_of(config: AdapterConfig) -> Scorer:

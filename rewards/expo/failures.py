@@ -7,10 +7,11 @@ tells no place (an offset of -1), every clause that mentions the element is take
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rewards.execution import KnownColumns
 from rewards.expo.attributes import select_aliases
 from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
 from rewards.expo.names import (
@@ -24,7 +25,6 @@ from rewards.expo.names import (
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Result, SqlError
 
-Columns = Mapping[str, Sequence[str]]
 ClauseNumbers = set[int]
 
 
@@ -35,7 +35,7 @@ class _Failure:
     sql: str
     clauses: Sequence[Clause]
     place: int | None
-    columns: Columns
+    columns: KnownColumns | None
     traced: bool
 
     @property
@@ -67,8 +67,8 @@ class _Failure:
 
     def owners(self, name: str) -> set[str]:
         """Name the tables of the database that have a column, all in lower case."""
-        tables = self.columns.items()
-        return {t.lower() for t, columns in tables if any(name == c.lower() for c in columns)}
+        tables = self.columns.tables if self.columns else {}
+        return {table for table, columns in tables.items() if name in columns}
 
     def place_or(self, numbers: ClauseNumbers) -> ClauseNumbers:
         """Number the clause where SQLite stopped, else those given."""
@@ -84,18 +84,17 @@ def trace_error(
     clauses: Sequence[Clause],
     result: Result,
     *,
-    columns: Columns | None = None,
+    columns: KnownColumns | None = None,
     traced: bool = True,
 ) -> frozenset[int]:
     """Number the clauses to blame for a query that gave no table.
 
-    All of them where the message is of no known kind, or points at nothing. `columns` are names by
-    table of the database, None where unknown.
+    All of them where the message is of no known kind, or points at nothing.
     """
     everything = frozenset(range(len(clauses)))
     if not isinstance(result, SqlError) or not clauses:
         return everything
-    failure = _Failure(sql, clauses, _locate(sql, result.offset), columns or {}, traced)
+    failure = _Failure(sql, clauses, _locate(sql, result.offset), columns, traced)
     for pattern, find in _FINDERS:
         match = pattern.fullmatch(result.message)
         if match:

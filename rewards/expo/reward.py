@@ -12,8 +12,7 @@ from typing import Any, Literal
 from exchange import CreditSpan, Score
 from rewards.config import ExpoConfig
 from rewards.execution import (
-    ColumnsOf,
-    StepRunner,
+    columns_of,
     gold_result,
     is_correct,
     is_nondeterministic,
@@ -24,6 +23,7 @@ from rewards.expo.clauses import KINDS, Clause, scan_clauses
 from rewards.expo.differences import Differences, differences
 from rewards.expo.failures import trace_error
 from sqlenv.dialects import run_in_dialect
+from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Attempt, Episode, Example, Numbers, Result, SqlError, Table
 
 VerdictCase = Literal["correct", "incorrect", "error", "format"]
@@ -60,12 +60,10 @@ class ExpoReward:
         self,
         config: ExpoConfig,
         *,
-        columns_of: ColumnsOf,
-        executor: StepRunner,
+        executor: Runner,
         numbers: Numbers = "close",
     ) -> None:
         self._config, self._executor, self._numbers = config, executor, numbers
-        self._columns_of = columns_of
         # The metrics ask again for what the reward has just found.
         self._verdicts: dict[Any, ClauseVerdict] = {}
 
@@ -136,8 +134,7 @@ class ExpoReward:
             return self._judge_result(example, attempt.sql, clauses, result)
         if example.dialect != "sqlite" and isinstance(result, SqlError):
             result = replace(result, offset=-1)  # the place is one in the transpiled query
-        columns = self._columns_of(example)
-        traced = self._config.tracing
+        columns, traced = columns_of(example), self._config.tracing
         blamed = trace_error(attempt.sql, clauses, result, columns=columns, traced=traced)
         return ClauseVerdict("error", clauses, blamed)
 

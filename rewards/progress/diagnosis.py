@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from rewards.progress.normalisation import KnownColumns, known_columns
+from rewards.execution import KnownColumns
 from rewards.progress.tree import Node, Profile, build_tree, ctes, renamed
 from sqlenv.sql.cache import cached
 
@@ -52,20 +52,12 @@ class Diagnosis:
     gold_parsed: bool
 
 
-def diagnose(
-    pred_sql: str,
-    gold_sql: str,
-    columns: Mapping[str, Sequence[str]] | None = None,
-) -> Diagnosis:
+@cached(maxsize=16384)
+def diagnose(pred_sql: str, gold_sql: str, schema: KnownColumns | None) -> Diagnosis:
     """Compare the trees of a prediction, whatever the model wrote, and of the gold query.
 
-    `columns` are names by table, to find the table of an unqualified column.
+    The schema tells the table of a column that has none.
     """
-    return _diagnose(pred_sql, gold_sql, known_columns(columns))
-
-
-@cached(maxsize=16384)
-def _diagnose(pred_sql: str, gold_sql: str, schema: KnownColumns | None) -> Diagnosis:
     pred = build_tree(pred_sql, schema)
     gold = build_tree(gold_sql, schema)
     if pred is None or gold is None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from rewards.execution import ColumnsOf, is_executable
+from rewards.execution import columns_of, is_executable
 from rewards.progress.diagnosis import diagnose
-from sqlenv.envs.diagnosed import Feedback
 from sqlenv.prompts import Undiagnosed, feedback_text
 from sqlenv.types import Attempt, Example, SqlError, Wrapping
 
 
-def build_feedback(columns_of: ColumnsOf, *, form: Wrapping | None) -> Feedback:
-    """Build what tells a policy the tags of its last query, and asks for another in a form."""
-
-    def feedback(example: Example, attempt: Attempt, error: str) -> tuple[tuple[str, ...], str]:
-        found = diagnose(attempt.sql, example.gold_sql, columns_of(example))
-        why: Undiagnosed = "close"
-        is_error = isinstance(
-            attempt.result, SqlError
-        )  # also where sqlglot reads what SQLite does not
-        if is_error or not (found.pred_parsed and found.gold_parsed):
-            why = "runs" if is_executable(attempt) else "fails"
-        text = feedback_text(example, found.tags, form=form, undiagnosed=why, error=error)
-        return found.tags, text
-
-    return feedback
+def feedback(
+    example: Example, attempt: Attempt, error: str, *, form: Wrapping | None
+) -> tuple[tuple[str, ...], str]:
+    """Tell a policy the tags of its last query, and ask for another in a form (`Feedback`)."""
+    found = diagnose(attempt.sql, example.gold_sql, columns_of(example))
+    why: Undiagnosed = "close"
+    is_error = isinstance(attempt.result, SqlError)  # also where sqlglot reads what SQLite does not
+    if is_error or not (found.pred_parsed and found.gold_parsed):
+        why = "runs" if is_executable(attempt) else "fails"
+    text = feedback_text(example, found.tags, form=form, undiagnosed=why, error=error)
+    return found.tags, text

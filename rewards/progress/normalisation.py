@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from sqlglot import exp
 
+from rewards.execution import KnownColumns
 from sqlenv.sql import extraction
 
 Features = frozenset[str]
 SUBQUERY = "<sub>"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownColumns:
-    """Column names by table, lower-cased; hashed by identity."""
-
-    columns: Mapping[str, Features]
-
-
-def known_columns(columns: Mapping[str, Sequence[str]] | None) -> KnownColumns | None:
-    """Intern a schema: equal ones give the same object, so that caches can use it as a key."""
-    if columns is None:
-        return None
-    return _known(tuple((table, tuple(names)) for table, names in columns.items()))
-
-
-@lru_cache(maxsize=1024)
-def _known(key: tuple[tuple[str, tuple[str, ...]], ...]) -> KnownColumns:
-    return KnownColumns({table.lower(): frozenset(map(str.lower, names)) for table, names in key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +47,8 @@ class Writer:
         nest: Callable[[exp.Expression], None],
     ) -> None:
         self.aggregate = False
-        self._scope, self._schema, self._nest = scope, schema, nest
+        self._scope, self._nest = scope, nest
+        self._known = schema.tables if schema else {}
 
     def text(self, node: exp.Expression) -> str:
         """Write an expression in normal form."""
@@ -91,16 +73,13 @@ class Writer:
     def columns(self, alias: str) -> Features:
         """Name the columns of a source; none where it is no table of the schema."""
         table = self._scope.sources.get(alias)
-        known = self._schema.columns if self._schema else {}
-        return known.get(table, frozenset()) if table else frozenset()
+        return self._known.get(table, frozenset()) if table else frozenset()
 
     def owners(self, name: str) -> list[str]:
         """List the base tables with such a column in the nearest scope that has any."""
-        if self._schema is None:
-            return []
         for scope in self._scope.outward():
             tables = {table for table in scope.sources.values() if table}
-            owners = [t for t in tables if name in self._schema.columns.get(t, ())]
+            owners = [t for t in tables if name in self._known.get(t, ())]
             if owners:
                 return owners
         return []
@@ -130,9 +109,10 @@ class Writer:
 
     def _knows_all_columns(self) -> bool:
         """Tell whether the schema has every source in reach, so that no other column can be."""
-        known = self._schema.columns if self._schema else {}
-        return bool(known) and all(
-            table in known for scope in self._scope.outward() for table in scope.sources.values()
+        return bool(self._known) and all(
+            table in self._known
+            for scope in self._scope.outward()
+            for table in scope.sources.values()
         )
 
     def _arguments(self, node: exp.Expression) -> str:

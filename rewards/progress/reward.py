@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from exchange import Score
 from rewards.config import ProgressiveConfig
-from rewards.execution import ColumnsOf, first_match, is_correct, is_executable
+from rewards.execution import columns_of, first_match, is_correct, is_executable
 from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokens
@@ -32,9 +32,8 @@ class Alignment:
 class ProgressiveReward:
     """Rewards the progress from the first to the last query of an episode (equation 4)."""
 
-    def __init__(self, config: ProgressiveConfig, columns_of: ColumnsOf) -> None:
+    def __init__(self, config: ProgressiveConfig) -> None:
         self._config = config
-        self._columns_of = columns_of
 
     def __call__(self, episode: Episode) -> Score:
         """Score an episode: the sum of `format`, `execution`, `latency` and `alignment`.
@@ -51,8 +50,7 @@ class ProgressiveReward:
 
     def align(self, example: Example, sql: str) -> Alignment:
         """Measure F of one query, in [0, 1]: the mean of structure and words, or one of them."""
-        columns = self._columns_of(example)
-        found = diagnose(sql, example.gold_sql, columns)
+        found = diagnose(sql, example.gold_sql, columns_of(example))
         lexical = lexical_similarity(sql, example.gold_sql)
         value = {
             "both": (found.struct + lexical) / 2,

@@ -8,7 +8,8 @@ from typing import Literal
 
 from sqlglot import exp
 
-from rewards.progress.normalisation import SUBQUERY, Features, KnownColumns, NameScope, Writer
+from rewards.execution import KnownColumns
+from rewards.progress.normalisation import SUBQUERY, Features, NameScope, Writer
 from sqlenv.sql import extraction
 from sqlenv.sql.cache import cached
 

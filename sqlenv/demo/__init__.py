@@ -19,6 +19,7 @@ from sqlenv.demo.vocabulary import DOMAINS
 
 STAMP = "demo.json"
 SPLIT_FILES = {"train": "train_spider.json", "validation": "dev.json", "test": "test.json"}
+# The second one is of earlier versions.
 _OUR_FILES = {STAMP, "tables.json", "database", *SPLIT_FILES.values()}
 
 
@@ -66,7 +67,6 @@ def _fingerprint() -> str:
 
 def _write(folder: Path, config: DemoConfig) -> None:
     records: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLIT_FILES}
-    schemas = []
     for split, database in _draw_databases(config):
         path = folder / "database" / database.db_id / f"{database.db_id}.sqlite"
         path.parent.mkdir(parents=True)
@@ -85,11 +85,9 @@ def _write(folder: Path, config: DemoConfig) -> None:
             }
             for question in questions
         ]
-        schemas.append(_spider_schema(database))
-    names = {SPLIT_FILES[split]: found for split, found in records.items()}
-    for name, content in {**names, "tables.json": schemas}.items():
-        lines = ",\n".join(map(json.dumps, content))
-        (folder / name).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    for split, found in records.items():
+        lines = ",\n".join(map(json.dumps, found))
+        (folder / SPLIT_FILES[split]).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, DemoDatabase]]:
@@ -108,30 +106,3 @@ def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, DemoDatabase]]:
             signature = tuple((t.name, *sorted(c.name for c in t.columns)) for t in tables)
         seen.add(signature)
         yield split, fill(db_id, domain, tables, rng)
-
-
-def _spider_schema(database: DemoDatabase) -> dict[str, Any]:
-    names = [table.name for table in database.tables]
-    columns = [
-        (number, column) for number, table in enumerate(database.tables) for column in table.columns
-    ]
-    places = {
-        (names[number], column.name): place
-        for place, (number, column) in enumerate(columns, start=1)
-    }
-    original = [[-1, "*"], *([number, column.name] for number, column in columns)]
-    types = ["text" if column.type == "TEXT" else "number" for _, column in columns]
-    return {
-        "db_id": database.db_id,
-        "table_names_original": names,
-        "table_names": [name.replace("_", " ") for name in names],
-        "column_names_original": original,
-        "column_names": [[number, str(name).replace("_", " ")] for number, name in original],
-        "column_types": ["text", *types],
-        "primary_keys": [places[name, "id"] for name in names],
-        "foreign_keys": [
-            [places[table.name, parent.column], places[parent.table, "id"]]
-            for table in database.tables
-            for parent in table.parents
-        ],
-    }

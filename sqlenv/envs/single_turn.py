@@ -32,10 +32,10 @@ FirstPrompt = Callable[[Example], Observation]
 
 
 class Runner(Protocol):
-    """What an environment needs of the executor."""
+    """What environments and rewards need of the executor."""
 
-    def execute(self, database: Path, sql: str, /) -> Result:
-        """Run a query of the model."""
+    def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
+        """Run a query of the model, or a part of one within fewer steps."""
         ...
 
     def gold(self, database: Path, sql: str, /) -> Result:

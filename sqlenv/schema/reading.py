@@ -14,6 +14,7 @@ import apsw
 
 from exchange import UserError
 from sqlenv.executor.allowed import read_kinds
+from sqlenv.executor.database import Identity, identify
 from sqlenv.schema.reader import Reader, TableKind, open_reader
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
@@ -142,9 +143,7 @@ def read_schema(
         UserError: The file is missing or is not a SQLite database.
     """
     try:
-        stat = database.stat()
-        stamp = (stat.st_mtime_ns, stat.st_size)
-        schema = _read(database.resolve(), stamp, examples=examples, profile=profile)
+        schema = _read(identify(database), examples=examples, profile=profile)
     except OSError as error:
         raise UserError(f"{database}: cannot be read ({error.strerror})") from error
     except (apsw.Error, UnicodeDecodeError) as error:
@@ -153,11 +152,8 @@ def read_schema(
 
 
 @lru_cache(maxsize=32_768)
-def _read(
-    database: Path, stamp: tuple[int, int], *, examples: int, profile: bool
-) -> DatabaseSchema:
-    """Read a file; `stamp` makes a changed file another key of the cache."""
-    with open_reader(database) as reader:
+def _read(identity: Identity, *, examples: int, profile: bool) -> DatabaseSchema:
+    with open_reader(Path(identity[0])) as reader:
         tables = []
         for table in _tables(reader):
             look = _profiled if profile else _with_examples

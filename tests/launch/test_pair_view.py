@@ -15,6 +15,7 @@ from rich.console import Console
 
 from launch.reporting.alignment import align
 from launch.reporting.pair_view import clean, render_page
+from rewards.execution import columns_of
 from rewards.workbench import Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
@@ -26,16 +27,17 @@ from .conftest import example
 @pytest.fixture(scope="module")
 def bench():
     with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
-        yield Workbench(executor, lambda _example: {"emp": ["name", "dept", "sal"]})
+        yield Workbench(executor)
 
 
 def page(
     bench: Workbench, database: Path, gold: str, pred: str, *, width: int = 140,
     changed: Mapping[str, Any] | None = None, **how: Any,
 ) -> str:  # fmt: skip
-    score = replace(bench.score(example(database, gold), pred), **changed or {})
+    asked = example(database, gold)
+    score = replace(bench.score(asked, pred), **changed or {})
     out = Console(file=io.StringIO(), width=width, **how)
-    out.print(render_page(pred, gold, score, {"emp": ["name", "dept", "sal"]}, width=out.width))
+    out.print(render_page(pred, gold, score, columns_of(asked), width=out.width))
     assert isinstance(out.file, io.StringIO)
     return out.file.getvalue()
 

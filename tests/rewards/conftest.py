@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
+import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,18 @@ class Golds:
 
 def read(name: str) -> dict[str, Any]:
     return json.loads((DATA / f"{name}.json").read_text())
+
+
+def interpreter_of(library: str) -> str:
+    """Find a Python that has a trainer's library, or skip.
+
+    They need other versions than ours and one another's, so each may have an environment of its
+    own: MINIRL_TRL_PYTHON and so on name its interpreter.
+    """
+    module, name = {"skyrl": "skyrl_gym"}.get(library, library), f"MINIRL_{library.upper()}_PYTHON"
+    if not os.environ.get(name) and importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed here: set {name} to a Python that has it")
+    return os.environ.get(name) or sys.executable
 
 
 @pytest.fixture(scope="module")

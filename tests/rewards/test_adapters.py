@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pickle
 import re
 import subprocess
-import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +23,8 @@ from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward, replies_of
 from rewards.adapters.verl import compute_score, compute_scores
 from sqlenv.config import ExecutorConfig
+
+from .conftest import interpreter_of
 
 ROOT = Path(__file__).parents[2]
 GOLD = "SELECT name FROM singer WHERE age > 20"
@@ -93,11 +93,7 @@ def test_a_gold_query_that_does_not_run_is_named_once(database, caplog, monkeypa
     ("reply", "wrapping", "paid"),
     [
         (f"<think>…</think>\n```sql\n{GOLD}\n```", "fence", 3.0),
-        (f"…</think>\n```sql\n{GOLD}\n```", "fence", 3.0),
-        (f"…</think><sql>{GOLD}</sql>", "sql_tag", 3.0),
-        (f"<think>…</think><sql>```sql\n{GOLD}\n```</sql>", "sql_tag", 2.5),
         (f"```sqlite\n{GOLD}\n```", "fence", 2.5),
-        (f"<SQL>{GOLD}</SQL> Note: <sql> and </sql>", "sql_tag", 2.5),
         (f"…</think><sql>{GOLD}</sql>", "any", 3.0),
         (GOLD, "any", 2.5),
         (GOLD, "fence", 0.0),
@@ -256,8 +252,7 @@ def test_wrong_settings_are_one_line(settings, words):
         read_settings(settings)
 
 
-# The real libraries. They need other versions than ours and one another's, so each may have an
-# environment of its own: MINIRL_TRL_PYTHON and so on name its interpreter.
+# The real libraries.
 
 
 def readme_lines(library: str) -> str:
@@ -270,16 +265,10 @@ def readme_lines(library: str) -> str:
 
 def step(library: str, database: Path) -> dict:
     """Run the library's script and read what it printed, or skip."""
-    module = {"skyrl": "skyrl_gym"}.get(library, library)
-    python = os.environ.get(f"MINIRL_{library.upper()}_PYTHON")
-    if not python and importlib.util.find_spec(module) is None:
-        pytest.skip(
-            f"{module} is not installed here: set MINIRL_{library.upper()}_PYTHON to the "
-            "interpreter of an environment that has it"
-        )
+    python = interpreter_of(library)
     script = Path(__file__).parent / "adapters" / f"{library}_step.py"
     run = subprocess.run(
-        [python or sys.executable, str(script), str(database), readme_lines(library)],
+        [python, str(script), str(database), readme_lines(library)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,

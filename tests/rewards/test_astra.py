@@ -126,17 +126,7 @@ def test_closed_form(steps):
 
 @pytest.mark.parametrize(
     ("steps", "shape"),
-    [
-        ([1], "single"),
-        ([0, 0], "flat"),
-        ([0.2, 0.5, 1], "rising"),
-        ([0, 0, 1, 1], "rising"),
-        ([1, 1, 0.4], "falling"),
-        ([0, 1, 0], "rise_fall"),
-        ([0.8, 0.8, 0.2, 0.2, 1], "fall_rise"),
-        ([0, 1, 0, 1], "oscillating"),
-        ([0.3, 0.1 + 0.2], "flat"),  # rounding is no change
-    ],
+    read("atr")["shapes"],
 )
 def test_shapes_of_figure_2(steps, shape):
     assert shape_of(steps) == shape

@@ -11,19 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.config import ExpoConfig
+from rewards.execution import KnownColumns, columns_of
 from rewards.expo import attribution, steps
-from rewards.expo.attributes import COMPUTED, is_computed, with_attributes
+from rewards.expo.attributes import is_computed, with_attributes
 from rewards.expo.attribution import find_blamed
 from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
 from rewards.expo.steps import plan_steps
-from sqlenv.types import Result, SqlError, Table
+from sqlenv.types import Example, Result, SqlError, Table
 
 from .conftest import read
 
 DIFFERENCES, ERRORS = read("expo_differences"), read("expo_errors")
 INCORRECT, BLAME = read("expo_incorrect"), read("expo_blame")
+ATTRIBUTES = read("expo_attributes")
+KNOWN = KnownColumns({"t": frozenset("ya")})
 WORDS = (
     "select from where join left natural group by having order limit offset with as union all "
     "except values window distinct is not recursive case end over a t x.y 'it''s' \"from\" `b [c] "
@@ -88,7 +91,7 @@ def test_clauses_cover_any_text_exactly_once(sql, offset, names):
     for number, clause in enumerate(clauses):
         assert clause_at(clauses, clause.start) == clause_at(clauses, clause.end - 1) == number
     for message in MESSAGES:
-        found = trace_error(sql, clauses, SqlError(message, offset), columns={"t": ["y", "a"]})
+        found = trace_error(sql, clauses, SqlError(message, offset), columns=KNOWN)
         assert found <= set(range(len(clauses)))
         assert bool(found) == bool(clauses)
     assert len(with_attributes(sql, Table(tuple(names), ())).columns) == len(names)
@@ -105,7 +108,7 @@ def test_long_hostile_text_takes_no_time():
         start = time.thread_time()
         clauses = scan_clauses(text)
         result = SqlError("no such column: t.a", 3)
-        assert trace_error(text, clauses, result, columns={"t": ["a"]}) <= set(range(len(clauses)))
+        assert trace_error(text, clauses, result, columns=KNOWN) <= set(range(len(clauses)))
         assert time.thread_time() - start < 5, text[:10]
 
 
@@ -127,40 +130,9 @@ def test_candidates_are_those_of_table_12():
     assert len(expected) == 10
 
 
-A = "SELECT name AS n, sal + 1 AS s, age a FROM emp"
-
-
 @pytest.mark.parametrize(
     ("sql", "expected"),
-    [
-        ("SELECT name, e.sal FROM emp e", ["name", "sal"]),
-        ('SELECT (e."Name") AS x, (sal) y, `AGE` FROM emp e', ["name", "sal", "age"]),
-        ("SELECT DISTINCT name n, main.emp.sal AS s FROM emp", ["name", "sal"]),
-        ("SELECT count(*), -sal, NOT sal, 7, NULL, 'x' FROM emp", [COMPUTED] * 6),
-        (
-            "SELECT CASE WHEN sal THEN 1 END, sal IS NULL, sal COLLATE nocase FROM emp",
-            [COMPUTED] * 3,
-        ),
-        ("SELECT sal ISNULL, sum(sal) OVER w, (SELECT 1) FROM emp WINDOW w AS ()", [COMPUTED] * 3),
-        ("SELECT d.*, name AS n FROM emp, dept d", ["id", "dname", "city", "name"]),
-        ("SELECT v AS x, *, v y FROM one", ["v", "v", "v"]),
-        ("SELECT *, 1 AS name, o.* FROM one o", ["v", "name", "v"]),
-        (f"SELECT n, s, a FROM ({A})", ["name", COMPUTED, "age"]),
-        (f"SELECT q.n AS k, 1 + s FROM (one o JOIN ({A}) AS q)", ["name", COMPUTED]),
-        (f"SELECT * FROM ({A}) q", ["name", COMPUTED, "age"]),
-        (f"SELECT q.*, o.v FROM one o, ({A}) q", ["name", COMPUTED, "age", "v"]),
-        (f"WITH c AS ({A}) SELECT n AS z FROM c WHERE s > 1", ["name"]),
-        (f"WITH c AS ({A}), d AS (SELECT * FROM c) SELECT d.n FROM d", ["name"]),
-        (f"WITH c(x, y, z) AS ({A}) SELECT z, x FROM c", ["age", "name"]),
-        (
-            "WITH RECURSIVE r(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM r WHERE k < 3) "
-            "SELECT k FROM r",
-            [COMPUTED],
-        ),
-        ("SELECT name AS n FROM emp UNION SELECT city FROM dept", ["name"]),
-        ("SELECT n FROM (SELECT name AS n FROM emp UNION SELECT city FROM dept)", ["name"]),
-        ("VALUES (1, 2)", ["column1", "column2"]),
-    ],
+    ATTRIBUTES["attributes"],
 )
 def test_attributes(sql, expected, blame, executor):
     result = executor.execute(blame, sql)
@@ -175,17 +147,7 @@ def test_attributes(sql, expected, blame, executor):
 
 @pytest.mark.parametrize(
     ("sql", "expected"),
-    [
-        ("SELECT count(*), max(sal) AS m FROM emp", True),
-        ("SELECT sal + 1 FROM emp UNION SELECT 7", True),
-        ("SELECT sal + 1 FROM emp UNION SELECT sal FROM emp", False),
-        ("SELECT count(*), name FROM emp", False),
-        ("SELECT * FROM emp", False),
-        ("SELECT sum(sal) OVER w FROM emp WINDOW w AS (ORDER BY name)", True),
-        # What a subquery computes is not computed by SELECT.
-        ("SELECT c FROM (SELECT count(*) AS c FROM emp)", False),
-        ("", False),
-    ],
+    ATTRIBUTES["computed"],
 )
 def test_queries_that_compute_all_their_outputs(sql, expected):
     assert is_computed(sql) is expected
@@ -252,10 +214,7 @@ def test_errors(case, failing, executor):
     result = SqlError(*case["error"]) if "error" in case else executor.execute(failing, sql)
     assert isinstance(result, SqlError)
     assert result.message == case.get("message", result.message)
-    columns = {
-        text.split()[2]: [part.split()[0] for part in text[text.index("(") + 1 : -1].split(",")]
-        for text in ERRORS["database"]
-    }
+    columns = columns_of(Example("", "", "", failing, ""))
     found = trace_error(
         sql,
         clauses,

@@ -24,7 +24,7 @@ def attempt(*, correct: bool, kind: AttemptKind = "answer") -> Attempt:
 def test_only_the_answer_is_paid():
     """The last attempt, and only one that answers: a call of a tool may give the right rows."""
     nothing = Golds(SqlError(""))
-    reward = build_reward(ExecutionConfig(), columns_of=lambda _: None, executor=nothing)
+    reward = build_reward(ExecutionConfig(), nothing)
     right, wrong, call = (
         attempt(correct=True),
         attempt(correct=False),
@@ -46,5 +46,5 @@ def test_right_by_another_gold_or_its_own_rule_is_paid_in_full(own):
     right = Attempt(answer_of("SELECT 2", "any"), Table(("a",), ((2,),)), correct=True)
     gold = Golds(Table(("a",), ((1,),)))
     for config, total in ((PaverlConfig(), 10), (AstraConfig(), 1)):
-        reward = build_reward(config, columns_of=lambda _: None, executor=gold)
+        reward = build_reward(config, gold)
         assert reward(Episode(replace(EXAMPLE, **own), (right,))).total == pytest.approx(total)

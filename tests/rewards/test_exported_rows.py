@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import shlex
 import sqlite3
 import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from itertools import product
@@ -27,6 +25,8 @@ from rewards.adapters.trl import SqlReward
 from rewards.adapters.verl import compute_score
 from sqlenv.types import Example
 from tests.launch.downloads import make_spider
+
+from .conftest import interpreter_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -100,18 +100,11 @@ def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
 
 @pytest.mark.parametrize("trainer", ["trl", "verl", "skyrl"])
 def test_the_real_library_takes_a_step_with_them(place: Path, trainer: str):
-    module = {"skyrl": "skyrl_gym"}.get(trainer, trainer)
-    python = os.environ.get(f"MINIRL_{trainer.upper()}_PYTHON")
-    if not python and importlib.util.find_spec(module) is None:
-        pytest.skip(
-            f"{module} is not installed here: set MINIRL_{trainer.upper()}_PYTHON to the "
-            "interpreter of an environment that has it"
-        )
+    interpreter = interpreter_of(trainer)
     ((words, _, out),) = (one for one in COMMANDS if one[1] == trainer)
     name = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}[trainer]
     ((_, block),) = re.findall(rf"^({name} loads .*:\n\n)((?: {{4}}.*\n)+)", PAGE, re.M)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    interpreter = python or sys.executable
     for line in (
         ["-m", "launch.prepare", *shlex.split(words), *SMALL],
         [

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from exchange import Score
 from rewards.compose import Reward, build_reward
 from rewards.config import RewardConfig
-from rewards.execution import columns_of
 from sqlenv.config import AnswerConfig, DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.demo import generate
@@ -81,13 +80,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     source = SourceConfig(layout="spider", path=folder, file="train_spider.json")
     examples = load(DataConfig(sources=(source,))).examples
     config = ExecutorConfig(isolation="thread", workers=1, timeout_s=5, max_steps=300_000)
-    columns = columns_of()
     with Executor(config) as executor:
         rewards = {
             name: build_reward(
                 TypeAdapter(RewardConfig).validate_python(family.settings),
-                columns_of=columns,
-                executor=executor,
+                executor,
             )
             for name, family in FAMILIES.items()
         }

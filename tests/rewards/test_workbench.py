@@ -35,7 +35,7 @@ def shifts(make_database) -> Path:
 def bench():
     config = ExecutorConfig(isolation="thread", workers=1, timeout_s=1, max_steps=2_000_000)
     with Executor(config) as executor:
-        yield Workbench(executor, lambda _example: {"emp": ["name", "dept", "sal"]})
+        yield Workbench(executor)
 
 
 def example(database: Path, gold: str) -> Example:
@@ -45,7 +45,7 @@ def example(database: Path, gold: str) -> Example:
 @pytest.mark.parametrize("numbers", get_args(Numbers))
 @pytest.mark.parametrize("case", LAST_BITS["cases"], ids=lambda case: case["id"])
 def test_all_families_say_the_same_of_last_bits(case, numbers, shifts, executor):
-    bench = Workbench(executor, lambda _example: None, numbers)
+    bench = Workbench(executor, numbers)
     record = bench.score(example(shifts, case["gold"]), case["pred"]).record()
     found = {
         "ex": [record["ex"][mode] for mode in MODES],

@@ -29,6 +29,9 @@ CREATE VIRTUAL TABLE words USING fts5(body);
 INSERT INTO words VALUES ('hello world'), ('goodbye');
 """
 
+ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
+MEMORY_BOMB = "SELECT count(*) FROM (SELECT DISTINCT n || hex(zeroblob(40000)) FROM number)"
+
 # Small limits: every statement of the corpus ends in a moment.
 SMALL: dict[str, Any] = {
     "workers": 2,
@@ -83,6 +86,13 @@ def spider_folder(tmp_path: Path) -> Path:
     """A folder in Spider's layout, without questions."""
     data_folders.make_database(tmp_path / "database")
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Executor]:
+    """An executor for tests of what uses one."""
+    with Executor(ExecutorConfig(workers=1)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])

@@ -13,12 +13,11 @@ from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge_case
 from sqlenv.executor import Executor
 from sqlenv.types import ExecutionMatch, SqlError, Table
 from tests.sqlenv.cases import read_cases
-from tests.sqlenv.conftest import make_file
+from tests.sqlenv.conftest import ENDLESS, make_file
 
 DB = Path("db")
 ALL = "SELECT a, b FROM t"
 PAIRS = "SELECT 1, 10 UNION ALL SELECT 2, 20"
-ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +86,7 @@ def test_slow_queries_are_wrong_and_hold_nothing_up(files, isolation):
 
 @pytest.mark.parametrize(
     ("name", "seconds", "score", "is_late"),
-    [
-        ("bird_ex", 15, 1, False),  # 30 s are for both queries
-        ("bird_ex", 16, 0, True),
-        ("omnisql_bird", 5, 1, False),
-        ("omnisql_bird", 6, 0, True),
-        ("omnisql_spider_ex", 10, 1, False),  # for the prediction alone
-        ("omnisql_spider_ex", 11, 0, True),
-        ("spider_ex", 59, 1, False),
-        ("set", 59, 1, False),
-    ],
+    read_cases("where time decides"),
 )
 def test_it_is_told_where_time_decides(name, seconds, score, is_late, files, monkeypatch):
     database, _ = files

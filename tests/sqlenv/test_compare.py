@@ -10,39 +10,17 @@ from hypothesis import strategies as st
 
 from sqlenv.evaluators.equality import matches
 from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
+from tests.sqlenv.cases import read_cases, table
 
 MODES: list[Any] = ["set", "bag", "bag_ordered", "test_suite"]
 
 
-def table(*rows: Any) -> Table:
-    return Table(tuple("abc"[: len(rows[0])] if rows else "a"), rows)
-
-
 @pytest.mark.parametrize(
     ("predicted", "gold", "gold_sql", "expected"),
-    [
-        # In the order of MODES.
-        ([(1,), (2,)], [(1,), (2,)], "SELECT a", (True, True, True, True)),
-        ([(2,), (1,)], [(1,), (2,)], "SELECT a", (True, True, True, True)),
-        ([(2,), (1,)], [(1,), (2,)], "SELECT a ORDER BY a", (True, True, False, False)),
-        ([(1,), (1,)], [(1,)], "SELECT a", (True, False, False, False)),
-        ([(1,), (1,), (2,)], [(1,), (2,), (2,)], "SELECT a", (True, False, False, False)),
-        ([], [], "SELECT a ORDER BY a", (True, True, True, True)),
-        ([(1,)], [], "SELECT a", (False, False, False, False)),
-        ([(1.0,)], [(1,)], "SELECT a", (True, True, True, True)),
-        ([("1",)], [(1,)], "SELECT a", (False, False, False, False)),
-        ([(b"1",)], [("1",)], "SELECT a", (False, False, False, False)),
-        ([(0.1 + 0.2,)], [(0.3,)], "SELECT a", (False, False, False, False)),
-        ([(None,)], [(None,)], "SELECT a", (True, True, True, True)),
-        ([(None,)], [("",)], "SELECT a", (False, False, False, False)),
-        ([(1, 2)], [(2, 1)], "SELECT a, b", (False, False, False, True)),
-        ([(1, 2)], [(1,)], "SELECT a", (False, False, False, False)),
-    ],
+    read_cases("modes: set, bag, bag_ordered, test_suite"),
 )
 def test_modes(predicted: Any, gold: Any, gold_sql: str, expected: tuple[bool, ...]) -> None:
-    found = [
-        matches(table(*predicted), table(*gold), mode=mode, gold_sql=gold_sql) for mode in MODES
-    ]
+    found = [matches(table(predicted), table(gold), mode=mode, gold_sql=gold_sql) for mode in MODES]
     assert tuple(found) == expected
 
 
@@ -50,8 +28,8 @@ def test_modes(predicted: Any, gold: Any, gold_sql: str, expected: tuple[bool, .
 def test_what_is_not_a_table_never_matches(mode: Any) -> None:
     for result in (SqlError("x"), TimedOut("wall"), TooLarge("rows"), Denied("PRAGMA")):
         assert not matches(result, result, mode=mode)
-        assert not matches(table((1,)), result, mode=mode)
-        assert not matches(result, table((1,)), mode=mode)
+        assert not matches(table([(1,)]), result, mode=mode)
+        assert not matches(result, table([(1,)]), mode=mode)
 
 
 wide_rows = st.integers(1, 4).flatmap(
@@ -59,10 +37,6 @@ wide_rows = st.integers(1, 4).flatmap(
         st.tuples(*[st.sampled_from([0, 1, None, "0"])] * width), min_size=1, max_size=5
     )
 )
-
-
-def wide(rows: Any) -> Table:
-    return Table(tuple("abcd"[: len(rows[0])]), tuple(rows))
 
 
 @given(wide_rows, wide_rows, st.randoms(use_true_random=False))
@@ -76,10 +50,10 @@ def test_suite_rule_tries_every_order_of_columns(left: Any, right: Any, random: 
             Counter(tuple(row[i] for i in order) for row in b) == Counter(a) for order in orders
         )
 
-    assert matches(wide(right), wide(left), mode="test_suite") == by_hand(left, right)
+    assert matches(table(right), table(left), mode="test_suite") == by_hand(left, right)
     order = random.sample(range(len(left[0])), len(left[0]))
     moved = [tuple(row[i] for i in order) for row in random.sample(left, len(left))]
-    assert matches(wide(moved), wide(left), mode="test_suite")
+    assert matches(table(moved), table(left), mode="test_suite")
 
 
 def test_the_search_for_an_order_of_columns_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exchange import UserError
-from sqlenv.config import ExecutorConfig, SingleTurnConfig
+from sqlenv.config import SingleTurnConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.envs.single_turn import judge_reply
-from sqlenv.executor import Executor
 
 from .data_folders import bird, load_one, make_database, write
 
@@ -29,16 +29,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def executor():
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as made:
-        yield made
-
-
-def lay(folder: Path, *records: dict[str, Any], executor=None, pin: str = "") -> Any:
+def lay(folder: Path, *records: dict[str, Any], runner=None, pin: str = "") -> Any:
     write(folder / "fixed.json", list(records))
     corrections = f"{folder / 'fixed.json'}{pin}"
-    return load_one(folder, "bird", executor, split="dev", corrections=corrections)
+    return load_one(folder, "bird", runner, split="dev", corrections=corrections)
 
 
 def test_published_forms_are_read(folder):
@@ -79,51 +73,31 @@ def test_a_file_is_pinned_by_its_hash(folder):
 
 
 GOOD: dict[str, Any] = {"question_id": 9, "db_id": "band", "gold_sql": "SELECT 3"}
-DAMAGED: dict[str, tuple[list[Any], str]] = {
-    "unknown id": ([GOOD, {**GOOD, "question_id": 8}], "1 corrections are of no question"),
-    "no id": ([{"db_id": "band", "SQL": "SELECT 1"}], "record 0: question_id: Field required"),
-    "other database": ([{**GOOD, "db_id": "orchestra"}], "is about database orchestra, but"),
-    "failing SQL": (
-        [{**GOOD, "gold_sql": "SELECT nme FROM band"}],
-        "its gold query fails (no such",
-    ),
-    "no SQL": ([{**GOOD, "gold_sql": 5}], "record 0: gold_sql: "),
-    "bad rule": (
-        [{**GOOD, "grading_method": "subset,<,3"}],
-        "grading_method: 'subset,<,3' is none",
-    ),
-    "twice": ([GOOD, GOOD], "record 1: a second correction of question 9"),
-    "other question": (
-        [{**GOOD, "original_query": "SELECT 5", "original_question": "Who?"}],
-        "corrects another question than bird/dev/1",
-    ),
-    "not a list": (["SELECT 1"], "record 0 is not an object"),
-    "alternatives": ([{**GOOD, "alternatives": "SELECT 4"}], "record 0: alternatives: "),
-}
+DAMAGED = json.loads((Path(__file__).parents[1] / "data/damaged_corrections.json").read_text())
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_corrections_are_told_in_a_line(folder, executor, name):
+def test_damaged_corrections_are_told_in_a_line(folder, runner, name):
     records, words = DAMAGED[name]
     with pytest.raises(UserError) as caught:
-        lay(folder, *records, executor=executor)
+        lay(folder, *records, runner=runner)
     assert words in str(caught.value)
     assert str(folder / "fixed.json") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_training_pays_for_every_gold_and_by_the_questions_own_rule(folder, executor):
+def test_training_pays_for_every_gold_and_by_the_questions_own_rule(folder, runner):
     fixed = [
         {**GOOD, "alternatives": ["SELECT count(DISTINCT id) + 1 FROM band"]},
         {"question_id": 7, "db_id": "band", "SQL": "SELECT 'x' UNION SELECT 'y'",
          "grading_method": "subset,=,1"},
     ]  # fmt: skip
-    first, second = lay(folder, *fixed, executor=executor).examples
-    bits = lay(folder, {**GOOD, "alternatives": ["SELECT 0.3"]}, executor=executor).examples[1]
+    first, second = lay(folder, *fixed, runner=runner).examples
+    bits = lay(folder, {**GOOD, "alternatives": ["SELECT 0.3"]}, runner=runner).examples[1]
     config = SingleTurnConfig(match="bag_ordered")
 
     def is_right(example: Any, sql: str) -> bool:
-        return judge_reply(example, f"<sql>{sql}</sql>", executor, config).correct
+        return judge_reply(example, f"<sql>{sql}</sql>", runner, config).correct
 
     # Numbers are as close to any of the golds as to the first.
     assert is_right(bits, "SELECT 0.1 + 0.2")

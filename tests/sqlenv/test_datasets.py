@@ -7,21 +7,14 @@ from collections import Counter
 import pytest
 
 from exchange import UserError
-from sqlenv.config import DataConfig, ExecutorConfig
+from sqlenv.config import DataConfig
 from sqlenv.data import index as question_index
 from sqlenv.data.layouts import SETS
 from sqlenv.data.loading import load, read_all
-from sqlenv.executor import Executor
 from sqlenv.schema.reading import Described, read_schema
 from sqlenv.schema.rendering import render_schema
 
 from .data_folders import bird, load_one, make_database, spider, write
-
-
-@pytest.fixture(scope="module")
-def runner():
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as made:
-        yield made
 
 
 def ids(data):

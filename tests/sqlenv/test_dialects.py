@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.config import DataConfig, ExecutorConfig, SingleTurnConfig, SourceConfig
+from sqlenv.config import DataConfig, SingleTurnConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.data.sources import NOT_TRANSPILED, OTHER_ENGINE, by_running
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.equality import matches
-from sqlenv.executor import Executor
 from sqlenv.prompts import first_observation
 from sqlenv.types import Example, SqlError, Table
 from tests.sqlenv.conftest import make_file
@@ -33,17 +32,11 @@ def database(tmp_path: Path) -> Path:
     return make_file(tmp_path / "t.sqlite", CASES["tables"])
 
 
-@pytest.fixture
-def executor():
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as one:
-        yield one
-
-
 @pytest.mark.parametrize("case", CASES["same"], ids=lambda case: case["id"])
-def test_what_is_carried_over_gives_the_engines_rows(case, database, executor):
+def test_what_is_carried_over_gives_the_engines_rows(case, database, runner):
     text = transpile(case["sql"], case["dialect"])
     assert isinstance(text, str), text
-    result = executor.execute(database, text)
+    result = runner.execute(database, text)
     assert isinstance(result, Table), (text, result)
     rows = [list(row) for row in result.rows]
     if case.get("about"):  # 5.55 lies a little below or above in binary
@@ -62,10 +55,10 @@ def test_what_would_change_its_meaning_is_refused(case):
 
 
 @pytest.mark.parametrize("case", CASES["stopped"], ids=lambda case: case["id"])
-def test_what_only_the_data_can_tell_stops_the_query(case, database, executor):
+def test_what_only_the_data_can_tell_stops_the_query(case, database, runner):
     text = transpile(case["sql"], case["dialect"])
     assert isinstance(text, str)
-    result = executor.execute(database, text)
+    result = runner.execute(database, text)
     assert isinstance(result, SqlError)
     assert case["words"] in result.message
 
@@ -117,12 +110,12 @@ def test_no_text_raises(text):
 # In an episode.
 
 
-def test_predictions_are_executed_carried_over(database, executor):
+def test_predictions_are_executed_carried_over(database, runner):
     gold = "SELECT a FROM t WHERE name = 'ADA'"
     example = Example("1", "?", "t", database, gold, dialect="mysql")
     env = SingleTurn(
         SingleTurnConfig(),
-        executor=executor,
+        executor=runner,
         first_prompt=lambda e: first_observation(e, "schema", style="omnisql"),
     )
     episode, prompt = env.reset(example)
@@ -142,7 +135,7 @@ def test_predictions_are_executed_carried_over(database, executor):
     assert found.result == Table(("a",), ())
 
 
-def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor):
+def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, runner):
     folder = tmp_path / "data" / "database" / "t"
     folder.mkdir(parents=True)
     make_file(folder / "t.sqlite", CASES["tables"])
@@ -161,7 +154,7 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor)
     ]
     (tmp_path / "data" / "dev.json").write_text(json.dumps(records))
     source = SourceConfig(layout="spider", path=tmp_path / "data", split="dev", dialect="mysql")
-    loaded = load(DataConfig(sources=(source,)), check=by_running(executor))
+    loaded = load(DataConfig(sources=(source,)), check=by_running(runner))
     assert [(e.question, e.dialect) for e in loaded.examples] == [
         ("0?", "mysql"), ("2?", "postgres"), ("3?", "sqlite")
     ]  # fmt: skip
@@ -173,7 +166,7 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor)
     assert "1 not transpiled to SQLite" in report.line()
 
 
-def test_real_pairs_of_postgresql_and_sqlite_agree(shared, executor):
+def test_real_pairs_of_postgresql_and_sqlite_agree(shared, runner):
     """BIRD's mini-dev has each gold query for both engines, written by people."""
     folder = shared / "data" / "bird_dev"
     pairs = [
@@ -188,6 +181,6 @@ def test_real_pairs_of_postgresql_and_sqlite_agree(shared, executor):
         text = transpile(record["SQL"], "postgres")
         assert isinstance(text, str), text
         carried, written = (
-            executor.execute(database, sql) for sql in (text, plain[record["question_id"]])
+            runner.execute(database, sql) for sql in (text, plain[record["question_id"]])
         )
         assert matches(carried, written, mode="set"), text

@@ -11,14 +11,12 @@ import pytest
 from sqlenv.config import (
     AgenticConfig,
     DiagnosedConfig,
-    ExecutorConfig,
     SingleTurnConfig,
 )
 from sqlenv.envs.build import build_environment
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.comparators import Case
-from sqlenv.executor import Executor
 from sqlenv.prompts import feedback_text
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Attempt, Example, Message, Observation, SqlError, Table
@@ -27,12 +25,6 @@ TAGS = ("WHERE_ERROR", "SELECT_ERROR")
 RIGHT = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20</sql>"
 WRONG = "<think>a</think><sql>SELECT name FROM singer</sql>"
 BROKEN = "<think>a</think><sql>SELECT missing FROM singer</sql>"
-
-
-@pytest.fixture(scope="module")
-def executor():
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
-        yield executor
 
 
 def first_prompt(example: Example) -> Observation:
@@ -52,13 +44,13 @@ class Recorder:
         return TAGS, feedback_text(example, TAGS, error=error)
 
 
-def diagnosed(executor, feedback, **settings) -> Diagnosed:
+def diagnosed(runner, feedback, **settings) -> Diagnosed:
     config = DiagnosedConfig(**settings)
-    return Diagnosed(config, executor=executor, first_prompt=first_prompt, feedback=feedback)
+    return Diagnosed(config, executor=runner, first_prompt=first_prompt, feedback=feedback)
 
 
-def test_single_turn_judges_one_reply(executor, example):
-    env = SingleTurn(SingleTurnConfig(), executor=executor, first_prompt=first_prompt)
+def test_single_turn_judges_one_reply(runner, example):
+    env = SingleTurn(SingleTurnConfig(), executor=runner, first_prompt=first_prompt)
     start, observation = env.reset(example)
     assert observation == first_prompt(example)
     for reply, correct in [(RIGHT, True), (WRONG, False), (BROKEN, False)]:
@@ -68,9 +60,9 @@ def test_single_turn_judges_one_reply(executor, example):
     assert start.attempts == ()
 
 
-def test_diagnosed_goes_on_until_the_first_match(executor, example):
+def test_diagnosed_goes_on_until_the_first_match(runner, example):
     feedback = Recorder()
-    env = diagnosed(executor, feedback)
+    env = diagnosed(runner, feedback)
     episode, _ = env.reset(example)
     episode, observation = env.step(episode, WRONG)
     assert observation is not None
@@ -87,9 +79,9 @@ def test_diagnosed_goes_on_until_the_first_match(executor, example):
 
 
 @pytest.mark.parametrize("turns", [1, 4])
-def test_diagnosed_ends_after_its_turns(executor, example, turns):
+def test_diagnosed_ends_after_its_turns(runner, example, turns):
     feedback = Recorder()
-    env = diagnosed(executor, feedback, turns=turns)
+    env = diagnosed(runner, feedback, turns=turns)
     episode, observation = env.reset(example)
     replies = 0
     while observation is not None:
@@ -116,11 +108,11 @@ def test_reply_without_a_complete_block_is_an_error_that_never_runs(example, rep
     assert isinstance(attempt.result, SqlError)
 
 
-def test_the_databases_message_is_told_on_demand(executor, example):
+def test_the_databases_message_is_told_on_demand(runner, example):
     silent, telling = Recorder(), Recorder()
-    env = diagnosed(executor, silent)
+    env = diagnosed(runner, silent)
     env.step(env.reset(example)[0], BROKEN)
-    env = diagnosed(executor, telling, feedback_exec_error=True)
+    env = diagnosed(runner, telling, feedback_exec_error=True)
     _, observation = env.step(env.reset(example)[0], BROKEN)
     assert silent.calls == [("SELECT missing FROM singer", "")]
     assert telling.calls == [("SELECT missing FROM singer", "no such column: missing")]
@@ -135,10 +127,10 @@ LUCK = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20 + 0 * random
 
 
 @pytest.mark.parametrize("config", [SingleTurnConfig, DiagnosedConfig, AgenticConfig])
-def test_luck_is_wrong(executor, example, config):
+def test_luck_is_wrong(runner, example, config):
     settings = config(wrapping="sql_tag")
     env = build_environment(
-        settings, executor=executor, first_prompt=first_prompt, feedback=Recorder()
+        settings, executor=runner, first_prompt=first_prompt, feedback=Recorder()
     )
     episode, _ = env.step(env.reset(example)[0], LUCK)
     [attempt] = episode.attempts
@@ -150,10 +142,10 @@ def test_luck_is_wrong(executor, example, config):
 
 @pytest.mark.parametrize("config", [SingleTurnConfig, DiagnosedConfig, AgenticConfig])
 def test_a_gold_that_reads_the_clock_is_right_and_a_date_written_out_is_not(
-    executor, example, config
+    runner, example, config
 ):
     env = build_environment(
-        config(wrapping="sql_tag"), executor=executor, first_prompt=first_prompt,
+        config(wrapping="sql_tag"), executor=runner, first_prompt=first_prompt,
         feedback=Recorder(),
     )  # fmt: skip
     gold = "SELECT name, strftime('%Y', 'now') - age FROM singer WHERE date('now') > '2020'"
@@ -168,8 +160,8 @@ def test_a_gold_that_reads_the_clock_is_right_and_a_date_written_out_is_not(
         assert episode.attempts[-1].correct == correct, sql
 
 
-def test_official_verdicts_know_no_luck(executor, example):
+def test_official_verdicts_know_no_luck(runner, example):
     sql = LUCK.partition("<sql>")[2].removesuffix("</sql>")
     names = ("set", "bird_ex", "spider_ex", "omnisql_bird")
-    [judged] = executor.judge([Case(sql, example.gold_sql, example.database)], names)
+    [judged] = runner.judge([Case(sql, example.gold_sql, example.database)], names)
     assert judged.scores == dict.fromkeys(names, 1.0)

@@ -21,14 +21,12 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.conftest import SMALL, make_file
+from tests.sqlenv.conftest import ENDLESS, MEMORY_BOMB, SMALL, make_file
 from tests.sqlenv.hostile import Measured, read_hostile
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
 LATE = "TimedOut wall"
-ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
-MEMORY_BOMB = "SELECT count(*) FROM (SELECT DISTINCT n || hex(zeroblob(40000)) FROM number)"
 # The settings' own limits but for fewer steps, which end the endless ones soon.
 USUAL: dict[str, Any] = {"timeout_s": 8, "max_steps": 5_000_000}
 CASES = read_hostile()

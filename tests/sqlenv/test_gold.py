@@ -11,11 +11,7 @@ from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.conftest import make_file
-
-ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
-
-MEMORY_BOMB = "SELECT count(*) FROM (SELECT DISTINCT n || hex(zeroblob(40000)) FROM number)"
+from tests.sqlenv.conftest import ENDLESS, MEMORY_BOMB, make_file
 
 
 def make_executor(cache: Path | None = None, **settings: Any) -> Executor:
@@ -34,15 +30,6 @@ def count_runs(executor: Executor) -> list[str]:
 
     executor.execute_many = noting
     return ran
-
-
-def test_a_gold_query_runs_once(database: Path) -> None:
-    with make_executor() as executor:
-        ran = count_runs(executor)
-        first = executor.gold(database, "SELECT name FROM city ORDER BY name LIMIT 1")
-        assert first == Table(("name",), (("Berlin",),))
-        assert executor.gold(database, "SELECT name FROM city ORDER BY name LIMIT 1") is first
-        assert len(ran) == 1
 
 
 @pytest.mark.parametrize(

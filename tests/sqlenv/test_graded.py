@@ -11,45 +11,12 @@ from sqlenv.config import OFFICIAL
 from sqlenv.evaluators.comparators import Case
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
 from sqlenv.executor import Executor
-from sqlenv.types import Row, Table
-
-AB: list[Row] = [("a", 1), ("b", 2)]
-THREE: list[Row] = [("a",), ("b",), ("c",)]
-
-
-def table(rows: list[Row]) -> Table:
-    return Table(("x",) * len(rows[0]) if rows else (), tuple(rows))
+from tests.sqlenv.cases import read_cases, table
 
 
 @pytest.mark.parametrize(
     ("method", "predicted", "gold", "expected"),
-    [
-        ("set", [("b", 2), ("a", 1), ("a", 1)], AB, True),
-        ("set", [(2, "b"), (1, "a")], AB, True),  # the order of cells in a row does not count
-        ("set", [("a", "1"), ("b", "2")], AB, True),  # cells are text
-        ("set", [("a", 1.0), ("b", 2.0)], AB, False),
-        ("set", [("a",), ("b",)], AB, False),
-        ("set", [], [], True),
-        ("set", [], AB, False),
-        ("set", [(None,), (" ",), ("a",)], [("a",)], True),  # rows of nothing do not count
-        ("multiset", AB[::-1], AB, True),
-        (" multiset", [*AB, ("a", 1)], AB, False),
-        ("list", AB, AB, True),
-        ("list", AB[::-1], AB, False),
-        ("subset,=,2", [("c",), ("a",)], THREE, True),
-        ("subset,=,2", [("c",), ("a",), ("a",)], THREE, True),  # distinct rows are counted
-        ("subset,=,2", THREE, THREE, False),
-        ("subset,=,2", [("c",), ("d",)], THREE, False),
-        ("subset,>=,2", THREE, THREE, True),
-        ("subset,>=,2", [("c",)], THREE, False),
-        ("subset", [("c",)], THREE, True),
-        # One number may be off by a hundredth of the gold's.
-        ("multiset", [(0.335,)], [(0.3333,)], True),
-        ("multiset", [("33",)], [(33.0,)], True),
-        ("multiset", [(0.34,)], [(0.3333,)], False),
-        ("set", [(None,)], [(0,)], False),
-        ("set", [(0,)], [(0,)], True),
-    ],
+    read_cases("a question's own rule"),
 )
 def test_a_question_has_its_own_rule(method, predicted, gold, expected):
     found = is_graded_right(table(predicted), table(gold), GradingMethod.parse(method))
@@ -58,14 +25,7 @@ def test_a_question_has_its_own_rule(method, predicted, gold, expected):
 
 @pytest.mark.parametrize(
     ("predicted", "gold", "expected"),
-    [
-        ([(2, "b"), (1, "a")], AB, True),
-        ([*AB, ("a", 1)], AB, False),
-        ([("33",)], [(33,)], True),
-        ([(33.0,)], [(33,)], False),
-        ([(None,)], [], False),
-        ([], [], True),
-    ],
+    read_cases("BIRD-Platinum's strict rule"),
 )
 def test_the_strict_rule(predicted, gold, expected):
     assert is_strictly_equal(table(predicted), table(gold)) == expected

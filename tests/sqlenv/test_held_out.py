@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exchange import UserError
-from sqlenv.config import DataConfig, ExecutorConfig
+from sqlenv.config import DataConfig
 from sqlenv.data.held_out import hold_out, validation_of
 from sqlenv.data.loading import LoadedData, load
 from sqlenv.data.sources import by_running
@@ -24,12 +24,6 @@ LAYOUTS = {
     "spider": ("train_spider.json", "query", "database"),
     "synsql": ("data.json", "sql", "databases"),
 }
-
-
-@pytest.fixture(scope="module")
-def executor():
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as made:
-        yield made
 
 
 def make(folder: Path, layout: str, golds: dict[str, list[str]]) -> dict[str, Any]:
@@ -50,14 +44,14 @@ def make(folder: Path, layout: str, golds: dict[str, list[str]]) -> dict[str, An
 
 
 def split(
-    config: DataConfig, count: int, executor: Executor
+    config: DataConfig, count: int, runner: Executor
 ) -> tuple[frozenset[str], LoadedData, LoadedData]:
     """Hold out, and load what is left and what is held out."""
-    held = hold_out(config, count, by_running(executor))
-    rest = load(config, check=by_running(executor), accept=lambda db_id: db_id not in held)
+    held = hold_out(config, count, by_running(runner))
+    rest = load(config, check=by_running(runner), accept=lambda db_id: db_id not in held)
     own = load(
         validation_of(config, count),
-        check=by_running(executor),
+        check=by_running(runner),
         accept=lambda db_id: db_id in held,
     )
     assert databases(own) <= held
@@ -69,52 +63,52 @@ def databases(data: LoadedData) -> set[str]:
     return {example.db_id for example in data.examples}
 
 
-def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path, executor):
+def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path, runner):
     """30 databases of 10 questions, of which one fails: 270 may stay, 200 and 23 are asked for."""
     golds = {f"d{number}": [RIGHT] * 9 + [WRONG] for number in range(30)}
     source = make(tmp_path, "bird", golds)
     for seed in range(3):
         config = DataConfig(sources=(source,), total=200, seed=seed)
-        held, rest, own = split(config, 23, executor)
+        held, rest, own = split(config, 23, runner)
         assert (len(rest.examples), len(own.examples)) == (200, 23)
         # 300 * 23 / 223 = 30.9 questions: the fourth database is the one that exceeds it least.
         assert len(held) == 4
 
 
-def test_a_database_without_a_sound_gold_validates_nothing_alone(tmp_path, executor):
+def test_a_database_without_a_sound_gold_validates_nothing_alone(tmp_path, runner):
     """Three databases of four cannot be judged by: enough are held out until one is that can."""
     golds = {f"d{number}": [RIGHT if number % 4 == 0 else WRONG] * 6 for number in range(20)}
     source = make(tmp_path, "bird", golds)
     for seed in range(4):
-        _, rest, own = split(DataConfig(sources=(source,), seed=seed), 5, executor)
+        _, rest, own = split(DataConfig(sources=(source,), seed=seed), 5, runner)
         assert len(own.examples) == 5
         assert len(rest.examples) == 30 - 6 * len(databases(own))
 
 
-def test_of_a_mixture_every_source_gives_its_share(tmp_path, executor):
+def test_of_a_mixture_every_source_gives_its_share(tmp_path, runner):
     sources = []
     for layout, count in (("bird", 8), ("spider", 6), ("synsql", 60)):
         (tmp_path / layout).mkdir()
         golds = {f"{layout}{number}": [RIGHT] * 5 for number in range(count)}
         weight = {"weight": 2 if layout == "synsql" else 1}
         sources.append(make(tmp_path / layout, layout, golds) | weight)
-    held, rest, own = split(DataConfig(sources=tuple(sources), total=40), 12, executor)
+    held, rest, own = split(DataConfig(sources=tuple(sources), total=40), 12, runner)
     assert Counter(e.source for e in own.examples) == {"bird": 3, "spider": 3, "synsql": 6}
     assert Counter(e.source for e in rest.examples) == {"bird": 10, "spider": 10, "synsql": 20}
     # A share of 6 in 26 of SynSQL's 300 questions are 70: questions come from many databases.
     assert Counter(name[:4] for name in held)["syns"] == 14
 
 
-def test_more_than_there_is_is_refused(tmp_path, executor):
+def test_more_than_there_is_is_refused(tmp_path, runner):
     config = DataConfig(sources=(make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
     with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
-        hold_out(config, 4, by_running(executor))
-    assert hold_out(config, 3, by_running(executor)) == {"a"}
+        hold_out(config, 4, by_running(runner))
+    assert hold_out(config, 3, by_running(runner)) == {"a"}
     # Of several sources the one that has too few is named.
     large = make(tmp_path, "synsql", {f"s{number}": [RIGHT] * 9 for number in range(9)})
     both = config.model_validate({"sources": [large, config.sources[0]]})
     with pytest.raises(UserError, match=r": there are 6 questions of 2 .* in bird/train; "):
-        hold_out(both, 8, by_running(executor))
+        hold_out(both, 8, by_running(runner))
 
 
 def test_excluded_databases_are_left_out_and_counted(tmp_path):

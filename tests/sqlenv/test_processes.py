@@ -19,8 +19,9 @@ from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor, processes
 from sqlenv.executor.engine import Engine
 from sqlenv.executor.processes import CRASHED, Processes
-from sqlenv.types import SqlError, Table, TimedOut, TooLarge
+from sqlenv.types import Table, TimedOut, TooLarge
 from tests.sqlenv import hostile
+from tests.sqlenv.conftest import ENDLESS
 
 _of_others: set[int] = set()
 
@@ -38,7 +39,6 @@ def list_workers(parent: int) -> list[int]:
 
 
 ROOT = Path(__file__).parents[2]
-ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
 ONE = Table(("1",), ((1,),))
 
 
@@ -233,15 +233,6 @@ def test_an_executor_does_not_survive_a_fork(
     monkeypatch.setattr(os, "getpid", lambda: 1)  # as in the child
     with pytest.raises(RuntimeError, match="fork"):
         executor.execute(database, "SELECT 1")
-
-
-def test_odd_text_travels_whole(executor: Executor, database: Path) -> None:
-    sql = "SELECT 'a' || char(0) || 'é中😀', x'00ff', 9223372036854775807, -1e999, NULL"
-    assert executor.execute(database, sql) == Table(
-        ("'a' || char(0) || 'é中😀'", "x'00ff'", "9223372036854775807", "-1e999", "NULL"),
-        (("a\0é中😀", b"\x00\xff", 9223372036854775807, float("-inf"), None),),
-    )
-    assert isinstance(executor.execute(database, "\ud800"), SqlError)
 
 
 def test_a_path_is_relative_to_its_callers_folder(

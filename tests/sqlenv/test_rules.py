@@ -19,12 +19,7 @@ from sqlenv.evaluators.official import (
 )
 from sqlenv.evaluators.spider2 import Reference, agrees, columns_of_rows
 from sqlenv.sql.extraction import parse
-from sqlenv.types import Table
-from tests.sqlenv.cases import read_cases
-
-
-def table(rows: Any) -> Table:
-    return Table(tuple("abcd"[: len(rows[0])] if rows else "a"), rows)
+from tests.sqlenv.cases import read_cases, table
 
 
 def agrees_in_order(predicted: Any, gold: Any, expected: bool) -> bool:
@@ -44,6 +39,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     ),
     "Spider 2's rule": agrees_in_order,
     "BIRD's soft F1": lambda predicted, gold: soft_f1(table(predicted), table(gold)),
+    "the reward of R-VES": ves_reward,
     "what a query has": clauses_of,
     "no query": parse,
 }
@@ -73,16 +69,3 @@ def test_same_query_evens_out_case_and_blanks_outside_quotes() -> None:
     assert same_query("SELECT É") != same_query("SELECT é")
     for kept in ("SELECT 1 -- A", "SELECT /* A */ 1", "SELECT 1 /* open"):
         assert same_query(kept) == kept
-
-
-@pytest.mark.parametrize(
-    ("ratios", "reward"),
-    [
-        *[([m * f for f in (0.99, 1, 1.01)], r) for m, r in ((4, 1.25), (1.5, 1), (0.7, 0.75))],
-        *[([m * f for f in (0.99, 1, 1.01)], r) for m, r in ((0.3, 0.5), (0.1, 0.25))],
-        ([*[0.9, 0.91] * 20, 1000.0], 0.75),  # outliers do not count
-        ([1.5] * 4, 0),  # and equal ratios leave none
-    ],
-)
-def test_the_reward_of_r_ves(ratios: list[float], reward: float) -> None:
-    assert ves_reward(ratios) == reward

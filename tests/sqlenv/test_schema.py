@@ -7,7 +7,6 @@ import apsw
 import pytest
 
 from exchange import UserError
-from rewards.execution import columns_of
 from sqlenv.executor.database import check_contents
 from sqlenv.schema.reading import (
     Column,
@@ -19,7 +18,6 @@ from sqlenv.schema.reading import (
 )
 from sqlenv.schema.rendering import render_schema, sample_columns
 from sqlenv.schema.values import build_index
-from sqlenv.types import Example
 from tests.sqlenv.conftest import make_file
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "schemas.json").read_text("utf-8"))
@@ -69,12 +67,10 @@ def test_schemas_as_databases_have_them(tmp_path, case):
     check_contents(path)
     schema = read_schema(path, examples=1)
     assert render_schema(schema, style="compact") == "\n".join(case["compact"])
+    tables = [line for line in case["compact"] if line.startswith("CREATE TABLE")]
+    apsw.Connection(":memory:").execute("\n".join(tables))  # SQLite itself reads it
     profiled = read_schema(path, profile=True)
-    assert (
-        profiled.column_names()
-        == schema.column_names()
-        == columns_of()(Example("", "", "", path, ""))
-    )
+    assert profiled.column_names() == schema.column_names()
     build_index(path, schema, tmp_path / "index.sqlite")
 
 
@@ -88,25 +84,6 @@ b"(id));
     schema = read_schema(path)
     assert render_schema(schema, style="profile").startswith("a b\nCREATE TABLE `a\nb` (\n")
     assert "    CONSTRAINT fk_u_x_y FOREIGN KEY" in render_schema(schema, style="omnisql")
-
-
-def test_composite_keys_and_implicit_references(make_database):
-    path = make_database("""
-        CREATE TABLE Parent (a INT, b INT, PRIMARY KEY (a, b));
-        CREATE TABLE child (x INT, y INT, z INT REFERENCES nowhere(id),
-            FOREIGN KEY (x, y) REFERENCES PARENT, FOREIGN KEY (y, x) REFERENCES parent (A, B));
-    """)
-    schema = read_schema(path)
-    assert schema.tables[0].primary_key == ("a", "b")
-    assert schema.foreign_keys == (
-        ForeignKey("child", ("x", "y"), "Parent", ("a", "b")),
-        ForeignKey("child", ("y", "x"), "Parent", ("a", "b")),
-    )
-    assert render_schema(schema, style="compact").splitlines() == [
-        "CREATE TABLE Parent (a INT, b INT, PRIMARY KEY (a, b));",
-        "CREATE TABLE child (x INT, y INT, z INT, FOREIGN KEY (x, y) REFERENCES Parent(a, b), "
-        "FOREIGN KEY (y, x) REFERENCES Parent(a, b));",
-    ]
 
 
 def test_bytes_that_are_not_utf8_and_blobs_do_no_harm(make_database):
@@ -142,13 +119,6 @@ def test_names_that_are_not_utf8_are_read_and_what_no_query_can_name_is_left_alo
         assert ForeignKey("u", ("t",), "t", ("id",)) in schema.foreign_keys
     index = tmp_path / "index.sqlite"
     assert build_index(path, schema, index) == 1  # y alone
-
-
-def test_names_are_quoted_where_sqlite_needs_it(make_database):
-    path = make_database('CREATE TABLE "order" ("first name" TEXT, "group" INT, "a`b" INT, plain);')
-    text = render_schema(read_schema(path), style="compact")
-    assert text == "CREATE TABLE `order` (`first name` TEXT, `group` INT, `a``b` INT, plain);"
-    make_database(text, "copy")  # SQLite itself reads it.
 
 
 def test_omnisql_style(bands):

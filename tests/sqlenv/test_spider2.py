@@ -15,13 +15,9 @@ from sqlenv.evaluators.spider2 import (
     columns_of_rows,
     read_references,
 )
-from sqlenv.types import Table
+from tests.sqlenv.cases import table
 
 DB = Path("db")
-
-
-def table(*rows):
-    return Table(tuple(f"c{n}" for n in range(len(rows[0]))), rows)
 
 
 def reference(*rows, ignore_order=False):
@@ -29,7 +25,7 @@ def reference(*rows, ignore_order=False):
 
 
 def test_nothing_equals_zero_but_not_in_older_copies():
-    zero, nothing = reference((0, 1), (5, 1)), table((None, 1), (5, 1))
+    zero, nothing = reference((0, 1), (5, 1)), table([(None, 1), (5, 1)])
     assert agrees(nothing, zero, nan_is_zero=True)
     assert not agrees(nothing, zero, nan_is_zero=False)
     assert agrees(nothing, reference((None, 1), (5, 1)), nan_is_zero=False)
@@ -37,9 +33,9 @@ def test_nothing_equals_zero_but_not_in_older_copies():
 
 def test_any_gold_counts():
     golds = (((1, 2),), ((3, 4),))
-    assert agrees(table((3,), (4,)), Reference(golds), nan_is_zero=True)
-    assert not agrees(table((3,), (5,)), Reference(golds), nan_is_zero=True)
-    assert not agrees(table((3,), (4,)), Reference(()), nan_is_zero=True)
+    assert agrees(table([(3,), (4,)]), Reference(golds), nan_is_zero=True)
+    assert not agrees(table([(3,), (5,)]), Reference(golds), nan_is_zero=True)
+    assert not agrees(table([(3,), (4,)]), Reference(()), nan_is_zero=True)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +105,9 @@ def test_references(tmp_path):
 
 
 def test_comparator_takes_fences_and_refuses_blanks():
-    rows = table((1,), (2,))
+    rows = table([(1,), (2,)])
     gold = reference((1,), (2,))
     function = COMPARATORS["spider2_local"].function
-    runs = Runs(lambda _path, sql: rows if sql == "SELECT 1" else table((9,)))
+    runs = Runs(lambda _path, sql: rows if sql == "SELECT 1" else table([(9,)]))
     for sql, score in (("```sql\nSELECT 1\n```", 1), ("SELECT 1", 1), ("SELECT 2", 0), ("", 0)):
         assert function(Case(sql, "", DB, reference=gold), runs).score == score

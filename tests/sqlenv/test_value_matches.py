@@ -13,6 +13,7 @@ from sqlenv.executor.database import open_new
 from sqlenv.schema.reading import read_schema
 from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
+from tests.sqlenv.cases import read_cases
 from tests.sqlenv.conftest import make_file
 
 VALUES = Path(__file__).parents[1] / "data" / "values.json"
@@ -42,18 +43,10 @@ def ask(index: ValueIndex, question: str, evidence: str = "") -> list[tuple[str,
 
 @pytest.mark.parametrize(
     ("question", "evidence", "values"),
-    [
-        ("Who lives in new york?", "", ["New York"]),
-        ("And Oslo?", "the capital is New Delhi", ["New Delhi", "Oslo"]),
-        ("What is new in Delhi?", "", []),  # half a value is not enough
-        ("What is there to be seen?", "", []),  # "to be" is never searched for, as in Lucene
-        ("the big ones", "", ["the big one"]),
-        ("Malm", "", ["Malm"]),  # without its bytes that are no text
-        ("12", "", []),
-    ],
+    read_cases("values that a question names"),
 )
 def test_values_that_a_question_names(index: ValueIndex, question, evidence, values):
-    assert [value for *_, value in ask(index, question, evidence)] == values
+    assert tuple(value for *_, value in ask(index, question, evidence)) == values
 
 
 @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le", "UTF-16be"])
@@ -117,14 +110,7 @@ def test_a_damaged_database_is_told(towns: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("value", "asked", "expected"),
-    [
-        ("Oslo", "in oslo", 1),
-        ("abcdefgh", "x abcdefg y", 7 / 8),  # .875
-        ("abcdefg", "x abcdef y", 6 / 7),  # .857
-        ("abcdef", "x abcde y", 0),  # .833
-        ("abcdefghijklmnopqrst", "abcdefghijklmnopq", 0),  # .85 is not over .85
-        ("x", "", 0),
-    ],
+    read_cases("the share of a value in a question"),
 )
 def test_the_share_of_a_value_in_a_question(value: str, asked: str, expected: float):
     assert share(value, asked) == pytest.approx(expected)
