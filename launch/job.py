@@ -26,9 +26,9 @@ from launch.evaluation.responses import SampleCache
 from launch.evaluation.results import ModelFacts, Report
 from launch.evaluation.sampling import Evaluator
 from launch.evaluation.sources import Answers, unread_of
-from launch.evaluation.statistics import paired_difference
 from launch.files import write_json
 from launch.plan import plan_memory
+from launch.reporting.runs import gain
 from launch.run_folder import RESULT, check_alike, claim_data, claimed
 from launch.tables import RunResult, show_run
 from launch.warm_start import start_model
@@ -173,15 +173,14 @@ def _gain(before: Report, after: Report) -> dict[str, Any]:
 
 
 def _by(name: str, before: Report, after: Report) -> dict[str, Any]:
-    first, second = ([one.scores[name] for one in part.questions] for part in (before, after))
-    gain = paired_difference(first, second)
+    test = gain(before, after, name)
     return {
         "ex_before": before.measures[name]["mean"],
         "ex_before_ci95": before.measures[name]["ci95"],
         "ex_after": after.measures[name]["mean"],
         "ex_after_ci95": after.measures[name]["ci95"],
-        "gain": round(gain.difference, 6),
-        "gain_ci95": [round(bound, 6) for bound in gain.ci95],
+        "gain": round(test["difference"], 6),
+        "gain_ci95": [round(bound, 6) for bound in test["ci95"]],
     }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json as js
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -24,18 +24,21 @@ from pydantic import ValidationError
 
 from exchange import UserError
 from launch import cli, options
-from launch.evaluation.process_pool import make_pair_scorer, open_workbench, spread
+from launch.evaluation.process_pool import process_pool
 from launch.evaluation.questions import check_databases
 from launch.files import check_new, read_lines
 from launch.reporting.pair_view import render_page
 from minirl.errors import describe
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
-from rewards.workbench import PairScore
+from rewards.workbench import PairScore, Workbench
+from sqlenv.cache import shared_cache
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
+from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents, check_database
 from sqlenv.types import Example, Numbers
+from sqlenv.witness.store import WitnessStore
 
 _NAMED = 3
 
@@ -62,18 +65,14 @@ class Options:
     max_rows: Annotated[int | None, Parameter(help="rows of a result (1,000,000)")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A gold query and a prediction for one database; `id` is whatever the file has."""
-
-    id: Any
-    example: Example
-    pred: str
+Pair = tuple[Example, str]
+"""A gold query for one database, and a prediction."""
 
 
 def score(*, given: Options = Options()) -> None:
     """Score one pair, or a file of pairs."""
-    config, pair = _limits(given), _fields(given)
+    config = _limits(given)
+    pair = {"database": given.db, "gold_sql": given.gold, "pred": given.pred}
     is_pair = any(part is not None for part in pair.values())
     if is_pair == bool(given.file) or (is_pair and None in pair.values()):
         raise UserError(
@@ -91,33 +90,53 @@ def score(*, given: Options = Options()) -> None:
 main = options.Command(score)
 
 
-def _fields(given: Options) -> dict[str, str | None]:
-    return {"database": given.db, "gold_sql": given.gold, "pred": given.pred}
-
-
 def _score_pair(pair: Pair, given: Options, config: ExecutorConfig) -> None:
-    check_contents(pair.example.database)
-    with open_workbench(config.model_copy(update={"workers": 1}), given.numbers) as bench:
-        found = bench.score(pair.example, pair.pred)
+    example, pred = pair
+    check_contents(example.database)
+    with _workbench(config.model_copy(update={"workers": 1}), given.numbers) as bench:
+        found = bench.score(example, pred)
     if given.json:
         with _lines(given.json) as write:
             write(found.record())
     else:
-        columns, console = columns_of(pair.example), cli.Console(highlight=False)
-        gold_sql, width = pair.example.gold_sql, console.width
-        console.print(render_page(pair.pred, gold_sql, found, columns, width=width))
-    _warn_of_failing([] if found.gold_ran else [pair.example.db_id])
+        columns, console = columns_of(example), cli.Console(highlight=False)
+        console.print(render_page(pred, example.gold_sql, found, columns, width=console.width))
+    _warn_of_failing([] if found.gold_ran else [example.db_id])
 
 
 def _score_file(path: Path, given: Options, config: ExecutorConfig) -> None:
     if not given.json:
         raise UserError("--file gives JSON lines: add --json, or --json FILE")
-    pairs = read_pairs(path, given.dialect)
+    pairs, failing = read_pairs(path, given.dialect), dict[str, None]()
+    work = partial(_scorer, numbers=given.numbers)
     with _lines(given.json) as write:
-        check_databases(pair.example.database for pair in pairs)
-        asked = [(pair.example, pair.pred) for pair in pairs]
-        for pair, found in zip(pairs, score_all(asked, config, given.numbers), strict=True):
-            write({"id": pair.id, **found.record()})
+        check_databases(example.database for _, (example, _) in pairs)
+        asked = [pair for _, pair in pairs]
+        with (
+            process_pool(work, config, most=len(pairs)) as do,
+            cli.progress_bar("scoring") as show,
+        ):
+            rows = zip(pairs, do(asked), strict=True)
+            for done, ((name, (example, _)), found) in enumerate(rows, 1):
+                write({"id": name, **found.record()})
+                failing |= {} if found.gold_ran else {example.id: None}
+                show(done, len(pairs), "")
+    _warn_of_failing([*failing])
+
+
+@contextmanager
+def _workbench(config: ExecutorConfig, numbers: Numbers) -> Generator[Workbench]:
+    """Open a workbench with an executor of its own, and four witnesses of each gold query."""
+    with Executor(config) as executor:
+        store = WitnessStore(shared_cache(), match="set")
+        yield Workbench(executor, numbers, store)
+
+
+@contextmanager
+def _scorer(config: ExecutorConfig, numbers: Numbers) -> Generator[Callable[[Pair], PairScore]]:
+    """Make what scores one pair; results stay where they were computed."""
+    with _workbench(config, numbers) as bench:
+        yield lambda pair: bench.score(*pair).without_results()
 
 
 def make_pair(fields: Mapping[str, Any], dialect: str = "sqlite") -> Pair:
@@ -133,14 +152,16 @@ def make_pair(fields: Mapping[str, Any], dialect: str = "sqlite") -> Pair:
     path, name = Path(database), fields.get("id")
     known = dialect_of(str(fields.get("dialect") or dialect))
     example = Example(str(name), "", path.stem, path, gold, dialect=known)
-    return Pair(name, example, pred if isinstance(pred, str) else "")
+    return example, pred if isinstance(pred, str) else ""
 
 
-def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
-    """Read JSON lines with the fields of `make_pair`; blank lines are left out."""
+def read_pairs(path: Path, dialect: str = "sqlite") -> list[tuple[Any, Pair]]:
+    """Read JSON lines with the fields of `make_pair`, each with its `id`, whatever that is; blank
+    lines are left out.
+    """
     check = cache(check_database)  # many pairs share a database
 
-    def read(number: int, line: str) -> Pair:
+    def read(number: int, line: str) -> tuple[Any, Pair]:
         try:
             record = js.loads(line)
         except (ValueError, RecursionError):
@@ -150,25 +171,12 @@ def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
             if not isinstance(record, dict) or not needs <= record.keys():
                 raise UserError("not a JSON object with `id`, `database`, `gold_sql` and `pred`")
             pair = make_pair(record, dialect)
-            check(pair.example.database)
+            check(pair[0].database)
         except UserError as error:
             raise UserError(f"{path}:{number}: {error}") from None
-        return pair
+        return record.get("id"), pair
 
     return [read(*numbered) for numbered in read_lines(path)]
-
-
-def score_all(
-    pairs: Sequence[tuple[Example, str]], config: ExecutorConfig, numbers: Numbers
-) -> Iterator[PairScore]:
-    """Score predictions in order on all cores; gold queries that fail are named at the end."""
-    failing: dict[str, None] = {}
-    scores = spread(partial(make_pair_scorer, numbers=numbers), config, pairs, title="scoring")
-    for (example, _), found in zip(pairs, scores, strict=True):
-        if not found.gold_ran:
-            failing[example.id] = None
-        yield found
-    _warn_of_failing([*failing])
 
 
 def _warn_of_failing(names: Sequence[str]) -> None:

@@ -103,8 +103,6 @@ def judge_answers(
             ]
         report = summarise(settings, verdicts, seed=seed, notes=answers.notes)
         if folder and not is_kept:
-            from launch.evaluation.evaluate import write_trajectories
-
             columns = (questions.examples, answers.samples, verdicts, right)
             rows = list(zip(*columns, strict=True))
             write_trajectories(folder, rows, prompts=prompts, limits=executor.config)

@@ -17,13 +17,7 @@ from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from launch.cli import progress_bar
-from rewards.workbench import PairScore, Workbench
-from sqlenv.cache import shared_cache
 from sqlenv.config import ExecutorConfig
-from sqlenv.executor import Executor
-from sqlenv.types import Example, Numbers
-from sqlenv.witness.store import WitnessStore
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -31,17 +25,6 @@ Make = Callable[[ExecutorConfig], AbstractContextManager[Callable[[Job], Answer]
 
 _ALONE = 64  # jobs up to here are done before other processes would have started
 _CHUNK = 16  # jobs in one message
-
-
-def spread(
-    make: Make[Job, Answer], config: ExecutorConfig, jobs: Sequence[Job], *, title: str
-) -> Iterator[Answer]:
-    """Do jobs in a process pool and yield the answers in order, with a progress bar."""
-    with process_pool(make, config, most=len(jobs)) as do, progress_bar(title) as update:
-        for done, answer in enumerate(do(jobs), 1):
-            if done % _CHUNK == 0 or done == len(jobs):
-                update(done, len(jobs), "")
-            yield answer
 
 
 @contextmanager
@@ -82,23 +65,6 @@ def process_pool(
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def open_workbench(config: ExecutorConfig, numbers: Numbers) -> Generator[Workbench]:
-    """Open a workbench with an executor of its own, and four witnesses of each gold query."""
-    with Executor(config) as executor:
-        store = WitnessStore(shared_cache(), match="set")
-        yield Workbench(executor, numbers, store)
-
-
-@contextmanager
-def make_pair_scorer(
-    config: ExecutorConfig, numbers: Numbers
-) -> Generator[Callable[[tuple[Example, str]], PairScore]]:
-    """Make what scores one query; results stay where they were computed."""
-    with open_workbench(config, numbers) as bench:
-        yield lambda pair: bench.score(*pair).without_results()
 
 
 _work: list[Callable[[Any], Any]] = []

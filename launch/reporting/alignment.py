@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import product
+from operator import eq
 from typing import Any
 
 Pair = tuple[int | None, int | None]
@@ -37,70 +38,61 @@ def align(gold: Rows, own: Rows, *, widths: tuple[int, int]) -> Alignment:
 
     Columns with the same bag of values belong together, those at the same place first; then those
     that share most values, and what is left in order. Rows that are equal in the paired columns
-    belong together; then those that share most cells, and what is left in order.
+    belong together; then those that share most cells, and two lone rows in any case.
     """
-    columns = list(_columns(gold, own, widths))
+    columns = _columns(gold, own, widths)
     both = [(a, b) for a, b in columns if a is not None and b is not None]
     left = [tuple(_key(row[a]) for a, _ in both) for row in gold]
     right = [tuple(_key(row[b]) for _, b in both) for row in own]
-    rows = dict(_equal(left, right))
-    rest = [n for n in range(len(left)) if n not in rows]
-    other = [n for n in range(len(right)) if n not in {*rows.values()}]
-    rows |= dict(_alike(rest, other, left, right))
-    alone = [n for n in range(len(right)) if n not in {*rows.values()}]
-    return Alignment(columns, [*((n, rows.get(n)) for n in range(len(left))), *_only_own(alone)])
+    sizes, is_lone = (len(left), len(right)), len(left) == len(right) == 1
+    rows = _equal(left, right)
+    rest, other = _free(rows, sizes)
+    near = product(rest[:_SOUGHT], other[:_SOUGHT])
+    rows |= _matched({(n, m): is_lone + sum(map(eq, left[n], right[m])) for n, m in near})
+    return Alignment(columns, _in_order(rows, sizes))
 
 
-def _columns(gold: Rows, own: Rows, widths: tuple[int, int]) -> Iterator[Pair]:
+def _columns(gold: Rows, own: Rows, sizes: tuple[int, int]) -> list[Pair]:
     bags, others = (
         [Counter(_key(row[n]) for row in rows) for n in range(width)]
-        for rows, width in zip((gold, own), widths, strict=True)
+        for rows, width in zip((gold, own), sizes, strict=True)
     )
-    found: dict[int, int] = {n: n for n in range(min(widths)) if bags[n] == others[n]}
-    for n, bag in enumerate(bags):
-        free = (m for m in range(len(others)) if m not in {*found.values()} and others[m] == bag)
-        if n not in found and (same := next(free, None)) is not None:
-            found[n] = same
-    for n, bag in enumerate(bags):
-        free = [m for m in range(len(others)) if m not in {*found.values()}]
-        shared = {m: (bag & others[m]).total() for m in free}
-        if n not in found and free and max(shared.values()):
-            found[n] = max(free, key=shared.__getitem__)
-    rest = [n for n in range(len(bags)) if n not in found]
-    left = [m for m in range(len(others)) if m not in {*found.values()}]
-    found |= dict(zip(rest, left, strict=False))
-    yield from ((n, found.get(n)) for n in range(len(bags)))
-    yield from _only_own(left[len(rest) :])
+    places = product(*map(range, sizes))
+    found = _matched({(n, m): 1 + (n == m) for n, m in places if bags[n] == others[m]})
+    near = product(*_free(found, sizes))
+    found |= _matched({(n, m): (bags[n] & others[m]).total() for n, m in near})
+    found |= dict(zip(*_free(found, sizes), strict=False))
+    return _in_order(found, sizes)
 
 
-def _equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> Iterator[tuple[int, int]]:
+def _equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> dict[int, int]:
     places: dict[Hashable, list[int]] = {}
     for n, row in reversed(list(enumerate(right))):
         places.setdefault(row, []).append(n)
-    for n, row in enumerate(left):
-        if places.get(row):
-            yield n, places[row].pop()
+    return {n: places[row].pop() for n, row in enumerate(left) if places.get(row)}
 
 
-def _alike(
-    rest: Sequence[int], other: Sequence[int], left: Sequence[Any], right: Sequence[Any]
-) -> Iterator[tuple[int, int]]:
-    """Pair each row with the one that shares most cells; two lone rows in any case."""
-    near = list(other[:_SOUGHT])
-    for n in rest[:_SOUGHT]:
-        shared = {m: sum(map(_is_same, left[n], right[m])) for m in near}
-        best = max(near, key=shared.__getitem__, default=None)
-        if best is not None and (shared[best] or len(left) == len(right) == 1):
-            near.remove(best)
-            yield n, best
+def _matched(alike: Mapping[tuple[int, int], int]) -> dict[int, int]:
+    """Pair what is most alike first; what has nothing in common stays alone."""
+    found: dict[int, int] = {}
+    taken = set[int]()
+    for n, m in sorted(alike, key=alike.__getitem__, reverse=True):
+        if alike[n, m] and n not in found and m not in taken:
+            found[n] = m
+            taken.add(m)
+    return found
 
 
-def _only_own(places: Sequence[int]) -> Iterator[Pair]:
-    return zip_longest((), places)
+def _free(found: Mapping[int, int], sizes: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """List what is not paired yet on either side."""
+    taken = {*found.values()}
+    left, right = sizes
+    return [n for n in range(left) if n not in found], [m for m in range(right) if m not in taken]
 
 
-def _is_same(one: Hashable, other: Hashable) -> bool:
-    return one == other
+def _in_order(found: Mapping[int, int], sizes: tuple[int, int]) -> list[Pair]:
+    alone = _free(found, sizes)[1]
+    return [*((n, found.get(n)) for n in range(sizes[0])), *((None, m) for m in alone)]
 
 
 def _cell(row: Sequence[Any], place: int | None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from exchange import UserError
 from launch.evaluation.questions import SUITED, TEST_SETS
 from launch.evaluation.results import Report
-from launch.reporting.runs import Run, gain, scores_of, summary
+from launch.reporting.runs import Run, gain, scores_of
 from launch.tables import percent, show_table
 
 _log = logging.getLogger(__name__)
@@ -58,10 +58,6 @@ class Row:
     def scores(self, key: Key) -> dict[str, float]:
         """Give the scores of a column by question."""
         return scores_of(self.reports[key], key[1])
-
-    def summary(self, key: Key) -> dict[str, Any]:
-        """Give the mean of a column with its interval."""
-        return summary([*self.scores(key).values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +136,9 @@ class Comparison:
                     "reward": row.origin("reward"),
                     "decode": row.decode,
                     "columns": {
-                        "/".join(key): row.summary(key) for key in self.keys if key in row.reports
+                        "/".join(key): row.reports[key].measures[key[1]]
+                        for key in self.keys
+                        if key in row.reports
                     },
                 }
                 for row in self.rows
@@ -187,7 +185,7 @@ class Comparison:
     def _cell(self, row: Row, key: Key) -> str:
         if key not in row.reports:
             return "-"
-        found = row.summary(key)
+        found = row.reports[key].measures[key[1]]
         return percent(found["mean"], found["ci95"])
 
 

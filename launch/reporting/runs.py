@@ -15,7 +15,7 @@ import yaml
 
 from exchange import UserError
 from launch.evaluation.results import PREDICTIONS, VERDICTS, Report, read_report
-from launch.evaluation.statistics import mean_interval, paired_difference
+from launch.evaluation.statistics import paired_difference
 from launch.run_folder import CONFIG, RESULT, VERSIONS
 from minirl.run.files import PART
 
@@ -177,12 +177,6 @@ def _named(report: Report, name: str) -> Report:
 def cut_off(number: int) -> str:
     """Say that a file ends for us at the line of this number."""
     return f"cut off or damaged in line {number}; what stands before it is shown"
-
-
-def summary(scores: Sequence[float]) -> dict[str, Any]:
-    """Give a mean with its interval, as a record."""
-    interval = list(mean_interval(scores))
-    return {"mean": sum(scores) / len(scores), "ci95": interval, "questions": len(scores)}
 
 
 def scores_of(report: Report, rule: str) -> dict[str, float]:
