@@ -25,7 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.verdicts import SPIDER, SUITE, Predictions, ask_spider, read_lines, spider_gold
+from benchmarks._comparison import (
+    SPIDER,
+    SUITE,
+    Predictions,
+    ask_spider,
+    read_lines,
+    spider_gold,
+)
 from sqlenv.config import OFFICIAL
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor

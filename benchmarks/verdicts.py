@@ -12,7 +12,7 @@ also has the number of them that each comparator accepts. `--only` selects files
 names.
 
 Prints a line for each file and comparator; OUT lists every difference in verdict or difficulty.
-Exit status 1 if a difference has no cause in `CAUSES`.
+Exit status 1 if a difference has no known cause (`benchmarks._comparison.CAUSES`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,30 @@ import random
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks._comparison import (
+    BIRD,
+    FAILURES,
+    SPIDER,
+    SUITE,
+    Comparison,
+    Predictions,
+    ask_bird,
+    ask_pairs,
+    ask_spider,
+    bird_files,
+    compared,
+    differences,
+    mutated,
+    read_failures,
+    spider_files,
+    spider_gold,
+)
 from benchmarks._official import ask
 from benchmarks._spider2_cases import stage, stage_omnisql
 from sqlenv.cache import DiskCache
@@ -38,64 +56,7 @@ from sqlenv.evaluators.comparators import Case
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
 
-FAILURES = "ibm_spider_dev_failures.jsonl"
-SPIDER, SUITE, BIRD = "spider_data/database", "test_suite_database", "bird_dev/dev_databases"
-CAUSES = {
-    "write": "the official program runs a first statement that writes; it gives no rows, which is "
-    "right where the gold query gives none"
-}
-"""Faults of the official programs that make verdicts differ, by the change that shows them."""
 RULES = ("set", "bag", "bag_ordered", "test_suite")
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One file of predictions under one comparator, or what else was compared."""
-
-    file: str
-    what: str
-    questions: int
-    official_right: float
-    differing: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def unexplained(self) -> int:
-        """Count what differs for no known cause."""
-        return sum(one["change"] not in CAUSES for one in self.differing)
-
-
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """Predictions beside gold queries (SQL and database), and what was changed in each, if any."""
-
-    name: str
-    predicted: list[str]
-    gold: list[tuple[str, str]]
-    folder: Path = Path()
-    suites: Path | None = None
-    changes: list[str] = field(default_factory=list)
-
-    def cases(self) -> list[Case]:
-        found = []
-        for sql, (gold, name) in zip(self.predicted, self.gold, strict=True):
-            database = self.folder / name / f"{name}.sqlite"
-            files = sorted((self.suites / name).glob("*.sqlite")) if self.suites else [database]
-            found.append(Case(sql, gold, database, tuple(files)))
-        return found
-
-    @contextmanager
-    def staged(self) -> Generator[dict[str, str]]:
-        """Write gold queries, and predictions as a list and in BIRD's form."""
-        with tempfile.TemporaryDirectory() as place:
-            files = {name: Path(place) / name for name in ("gold", "lines", "bird")}
-            files["gold"].write_text("".join(f"{sql}\t{name}\n" for sql, name in self.gold))
-            files["lines"].write_text("".join(f"{sql}\n" for sql in self.predicted))
-            pairs = enumerate(zip(self.predicted, self.gold, strict=True))
-            entries = {
-                str(at): f"{sql}\t----- bird -----\t{name}" for at, (sql, (_, name)) in pairs
-            }
-            files["bird"].write_text(json.dumps(entries))
-            yield {name: str(path) for name, path in files.items()}
 
 
 def main() -> None:
@@ -138,7 +99,7 @@ def compare_all(options: argparse.Namespace, executor: Executor) -> Iterator[Com
         for file in birds:
             for metric, name in (("ex", "bird_ex"), ("f1", "bird_soft_f1")):
                 theirs = [float(one) for one in ask_bird(options, file, metric)]
-                yield differences(file, name, theirs, scores(executor, file.cases(), name))
+                yield compared(executor, file, name, theirs)
         yield compare_rewards(options)
     if options.omnisql:
         for file in birds:
@@ -147,55 +108,6 @@ def compare_all(options: argparse.Namespace, executor: Executor) -> Iterator[Com
             yield from compare_omnisql_spider(options, executor, file)
     if options.spider2:
         yield from compare_spider2(options, executor)
-
-
-def spider_files(data: Path) -> Iterator[Predictions]:
-    """Read the predictions on Spider dev, as the official program reads its files."""
-    gold = spider_gold(data)
-    for path in sorted((data / "predictions/spider_dev").glob("*.sql")):
-        predicted = [line.split("\t")[0] for line in read_lines(path)]
-        yield Predictions(path.name, predicted, gold, data / SPIDER, data / SUITE)
-    questions = json.loads((data / "spider_data/dev_visible.json").read_text())
-    asked = {one["question"]: (one["query"], one["db_id"]) for one in questions}
-    known = [one for one in read_failures(data) if one["question"] in asked]
-    predicted = [" ".join(one["pred"].split()) for one in known]
-    golds = [asked[one["question"]] for one in known]
-    yield Predictions(FAILURES, predicted, golds, data / SPIDER, data / SUITE)
-
-
-def spider_gold(data: Path) -> list[tuple[str, str]]:
-    lines = read_lines(data / "spider_data/dev_visible_gold.sql")
-    return [(sql.strip(), name.strip()) for sql, name in (line.split("\t") for line in lines)]
-
-
-def read_failures(data: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in read_lines(data / "predictions/failures" / FAILURES)]
-
-
-def bird_files(data: Path) -> Iterator[Predictions]:
-    questions = json.loads((data / "bird_dev/dev.json").read_text())
-    # The gold queries are in SQLite's dialect; predictions in another one may run all the same.
-    sqlite = {one["question_id"]: " ".join(one["SQL"].split()) for one in questions}
-    for path in sorted((data / "predictions").glob("bird_*/*.jsonl")):
-        records = [json.loads(line) for line in read_lines(path)]
-        gold = [(sqlite[one["question_id"]], one["db_id"]) for one in records]
-        predicted = [one["pred"] for one in records]
-        yield Predictions(f"{path.parent.name}/{path.name}", predicted, gold, data / BIRD)
-
-
-def mutated(
-    name: str, gold: Sequence[tuple[str, str]], folder: Path, suites: Path | None = None
-) -> Predictions:
-    # With sqlglot, which evaluators.py measures without.
-    from benchmarks._mutants import mutants
-    from sqlenv.witness.source import read_source
-
-    made = []
-    for sql, db_id in gold:
-        columns = read_source(folder / db_id / f"{db_id}.sqlite").column_names
-        made += [(change, text, (sql, db_id)) for change, text in mutants(sql, columns)]
-    changes, predicted, golds = (list(column) for column in zip(*made, strict=True))
-    return Predictions(name, predicted, golds, folder, suites, changes)
 
 
 def compare_mutants(
@@ -252,7 +164,7 @@ def compare_toolkit(data: Path, executor: Executor) -> Iterator[Comparison]:
         ("bird_ex", "bird_execution_accuracy"),
     ):
         theirs = [float(one["metrics"][metric]) for one in failures]
-        yield differences(file, f"{name}, {metric}", theirs, scores(executor, file.cases(), name))
+        yield replace(compared(executor, file, name, theirs), what=f"{name}, {metric}")
 
 
 def compare_spider(
@@ -263,7 +175,7 @@ def compare_spider(
         for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
             answer = ask_spider(options, file, databases, keep_distinct=keep)
             name = f"spider_{kind}{ending}"
-            yield differences(file, name, answer["verdicts"], scores(executor, file.cases(), name))
+            yield compared(executor, file, name, answer["verdicts"])
     yield differences(file, "hardness", answer["levels"], [grade(gold) for gold, _ in file.gold])
 
 
@@ -322,8 +234,7 @@ def compare_omnisql_bird(
         files["predicted"].write_text(json.dumps([{"pred_sqls": [sql]} for sql in file.predicted]))
         job = {name: str(path) for name, path in files.items()} | {"databases": str(file.folder)}
         answer = ask(options.python, "omnisql_bird", options.omnisql / "train_and_evaluate", **job)
-    ours = scores(executor, file.cases(), "omnisql_bird")
-    return differences(file, "omnisql_bird", answer["verdicts"], ours)
+    return compared(executor, file, "omnisql_bird", answer["verdicts"])
 
 
 def compare_omnisql_spider(
@@ -339,8 +250,7 @@ def compare_omnisql_spider(
     theirs = Predictions(file.name, written, file.gold, file.folder, file.suites)
     for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
         verdicts = ask_spider(options, theirs, databases, keep_distinct=False)["verdicts"]
-        name = f"omnisql_spider_{kind}"
-        yield differences(file, name, verdicts, scores(executor, file.cases(), name))
+        yield compared(executor, file, f"omnisql_spider_{kind}", verdicts)
 
 
 def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
@@ -364,81 +274,8 @@ def compare_instances(
 ) -> Comparison:
     queries = [case.predicted for case in cases.values()]
     file = Predictions("gold results, changed", queries, [(one, "") for one in cases])
-    ours = scores(executor, list(cases.values()), name)
-    return differences(file, name, [found[one] for one in cases], ours)
-
-
-def ask_spider(
-    options: argparse.Namespace, file: Predictions, databases: str, *, keep_distinct: bool
-) -> Any:
-    with file.staged() as job:
-        return ask(
-            options.python,
-            "spider",
-            options.spider,
-            gold=job["gold"],
-            predicted=job["lines"],
-            databases=str(options.data / databases),
-            keep_distinct=keep_distinct,
-        )
-
-
-def ask_pairs(options: argparse.Namespace, cases: Sequence[Case], *, on_suite: bool) -> list[Any]:
-    files = [case.suite[0] if on_suite else case.database for case in cases]
-    pairs = [(case.predicted, case.gold, str(one)) for case, one in zip(cases, files)]  # noqa: B905
-    return ask(options.python, "spider_pairs", options.spider, pairs=pairs, keep_distinct=False)[
-        "verdicts"
-    ]
-
-
-def ask_bird(options: argparse.Namespace, file: Predictions, metric: str) -> list[Any]:
-    with file.staged() as job:
-        return ask(
-            options.python,
-            "bird",
-            options.bird / "evaluation",
-            gold=job["gold"],
-            predicted=job["bird"],
-            databases=f"{file.folder}/",
-            metric=metric,
-        )["verdicts"]
-
-
-def scores(executor: Executor, cases: Sequence[Case], name: str) -> list[float]:
-    return [judged.scores[name] for judged in executor.judge(cases, [name])]
-
-
-def differences(
-    file: Predictions, what: str, official: Sequence[Any], ours: Sequence[Any]
-) -> Comparison:
-    """List where two programs differ; a gold query that fails is wrong for ours."""
-    theirs = [0 if one == "gold failed" else one for one in official]
-    if len(theirs) != len(ours):
-        sys.exit(f"{file.name}: {len(theirs)} official verdicts, {len(ours)} of ours")
-    differing = [
-        {
-            "index": at,
-            "official": official[at],
-            "ours": ours[at],
-            "gold": file.gold[at][0],
-            "predicted": file.predicted[at] if file.predicted else "",
-            "change": file.changes[at] if file.changes else "",
-        }
-        for at, (one, other) in enumerate(zip(theirs, ours, strict=True))
-        if not is_same(one, other)
-    ]
-    right = sum(one for one in theirs if isinstance(one, int | float))
-    return Comparison(file.name, what, len(ours), right, differing)
-
-
-def is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, str) or one is None:
-        return one == other
-    return abs(one - other) < 1e-12
-
-
-def read_lines(path: Path) -> list[str]:
-    return [line.strip() for line in path.read_text().splitlines()]
+    official = [found[one] for one in cases]
+    return compared(executor, file, name, official, cases=list(cases.values()))
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -215,8 +215,9 @@ def use_accelerator(
     cache = cache_folder("jax")
     if folder is not None and (joined := _others()):
         cache = folder / COMPILED / str(joined.write_programs())
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # whoever sets it has a better place
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     try:
         found = jax.default_backend()
     except RuntimeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -127,21 +128,6 @@ class Answer:
     end: End = "stop"
 
 
-@dataclass(slots=True)
-class Cost:
-    """Calls and tokens, thinking included; 0 tokens where whoever answered does not count."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def add(self, calls: int, answer: Answer | Cost) -> None:
-        """Add what so many calls cost."""
-        self.calls += calls
-        self.prompt_tokens += answer.prompt_tokens
-        self.completion_tokens += answer.completion_tokens
-
-
 class Model(Protocol):
     """Whoever answers: an endpoint, or a policy in this process."""
 
@@ -157,7 +143,8 @@ class CachedClient:
 
     Answers are kept in `answers/` of the folder of results, by messages, seed and what else decides
     them (`settings`). A request without an answer costs nothing, and that is known until the end of
-    the process only.
+    the process only. `cost` counts calls and tokens by kind of request, thinking included; whoever
+    answers may not count tokens.
     """
 
     def __init__(
@@ -167,11 +154,11 @@ class CachedClient:
         self._cache = DiskCache(folder / ANSWERS)
         self._refused: dict[str, Answer] = {}
         self._reasons: dict[str, Answer] = {}  # the first without a text of each kind
-        self.cost: dict[str, Cost] = {}
+        self.cost: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for entry in self._cache.values():
             if isinstance(entry, list):  # else the samples of a question
                 kind, fields = entry
-                self.cost.setdefault(kind, Cost()).add(1, Answer(**fields))
+                self._pay(kind, Answer(**fields))
 
     def __enter__(self) -> Self:
         return self
@@ -193,18 +180,15 @@ class CachedClient:
                 self._reasons.setdefault(request.kind, answer)
                 return
             self._cache[request.key] = [request.kind, asdict(answer)]
-            self.cost.setdefault(request.kind, Cost()).add(1, answer)
+            self._pay(request.kind, answer)
 
         self._model.answer(new, record)
         return [[found[one.key] for one in each] for each in requests]
 
     @property
-    def spent(self) -> Cost:
-        """Add up what all kinds of requests cost."""
-        total = Cost()
-        for cost in self.cost.values():
-            total.add(cost.calls, cost)
-        return total
+    def written(self) -> int:
+        """Count the tokens of all answers."""
+        return sum(cost["completion_tokens"] for cost in self.cost.values())
 
     @property
     def refusal(self) -> str:
@@ -216,6 +200,10 @@ class CachedClient:
                 advice = longer if answer.end == "too_long" else ""
                 return f"every {kind} request {what}: {answer.refusal}{advice}"
         return ""
+
+    def _pay(self, kind: str, answer: Answer) -> None:
+        tokens = {name: getattr(answer, name) for name in ("prompt_tokens", "completion_tokens")}
+        self.cost[kind].update({"calls": 1, **tokens})
 
     def _find(self, key: str) -> Answer | None:
         entry = self._cache.get(key)

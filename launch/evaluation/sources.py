@@ -208,7 +208,7 @@ def _ask(
         found += [_read(each, wrapping) for each in answers]
         if part.start == 0:
             look_at(found, wrapping, limit=token_limit(config))
-        show(len(found), len(examples), f"{client.spent.completion_tokens:,} tokens written")
+        show(len(found), len(examples), f"{client.written:,} tokens written")
     return Answers(found, {"hint": hint(unread_of(found), wrapping)})
 
 
@@ -313,7 +313,7 @@ def deliberate(
                 first = Outcomes.total(one for each in tally.outcomes.values() for one in each)
                 look(first, tally.unread, wrapping, limit=token_limit(config), stops=True)
                 is_seen = True
-            show(len(found), len(examples), f"{client.spent.completion_tokens:,} tokens written")
+            show(len(found), len(examples), f"{client.written:,} tokens written")
         # Of the few questions that come first it may be their own fault.
         if client.refusal and (part.start or part.stop == len(examples)):
             raise UserError(client.refusal)
@@ -326,7 +326,7 @@ def deliberate(
         samples,
         {
             **{name: sum(getattr(choice, name) for choice in choices) for name in _COUNTS},
-            "cost": {kind: asdict(cost) for kind, cost in sorted(client.cost.items())},
+            "cost": {kind: dict(cost) for kind, cost in sorted(client.cost.items())},
             "hint": hint(tally.unread, wrapping),
         },
     )

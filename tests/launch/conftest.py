@@ -4,6 +4,7 @@ database for single queries.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process of ours, which keeps what it compiles for the others."""
+    """Variables of a process of ours, which keeps what it compiles where `tests/conftest` does."""
     # Programs so small run as quickly when they are hardly optimised, and compile in half the time.
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     return os.environ | {
@@ -102,6 +103,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "MINIRL_CACHE": str(tmp_path_factory.mktemp("cache")),
         "XLA_FLAGS": quick,
         "COLUMNS": "100",
+        # Another process may be writing what this one reads.
+        "PYTHONWARNINGS": "ignore:Error",
     }
 
 
@@ -173,12 +176,19 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def place(command: Command, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder where the smallest job ran to its end, as `finished`; nobody changes it."""
-    place = tmp_path_factory.mktemp("place")
-    done = command("launch.train", "--cfg", tiny, "run.dir=finished", cwd=place)
-    assert done.returncode == 0, done.stderr
-    (place / "stdout.txt").write_text(done.stdout)
-    (place / "stderr.txt").write_text(done.stderr)
+    """A working folder where the smallest job ran to its end, as `finished`; nobody changes it, and
+    it is made once for all workers of pytest-xdist.
+    """
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "place"
+    place.mkdir(exist_ok=True)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "stderr.txt").exists():
+            done = command("launch.train", "--cfg", tiny, "run.dir=finished", cwd=place)
+            assert done.returncode == 0, done.stderr
+            (place / "stdout.txt").write_text(done.stdout)
+            (place / "stderr.txt").write_text(done.stderr)
     return place
 
 
@@ -198,6 +208,20 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def write_lines(path: Path, records: Iterable[Any]) -> Path:
+    """Write JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    return path
+
+
+def write_job(path: Path, root: Path, **sections: Any) -> Path:
+    """Write the config of the smallest job on the data of a folder, with sections of its own."""
+    data = {**TINY["data"], "demo": None, "root": str(root)}
+    path.write_text(yaml.safe_dump({**TINY, "data": data, **sections}), encoding="utf-8")
+    return path
+
+
 def check_mistakes(done: subprocess.CompletedProcess[str], keys: Sequence[str]) -> None:
     """See that the first commands of MANY ended with status 2 and one line, which has its key."""
     assert done.returncode == 0, done.stderr
@@ -211,13 +235,8 @@ def verbal_folder(folder: Path, verbal: dict[str, Any], *, questions: int) -> Pa
     """Fill a folder with data, and `verbal.yaml` that asks some questions of it."""
     one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
     generate(folder / "data", DemoConfig(**one, questions_per_database=12))
-    config = {
-        **TINY,
-        "data": {**TINY["data"], "demo": None, "root": str(folder / "data")},
-        "evaluation": {**TINY["evaluation"], "questions": questions},
-        "verbal": verbal,
-    }
-    (folder / "verbal.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    evaluation = {**TINY["evaluation"], "questions": questions}
+    write_job(folder / "verbal.yaml", folder / "data", evaluation=evaluation, verbal=verbal)
     return folder
 
 

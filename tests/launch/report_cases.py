@@ -24,6 +24,8 @@ from launch.evaluation.results import (
 )
 from launch.evaluation.statistics import mean_interval, paired_difference
 
+from .conftest import json_lines, write_lines
+
 TAGS = ("WHERE_ERROR", "SELECT_ERROR", "JOIN_MISSING", "GROUP_BY_ERROR")
 LEVELS = ("easy", "medium", "hard")
 SIZE = 8
@@ -131,15 +133,6 @@ def opened(page: Path) -> dict[str, Any]:
     """Read the data of a page as the browser does."""
     found = re.findall(r'id="data-(\w+)">([^<]*)<', page.read_text(encoding="utf-8"))
     return {name: json.loads(gzip.decompress(b64decode(text))) for name, text in found}
-
-
-def lines_of(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def write_lines(path: Path, lines: Sequence[Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def answers(folder: Path, rights: Sequence[bool], *, rng: Random, kind: str = "test") -> list[bool]:
@@ -253,18 +246,18 @@ def make_hostile(folder: Path) -> Path:
     """Write a run in which every text is hostile; a question and a group have all in each field."""
     make_run(folder, steps=1, questions=len(HOSTILE), groups=1)
     for name in ("trajectories.jsonl", "before/trajectories.jsonl", "after/trajectories.jsonl"):
-        lines = lines_of(folder / name)
+        lines = json_lines(folder / name)
         for text, line in zip((ALL, *HOSTILE[1:]), lines[1:], strict=False):
             spoil(line, text, name)
         write_lines(folder / name, lines)
     for name in ("before", "after"):
         path = folder / name / "predictions.jsonl"
-        lines = lines_of(path)
+        lines = json_lines(path)
         for number, (text, line) in enumerate(zip((ALL, *HOSTILE[1:]), lines, strict=True)):
             line |= dict.fromkeys(("db_id", "difficulty", "question", "gold_sql", "sql"), text)
             line["id"] = f"{number} {text[:200]}"
         write_lines(path, lines)
-    [numbers] = lines_of(folder / "metrics.jsonl")
+    [numbers] = json_lines(folder / "metrics.jsonl")
     write_lines(folder / "metrics.jsonl", [numbers | dict.fromkeys(HOSTILE, 1.0)])
     settings = {"seed": 0, "run": {"name": HOSTILE[0]}, HOSTILE[1]: HOSTILE[2], "train": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")

@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from .conftest import json_lines
+
 PETS = [("ann", 3), ("bob", 5), ("cid", 5), ("dee", 9)]
 # Question, gold query: on database pets, then on shop.
 ASKED = [
@@ -77,6 +79,5 @@ def make_bird(root: Path) -> Path:
 
 def loaded(out: Path) -> dict:
     """Read a folder of results: the summary, and its questions."""
-    lines = (out / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     summary = json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
-    return summary | {"questions": [json.loads(line) for line in lines]}
+    return summary | {"questions": json_lines(out / "predictions.jsonl")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import yaml
-
 from launch.build import SqlSide
 from launch.config import load_config
 from rewards.expo.reward import ExpoReward
@@ -12,15 +10,9 @@ from sqlenv.types import Table
 
 
 def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
-    settings = yaml.safe_load(tiny.read_text(encoding="utf-8"))
-    settings |= {
-        "reward": {"kind": "expo"},
-        "env": {"kind": "single_turn", "wrapping": "fence"},
-        "train": {**settings["train"], "algorithm": {"kind": "expo"}},
-    }
-    path = tmp_path / "expo.yaml"
-    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    config = load_config(str(path), [])
+    env = "env={kind: single_turn, wrapping: fence}"
+    expo = ("reward={kind: expo}", "train.algorithm={kind: expo}")
+    config = load_config(str(tiny), [env, *expo])
     with SqlSide(config, tmp_path) as sql:
         assert isinstance(sql.reward, ExpoReward)
         example = sql.examples("train")[0]
@@ -45,12 +37,9 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
 
 
 def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
-    settings = yaml.safe_load(tiny.read_text(encoding="utf-8"))
-    settings |= {"env": {"kind": "single_turn", "wrapping": "any", "witnesses": 4}}
-    settings |= {"reward": {"kind": "execution"}}
-    path = tmp_path / "witnessed.yaml"
-    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    with SqlSide(load_config(str(path), []), tmp_path) as sql:
+    env = "env={kind: single_turn, wrapping: any, witnesses: 4}"
+    config = load_config(str(tiny), [env, "reward={kind: execution}"])
+    with SqlSide(config, tmp_path) as sql:
         counted = [e for e in sql.examples("train") if e.gold_sql.startswith("SELECT COUNT(*)")]
         example = counted[0]
         result = sql.executor.gold(example.database, example.gold_sql)

@@ -45,66 +45,13 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny):
-    train = ["launch.train", "--cfg", str(tiny)]
-    evaluate = ["launch.eval", "--cfg", str(tiny)]
-    score = ["launch.score", "--db", "x.sqlite", "--gold", "SELECT 1"]
-    asked = ["launch.eval", "--cfg", str(tiny), "--decode", "judge"]
-    file = ["launch.eval", "--predictions", "p.sql", "--data", "spider-dev"]
-    away = str(place / "nowhere")
-    cases = [
-        (["launch.train"], "--cfg"),
-        ([*train, "--dry-rum"], "Did you mean --dry-run?"),
-        (
-            [*train, "--checkpoint", "x"],
-            "It is an option of launch.ask, launch.eval, launch.export.",
-        ),
-        ([*train, "--steps", "3"], "A setting is written without dashes: train.steps=VALUE."),
-        (["launch.train", "--cfg", "progres-demo"], "did you mean progress-demo.yaml?"),
-        (["launch.train", "--cfg", "alien"], "alien: no config.yaml in this folder"),
-        ([*train, "train.learning_rate=1"], "did you mean train.optimizer.learning_rate?"),
-        ([*train, "--accel", "abacus"], "abacus"),
-        (["launch.train", "--cfg", "none.yaml"], "none.yaml: no such file"),
-        (["launch.train", "--cfg", "broken.yaml"], "broken.yaml"),
-        ([*train, "train.stps=1"], "train.stps: unknown key; did you mean train.steps?"),
-        (["launch.train", "--cfg", "progress.yaml", f"data.root={away}"], away),
-        ([*train, *ROOT, "data.test.sources.0.layout=bird"], "data.test.sources.0"),
-        ([*train, *ROOT, "data.test.sources.0.file=no.json"], "data.test.sources.0"),
-        ([*train, "model.tiny=null", f"model.path={away}"], away),
-        ([*train, "model.tiny=null", "model.path=file"], "model.path: file is a file; of a GGUF"),
-        ([*train, "run.dir=alien"], "alien"),
-        ([*train, "run.dir=file"], "run.dir"),
-        ([*train, "--only", "warm-start", "warm_start=null"], "warm_start"),
-        ([*train, "run.dir=file/below", "--dry-run"], "file/below"),
-        ([*evaluate, "--decode", "beam"], "--decode"),
-        ([*evaluate, "--checkpoint", away], "--checkpoint"),
-        ([*evaluate, "--limit", "0"], "--limit"),
-        (["launch.eval", "--predictions", "p.sql", "--show-prompt"], "--show-prompt"),
-        (["launch.eval", "--predictions", "p.sql"], "give one of "),
-        ([*file, "--official", "--json", "o.json"], "--official: name the folder"),
-        ([*evaluate, "--data", "spder-dev"], "did you mean spider-dev?"),
-        ([*evaluate, "--data-root", "data"], "--data-root"),
-        (["launch.eval", "--cfg", "progress-demo.yaml", "--data", "spider-dev"], "--data"),
-        (["launch.eval", "--data", "spider-dev"], "--checkpoint RUN"),
-        ([*asked, "--endpoint", "http://x/v1"], "--model"),
-        ([*asked, "--model", "m"], "--endpoint"),
-        ([*asked, "--endpoint", "localhost:1", "--model", "m"], "--endpoint"),
-        ([*asked, "--endpoint", "http://x", "--model", "m", "--checkpoint", "."], "--checkpoint"),
-        ([*asked, "--endpoint", "http://me:secret@x/v1", "--model", "m"], "password"),
-        (["launch.export", "--checkpoint", "data", "--out", "alien"], "alien"),
-        (["launch.score"], "--file"),
-        ([*score, "--pred", "SELECT 1"], "x.sqlite"),
-        ([*score, "--timeout-s", "0"], "--timeout-s: should be greater than 0, not 0.0"),
-        (["launch.score", "--file", "alien", "--json"], "alien: cannot be read (Is a directory); "),
-        (score, "--db"),
-        (["launch.score", "--file", "x.jsonl"], "--json"),
-        (["launch.score", "--predictions", "x.sql"], "--predictions"),
-        (["launch.report"], "give a run"),
-    ]
+    text = (Path(__file__).parents[1] / "data" / "mistakes.json").read_text()
+    cases = json.loads(text.replace("TINY", str(tiny)).replace("PLACE", str(place)))
     helps = {"launch.train": "--dry-run", "launch.eval": "vote@8"}
     before = snapshot(place)
-    lines = [case for case, _ in cases] + [[module, "--help"] for module in helps]
+    lines = [case["words"] for case in cases] + [[module, "--help"] for module in helps]
     done = process(json.dumps(lines), cwd=place, code=MANY)
-    check_mistakes(done, [key for _, key in cases])
+    check_mistakes(done, [case["told"] for case in cases])
     told, jax_came_in = json.loads(done.stdout)
     assert all(err.count("\n") <= 1 for _, _, err in told)
     assert not jax_came_in

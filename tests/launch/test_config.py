@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 
 DEMO = "progress-demo.yaml"
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
+CASES = json.loads((Path(__file__).parents[1] / "data" / "settings.json").read_text())
 
 
 def message(name: str | Path, *overrides: str) -> str:
@@ -86,131 +88,25 @@ def test_what_is_left_of_another_kind_is_named_with_both():
     assert "env.turns: unknown key of kind single_turn" in message(DEMO, "env.kind=single_turn")
 
 
-SERVED = {"backend": "sglang", "sglang": {"launch": 2}}
+@pytest.mark.parametrize("case", [*CASES["contradictions"], *CASES["clashes"]])
+def test_settings_that_do_not_go_together_are_named(case):
+    """A contradiction inside of a section by its key, a pair of sections with both values."""
+    line = message(case["config"], *case["settings"])
+    assert line.startswith(f"command line: {case['told']}")
 
 
-def rollout(**changes: object) -> str:
-    return f"rollout={yaml.safe_dump(SERVED | changes, width=999)}"
-
-
-ADDRESSES = (
-    *("gpu1:30000", "ftp://gpu1:30000", "http://:30000", "http://gpu1:30000/v1"),
-    *("http://gpu1:30000?v=1", "http://gpu1..local:30000", "http://gpu 1:30000"),
-    *("http://gpu1:99999", f"http://{'g' * 64}:30000"),
-)
-CONTRADICTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("data.demo: ", ("data.root=x",)),
-    ("sampler.max_reply_tokens", ("sampler.max_response_tokens=63",)),
-    ("train.group_size", ("train.group_size=1",)),
-    ("train.algorithm.overlong_tokens", ("train.algorithm.kind=dapo",)),
-    ("warm_start.optimizer.warmup_steps", ("warm_start.optimizer.schedule=ramp_cosine",)),
-    ("train.mini_batches", ("train.mini_batches=17",)),
-    ("model.tiny.kv_heads", ("model.tiny.heads=5",)),
-    ("model.tiny.hidden_size", ("model.tiny.hidden_size=129",)),
-    ("train.optimizer.kind", ("train.lora={}", "train.optimizer.kind=muon")),
-    ("rollout.sglang", (rollout(sglang={}),)),
-    ("rollout.sglang", (rollout(sglang={"launch": 1, "urls": ["http://a:1"]}),)),
-    ("rollout.lag", (rollout(backend="native", lag=1),)),
-    ("rollout.sglang.urls", (rollout(sglang={"urls": ["http://a:1", "http://a:1/"]}),)),
-    ("rollout.sglang.arguments", (rollout(sglang={"launch": 1, "arguments": {"port": 5}}),)),
-    ("rollout.sglang.devices", (rollout(sglang={"launch": 2, "devices": ["0"]}),)),
-    *(("rollout.sglang.urls", (rollout(sglang={"urls": [address]}),)) for address in ADDRESSES),
-)
-
-
-@pytest.mark.parametrize(("key", "overrides"), CONTRADICTIONS)
-def test_contradictions_are_refused(key, overrides):
-    assert message(DEMO, *overrides).startswith(f"command line: {key}")
-
-
-# Two settings with their values, the config, and the overrides that bring them together.
-CLASHES = (
-    ("train.epochs=5 and data.train.total=null", "expo.yaml", ("data.train.total=null",)),
-    ("model.path=null and model.tiny=null", DEMO, ("model={path: null, tiny: null}",)),
-    ("model.path=x and model.tiny={...}", DEMO, ("model.path=x",)),
-    ("sampler.temperature=0.0 and train.algorithm.kind=grpo", DEMO, ("sampler.temperature=0",)),
-    ("prompt.style=omnisql and env.wrapping=sql_tag", "progress.yaml", ("prompt.style=omnisql",)),
-    ("prompt.style=short and env.wrapping=sql_tag", "expo.yaml", ("prompt.style=short",)),
-    ("prompt.style=paverl and env.wrapping=sql_tag", "paverl.yaml", ("env.wrapping=sql_tag",)),
-    ("prompt.style=progress and env.wrapping=fence", "progress.yaml", ("env.wrapping=fence",)),
-    ("prompt.style=progress and env.wrapping=fence", "astra.yaml", ("prompt.style=progress",)),
-    (
-        "prompt.style=progress and env.kind=agentic",
-        "astra.yaml",
-        ("prompt.style=progress", "env.wrapping=any"),
-    ),
-    ("evaluation.episode=agentic and env.kind=diagnosed", DEMO, ("evaluation.episode=agentic",)),
-    ("reward.kind=progressive and env.kind=agentic", DEMO, ("env={kind: agentic}",)),
-    ("reward.kind=expo and env.kind=agentic", "expo-demo.yaml", ("env={kind: agentic}",)),
-    (
-        "reward.final_step=never and env.kind=diagnosed",
-        DEMO,
-        ("reward={kind: astra, final_step: never}",),
-    ),
-    (
-        "reward.final_step=always and env.kind=diagnosed",
-        DEMO,
-        ("reward={kind: astra, final_step: always}",),
-    ),
-    *(
-        (
-            f"reward.gap_scale=1.0 and train.algorithm.estimator={estimator}",
-            "expo.yaml",
-            (f"train.algorithm={{kind: {kind}, overlong_tokens: 9}}", "train.group_size=4"),
-        )
-        for kind, estimator in {
-            "grpo": "group_normalised",
-            "dr_grpo": "group_centred",
-            "gspo": "group_normalised",
-            "gspo_token": "group_normalised",
-            "dapo": "group_normalised",
-            "rloo": "leave_one_out",
-        }.items()
-    ),
-    (
-        "reward.gap_scale=1.0 and train.algorithm.token_credit=return_to_go",
-        "expo.yaml",
-        ("train.algorithm={kind: reinforce_pp}",),
-    ),
-    (
-        "reward.aggregate=steps and train.algorithm.estimator=group_normalised",
-        "astra.yaml",
-        ("reward.aggregate=steps",),
-    ),
-    (
-        "reward.aggregate=steps and train.algorithm.token_credit=return_to_go",
-        "astra.yaml",
-        ("reward.aggregate=steps", "train.algorithm={kind: reinforce_pp}"),
-    ),
-)
-
-
-@pytest.mark.parametrize(("pair", "name", "overrides"), CLASHES)
-def test_two_settings_that_do_not_go_together_are_both_named(pair, name, overrides):
-    assert message(name, *overrides).startswith(f"command line: {pair}: ")
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides"),
-    [
-        ("progress.yaml", ("env.wrapping=any", "prompt.style=omnisql")),
-        (DEMO, ("env.wrapping=fence",)),  # the demo's prompt asks for nothing
-        ("paverl.yaml", ("env={kind: diagnosed, wrapping: fence}",)),  # nor another form than it
-        ("expo.yaml", ("reward.gap_scale=0", "train.algorithm={kind: grpo}", "train.group_size=8")),
-        ("expo.yaml", ("train.algorithm={kind: reinforce_pp, token_credit: own}",)),
-        ("expo.yaml", ("train.algorithm={kind: gspo_token, estimator: direct}",)),
-        ("astra.yaml", ("reward.final_step=never",)),
-    ],
-)
-def test_what_goes_together_is_accepted(name, overrides):
-    assert load_config(name, overrides)
+@pytest.mark.parametrize("case", CASES["accepted"])
+def test_what_goes_together_is_accepted(case):
+    assert load_config(case["config"], case["settings"])
 
 
 def test_servers_and_rollouts_ahead_are_taken():
-    load_config(DEMO, [rollout(lag=2), "train.algorithm.correction=masked"])
+    servers = "rollout={backend: sglang, lag: 2, sglang: {launch: 2}}"
+    load_config(DEMO, [servers, "train.algorithm.correction=masked"])
     urls = ["http://gpu1:30000", "https://gpu1", "http://10.0.0.1:1/", "http://[fe80::1]:1"]
-    config = load_config(DEMO, [rollout(sglang={"urls": [*urls, "http://a.b.:1"]})])
-    assert list(config.rollout.sglang.urls) == [*urls, "http://a.b.:1"]
+    urls.append("http://a.b.:1")
+    settings = ["rollout.backend=sglang", f"rollout.sglang.urls={urls}"]
+    assert list(load_config(DEMO, settings).rollout.sglang.urls) == urls
 
 
 # Overrides.

@@ -18,7 +18,7 @@ from launch import cli
 from launch import eval as evaluating
 from launch import score as scoring
 
-from .small_sets import ASKED, GOLDS, make_bird, make_spider
+from .small_sets import GOLDS, make_bird, make_spider
 
 EVAL, PAIRS = "launch.eval", "launch.score --file"
 DATABASE = Path("database", "pets", "pets.sqlite")
@@ -246,57 +246,6 @@ def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, run, text
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert [one["scores"]["spider_ex"] for one in sheet["questions"]] == [0, 1, 1, 1, 1]
     assert (sheet["questions"][0]["status"], sheet["late"]) == ("too_large", [])
-
-
-# Predictions that do not belong to the questions.
-
-
-def lines(number: int, line: str) -> str:
-    """Give the right predictions with another line in the place of one of them."""
-    return "\n".join([*GOLDS[:number], line, *GOLDS[number + 1 :]])
-
-
-def by_id(*names: str) -> str:
-    return "".join(json.dumps({"id": f"spider/dev/{name}", "sql": ""}) + "\n" for name in names)
-
-
-PREDICTIONS: dict[str, tuple[str, str, str]] = {
-    "one line short": ("p.sql", "\n".join(GOLDS[:-1]), "{path}: 4 predictions for 5 "),
-    "a tab inside": ("p.sql", lines(2, "SELECT\tname\tFROM pet"), "{path}:3: "),
-    "a carriage return inside": ("p.sql", lines(1, "SELECT\rage"), "{path}"),
-    "other databases": (
-        "p.json",
-        json.dumps(dict.fromkeys("01234", "x\t----- bird -----\tbank")),
-        '{path}: entry "0": ',
-    ),
-    "a number left out": ("p.json", json.dumps({"0": "x", "2": "x"}), "{path}: "),
-    "broken JSON": ("p.json", '{"0": ', "{path}: "),
-    "a broken line": ("p.jsonl", '{"pred": "x"}\n{"pred"\n', "{path}:2: "),
-    "an id left out": ("p.jsonl", by_id("1"), "spider/dev/0"),
-    "an unknown id": ("p.jsonl", by_id("9"), "{path}:1: "),
-    "an id twice": ("p.jsonl", by_id("1", "1"), "{path}:2: "),
-    "a question twice": (
-        "p.jsonl",
-        "\n".join(json.dumps({"question": ASKED[n][1], "sql": ""}) for n in (0, 1, 2, 3, 3)),
-        "{path}:5: ",
-    ),
-    "samples without a decoding": (
-        "p.json",
-        json.dumps([{"pred_sqls": ["x", "y"]}] * 5),
-        "--decode vote@2",
-    ),
-    "no JSON of BIRD": ("p.json", '"SELECT 1"', "{path}: "),
-    "an empty file": ("p.sql", "", "{path}: "),
-}
-
-
-@pytest.mark.parametrize("case", PREDICTIONS)
-def test_predictions_that_do_not_fit_are_told_with_their_line(root, refused, case):
-    name, content, named = PREDICTIONS[case]
-    path = root / name
-    path.write_bytes(content.encode())
-    line = refused(EVAL, ["--predictions", str(path), *arguments(EVAL, root)[2:]])
-    assert named.format(path=path) in line
 
 
 @pytest.mark.parametrize(

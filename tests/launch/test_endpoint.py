@@ -7,7 +7,7 @@ import pytest
 from exchange import UserError
 from launch.config import VerbalConfig
 from launch.evaluation.endpoint import Endpoint
-from launch.evaluation.responses import Answer, CachedClient, Cost, ModelRequest
+from launch.evaluation.responses import Answer, CachedClient, ModelRequest
 from rewards.verbal import Ask
 from sqlenv.types import Message
 
@@ -115,14 +115,17 @@ def texts(client: CachedClient, text: str) -> list[str | None]:
     return [answer.text for answer in client.answers(asked)[0]]
 
 
+PAID = {"calls": 1, "prompt_tokens": 3, "completion_tokens": 5}
+
+
 def test_answers_are_kept_by_request(tmp_path):
     with CachedClient(Oracle("long"), tmp_path, [("model", "m")], seed=0) as client:
         assert texts(client, "short") == ["shorté"]
         assert texts(client, "long") == [None]
-        assert client.cost == {"generate": Cost(1, 3, 5)}
+        assert client.cost == {"generate": PAID}
     again = Oracle()
     with CachedClient(again, tmp_path, [("model", "m")], seed=0) as client:
-        assert client.spent == Cost(1, 3, 5)
+        assert (client.cost, client.written) == ({"generate": PAID}, 5)
         assert texts(client, "short") == ["shorté"]
         assert again.asked == 0
         # A refusal cost nothing, and may be taken another day.

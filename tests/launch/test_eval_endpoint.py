@@ -13,7 +13,7 @@ from exchange import UserError
 from launch import eval as command
 
 from .chat_server import Chat, serve
-from .conftest import TINY
+from .conftest import TINY, json_lines, write_job
 from .small_sets import ASKED, GOLDS, loaded, make_spider
 
 
@@ -21,13 +21,11 @@ from .small_sets import ASKED, GOLDS, loaded, make_spider
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("endpoint")
     make_spider(folder / "spider_data")
-    config = {
-        **TINY,
-        "data": {**TINY["data"], "demo": None, "root": str(folder / "spider_data")},
-        "evaluation": {**TINY["evaluation"], "questions": None},
-        "verbal": {"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99},
-    }
-    (folder / "served.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    write_job(
+        folder / "served.yaml", folder / "spider_data",
+        evaluation={**TINY["evaluation"], "questions": None},
+        verbal={"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99},
+    )  # fmt: skip
     return folder
 
 
@@ -75,8 +73,7 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
     outcomes = sheet["outcomes"]
     assert (outcomes["replies"], outcomes["no_query"], outcomes["refused"]) == (5, 0, 0)
     assert outcomes["reply_tokens"] == chat.tokens["completion_tokens"]
-    lines = (out / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
-    group = json.loads(lines[1])
+    group = json_lines(out / "trajectories.jsonl")[1]
     assert ASKED[0][1] in group["prompt"]
     assert "<think>" in group["trajectories"][0]["turns"][0]["reply"]
     assert [one["sql"] for one in sheet["questions"]] == GOLDS
@@ -91,8 +88,7 @@ def test_an_endpoint_may_write_the_bare_query(place, tmp_path, wrapping, found):
     with serve(Chat(lambda *of: f"<think>{GOLDS[0]}</think>{brain(*of)[21:-6]}")) as chat:
         sheet = evaluate(place, out, chat, f"evaluation.wrapping={wrapping}")
     assert [question["sql"] for question in sheet["questions"]] == found
-    lines = (out / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
-    turn = json.loads(lines[1])["trajectories"][0]["turns"][0]
+    turn = json_lines(out / "trajectories.jsonl")[1]["trajectories"][0]["turns"][0]
     # Of a query that is in the reasoning too, the page marks what counts.
     assert turn.get("place") == (len(f"<think>{GOLDS[0]}</think>") if found[0] else None)
 

@@ -1,4 +1,4 @@
-"""Files of predictions judged with no model: every form, verdicts, votes, and going on."""
+"""Files of predictions judged with no model: verdicts, votes, and going on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from exchange import UserError
 from launch import eval as command
 from launch import report
 from launch.evaluation import judging
-from launch.evaluation.predictions import read_samples
-from launch.evaluation.questions import find
-from launch.evaluation.replies import GREEDY
 
+from .conftest import json_lines, write_lines
 from .small_sets import ASKED, GOLDS, make_bird, make_database, make_spider
 
 # Right; right as a bag; wrong on the suite alone (two oldest); an error; empty as the gold is.
@@ -109,7 +107,7 @@ def test_whole_replies_are_read_and_what_holds_no_query_stays(spider, tmp_path):
         "I do not know",
         f"<think>{GOLDS[4]}</think> I give up",
     ]
-    path = write(tmp_path / "replies.jsonl", [json.dumps({"pred": one}) for one in replies])
+    path = write_lines(tmp_path / "replies.jsonl", ({"pred": one} for one in replies))
     sheet = evaluate(path, spider, tmp_path / "o.json")
     queries = [question["sql"] for question in sheet["questions"]]
     assert queries == [*GOLDS[:3], "I do not know", ""]
@@ -165,10 +163,10 @@ def test_spider_2_has_columns_matched_too(tmp_path):
     (gold / "exec_result").mkdir(parents=True)
     # The program looks at the first column of question 1 alone; question 2 has two golds.
     chosen = {"condition_cols": [0], "ignore_order": True}, {"condition_cols": [0]}, {}
-    (gold / "spider2lite_eval.jsonl").write_text(
-        "".join(json.dumps({"instance_id": f"local00{n}", **one}) + "\n"
-                for n, one in enumerate(chosen))
-    )  # fmt: skip
+    write_lines(
+        gold / "spider2lite_eval.jsonl",
+        ({"instance_id": f"local00{n}", **one} for n, one in enumerate(chosen)),
+    )
     results = {"local000": "a,b\n1,x\n2,\n", "local001": "a,b\n1,x\n", "local002_a": "a\n7\n"}
     results["local002_b"] = "a,b\n0.33333,None\n"
     for name, text in results.items():
@@ -195,95 +193,6 @@ def test_spider_2_has_columns_matched_too(tmp_path):
         )  # fmt: skip
 
 
-FORMS = {
-    "lines.sql": "\n".join(GOLDS) + "\n",
-    "windows.sql": "\r\n".join(GOLDS) + "\r\n",
-    "no_end.txt": "\n".join(GOLDS),
-    "gold_file.sql": "".join(f"{gold}\t{db_id}\n" for db_id, _, gold in ASKED),
-    "blank_end.sql": "\n".join(GOLDS) + "\n\n\n",
-    "bird.json": json.dumps(
-        {str(n): f"{gold}\t----- bird -----\t{db_id}" for n, (db_id, _, gold) in enumerate(ASKED)}
-    ),
-    "omnisql.json": json.dumps([{"pred_sqls": [gold], "responses": ["…"]} for gold in GOLDS]),
-    "plain.json": json.dumps(GOLDS),
-    "pred.jsonl": "".join(json.dumps({"pred": gold}) + "\n" for gold in GOLDS),
-    "question.jsonl": "".join(
-        json.dumps({"question": question, "db_id": db_id, "sql": gold}) + "\n"
-        for db_id, question, gold in ASKED[::-1]
-    ),
-    "id.jsonl": "".join(
-        json.dumps({"id": f"spider/dev/{n}", "sql": gold}) + "\n" for n, gold in enumerate(GOLDS)
-    ),
-}
-
-
-def test_predictions_in_every_form_are_the_same(spider, tmp_path):
-    examples = find("spider-dev", spider)[1]
-    for name, content in FORMS.items():
-        path = tmp_path / name
-        path.write_bytes(content.encode())
-        found = read_samples(path, examples, GREEDY, asked=examples)
-        assert found == [(gold,) for gold in GOLDS], name
-
-
-@pytest.fixture
-def numbered(tmp_path) -> Path:
-    """BIRD's questions in Mini-Dev's way: ids of their own, which are not their places."""
-    root = make_bird(tmp_path / "bird")
-    records = json.loads((root / "dev.json").read_text())
-    asked = [{**one, "question_id": 700 + one["question_id"]} for one in records]
-    (root / "dev.json").write_text(json.dumps(asked))
-    return root
-
-
-def test_a_file_in_reversed_order_is_matched_by_what_it_carries(numbered, tmp_path, capsys):
-    examples = find("bird-dev", numbered)[1]
-    fields: dict[str, list[object]] = {
-        "id": [one.id for one in examples],
-        "question_id": [*range(700, 705)],
-        "qid": [str(700 + n) for n in range(5)],
-        "idx": [*range(5)],
-        "instance_id": [*range(700, 705)],
-    }
-    files = {
-        f"{field}.jsonl": "".join(
-            json.dumps({field: values[n], "sql": GOLDS[n]}) + "\n" for n in reversed(range(5))
-        )
-        for field, values in fields.items()
-    }
-    mark = "\t----- bird -----\t"
-    for name, first in (("places", 0), ("ids", 700)):
-        entries = {f"{first + n}": f"{GOLDS[n]}{mark}{ASKED[n][0]}" for n in reversed(range(5))}
-        files[f"{name}.json"] = json.dumps(entries)
-    for name, text in files.items():
-        path = tmp_path / name
-        path.write_text(text)
-        assert read_samples(path, examples, GREEDY, asked=examples) == [(g,) for g in GOLDS], name
-    sheet = evaluate(tmp_path / "question_id.jsonl", numbered, tmp_path / "o", data="bird-dev")
-    assert sheet["measures"]["bird_ex"]["mean"] == 1
-
-
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        ([{"question_id": 3, "sql": "SELECT 1"}], "p.jsonl:1: question_id 3 is of no question of"),
-        ([{"idx": 5, "sql": ""}], "idx 5 is of no question"),
-        ([{"qid": 700, "sql": ""}, {"sql": ""}], "p.jsonl:2: no id, though others have one"),
-        ([{"qid": 700, "db_id": "shop", "sql": ""}], "is for database shop, but its id is that of"),
-        ([{"qid": 700, "sql": ""}, {"qid": 700, "sql": ""}], "a second prediction for bird/dev/0"),
-        ([{"qid": 700, "sql": ""}], "no prediction for 4 of 5 questions"),
-    ],
-)
-def test_unknown_missing_and_foreign_ids_are_refused(numbered, tmp_path, records, message):
-    examples = find("bird-dev", numbered)[1]
-    path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(UserError) as caught:
-        read_samples(path, examples, GREEDY, asked=examples)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_questions_and_predictions_may_be_in_another_dialect(tmp_path):
     root = make_bird(tmp_path / "bird")
     records = json.loads((root / "dev.json").read_text())
@@ -296,28 +205,6 @@ def test_questions_and_predictions_may_be_in_another_dialect(tmp_path):
     assert verdicts(sheet, "bird_ex") == [1] * 5
     sheet = evaluate(path, root, tmp_path / "p.json", data="bird-dev")
     assert verdicts(sheet, "bird_ex") == [0, 1, 1, 1, 1]
-
-
-def test_a_file_may_hold_the_questions_of_a_sample_alone(spider, tmp_path):
-    """As an evaluation with --limit writes them: in their order, or with their ids."""
-    examples = find("spider-dev", spider)[1]
-    asked = [examples[3], examples[0]]
-    lines = {
-        "sample.sql": f"{GOLDS[3]}\n{GOLDS[0]}\n",
-        "ids.jsonl": "".join(
-            json.dumps({"id": one.id, "sql": GOLDS[number]}) + "\n"
-            for one, number in zip(asked[::-1], (0, 3), strict=True)
-        ),
-        "all.sql": FORMS["blank_end.sql"],
-    }
-    for name, text in lines.items():
-        path = tmp_path / name
-        path.write_text(text)
-        found = read_samples(path, examples, GREEDY, asked=asked)
-        assert found == [(GOLDS[3],), (GOLDS[0],)], name
-    path.write_text("SELECT 1\n")
-    with pytest.raises(UserError, match="1 predictions for 5 questions or a sample of 2; give"):
-        read_samples(path, examples, GREEDY, asked=asked)
 
 
 def test_bird_is_judged_by_its_own_rule(bird, tmp_path):
@@ -336,7 +223,7 @@ def test_bird_is_judged_by_its_own_rule(bird, tmp_path):
 
 def test_answers_are_written_in_the_official_forms(spider, tmp_path):
     lines = [{"pred": f"{gold} -- sure\n;"} for gold in GOLDS]
-    path = write(tmp_path / "p.jsonl", [json.dumps(line) for line in lines])
+    path = write_lines(tmp_path / "p.jsonl", lines)
     words = ("--official", "--out", str(tmp_path / "out"))
     sheet = evaluate(path, spider, tmp_path / "o.json", *words)
     assert verdicts(sheet, "spider_ex") == [1] * 5
@@ -382,8 +269,8 @@ def test_a_folder_has_the_files_of_one_list_of_answers(spider, tmp_path, monkeyp
 
 def test_half_a_character_in_a_prediction_is_no_query(spider, tmp_path):
     """JSON can spell it, and no file of text can hold it: this ended after all was judged."""
-    lines = [json.dumps({"pred": sql}) for sql in ("SELECT '\ud800'", *GOLDS[1:])]
-    path = write(tmp_path / "p.jsonl", lines)
+    lines = [{"pred": sql} for sql in ("SELECT '\ud800'", *GOLDS[1:])]
+    path = write_lines(tmp_path / "p.jsonl", lines)
     words = ("--official", "--out", str(tmp_path / "out"))
     sheet = evaluate(path, spider, tmp_path / "o.json", *words)
     assert verdicts(sheet, "spider_ex") == [0, 1, 1, 1, 1]
@@ -394,8 +281,7 @@ def test_half_a_character_in_a_prediction_is_no_query(spider, tmp_path):
 def test_questions_and_results_are_recorded_for_the_page(spider, tmp_path):
     path = write(tmp_path / "p.sql", MIXED)
     evaluate(path, spider, tmp_path / "o.json", "--out", str(tmp_path / "out"))
-    text = (tmp_path / "out" / "trajectories.jsonl").read_text(encoding="utf-8")
-    head, *groups = map(json.loads, text.splitlines())
+    head, *groups = json_lines(tmp_path / "out" / "trajectories.jsonl")
     assert head == {"step": 0, "version": 2}
     assert [group["id"] for group in groups] == [f"spider/dev/{n}" for n in range(5)]
     assert groups[0]["gold_result"]["rows"] == [["ann"], ["bob"], ["cid"], ["dee"]]

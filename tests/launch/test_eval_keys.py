@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from exchange import UserError
 from launch import cli
@@ -21,7 +20,7 @@ from launch.evaluation.responses import Sampled
 from launch.evaluation.sources import Answers
 from launch.policy import policy_in
 
-from .conftest import TINY
+from .conftest import write_job
 from .small_sets import make_pets, make_spider
 
 
@@ -34,8 +33,7 @@ def place(tmp_path: Path) -> Path:
     (model / "config.json").write_text("{}")
     (model / "tokenizer.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"weights")
-    config = {**TINY, "data": {**TINY["data"], "demo": None, "root": str(tmp_path / "data")}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
+    write_job(tmp_path / "job.yaml", tmp_path / "data")
     return tmp_path
 
 

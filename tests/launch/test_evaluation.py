@@ -1,4 +1,4 @@
-"""Files of an evaluation: its record, and the official programs' forms."""
+"""The record of an evaluation in files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from exchange import UserError
 from launch import read_result
 from launch.evaluation.evaluate import write_trajectories
-from launch.evaluation.predictions import write_official
 from launch.evaluation.responses import Sampled
 from launch.evaluation.results import (
     ModelFacts,
@@ -49,25 +48,6 @@ def test_a_result_is_read_as_flat_records(tmp_path):
         *["after"] * 2,
     ]
     assert read_result(tmp_path / "run")[0] == {"place": "before", **first}
-
-
-def test_official_forms_are_a_line_a_question(tmp_path):
-    sqls = {
-        "SELECT a -- first\nFROM t\t/* all\nof it */ WHERE b = 1": "SELECT a FROM t WHERE b = 1",
-        # The evaluators split inside quotes too.
-        "SELECT 'a\tb\r\nc'": "SELECT 'a b c'",
-        "SELECT '-- kept', \"x\u2028y\"": "SELECT '-- kept', \"x\u2028y\"",
-        # A blank line would shift all later ones.
-        "": "SELECT",
-        "-- nothing\n": "SELECT",
-    }
-    verdicts = [verdict(n, sql=sql, db_id=f"d{n}") for n, sql in enumerate(sqls)]
-    write_official(verdicts, tmp_path)
-    text = (tmp_path / "predictions.sql").read_text(encoding="utf-8")
-    assert text.split("\n") == [*sqls.values(), ""]
-    bird = json.loads((tmp_path / "predictions_bird.json").read_text(encoding="utf-8"))
-    expected = {str(n): f"{sql}\t----- bird -----\td{n}" for n, sql in enumerate(sqls.values())}
-    assert bird == expected
 
 
 @pytest.mark.parametrize("content", [b'{"pred": "SELECT 1"}\n', b"[1]\n", b"{\n", b"\xff\n"])

@@ -44,6 +44,7 @@ COMPILES = """
 import os, sys
 folder, coordinator, process = sys.argv[1], sys.argv[2], int(sys.argv[4])
 os.environ["MINIRL_CACHE"] = f"{folder}/{process}-{os.getpid()}"
+del os.environ["JAX_COMPILATION_CACHE_DIR"]  # that of the tests
 from pathlib import Path
 from launch import cli
 cli.use_accelerator("cpu", (coordinator, 2, process), folder=Path(folder, "run"))

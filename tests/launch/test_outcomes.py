@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from exchange import UserError
 from launch import eval as command
@@ -19,7 +18,7 @@ from launch.evaluation.replies import FIRST, Outcomes, hint, parts_of
 from minirl.model.tokenizer import ChatTokenizer
 
 from .chat_server import Chat, Failure, serve
-from .conftest import TINY, json_lines
+from .conftest import json_lines, write_job, write_lines
 from .report_cases import opened
 from .small_sets import loaded, make_pets
 
@@ -36,15 +35,13 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(QUESTIONS)
     ]
     (folder / "data" / "dev.json").write_text(json.dumps(records))
-    config = {
-        **TINY,
-        "data": {**TINY["data"], "demo": None, "root": str(folder / "data")},
-        "env": {"kind": "single_turn", "wrapping": "fence"},
-        "reward": {"kind": "one_shot"},
-        "evaluation": {"wrapping": "fence"},
-        "verbal": {"parallel": 8, "retries": 0, "timeout_s": 20, "max_tokens": 99},
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    write_job(
+        folder / "job.yaml", folder / "data",
+        env={"kind": "single_turn", "wrapping": "fence"},
+        reward={"kind": "one_shot"},
+        evaluation={"wrapping": "fence"},
+        verbal={"parallel": 8, "retries": 0, "timeout_s": 20, "max_tokens": 99},
+    )  # fmt: skip
     return folder
 
 
@@ -204,9 +201,7 @@ def test_a_server_that_fails_for_good_is_given_up(asked, tmp_path):
 
 
 def test_a_file_of_predictions_is_counted_too(asked, tmp_path, capsys):
-    (tmp_path / "p.jsonl").write_text(
-        "".join(json.dumps({"pred": f"SELECT {n}" if n % 3 else ""}) + "\n" for n in range(30))
-    )
+    write_lines(tmp_path / "p.jsonl", ({"pred": f"SELECT {n}" if n % 3 else ""} for n in range(30)))
     data = ["--data", "spider-dev", "--data-root", str(asked / "data")]
     out = tmp_path / "out.json"
     command.main(["--predictions", str(tmp_path / "p.jsonl"), *data, "--json", str(out)])

@@ -6,7 +6,6 @@ import json
 import logging
 import shlex
 import sys
-from dataclasses import replace
 
 import jax
 import pytest
@@ -121,23 +120,26 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
 
 
 @pytest.fixture
-def by_tokens(monkeypatch):
-    """Let a gradient take a GiB for each hundred tokens of a micro-batch."""
-    real = compilers.compile_program
+def uncompiled(monkeypatch):
+    """Return what lets a program take what it is given, and a gradient so much for each token."""
 
-    def compiled(lowered, **options):
-        found = real(lowered, **options)
-        batch = next((one for one in lowered.in_avals[0] if hasattr(one, "ids_XT")), None)
-        tokens = 0 if batch is None else batch.ids_XT.size
-        return replace(found, temporaries=2**30 / 100 * tokens)
+    def use(token_bytes: float) -> None:
+        def described(lowered, **_options):
+            batch = next((one for one in lowered.in_avals[0] if hasattr(one, "ids_XT")), None)
+            tokens = 0 if batch is None else batch.ids_XT.size
+            given = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves(lowered.in_avals))
+            return compilers.Program(given, 0.0, token_bytes * tokens, 0.0)
 
-    monkeypatch.setattr("minirl.plan.fit.compile_program", compiled)
+        monkeypatch.setattr(planner, "compile_program", described)
+
+    return use
 
 
 AUTO = "train.batching.micro_batch_tokens=auto"
 
 
-def test_the_largest_micro_batch_is_bounded_by_memory(by_tokens, monkeypatch):
+def test_the_largest_micro_batch_is_bounded_by_memory(uncompiled, monkeypatch):
+    uncompiled(2**30 / 100)
     room = 6.0 * 2**30
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", room / 0.95))
     found, _ = make("cpux1", AUTO)
@@ -149,7 +151,15 @@ def test_the_largest_micro_batch_is_bounded_by_memory(by_tokens, monkeypatch):
     assert make("cpux1", AUTO)[0]["micro_batch_tokens"] == 8 * (63 + 4 * 48)
 
 
-def test_what_does_not_fit_is_refused_with_settings_that_do(by_tokens, monkeypatch):
+def test_what_does_not_fit_is_refused_with_settings_that_do(monkeypatch):
+    """Where a micro-batch takes a GiB for each hundred tokens, and `auto` would be five hundred."""
+
+    def fit(work, *_given, **_named):
+        tokens = work.train.batching.micro_batch_tokens
+        tokens = 500 if tokens == "auto" else tokens
+        return planner.Fit(tokens, None, 1, None, {"all": tokens * 2**30 / 100}, {}, {}, "")
+
+    monkeypatch.setattr(planner, "fit", fit)
     room = 6.0 * 2**30
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", room / 0.95))
     with pytest.raises(UserError, match=rf"does not fit: .* 6\.0 GiB free; it fits with {AUTO}$"):
@@ -215,8 +225,10 @@ def free(monkeypatch):
 
 
 def test_training_plans_once_and_refuses_what_does_not_fit(
-    tiny_folder, tmp_path, free, monkeypatch, caplog
+    tiny_folder, tmp_path, free, uncompiled, monkeypatch, caplog
 ):
+    uncompiled(0.0)
+    monkeypatch.setattr(plan, "_savings", lambda _config: ["model.remat=full"])
     asked, shape = config("sampler.cache_gb=0.001", AUTO), read_config(tiny_folder)
     taken = 2.0**33
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)

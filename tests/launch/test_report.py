@@ -31,7 +31,8 @@ from launch.reporting.runs import short_names, shown_names
 from sqlenv.types import Denied, SqlError, Table
 
 from .browser import CHROMIUM, Browser, browser
-from .report_cases import HOSTILE, lines_of, make_hostile, make_run, opened, question, write_lines
+from .conftest import json_lines, write_lines
+from .report_cases import HOSTILE, make_hostile, make_run, opened, question
 
 MINUS = "\N{MINUS SIGN}"
 needs_chromium = pytest.mark.skipif(
@@ -75,11 +76,11 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
     assert f"from {' to '.join(ends)} % of " in printed
     assert data["overview"]["notes"] == []
     asked = {one["id"]: one for one in data["overview"]["questions"]}
-    _, *groups = lines_of(run / "trajectories.jsonl")
+    _, *groups = json_lines(run / "trajectories.jsonl")
     assert len(groups) == 4 * 3
     places = [(group, f"0.{group['step']}") for group in groups]
     for where in ("before", "after"):
-        _, *answers = lines_of(run / where / "trajectories.jsonl")
+        _, *answers = json_lines(run / where / "trajectories.jsonl")
         places += [(answer, f"0.{where}") for answer in answers]
     for group, view in places:
         [seen] = [one for one in asked[group["id"]]["seen"] if one["view"] == view]
@@ -100,7 +101,7 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
 def test_the_verdict_counts_for_more_than_what_a_group_says(place):
     folder = make_run(place / "verdict", steps=1, questions=1)
     path = folder / "after" / "predictions.jsonl"
-    [verdict] = lines_of(path)
+    [verdict] = json_lines(path)
     right = verdict["scores"]["set"]
     write_lines(path, [verdict | {"scores": {"set": 1 - right}}])
     [asked, *_] = opened(write_page(folder))["overview"]["questions"]
@@ -111,7 +112,7 @@ def test_the_verdict_counts_for_more_than_what_a_group_says(place):
 def test_places_of_credit_are_those_of_javascript(place):
     folder = make_run(place / "astral", steps=1, questions=2)
     path = folder / "trajectories.jsonl"
-    head, group, *_ = lines_of(path)
+    head, group, *_ = json_lines(path)
     one = group["trajectories"][0]
     one["turns"][0]["reply"] = "\U0001f600 a \U0001f600 b"
     one["turns"][0]["place"] = 2
@@ -267,7 +268,7 @@ def split_by_source(run: Path) -> dict[str, list[bool]]:
     """Make a run's held-out questions those of two sources; return what is right at the end."""
     right: dict[str, list[bool]] = {"spider/plain": [], "spider/renamed": []}
     for where in ("before", "after"):
-        verdicts = lines_of(run / where / "predictions.jsonl")
+        verdicts = json_lines(run / where / "predictions.jsonl")
         for number, one in enumerate(verdicts):
             source = [*right][number % 4 == 3]
             one["id"] = f"{source}/{number}"
@@ -403,7 +404,7 @@ def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
     facts = dict(row.split("\t") for row in page.texts("#verdict .one tr"))
     gain = f"{100 * result['gain']:+.1f} [{low}, {high}]"
     assert facts["gain in points"] == gain.replace("-", MINUS)
-    answers = [lines_of(run / name / "predictions.jsonl") for name in ("before", "after")]
+    answers = [json_lines(run / name / "predictions.jsonl") for name in ("before", "after")]
     rights = [[bool(one["scores"]["set"]) for one in part] for part in answers]
     flips = list(zip(*rights, strict=True))
     counts = [flips.count((False, True)), flips.count((True, False))]
@@ -421,7 +422,7 @@ def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
     assert {"Reward and its parts", "What there is to learn from", "Entropy of the policy"} < {
         *titles
     }
-    last = lines_of(run / "metrics.jsonl")[-1]
+    last = json_lines(run / "metrics.jsonl")[-1]
     # The legend says what the line shows, which is smoothed.
     values = '[data-plot="Execution accuracy"] .u-series:not(.edge) .u-value'
     smooth = page.texts(values)
@@ -500,7 +501,7 @@ def test_filters_and_links(page, html):
 
 @needs_chromium
 def test_a_group_and_its_transcripts(page, html, run):
-    group = lines_of(run / "trajectories.jsonl")[1]
+    group = json_lines(run / "trajectories.jsonl")[1]
     page.open(html, f"#q={group['id']}")
     rewards = sorted((one["reward"] for one in group["trajectories"]), reverse=True)
     assert [re.findall(r"reward (\S+)", text) for text in page.texts("#detail .member")] == [
@@ -527,7 +528,7 @@ def test_results_beside_the_gold(page, place):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(settings | {"env": {"match": "set"}}))
     path = folder / "after" / "trajectories.jsonl"
-    head, *answers = lines_of(path)
+    head, *answers = json_lines(path)
     gold = [["tea", 1], ["jam", 2], ["oil", 3], ["rye", 4]]
     own = [["jam", 2], ["tea", 1], ["oil", 9], ["nut", 8]]
     for answer, rows in zip(answers, (own, [*gold, gold[0]]), strict=True):

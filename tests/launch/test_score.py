@@ -15,17 +15,7 @@ import pytest
 from exchange import UserError
 from launch.score import main
 
-from .conftest import ROOT
-
-
-def write(path: Path, queries: list[str]) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(query + "\n" for query in queries), encoding="utf-8")
-    return path
-
-
-def write_json(path: Path, records: list[Any]) -> Path:
-    return write(path, [json.dumps(record) for record in records])
+from .conftest import ROOT, write_lines
 
 
 def mistake(*words: str | Path) -> str:
@@ -75,7 +65,7 @@ def test_a_query_that_is_right_by_luck_is_told_by_a_witness(tmp_path, database, 
     page = capsys.readouterr().out
     assert f"right by luck: on witness {told_by} of 4" in page
     assert "≠ 4" in page
-    write_json(tmp_path / "pairs.jsonl", [pair])
+    write_lines(tmp_path / "pairs.jsonl", [pair])
     main(["--file", str(tmp_path / "pairs.jsonl"), "--json"])
     assert json.loads(capsys.readouterr().out)["witness"] == found["witness"]
 
@@ -107,7 +97,7 @@ def test_a_file_of_pairs_keeps_order_and_ids(tmp_path, database, capsys):
     same = {"database": str(database), "gold_sql": "SELECT 1"}
     pairs: list[dict[str, Any]] = [{"id": n, **same, "pred": f"SELECT {n % 3}"} for n in range(80)]
     pairs += [{"id": "none", **same, "pred": None}, {"id": None, **same, "pred": "\ud800"}]
-    main(["--file", str(write_json(tmp_path / "pairs.jsonl", pairs)), "--json"])
+    main(["--file", str(write_lines(tmp_path / "pairs.jsonl", pairs)), "--json"])
     records = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
     assert [record["id"] for record in records] == [pair["id"] for pair in pairs]
     assert [record["ex"]["set"] for record in records[:80]] == [n % 3 == 1 for n in range(80)]
@@ -132,7 +122,7 @@ def test_queries_of_other_dialects(tmp_path, database, capsys):
         ({**pair, "pred": "SELECT 1 WHERE 'a' ILIKE 'A'", "dialect": "PostgreSQL"}, ("ok", False)),
         ({**pair, "gold_sql": "SELECT YEAR(name) FROM emp", "pred": "SELECT 1"}, ("ok", False)),
     ]
-    path = write_json(tmp_path / "pairs.jsonl", [record for record, _ in records])
+    path = write_lines(tmp_path / "pairs.jsonl", [record for record, _ in records])
     main(["--file", str(path), "--json", "--dialect", "mysql"])
     printed = capsys.readouterr()
     found = [json.loads(line) for line in printed.out.splitlines()]
@@ -142,13 +132,13 @@ def test_queries_of_other_dialects(tmp_path, database, capsys):
     for how in ([], ["--json"]):  # nor is one pair with such a gold query scored without a word
         main([*gold, *how])
         assert capsys.readouterr().err == "warning: 1 gold queries do not run: emp\n"
-    write_json(path, [{**pair, "pred": mysql, "dialect": "oracle"}])
+    write_lines(path, [{**pair, "pred": mysql, "dialect": "oracle"}])
     assert "pairs.jsonl:1: " in mistake("--file", path, "--json")
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path, database):
     pair = {"database": str(database), "gold_sql": "SELECT 1", "pred": "SELECT 1"}
-    path = write_json(tmp_path / "pairs.jsonl", [{"id": n, **pair} for n in range(60)])
+    path = write_lines(tmp_path / "pairs.jsonl", [{"id": n, **pair} for n in range(60)])
     command = [sys.executable, "-m", "launch.score", "--file", str(path), "--json"]
     run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout
@@ -161,7 +151,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path, database):
 
 
 def test_nothing_is_written_over(tmp_path):
-    path = write(tmp_path / "pairs.jsonl", ["{}"])
+    path = write_lines(tmp_path / "pairs.jsonl", [{}])
     (tmp_path / "link.jsonl").symlink_to(path)
     assert "link.jsonl" in mistake("--file", path, "--json", tmp_path / "link.jsonl")
     assert path.read_text() == "{}\n"

@@ -122,6 +122,7 @@ before(Checkpoints, "save", lambda self, step, *_: step == 2 and os.kill(os.getp
 # Stands for a full disk, which takes the right to mount one: from the first checkpoint on no file
 # may grow beyond this. How many files Orbax writes, and how large, depends on its threads.
 LIMITED = """
+del os.environ["JAX_COMPILATION_CACHE_DIR"]  # no half of a program for other tests
 limit = ({size}, resource.RLIM_INFINITY)
 before(Checkpoints, "save", lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
 """

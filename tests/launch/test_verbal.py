@@ -20,7 +20,7 @@ from launch.config import TinyConfig
 from launch.tiny import make_tiny
 
 from .chat_server import Chat, Failure, serve
-from .conftest import ROOT, TINY, verbal_folder
+from .conftest import ROOT, TINY, json_lines, verbal_folder
 from .small_sets import loaded
 
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
@@ -84,10 +84,6 @@ def words(place: Path, out: Path, chat: Chat, *overrides: str) -> list[str]:
 def launch(place: Path, out: Path, chat: Chat, *overrides: str) -> dict:
     command.main(words(place, out, chat, *overrides))
     return loaded(out)
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, monkeypatch):
@@ -252,7 +248,7 @@ def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
     with serve(Chat(answer)) as chat:
         result = launch(place, tmp_path / "out", chat, "evaluation.questions=null")
     assert result["notes"]["refused"] == CANDIDATES
-    empty = [p for p in lines(tmp_path / "out" / "predictions.jsonl") if not p["sql"]]
+    empty = [p for p in json_lines(tmp_path / "out" / "predictions.jsonl") if not p["sql"]]
     assert [p["question"] for p in empty] == [first]
 
 
@@ -267,7 +263,7 @@ def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, t
         )  # fmt: skip
     assert result["measures"] == {}
     assert len(result["questions"]) == QUESTIONS
-    assert all(p["sql"] for p in lines(tmp_path / "out" / "predictions.jsonl"))
+    assert all(p["sql"] for p in json_lines(tmp_path / "out" / "predictions.jsonl"))
     assert "95 % interval" not in capsys.readouterr().out
 
 

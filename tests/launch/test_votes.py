@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,58 +20,9 @@ from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.executor import Executor
 from sqlenv.types import Example, SqlError, Table, TimedOut
 
-# What a letter of a case samples. Equal in sets of rows: A = a = D, P = R, and E = F.
-SQLS = {
-    "A": "SELECT 1",
-    "a": "SELECT 1.0 AS other",
-    "D": "SELECT 1 UNION ALL SELECT 1",
-    "B": "SELECT 2",
-    "S": "SELECT '1'",
-    "N": "SELECT NULL",
-    "P": "SELECT 1, 2 UNION ALL SELECT 3, 4",
-    "R": "SELECT 3, 4 UNION ALL SELECT 1, 2",
-    "Q": "SELECT 2, 1 UNION ALL SELECT 4, 3",
-    "E": "SELECT 1 WHERE 0",
-    "F": "SELECT 1, 2 WHERE 0",
-    "x": "SELECT nothing FROM nowhere",
-    "y": "SELECT 1 FROM",
-    "T": "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 150000000) "
-    "SELECT count(*) FROM c",
-}
-# Samples of a question, and the number of the one that answers; None where none runs. The numbers
-# are those that major_voting of OmniSQL's evaluate_bird.py chose too, with 10 seconds a sample.
-CASES = {
-    "AAAAAAAA": 0,  # one result
-    "BAAAAAAA": 1,
-    "AAAABBBB": 0,  # ties go to the first seen
-    "BBBBAAAA": 0,
-    "ABABABAB": 0,
-    "BAABBAAB": 0,
-    "ABSNABSN": 0,
-    "NSBAABSN": 0,
-    "ABSNPQEx": 0,  # all differ
-    "xABSNPQE": 1,
-    "AaDBBxxx": 0,  # 1, 1.0 and repeated 1 are one result
-    "BBaDAxxx": 2,
-    "BBBaDAxx": 0,
-    "SSAaxxxx": 0,  # the text '1' is another
-    "SAaxxxxx": 1,
-    "NNNAaxxx": 0,  # NULL is a value
-    "PRQQxxxx": 0,  # rows in any order, columns in one
-    "QQPRPxxx": 2,
-    "EEExxABS": 0,  # an empty result is a vote
-    "ABEFxxxx": 2,  # whatever its columns
-    "xxxxxxxE": 7,
-    "EFAAyyyy": 0,
-    "xxxxxxxA": 7,  # errors have none
-    "xyxyxyAB": 6,
-    "yyyyyyAA": 6,
-    "TTTTTTTA": 7,  # nor has what takes too long
-    "TTBxxAAT": 5,
-    "xxxxxxxx": None,
-    "xyxyxyxy": None,
-    "TTTTTTTT": None,
-}
+DATA = json.loads((Path(__file__).parents[1] / "data" / "votes.json").read_text())
+SQLS: dict[str, str] = DATA["queries"]
+CASES: dict[str, int | None] = {one["samples"]: one["answers"] for one in DATA["cases"]}
 
 
 def asked(database: Path) -> tuple[Example, ...]:

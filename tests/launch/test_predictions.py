@@ -1,0 +1,144 @@
+"""Files of predictions: read in every form and matched with their questions, and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exchange import UserError
+from launch.evaluation.predictions import read_samples, write_official
+from launch.evaluation.questions import find
+from launch.evaluation.replies import GREEDY
+from launch.evaluation.results import QuestionVerdict
+
+from .small_sets import ASKED, GOLDS, make_bird, make_spider
+
+
+@pytest.fixture(scope="module")
+def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_spider(tmp_path_factory.mktemp("spider"))
+
+
+FORMS = {
+    "lines.sql": "\n".join(GOLDS) + "\n",
+    "windows.sql": "\r\n".join(GOLDS) + "\r\n",
+    "no_end.txt": "\n".join(GOLDS),
+    "gold_file.sql": "".join(f"{gold}\t{db_id}\n" for db_id, _, gold in ASKED),
+    "blank_end.sql": "\n".join(GOLDS) + "\n\n\n",
+    "bird.json": json.dumps(
+        {str(n): f"{gold}\t----- bird -----\t{db_id}" for n, (db_id, _, gold) in enumerate(ASKED)}
+    ),
+    "omnisql.json": json.dumps([{"pred_sqls": [gold], "responses": ["…"]} for gold in GOLDS]),
+    "plain.json": json.dumps(GOLDS),
+    "pred.jsonl": "".join(json.dumps({"pred": gold}) + "\n" for gold in GOLDS),
+    "question.jsonl": "".join(
+        json.dumps({"question": question, "db_id": db_id, "sql": gold}) + "\n"
+        for db_id, question, gold in ASKED[::-1]
+    ),
+    "id.jsonl": "".join(
+        json.dumps({"id": f"spider/dev/{n}", "sql": gold}) + "\n" for n, gold in enumerate(GOLDS)
+    ),
+}
+
+
+def test_predictions_in_every_form_are_the_same(spider, tmp_path):
+    examples = find("spider-dev", spider)[1]
+    for name, content in FORMS.items():
+        path = tmp_path / name
+        path.write_bytes(content.encode())
+        found = read_samples(path, examples, GREEDY, asked=examples)
+        assert found == [(gold,) for gold in GOLDS], name
+
+
+@pytest.fixture
+def numbered(tmp_path) -> Path:
+    """BIRD's questions in Mini-Dev's way: ids of their own, which are not their places."""
+    root = make_bird(tmp_path / "bird")
+    records = json.loads((root / "dev.json").read_text())
+    asked = [{**one, "question_id": 700 + one["question_id"]} for one in records]
+    (root / "dev.json").write_text(json.dumps(asked))
+    return root
+
+
+def test_a_file_in_reversed_order_is_matched_by_what_it_carries(numbered, tmp_path):
+    examples = find("bird-dev", numbered)[1]
+    fields: dict[str, list[object]] = {
+        "id": [one.id for one in examples],
+        "question_id": [*range(700, 705)],
+        "qid": [str(700 + n) for n in range(5)],
+        "idx": [*range(5)],
+        "instance_id": [*range(700, 705)],
+    }
+    files = {
+        f"{field}.jsonl": "".join(
+            json.dumps({field: values[n], "sql": GOLDS[n]}) + "\n" for n in reversed(range(5))
+        )
+        for field, values in fields.items()
+    }
+    mark = "\t----- bird -----\t"
+    for name, first in (("places", 0), ("ids", 700)):
+        entries = {f"{first + n}": f"{GOLDS[n]}{mark}{ASKED[n][0]}" for n in reversed(range(5))}
+        files[f"{name}.json"] = json.dumps(entries)
+    for name, text in files.items():
+        path = tmp_path / name
+        path.write_text(text)
+        assert read_samples(path, examples, GREEDY, asked=examples) == [(g,) for g in GOLDS], name
+
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "predictions.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_predictions_that_do_not_fit_are_told_with_their_line(numbered, tmp_path, case):
+    examples, path = find("bird-dev", numbered)[1], tmp_path / case["file"]
+    path.write_bytes(case["content"].encode())
+    with pytest.raises(UserError) as caught:
+        read_samples(path, examples, GREEDY, asked=examples)
+    assert case["message"] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_may_hold_the_questions_of_a_sample_alone(spider, tmp_path):
+    """As an evaluation with --limit writes them: in their order, or with their ids."""
+    examples = find("spider-dev", spider)[1]
+    asked = [examples[3], examples[0]]
+    lines = {
+        "sample.sql": f"{GOLDS[3]}\n{GOLDS[0]}\n",
+        "ids.jsonl": "".join(
+            json.dumps({"id": one.id, "sql": GOLDS[number]}) + "\n"
+            for one, number in zip(asked[::-1], (0, 3), strict=True)
+        ),
+        "all.sql": FORMS["blank_end.sql"],
+    }
+    for name, text in lines.items():
+        path = tmp_path / name
+        path.write_text(text)
+        found = read_samples(path, examples, GREEDY, asked=asked)
+        assert found == [(GOLDS[3],), (GOLDS[0],)], name
+    path.write_text("SELECT 1\n")
+    with pytest.raises(UserError, match="1 predictions for 5 questions or a sample of 2; give"):
+        read_samples(path, examples, GREEDY, asked=asked)
+
+
+def test_official_forms_are_a_line_a_question(tmp_path):
+    sqls = {
+        "SELECT a -- first\nFROM t\t/* all\nof it */ WHERE b = 1": "SELECT a FROM t WHERE b = 1",
+        # The evaluators split inside quotes too.
+        "SELECT 'a\tb\r\nc'": "SELECT 'a b c'",
+        "SELECT '-- kept', \"x\u2028y\"": "SELECT '-- kept', \"x\u2028y\"",
+        # A blank line would shift all later ones.
+        "": "SELECT",
+        "-- nothing\n": "SELECT",
+    }
+    verdicts = [
+        QuestionVerdict(str(n), f"d{n}", "", "?", "SELECT 0", sql, {"set": 0.0})
+        for n, sql in enumerate(sqls)
+    ]
+    write_official(verdicts, tmp_path)
+    text = (tmp_path / "predictions.sql").read_text(encoding="utf-8")
+    assert text.split("\n") == [*sqls.values(), ""]
+    bird = json.loads((tmp_path / "predictions_bird.json").read_text(encoding="utf-8"))
+    expected = {str(n): f"{sql}\t----- bird -----\td{n}" for n, sql in enumerate(sqls.values())}
+    assert bird == expected
