@@ -20,7 +20,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
-from launch.evaluation.results import QuestionVerdict, summary
+from launch.evaluation.results import QuestionVerdict, summary, tell_former
 from launch.reporting.alignment import align
 from launch.reporting.answer import answer
 from launch.reporting.record import RECORDS, RECORDS_VERSION
@@ -272,11 +272,18 @@ def _recorded(
     else:
         groups = (line for line in lines if isinstance(line, dict) and _is_group(line))
         for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
-            yield step, list(map(_for_javascript, part))
+            yield step, [_for_javascript(_named(group, folder / name)) for group in part]
         if not damaged:
             return
         words = cut_off(damaged[0])
     damage.setdefault(words, []).append(name)
+
+
+def _named(group: Group, file: Path) -> Group:
+    if "gold" in group:
+        tell_former(file)
+        group["gold_sql"] = group.pop("gold")
+    return group
 
 
 def _is_group(line: Mapping[str, Any]) -> bool:
