@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.databases import make_file
 
 PEOPLE = """
 CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, City TEXT);
@@ -26,14 +27,8 @@ QUESTION = "Who of database {db} lives in New York, number {number}?"
 
 def make_database(folder: Path, name: str, more: str = "") -> Path:
     """Make a database; each has a table of its own beside the common one."""
-    path = folder / name / f"{name}.sqlite"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with sqlite3.connect(path) as db:
-        db.executescript(
-            "PRAGMA synchronous = off;" + PEOPLE + f'CREATE TABLE "of {name}" (x INT);' + more
-        )
-    db.close()
-    return path
+    script = f'{PEOPLE} CREATE TABLE "of {name}" (x INT); {more}'
+    return make_file(folder / name / f"{name}.sqlite", script)
 
 
 def records(names: Sequence[str], *, gold: str = "query", **more: Any) -> list[dict[str, Any]]:

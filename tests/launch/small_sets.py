@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.databases import make_file
 
 from .conftest import json_lines
 
@@ -21,23 +22,13 @@ ASKED = [
 GOLDS = [gold for _, _, gold in ASKED]
 
 
-def make_database(path: Path, statements: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path)
-    connection.executescript(f"PRAGMA synchronous = off; {statements}")
-    connection.close()
-    return path
-
-
 def make_pets(path: Path, pets: Sequence[tuple[str, int]]) -> Path:
     rows = ", ".join(f"('{name}', {age})" for name, age in pets)
-    return make_database(
-        path, f"CREATE TABLE pet (name TEXT, age INT); INSERT INTO pet VALUES {rows}"
-    )
+    return make_file(path, f"CREATE TABLE pet (name TEXT, age INT); INSERT INTO pet VALUES {rows}")
 
 
 def make_shop(path: Path) -> Path:
-    return make_database(
+    return make_file(
         path, "CREATE TABLE item (name TEXT, price INT); INSERT INTO item VALUES ('pen', 2)"
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions, held_out, load_split
 from launch.evaluation.questions import SPLITS, TEST_SETS
 from sqlenv.data.layouts import set_name
+from tests.databases import make_file
 
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
 
@@ -140,9 +140,8 @@ def same_tables(root: Path) -> None:
     """A database with the same tables and other rows is the same one, and so is a question."""
     edit(bird(root, "dev") / "dev.json", 4, question=ALIKE)
     same_file(root)
-    with sqlite3.connect(bird(root, "dev") / "dev_databases/pub/pub.sqlite") as db:
-        db.execute("DELETE FROM person WHERE id = 4")
-    db.close()
+    pub = bird(root, "dev") / "dev_databases/pub/pub.sqlite"
+    make_file(pub, "DELETE FROM person WHERE id = 4")
 
 
 def own_test_set(root: Path) -> None:

@@ -11,9 +11,10 @@ from exchange import UserError
 from launch import eval as command
 from launch import report
 from launch.evaluation import judging
+from tests.databases import make_file
 
 from .conftest import json_lines, write_lines
-from .small_sets import ASKED, GOLDS, make_bird, make_database, make_spider
+from .small_sets import ASKED, GOLDS, make_bird, make_spider
 
 # Right; right as a bag; wrong on the suite alone (two oldest); an error; empty as the gold is.
 MIXED = [
@@ -152,7 +153,7 @@ def test_a_gold_fails_where_the_text_that_the_program_runs_does(tmp_path, caplog
 def test_spider_2_has_columns_matched_too(tmp_path):
     """PaVeRL-SQL, tables II and IV: EX_f and EX_b beside EX on Spider 2's SQLite questions."""
     root = tmp_path / "spider2"
-    make_database(root / "databases/sky/sky.sqlite", "CREATE TABLE star (name TEXT)")
+    make_file(root / "databases/sky/sky.sqlite", "CREATE TABLE star (name TEXT)")
     texts = ("Which stars?", "How bright?", "Where?")
     asked = [
         {"instance_id": f"local00{n}", "db_id": "sky", "question": text, "external_knowledge": None}

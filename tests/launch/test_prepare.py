@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from launch.tiny import train_tokenizer
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.schema import values
 from sqlenv.types import Example
+from tests.databases import make_file
 
 from .conftest import json_lines
 from .downloads import GOLDS, write
@@ -146,9 +146,7 @@ def test_what_is_known_is_not_done_again(root: Path, run, monkeypatch):
     # Another database of the same name: everything about it is found anew, and the old is there.
     database = root / "spider" / "database" / "club" / "club.sqlite"
     content = database.read_bytes()
-    with sqlite3.connect(database) as db:
-        db.execute("DELETE FROM person")
-    db.close()
+    make_file(database, "DELETE FROM person")
     changed, _ = run(root, *sets)
     assert len(ran) == 25 + 6
     assert "empty" in {one["id"]: one["issues"] for one in changed}["spider/dev/3"]

@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import json
 import os
-import sqlite3
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ from rewards.adapters import scoring
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result
+from tests.databases import make_file
 
 DATA = Path(__file__).parents[1] / "data"
 EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
@@ -62,11 +62,7 @@ def executor():
 @pytest.fixture(scope="module")
 def make_database(tmp_path_factory) -> Callable[[Iterable[str]], Path]:
     def make(statements: Iterable[str]) -> Path:
-        path = tmp_path_factory.mktemp("databases") / "a.sqlite"
-        with sqlite3.connect(path) as connection:
-            connection.executescript(";".join(statements))
-        connection.close()
-        return path
+        return make_file(tmp_path_factory.mktemp("databases") / "a.sqlite", ";".join(statements))
 
     return make
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import sqlite3
 import subprocess
 import textwrap
 from dataclasses import replace
@@ -24,6 +23,7 @@ from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward
 from rewards.adapters.verl import compute_score
 from sqlenv.types import Example
+from tests.databases import make_file
 from tests.launch.downloads import make_spider
 
 from .conftest import interpreter_of
@@ -71,9 +71,7 @@ def test_rows_have_what_each_trainer_loads(place: Path):
 
 def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
     """Where one question has them; a Parquet file has the same columns in all rows."""
-    database = place / "a.sqlite"
-    with sqlite3.connect(database) as connection:
-        connection.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1), (2)")
+    database = make_file(place / "a.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (1), (2)")
     plain = Example("1", "?", "a", database, "SELECT 3")
     more = replace(plain, alternatives=("SELECT a FROM t",), grading_method="subset,=,1")
     prompt = (Message("user", "?"),)

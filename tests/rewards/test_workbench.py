@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +13,7 @@ from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Numbers
+from tests.databases import make_file
 
 from .conftest import read
 
@@ -141,9 +141,7 @@ def test_no_family_pays_for_luck(bench, database):
 def test_a_database_that_changes_in_use_is_named(make_database, bench, caplog):
     asked = example(make_database([CASES["tables"]]), "SELECT count(*) FROM emp")
     before = bench.score(asked, asked.gold_sql).record()
-    with sqlite3.connect(asked.database) as connection:
-        connection.execute("CREATE TABLE more (a)")
-    connection.close()
+    make_file(asked.database, "CREATE TABLE more (a)")
     assert not caplog.messages
     assert bench.score(asked, asked.gold_sql).record()["ex"] == before["ex"]
     assert caplog.messages[0].startswith(f"{asked.database}: the database changed")

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example
+from tests.databases import make_file
 
 from . import data_folders
 
@@ -42,14 +42,6 @@ SMALL: dict[str, Any] = {
     "max_value_bytes": 100_000,
     "heap_bytes": 16_000_000,
 }
-
-
-def make_file(path: Path, script: str) -> Path:
-    """Run statements on a database file, which is made where there is none."""
-    connection = apsw.Connection(str(path))
-    connection.execute(script)
-    connection.close()
-    return path
 
 
 def make_database(path: Path) -> Path:

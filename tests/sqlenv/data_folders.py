@@ -2,20 +2,15 @@
 
 import json
 
-import apsw
-
 from sqlenv.config import DataConfig
 from sqlenv.data.loading import load
 from sqlenv.data.sources import by_running
+from tests.databases import make_file
 
 
 def make_database(folder, name="band"):
-    path = folder / name / f"{name}.sqlite"
-    path.parent.mkdir(parents=True)
-    connection = apsw.Connection(str(path))
-    connection.execute("CREATE TABLE band (id INT, name TEXT); INSERT INTO band VALUES (1, 'a')")
-    connection.close()
-    return path
+    script = "CREATE TABLE band (id INT, name TEXT); INSERT INTO band VALUES (1, 'a')"
+    return make_file(folder / name / f"{name}.sqlite", script)
 
 
 def write(path, records, *, encoding="utf-8"):

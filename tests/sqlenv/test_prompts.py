@@ -1,11 +1,19 @@
 """The messages that a policy sees."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from sqlenv.prompts import ASKED_FOR, feedback_text, first_observation, judge_observation
+from sqlenv.prompts import (
+    ASKED_FOR,
+    PromptStyle,
+    feedback_text,
+    first_observation,
+    judge_observation,
+)
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Example
 
@@ -18,31 +26,25 @@ EXAMPLE = Example(
     evidence="band refers to groups",
 )
 SCHEMA = "CREATE TABLE band (id INT);"
+SAID = json.loads((Path(__file__).parents[1] / "data/prompts.json").read_text())
 
 
-def test_progress_asks_in_two_messages():
-    system, user = first_observation(EXAMPLE, SCHEMA, style="progress")
-    assert (system.role, user.role) == ("system", "user")
-    assert "Database Engine:\nSQLite\n" in system.content
-    assert "<think>\nYour step-by-step reasoning here.\n</think>\n<sql>" in system.content
-    assert user.content.startswith(f"Database Schema:\n{SCHEMA}\nThis schema describes")
-    assert user.content.endswith("Question:\nband refers to groups\nHow many {bands} are there?")
+@pytest.mark.parametrize("style", get_args(PromptStyle))
+def test_first_prompts(style):
+    messages = first_observation(EXAMPLE, SCHEMA, style=style)
+    for message, (role, parts) in zip(messages, SAID[style], strict=True):
+        assert message.role == role
+        assert [part for part in parts if part not in f"«{message.content}»"] == []
+    text = "\n".join(message.content for message in messages)
+    assert EXAMPLE.gold_sql not in text
+    assert "{" not in text.replace("{bands}", "")
 
 
 def test_paverl_has_a_context_only_where_there_is_evidence():
-    (with_context,) = first_observation(EXAMPLE, SCHEMA, style="paverl")
-    assert "\n\nContext:\nband refers to groups\n\nQuestion:\nHow many" in with_context.content
     bare = Example("x/1", "How many?", "band", Path("band.sqlite"), "SELECT 1", dialect="mysql")
-    (without,) = first_observation(bare, SCHEMA, style="paverl")
-    assert "Context:" not in without.content
-    assert "Database Engine:\nMySQL\n" in without.content
-
-
-@pytest.mark.parametrize("style", ["progress", "omnisql", "paverl", "short", "demo"])
-def test_no_first_prompt_shows_the_gold_query_or_an_unfilled_field(style):
-    text = "\n".join(m.content for m in first_observation(EXAMPLE, SCHEMA, style=style))
-    assert EXAMPLE.gold_sql not in text
-    assert "{" not in text.replace("{bands}", "")
+    (message,) = first_observation(bare, SCHEMA, style="paverl")
+    assert "Context:" not in message.content
+    assert "Database Engine:\nMySQL\n" in message.content
 
 
 def test_progress_feedback_names_tags_and_sentences():
@@ -69,16 +71,3 @@ def test_the_judge_sees_every_query():
     assert "make scores for 2 SQL scripts" in user.content
     assert "SQL2:\n```sql\nSELECT 2\n```" in user.content
     assert "<scores>\nSQL1: score\nSQL2: score\n</scores>" in user.content
-
-
-def test_the_short_prompt_is_tables_question_and_form():
-    (user,) = first_observation(EXAMPLE, SCHEMA, style="short")
-    assert user.content.startswith(f"{SCHEMA}\n{EXAMPLE.evidence}\n{EXAMPLE.question}\n")
-    assert user.content.endswith("one SQLite query in a ```sql code block and nothing else.")
-
-
-def test_omnisql_asks_in_one_message_for_a_fenced_query():
-    (user,) = first_observation(EXAMPLE, SCHEMA, style="omnisql")
-    assert user.role == "user"
-    assert f"Database Schema:\n{SCHEMA}\n" in user.content
-    assert "```sql\n-- Your SQL query\n```" in user.content
