@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rewards.expo.names import is_distinct_from
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import Token, tokenize
 
@@ -111,7 +110,7 @@ def _opening(flat: Sequence[Token], at: int, *, in_with: bool) -> tuple[int, Cla
     token = flat[at]
     if in_with and token.is_sign(",") and at + 1 < len(flat):
         return flat[at + 1].start, "WITH"
-    if token.kind != "word" or is_distinct_from(flat, at):
+    if token.kind != "word" or _is_distinct_from(flat, at):
         return None
     if token.text == "with":
         return (token.start, "WITH") if at == 0 else None
@@ -123,6 +122,16 @@ def _opening(flat: Sequence[Token], at: int, *, in_with: bool) -> tuple[int, Cla
         return None
     kind = _OPENERS.get(token.text)
     return (token.start, kind) if kind else None
+
+
+def _is_distinct_from(words: Sequence[Token], at: int) -> bool:
+    """Tell the FROM of the comparison `a IS [NOT] DISTINCT FROM b`."""
+    return (
+        at > 1
+        and words[at].is_word("from")
+        and words[at - 1].is_word("distinct")
+        and words[at - 2].is_word("is", "not")
+    )
 
 
 def _stop(flat: Sequence[Token], starts: Sequence[int], start: int, end: int) -> int:

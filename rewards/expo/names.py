@@ -1,26 +1,20 @@
 """Names in the text of a query: references, and the sources of FROM.
 
-Read from tokens, so that text which no parser accepts has names too.
+Text that does not parse has none; what else is looked for are tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
+from sqlglot import exp
+
 from sqlenv.sql.cache import cached
+from sqlenv.sql.extraction import parse
 from sqlenv.sql.lexer import Token, tokenize
 
-_NAMES = ("word", "name")
-# Words that end a list of tables, and words that cannot be the alias of a table.
-_ENDS = frozenset(
-    {"where", "group", "having", "order", "limit", "window", "select", "values"}
-    | {"union", "intersect", "except"}
-)
-_NO_ALIAS = _ENDS | {
-    *("on", "using", "join", "left", "right", "inner", "outer", "full", "cross", "natural"),
-    *("indexed", "not", "set"),
-}
 # Words that take a value, or several in brackets.
 _TAKES_VALUES = frozenset(
     {"and", "or", "not", "is", "like", "glob", "match", "regexp", "between", "escape"}
@@ -30,7 +24,7 @@ _TAKES_VALUES = frozenset(
 
 
 class Mention(NamedTuple):
-    """A name as it stands in the text, `qualifier.name` or alone; keywords are among them."""
+    """A name as it stands in the text, `qualifier.name` or alone."""
 
     qualifier: str
     name: str
@@ -50,37 +44,48 @@ class Relation(NamedTuple):
 @cached(maxsize=512)
 def references(sql: str) -> tuple[Mention, ...]:
     """List the names of a query, each with its qualifier; of `a.b.c` the last two parts."""
-    words = tokenize(sql)
     found = []
-    for at, token in enumerate(words):
-        after = words[at + 1] if at + 1 < len(words) else None
-        if token.kind not in _NAMES or (after and after.is_sign(".")):
-            continue
-        qualified = at > 1 and words[at - 1].is_sign(".")
-        first = words[at - 2] if qualified else token
-        qualifier = first.text if qualified else ""
-        is_call = after is not None and after.is_sign("(")
-        found.append(Mention(qualifier, token.text, first.start, token.end, is_call))
-    return tuple(found)
+    for node in _find(sql, exp.Identifier, exp.Func):
+        place = node.meta
+        if "start" not in place or (isinstance(node.parent, exp.Column) and node.arg_key != "this"):
+            continue  # written by sqlglot, or a qualifier
+        qualifier = node.parent.args.get("table") if isinstance(node.parent, exp.Column) else None
+        start, end = (qualifier or node).meta["start"], place["end"] + 1
+        if isinstance(node, exp.Identifier):
+            name = qualifier.name.lower() if qualifier else ""
+            found.append(Mention(name, node.name.lower(), start, end, is_call=False))
+        else:
+            found.append(Mention("", sql[start:end].lower(), start, end, is_call=True))
+    return tuple(sorted(found, key=attrgetter("start")))
 
 
 @cached(maxsize=512)
 def sources(sql: str) -> tuple[Relation, ...]:
     """List what the FROMs and JOINs of a query read, those of nested queries too."""
-    words = tokenize(sql)
-    closings = _closings(words)
-    read = (_read_source(words, at, closings) for at in _source_places(words))
-    return tuple(source for source in read if source)
+    found = []
+    for node in _find(sql, exp.Table, exp.Subquery):
+        table = node.name.lower() if isinstance(node, exp.Table) else ""
+        named = node.find(exp.Identifier, exp.Func) if table else node.args.get("alias")
+        if named is not None:
+            start = named.this.meta if isinstance(named, exp.TableAlias) else named.meta
+            found.append(Relation(table, node.alias.lower() or table, start.get("start", 0)))
+    return tuple(sorted(found, key=attrgetter("start")))
 
 
-def replace_names(text: str, texts: Mapping[str, str]) -> str:
-    """Replace unqualified names by bracketed texts."""
+def _find(sql: str, *kinds: type[exp.Expr]) -> Iterable[exp.Expr]:
+    tree = parse(sql)
+    return tree.find_all(*kinds) if tree else ()
+
+
+def replace_names(sql: str, start: int, texts: Mapping[str, str]) -> str:
+    """Replace unqualified names, from some place on, by bracketed texts."""
     parts, at = [], 0
-    for found in references(text):
-        if not found.qualifier and not found.is_call and found.name in texts:
-            parts += [text[at : found.start], f"({texts[found.name]})"]
+    for found in references(sql):
+        is_bare = not found.qualifier and not found.is_call
+        if is_bare and found.start >= start and found.name in texts:
+            parts += [sql[at : found.start], f"({texts[found.name]})"]
             at = found.end
-    return "".join([*parts, text[at:]])
+    return "".join([*parts, sql[at:]])
 
 
 def row_values(sql: str) -> list[int]:
@@ -123,31 +128,6 @@ def is_query_start(token: Token) -> bool:
     return token.is_word("select", "with", "values")
 
 
-def is_distinct_from(words: Sequence[Token], at: int) -> bool:
-    """Tell the FROM of the comparison `a IS [NOT] DISTINCT FROM b`."""
-    return (
-        at > 1
-        and words[at].is_word("from")
-        and words[at - 1].is_word("distinct")
-        and words[at - 2].is_word("is", "not")
-    )
-
-
-def _source_places(words: Sequence[Token]) -> Iterator[int]:
-    """Yield the index after every FROM, JOIN, and comma between tables."""
-    listing: set[int] = set()  # depths at which a list of tables is open
-    for at, token in enumerate(words):
-        if token.is_word("from", "join") and not is_distinct_from(words, at):
-            listing.add(token.depth)
-            yield at + 1
-        elif token.is_word(*_ENDS):
-            listing.discard(token.depth)
-        elif token.is_sign(")"):
-            listing.discard(token.depth + 1)
-        elif token.is_sign(",") and token.depth in listing:
-            yield at + 1
-
-
 def _takes_values(before: Token) -> bool:
     if before.kind == "sign":
         return before.text not in (")", ".", "]")
@@ -164,27 +144,3 @@ def _closings(words: Sequence[Token]) -> Mapping[int, int]:
         elif token.is_sign(")") and opened:
             closings[opened.pop()] = at
     return closings
-
-
-def _read_source(words: Sequence[Token], at: int, closings: Mapping[int, int]) -> Relation | None:
-    while at + 1 < len(words) and words[at].is_sign("(") and not is_query_start(words[at + 1]):
-        at += 1
-    if at >= len(words):
-        return None
-    first, table = words[at], ""
-    if first.is_sign("("):
-        at = closings.get(at, len(words) - 1)
-    elif first.kind in _NAMES:
-        if at + 2 < len(words) and words[at + 1].is_sign("."):
-            at += 2
-        table = words[at].text
-    else:
-        return None
-    return Relation(table, _read_alias(words, at + 1) or table, first.start)
-
-
-def _read_alias(words: Sequence[Token], at: int) -> str:
-    at += at < len(words) and words[at].is_word("as")
-    if at >= len(words) or words[at].kind not in _NAMES or words[at].is_word(*_NO_ALIAS):
-        return ""
-    return words[at].text

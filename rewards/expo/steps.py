@@ -225,7 +225,7 @@ class Steps:
         result = self._run(form.replace("{}", step.sql, 1))
         if step.star and isinstance(result, SqlError):
             aliases = _aliases(self.sql, step.operand)
-            plain = step.sql[: step.star] + replace_names(step.sql[step.star :], aliases)
+            plain = replace_names(step.sql, step.star, aliases)
             if plain != step.sql:
                 result = self._run(form.replace("{}", plain, 1))
         return result if isinstance(result, Table) else None

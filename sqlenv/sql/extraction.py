@@ -70,7 +70,8 @@ def parse(sql: str) -> Query | None:
     """Parse one SQLite query.
 
     Returns:
-        The tree, shared between callers: never change it. None for whatever is not one query
+        The tree, shared between callers: never change it; places in it are those of the text, but
+        behind the name of a type that is longer for sqlglot. None for whatever is not one query
         (another statement, two statements, broken syntax) or lies beyond the limits above.
     """
     if len(sql) > MAX_CHARS or "\0" in sql or not is_within_limits(tokens(sql)):
@@ -91,7 +92,10 @@ def parse(sql: str) -> Query | None:
 
 
 def _for_sqlglot(sql: str) -> str:
-    """Write what only SQLite reads for sqlglot: `1_000`, and types of several words in CAST."""
+    """Write what only SQLite reads for sqlglot: `1_000`, and types of several words in CAST.
+
+    All else stays in its place.
+    """
     if not _SQLITE_ONLY.search(sql):
         return sql
     words, parts, at, casts = tokenize(sql), list[str](), 0, list[int]()
@@ -107,7 +111,7 @@ def _for_sqlglot(sql: str) -> str:
             start, end = word.end, close.start
             text = f" {_affinity(sql[start:end])}" if len(sql[start:end].split()) > 1 else ""
         if text and start >= at:
-            parts += [sql[at:start], text]
+            parts += [sql[at:start], text.ljust(end - start)]
             at = end
     return "".join([*parts, sql[at:]])
 

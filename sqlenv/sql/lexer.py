@@ -121,14 +121,18 @@ def tokens(sql: str) -> tuple[str, ...]:
 
 
 def strip_comments(sql: str) -> str:
-    """Replace every comment by a space; quoted text is left alone."""
+    """Replace every comment by as many spaces; quoted text is left alone."""
     if "--" not in sql and "/*" not in sql:
         return sql
     parts, at = [], 0
     for token in tokenize(sql):
-        parts += [_COMMENTS.sub(" ", sql[at : token.start]), sql[token.start : token.end]]
+        parts += [_COMMENTS.sub(_blanks, sql[at : token.start]), sql[token.start : token.end]]
         at = token.end
-    return "".join([*parts, _COMMENTS.sub(" ", sql[at:])])
+    return "".join([*parts, _COMMENTS.sub(_blanks, sql[at:])])
+
+
+def _blanks(comment: re.Match[str]) -> str:
+    return " " * len(comment[0])
 
 
 def one_line(sql: str) -> str:
