@@ -6,13 +6,13 @@ or a WITH item gave the alias. A query that does not parse keeps the names of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, build_scope
 
-from rewards.expo.clauses import scan_clauses
+from sqlenv.sql.cache import cached
 from sqlenv.sql.extraction import PARSE_FAILURES, bare, parse
 from sqlenv.types import Table
 
@@ -20,7 +20,6 @@ COMPUTED = "()"
 """The attribute of every output that is no column: aggregates, arithmetic, constants."""
 
 _MAX_DEPTH = 16  # subqueries within subqueries that aliases are followed into
-_READ = ("SELECT", "FROM", "JOIN")  # the clauses that names are read from
 
 
 def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool = False) -> Table:
@@ -29,11 +28,10 @@ def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool =
     They are those of one operand of a set operation (`is_star`: as if it selected `*`).
     """
     names = [name.lower() for name in table.columns]
-    select = _select(sql, operand)
-    if select is None:
+    scope = next(iter(_operands(sql)[operand : operand + 1]), None)
+    if scope is None or not isinstance(scope.expression, exp.Select):
         return Table(tuple(names), table.rows)
-    scope = _scope(select)
-    outputs = [exp.Star()] if is_star else select.expressions
+    outputs = [exp.Star()] if is_star else scope.expression.expressions
     given = [_attribute(scope, item) for item in outputs]
     stars = [at for at, name in enumerate(given) if name == "*"]
     head, tail = (given[: stars[0]], given[stars[-1] + 1 :]) if stars else (given, [])
@@ -47,46 +45,39 @@ def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool =
 
 def is_computed(sql: str, operand: int | None = None) -> bool:
     """Tell whether an operand of a query, or each of them, computes all of its outputs."""
-    every = {clause.operand for clause in scan_clauses(sql) if clause.kind == "SELECT"}
-    selects = [_select(sql, number) for number in (every if operand is None else {operand})]
-    return bool(selects) and all(
-        select and not any(map(_column, select.expressions)) for select in selects
+    operands = _operands(sql) if operand is None else _operands(sql)[operand : operand + 1]
+    return bool(operands) and all(
+        isinstance(one.expression, exp.Select) and not any(map(_column, one.expression.expressions))
+        for one in operands
     )
 
 
 def select_aliases(sql: str, operand: int) -> Mapping[str, str]:
     """Map the aliases that a SELECT gives to the text of their expressions."""
-    select = _select(sql, operand)
     return {
         item.alias.lower(): item.this.sql("sqlite")
-        for item in (select.expressions if select else ())
+        for one in _operands(sql)[operand : operand + 1]
+        for item in one.expression.expressions
         if isinstance(item, exp.Alias)
     }
 
 
-def _select(sql: str, operand: int) -> exp.Select | None:
-    """Parse a SELECT of a query, and of its other clauses only those that can rename columns.
-
-    To parse a new text is most of what a reward costs: this one is short, and queries that differ
-    in a condition share it.
-    """
-    clauses = scan_clauses(sql)
-    own = [
-        clause.text(sql) for clause in clauses if clause.operand == operand and clause.kind in _READ
-    ]
-    items = [clause.stop for clause in clauses if clause.kind == "WITH"]
-    head = sql[: items[-1]] if items else ""
-    if not head and not any("(" in text for text in own[1:]):
-        own = own[:1]
-    query = parse("\n".join([head, *own]))
-    return query if isinstance(query, exp.Select) else None
-
-
-def _scope(select: exp.Select) -> Scope | None:
+@cached(maxsize=512)
+def _operands(sql: str) -> tuple[Scope, ...]:
+    """List what names mean in each operand of a query, in the text's order; none of no query."""
+    query = parse(sql)
     try:
-        return build_scope(select)
+        root = build_scope(query) if query else None
     except PARSE_FAILURES:  # an alias that stands for two things
-        return None
+        root = None
+    return tuple(_leaves(root)) if root else ()
+
+
+def _leaves(scope: Scope) -> Iterator[Scope]:
+    for part in scope.set_operation_scopes:
+        yield from _leaves(part)
+    if not scope.set_operation_scopes:
+        yield scope
 
 
 def _column(output: exp.Expression) -> tuple[str, str] | None:
@@ -97,7 +88,7 @@ def _column(output: exp.Expression) -> tuple[str, str] | None:
     return (node.table.lower(), node.name.lower()) if isinstance(node, exp.Column) else None
 
 
-def _attribute(scope: Scope | None, output: exp.Expression, depth: int = 0) -> str:
+def _attribute(scope: Scope, output: exp.Expression, depth: int = 0) -> str:
     """Return what an output stands for; `*` for all columns."""
     column = _column(output)
     if column is None or column[1] == "*":
@@ -106,10 +97,10 @@ def _attribute(scope: Scope | None, output: exp.Expression, depth: int = 0) -> s
 
 
 @lru_cache(maxsize=1024)  # chains of `*` would lead to one place by many ways
-def _origin(scope: Scope | None, column: tuple[str, str], depth: int = 0) -> str:
+def _origin(scope: Scope, column: tuple[str, str], depth: int = 0) -> str:
     """Return what a column of a subquery or WITH item stands for; "" for one of a table."""
     qualifier, name = column
-    for alias, source in scope.sources.items() if scope and depth < _MAX_DEPTH else ():
+    for alias, source in scope.sources.items() if depth < _MAX_DEPTH else ():
         if not isinstance(source, Scope) or qualifier not in ("", alias.lower()):
             continue
         inner, given = source, [str(one).lower() for one in source.outer_columns]
