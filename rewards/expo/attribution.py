@@ -244,7 +244,7 @@ def _blame_cut(steps: Steps, golds: Steps) -> tuple[int, ...]:
     order, limit = steps.plan.order, steps.plan.limit
     if order is None or limit is None:  # the other one is missing
         return steps.plan.last.clauses
-    again = steps.cut_as(golds.limit_text or f"LIMIT {len(golds.result.rows)}")
+    again = steps.cut_as(*(golds.window if golds.plan.limit else (len(golds.result.rows), 0)))
     ordered = golds.plan.order is not None
     if again and _same(steps.like(again, golds.result), golds.result, ordered=ordered):
         return limit.clauses

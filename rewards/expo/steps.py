@@ -15,7 +15,7 @@ from rewards.expo.clauses import WHOLE, Clause, ClauseKind, scan_clauses
 from rewards.expo.differences import Differences, differences
 from rewards.expo.names import replace_names, sources
 from sqlenv.evaluators.equality import like_gold
-from sqlenv.sql.lexer import tokens
+from sqlenv.sql.extraction import parse
 from sqlenv.types import Numbers, Result, SqlError, Table
 
 Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
@@ -163,26 +163,18 @@ class Steps:
         table = self._fetch(step, MAX_WHOLE_ROWS + 1)
         return table and self.named(step, table)
 
-    def cut_as(self, other: str) -> Table | None:
+    def cut_as(self, kept: object, skipped: object) -> Table | None:
         """Return the result of the query with another LIMIT after its ORDER BY."""
         assert self.plan.order is not None
-        result = self._run(f"{self.plan.order.sql}\n{other}")
+        result = self._run(f"{self.plan.order.sql}\nLIMIT {kept} OFFSET {skipped}")
         return result if isinstance(result, Table) else None
 
     @property
-    def limit_text(self) -> str:
-        """Return the text of the last LIMIT; empty without one."""
-        limit = self.plan.limit
-        return scan_clauses(self.sql)[limit.clauses[0]].text(self.sql) if limit else ""
-
-    @property
-    def window(self) -> tuple[str, str]:
-        """Return how many rows the last LIMIT keeps, and how many it skips before, as texts."""
-        kept, skipped = " ".join(tokens(self.limit_text)[1:]), "0"
-        for sign in (" offset ", " , "):
-            if sign in kept:
-                kept, _, skipped = kept.partition(sign)
-                return (skipped, kept) if sign == " , " else (kept, skipped)
+    def window(self) -> tuple[object, object]:
+        """Return how many rows the last LIMIT keeps, and how many it skips before."""
+        query = parse(self.sql)
+        parts = (query and query.args.get(name) for name in ("limit", "offset"))
+        kept, skipped = (part.expression.sql("sqlite") if part else 0 for part in parts)
         return kept, skipped
 
     def count(self, step: Step) -> int | None:
