@@ -30,7 +30,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.run.memory import peak_bytes
 from minirl.sample import decode
-from minirl.sample.rollout import flatten, rollout
+from minirl.sample.rollout import Rollout, flatten
 from minirl.sample.sampler import NativeSampler
 from minirl.train.advantages import estimate
 from minirl.train.batching import Groups, micro_batches, padded_share
@@ -163,7 +163,7 @@ def reply(
     group_size: int,
 ) -> list[list[Trajectory]]:
     """Sample one reply for each member of the group of every prompt."""
-    return rollout(
+    return Rollout(
         sampler,
         tokenizer,
         OneTurn(),
@@ -172,7 +172,7 @@ def reply(
         group_size=group_size,
         first_episode=0,
         max_turns=1,
-    )
+    ).play()
 
 
 def measure_sampling(

@@ -197,7 +197,7 @@ def decode(model: str) -> dict[str, Any]:
     from minirl.model import huggingface
     from minirl.plan.compile import CHIPS
     from minirl.sample.decode import compilations
-    from minirl.sample.rollout import rollout
+    from minirl.sample.rollout import Rollout
     from minirl.sample.sampler import NativeSampler
 
     shape, lengths = shape_of(model), lengths_of(model)
@@ -213,7 +213,7 @@ def decode(model: str) -> dict[str, Any]:
 
     def seconds(number: int, answer: int) -> float:
         started = perf_counter()
-        rollout(
+        Rollout(
             sampler,
             RandomTokens(),
             OneTurn(),
@@ -222,7 +222,7 @@ def decode(model: str) -> dict[str, Any]:
             group_size=G,
             first_episode=number * lengths.prompts * G,
             max_turns=1,
-        )
+        ).play()
         return perf_counter() - started
 
     seconds(0, lengths.decode_answer)  # compiles

@@ -52,7 +52,7 @@ from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import rollout
+from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
@@ -109,7 +109,7 @@ def time_generation(model: Decoder, *, runs: int) -> tuple[float, list[list[Traj
     for number in range(runs + 1):
         prompts = rng.integers(0, MODEL.vocab_size, (PROMPTS, PROMPT_TOKENS)).tolist()
         started = time.perf_counter()
-        groups = rollout(
+        groups = Rollout(
             sampler,
             RandomTokens(),
             OneTurn(),
@@ -118,7 +118,7 @@ def time_generation(model: Decoder, *, runs: int) -> tuple[float, list[list[Traj
             group_size=SAMPLES,
             first_episode=number * PROMPTS * SAMPLES,
             max_turns=1,
-        )
+        ).play()
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:]), groups
 

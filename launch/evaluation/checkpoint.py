@@ -28,7 +28,7 @@ from launch.policy import PolicySource
 from launch.weights import load_policy
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import rollout
+from minirl.sample.rollout import Rollout
 from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Trajectory
 from sqlenv.executor.database import fingerprint
@@ -199,11 +199,11 @@ class _PolicyModel:
             record(requests[place], answer)
 
         temperature = 1.0 if verbal.temperature is None else verbal.temperature
-        rollout(
+        Rollout(
             *self._loaded, _OneReply(), requests,
             config=limits, group_size=1, first_episode=self._next,
             decoding=Decoding(temperature, limits.top_p), max_turns=1, ended=ended,
-        )  # fmt: skip
+        ).play()  # fmt: skip
         self._next += len(requests)
 
 

@@ -17,7 +17,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
-from minirl.sample.rollout import rollout
+from minirl.sample.rollout import Rollout
 from minirl.sglang.metrics import EVENTS
 from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Decoding, Environment, Trajectory
@@ -145,7 +145,7 @@ class Evaluator:
         share = distributed.process_share(len(examples))
 
         def groups() -> list[Sampled]:
-            found = rollout(
+            found = Rollout(
                 self._sampler,
                 self._tokenizer,
                 environment,
@@ -155,7 +155,7 @@ class Evaluator:
                 first_episode=FIRST_EPISODE + (first + share.start) * decode.samples,
                 decoding=Decoding(decode.temperature, decode.top_p),
                 max_turns=self._max_turns,
-            )
+            ).play()
             return [self._read(group, decode.samples) for group in found]
 
         return [one for part in distributed.gather(groups) for one in part]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -32,7 +32,6 @@ from minirl.types import (
     TopTokens,
     Trajectory,
     Turn,
-    Work,
 )
 
 # Tokens decoded while environments work on replies that ended: few, because the slots of those
@@ -98,34 +97,26 @@ class _Play:
         return Trajectory(tuple(self.turns), self.state, self.ended)
 
 
-def rollout(
-    sampler: Sampler,
-    tokenizer: Tokenizer,
-    environment: Environment,
-    examples: Sequence[Any],
-    *,
-    config: SamplerConfig,
-    group_size: int,
-    first_episode: int,
-    decoding: Decoding | None = None,
-    max_turns: int | None = None,
-    env_workers: int = 32,
-    ended: Callable[[int, list[Trajectory]], None] | None = None,
-    failed: Callable[[int, Exception], None] | None = None,
-    check: Callable[[], None] = preemption.check,
-) -> list[list[Trajectory]]:
-    """Play `group_size` episodes of every example.
+# A call of an environment for an example, and what the rollout's own thread does with its result.
+_Call = tuple[Callable[[Any], None], int, Future[Any]]
 
-    Args:
+
+@dataclass
+class Rollout:
+    """The episodes of examples, `group_size` of each: reset, sample, step, observe, to the end.
+
+    Environments are called in threads. Where the sampler is repeatable, their results are awaited
+    in the order of the calls, so that time has no say in the schedule; else each is taken when it
+    is there, and a slow one delays nobody.
+
+    Attributes:
         sampler: Draws the replies.
         tokenizer: Encodes each observation once.
         environment: Called from several threads at a time, but never twice for one episode.
         examples: What episodes start from, opaque here.
         config: Token limits, and how tokens are drawn where `decoding` does not say.
-        group_size: G.
         first_episode: Number of the first episode, the others count on from it. Numbers decide
             the random streams: do not use one twice in a run.
-        decoding: How tokens are drawn.
         max_turns: The most replies that an episode can take, if known: the slot of a last reply
             is then free before the environment has judged it.
         env_workers: Threads that wait for environments.
@@ -134,111 +125,92 @@ def rollout(
         failed: Called with (index, error) when an environment has failed: the example's group is
             dropped, and the rollout goes on unless this raises. None to raise the error.
         check: Called now and then; the rollout ends with what it raises.
-
-    Returns:
-        Groups in the order of the examples. A group is empty where the first observation is longer
-        than `config.max_prompt_tokens`: a warning counts them, and the run continues; and where an
-        environment has failed.
-
-    Raises:
-        Preempted: A signal came; the episodes are lost, and the sampler is free.
-    """
-    played = _Rollout(
-        sampler,
-        tokenizer,
-        environment,
-        ThreadPoolExecutor(env_workers, thread_name_prefix="environment"),
-        examples,
-        config,
-        decoding or Decoding(config.temperature, config.top_p),
-        group_size,
-        first_episode,
-        max_turns,
-        ended,
-        failed,
-        replace(sampler.work),
-    )
-    try:
-        with activity.doing(played.status):
-            played.play(check)
-    finally:
-        # After an error the sampler must not keep what nobody will ask for.
-        for episode in played.episodes.values():
-            if episode.ended is None:
-                sampler.release(episode.number)
-        played.pool.shutdown(cancel_futures=True)
-    return [[episode.trajectory() for episode in played.groups[n]] for n in range(len(examples))]
-
-
-# A call of an environment for an example, and what the rollout's own thread does with its result.
-_Call = tuple[Callable[[Any], None], int, Future[Any]]
-
-
-@dataclass(slots=True)
-class _Rollout:
-    """The episodes of a rollout: reset, sample, step, observe, until each has ended.
-
-    Environments are called in threads. Where the sampler is repeatable, their results are awaited
-    in the order of the calls, so that time has no say in the schedule; else each is taken when it
-    is there, and a slow one delays nobody.
     """
 
     sampler: Sampler
     tokenizer: Tokenizer
     environment: Environment
-    pool: ThreadPoolExecutor
     examples: Sequence[Any]
+    _: KW_ONLY
     config: SamplerConfig
-    decoding: Decoding
     group_size: int
     first_episode: int
-    max_turns: int | None
-    tell: Callable[[int, list[Trajectory]], None] | None
-    failed: Callable[[int, Exception], None] | None
-    before: Work  # what the sampler had done
-    # By example, once its environments are reset; empty where the prompt is too long, or an
-    # environment has failed.
-    groups: dict[int, list[_Play]] = field(default_factory=dict)
-    episodes: dict[int, _Play] = field(default_factory=dict)
-    too_long: list[tuple[int, Any]] = field(default_factory=list)
-    awaited: list[_Call] = field(default_factory=list)
-    under_way: int = 0  # calls that are awaited, or have not returned
-    # Calls that have returned and are not awaited.
-    ready: SimpleQueue[_Call] = field(default_factory=SimpleQueue)
-    ended: int = 0
-    # When tokens were first told, and how many: what comes before is compiling.
-    told: tuple[float, int] | None = None
+    decoding: Decoding | None = None
+    max_turns: int | None = None
+    env_workers: int = 32
+    ended: Callable[[int, list[Trajectory]], None] | None = None
+    failed: Callable[[int, Exception], None] | None = None
+    check: Callable[[], None] = preemption.check
 
-    def status(self) -> str:
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.env_workers, thread_name_prefix="environment")
+        self._before = replace(self.sampler.work)  # what it had done
+        # By example, once its environments are reset; empty where the prompt is too long, or an
+        # environment has failed.
+        self._groups: dict[int, list[_Play]] = {}
+        self._episodes: dict[int, _Play] = {}
+        self._over = 0  # episodes that have ended
+        self._too_long: list[tuple[int, Any]] = []
+        # Calls that are awaited; that have returned, and are not; and how many have not, or are.
+        self._awaited: list[_Call] = []
+        self._ready: SimpleQueue[_Call] = SimpleQueue()
+        self._under_way = 0
+        # When tokens were first told, and how many: what comes before is compiling.
+        self._told: tuple[float, int] | None = None
+
+    def play(self) -> list[list[Trajectory]]:
+        """Play all episodes.
+
+        Returns:
+            Groups in the order of the examples. A group is empty where the first observation is
+            longer than `config.max_prompt_tokens`: a warning counts them, and the run continues;
+            and where an environment has failed.
+
+        Raises:
+            Preempted: A signal came; the episodes are lost, and the sampler is free.
+        """
+        try:
+            with activity.doing(self._status):
+                self._play()
+        finally:
+            # After an error the sampler must not keep what nobody will ask for.
+            for episode in self._episodes.values():
+                if episode.ended is None:
+                    self.sampler.release(episode.number)
+            self._pool.shutdown(cancel_futures=True)
+        groups = (self._groups[n] for n in range(len(self.examples)))
+        return [[episode.trajectory() for episode in group] for group in groups]
+
+    def _status(self) -> str:
         """Say how far the rollout is; from any thread."""
-        work, before, words = self.sampler.work, self.before, []
-        waiting, prompts = len(self.examples) - len(self.groups), len(self.examples)
-        prompts -= len(self.too_long)
+        work, before, words = self.sampler.work, self._before, []
+        waiting, prompts = len(self.examples) - len(self._groups), len(self.examples)
+        prompts -= len(self._too_long)
         if work.prompts is not None and before.prompts is not None:
             # One that is crowded out is computed again.
             words.append(f"prompts {min(work.prompts - before.prompts, prompts)}/{prompts}")
         if tokens := work.sampled - before.sampled:
-            start_s, first = self.told = self.told or (perf_counter(), tokens)
+            start_s, first = self._told = self._told or (perf_counter(), tokens)
             rate = (tokens - first) / max(perf_counter() - start_s, 1e-9)
             words.append(f"{tokens:,} tokens" + (f" ({rate:,.0f}/s)" if tokens > first else ""))
-        episodes = len(self.episodes) + waiting * self.group_size
-        return ", ".join([*words, f"episodes {self.ended}/{episodes}"])
+        episodes = len(self._episodes) + waiting * self.group_size
+        return ", ".join([*words, f"episodes {self._over}/{episodes}"])
 
-    def play(self, check: Callable[[], None]) -> None:
+    def _play(self) -> None:
         """Reset all environments, then sample and step until every episode has ended."""
         for n, example in enumerate(self.examples):
             self._call(n, partial(self._begin, n), self._reset, example)
-        if self.awaited:
+        if self._awaited:
             self._take_results()
         few, longest = _STEPS_BESIDE_ENVIRONMENTS, self._longest_reply
         steps = max(few, min(_MOST_STEPS, int(longest * _IDLE_SHARE)))
-        while len(self.groups) < len(self.examples) or self.ended < len(self.episodes):
-            check()
-            replies = self.sampler.advance(max_steps=few if self.under_way else steps)
+        while len(self._groups) < len(self.examples) or self._over < len(self._episodes):
+            self.check()
+            replies = self.sampler.advance(max_steps=few if self._under_way else steps)
             self._take_results()
             for number, reply in replies:
-                if self.episodes[number].ended is None:  # and its group not dropped since
-                    self._step(self.episodes[number], reply)
+                if self._episodes[number].ended is None:  # and its group not dropped since
+                    self._step(self._episodes[number], reply)
 
     def _call(
         self, n: int, then: Callable[[Any], None], function: Callable[..., Any], *given: Any
@@ -247,30 +219,29 @@ class _Rollout:
 
         def note(done: Future[Any]) -> None:
             if not done.cancelled():
-                self.ready.put((then, n, done))
+                self._ready.put((then, n, done))
                 self.sampler.wake()
 
-        self.under_way += 1
-        future = self.pool.submit(function, *given)
+        self._under_way += 1
+        future = self._pool.submit(function, *given)
         if self.sampler.is_repeatable:
-            self.awaited.append((then, n, future))
+            self._awaited.append((then, n, future))
         else:
             future.add_done_callback(note)
 
-    def _take_results(self) -> bool:
-        """Continue with what was returned; tell whether there was any."""
-        results, self.awaited = self.awaited, []
+    def _take_results(self) -> None:
+        """Continue with what was returned."""
+        results, self._awaited = self._awaited, []
         with suppress(Empty):
             while True:
-                results.append(self.ready.get_nowait())
-        self.under_way -= len(results)
+                results.append(self._ready.get_nowait())
+        self._under_way -= len(results)
         for then, n, future in results:
-            is_dropped = n in self.groups and not self.groups[n]
+            is_dropped = n in self._groups and not self._groups[n]
             if not is_dropped and (error := self._failure(future)) is not None:
                 self._drop(n, error)
             elif not is_dropped:
                 then(future.result())
-        return bool(results)
 
     def _failure(self, future: Future[Any]) -> Exception | None:
         """Return what an environment raised; what is no failure, or nobody's to drop, is raised."""
@@ -283,12 +254,12 @@ class _Rollout:
         """Drop the group of an environment that has failed."""
         assert self.failed is not None
         self.failed(n, error)
-        for episode in self.groups.pop(n, []):
+        for episode in self._groups.pop(n, []):
             if episode.ended is None:
                 episode.ended = "failed"
-                self.ended += 1
+                self._over += 1
                 self.sampler.release(episode.number)
-        self.groups[n] = []
+        self._groups[n] = []
         self._tell_if_ended(n)
 
     def _reset(self, example: Any) -> list[tuple[Any, Sequence[Message]]]:
@@ -308,20 +279,20 @@ class _Rollout:
             group.append(_Play(number, state, list(ids), list(ids), len(ids)))
         longest = max(episode.prompt_length for episode in group)
         if longest > self.config.max_prompt_tokens:
-            self.too_long.append((longest, self.examples[n]))
+            self._too_long.append((longest, self.examples[n]))
             group = []
-        self.groups[n] = group
+        self._groups[n] = group
         if not group:
             self._tell_if_ended(n)
         for episode in group:
-            self.episodes[episode.number] = episode
+            self._episodes[episode.number] = episode
             self._ask(episode)
-        if self.too_long and len(self.groups) == len(self.examples):
+        if self._too_long and len(self._groups) == len(self.examples):
             _log.warning(
                 "%d of %d examples are not played: their prompts are over max_prompt_tokens = %d "
                 "(the first has %d tokens: %.200r)",
-                len(self.too_long), len(self.examples), self.config.max_prompt_tokens,
-                *self.too_long[0],
+                len(self._too_long), len(self.examples), self.config.max_prompt_tokens,
+                *self._too_long[0],
             )  # fmt: skip
 
     @property
@@ -342,7 +313,8 @@ class _Rollout:
         """Ask for the next reply."""
         limit = min(self._longest_reply, self._room(episode))
         ids = tuple(episode.ids)
-        self.sampler.submit(Request(episode.number, ids, limit, self.decoding))
+        decoding = self.decoding or Decoding(self.config.temperature, self.config.top_p)
+        self.sampler.submit(Request(episode.number, ids, limit, decoding))
 
     def _step(self, episode: _Play, reply: Reply) -> None:
         """Append a reply and let the environment judge it."""
@@ -371,7 +343,7 @@ class _Rollout:
                 episode.ids += observation
                 self._ask(episode)
         if episode.ended is not None:
-            self.ended += 1
+            self._over += 1
             if not was_last:
                 self.sampler.release(episode.number)
             self._tell_if_ended(self._example(episode))
@@ -381,6 +353,6 @@ class _Rollout:
 
     def _tell_if_ended(self, n: int) -> None:
         """Hand a group on when all its episodes have ended."""
-        group = self.groups[n]
-        if self.tell is not None and all(episode.ended for episode in group):
-            self.tell(n, [episode.trajectory() for episode in group])
+        group = self._groups[n]
+        if self.ended is not None and all(episode.ended for episode in group):
+            self.ended(n, [episode.trajectory() for episode in group])

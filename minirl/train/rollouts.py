@@ -28,7 +28,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.sharding import row_parts
 from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
-from minirl.sample.rollout import rollout
+from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
 from minirl.train.batching import micro_batches, read_back
@@ -248,11 +248,11 @@ class Rollouts:
         self._open()
 
     def play(self, sampler: Sampler, number: int, **options: Any) -> list[list[Trajectory]]:
-        """Play a rollout with options of `sample.rollout.rollout`; its number decides all."""
+        """Play a rollout with options of `Rollout`; its number decides all."""
         train, examples = self._train, self._task.train
         per_step, size = train.prompts_per_step, train.group_size
         chosen = examples_of_step(len(examples), number, per_step=per_step, seed=self._seed)
-        return rollout(
+        return Rollout(
             sampler,
             self._tokenizer,
             self._task.environment,
@@ -266,7 +266,7 @@ class Rollouts:
             max_turns=self._task.max_turns,
             env_workers=train.env_workers,
             **options,
-        )
+        ).play()
 
     def _play_ahead(self, sampler: Sampler, number: int) -> Episodes:
         """Play and score while the learner does other things."""

@@ -20,7 +20,7 @@ from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.model import huggingface
 from minirl.model.lora import add_adapters, trained
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import rollout
+from minirl.sample.rollout import Rollout
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
 from minirl.types import Trajectory
@@ -97,10 +97,10 @@ class Served:
     def play(self, examples: Sequence[str], environment: Talk | None = None) -> list[Trajectory]:
         """Play an episode of each example."""
         first, self.episodes = self.episodes, self.episodes + len(examples)
-        groups = rollout(
+        groups = Rollout(
             self.sampler, self.tokenizer, environment or Talk(), examples,
             config=SAMPLER, group_size=1, first_episode=first, max_turns=TURNS,
-        )  # fmt: skip
+        ).play()  # fmt: skip
         return [group[0] for group in groups]
 
 

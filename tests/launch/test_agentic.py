@@ -20,7 +20,7 @@ from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.metrics import read_metrics
-from minirl.sample.rollout import flatten, rollout
+from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply, Work
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
@@ -122,10 +122,10 @@ def env():
 
 
 def test_tool_responses_are_never_trained_on(tokenizer, example, env):
-    ((trajectory,),) = rollout(
+    ((trajectory,),) = Rollout(
         Script(tokenizer), tokenizer, env, [example],
         config=LIMITS, group_size=1, first_episode=0, max_turns=3,
-    )  # fmt: skip
+    ).play()  # fmt: skip
     assert trajectory.ended == "done"
     assert trajectory.episode.answer.correct
     flat = flatten(trajectory)

@@ -31,7 +31,7 @@ from minirl.config import (
 from minirl.model import attention, huggingface
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import flatten, rollout
+from minirl.sample.rollout import Rollout, flatten
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
 from minirl.train.supervised import Demonstration, supervise
@@ -144,7 +144,7 @@ def tokens(config: JobConfig, folder: Path, policy: Path) -> list[TokenRow]:
             model, config.sampler, tokenizer, group_size=1, seed=0, servers=servers
         )
         sampler.set_weights(trained(model), version=7)
-        groups = rollout(
+        groups = Rollout(
             sampler,
             tokenizer,
             sql.evaluation_environment(),
@@ -154,7 +154,7 @@ def tokens(config: JobConfig, folder: Path, policy: Path) -> list[TokenRow]:
             first_episode=0,
             decoding=Decoding(0.0),
             max_turns=sql.evaluation_turns,
-        )
+        ).play()
     # What a model this small writes is not always a call, or what was meant to be one.
     assert sum(len(episode.turns) > 1 for (episode,) in groups) >= 4
     return [flatten(episode) for (episode,) in groups]

@@ -18,7 +18,7 @@ import pytest
 from minirl.config import SamplerConfig
 from minirl.run import activity
 from minirl.sample.decode import compilations
-from minirl.sample.rollout import flatten, rollout
+from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply, Trajectory, Turn, Work
 
 
@@ -77,7 +77,7 @@ def config(**settings):
 
 def play(toy, sampler, environment, examples, *, group_size=1, **options):
     settings = options.pop("config", config())
-    return rollout(
+    return Rollout(
         sampler,
         toy.Tokenizer(),
         environment,
@@ -86,7 +86,7 @@ def play(toy, sampler, environment, examples, *, group_size=1, **options):
         group_size=group_size,
         first_episode=0,
         **options,
-    )
+    ).play()
 
 
 def test_mask_is_true_exactly_on_sampled_ids():

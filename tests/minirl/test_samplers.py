@@ -19,7 +19,7 @@ import pytest
 from exchange import UserError
 from minirl.config import SamplerConfig
 from minirl.model.lora import trained
-from minirl.sample.rollout import rollout
+from minirl.sample.rollout import Rollout
 from minirl.train.rollouts import gather_metrics, make_sampler
 
 from .test_pool import serve, wait_until  # noqa: F401
@@ -126,10 +126,10 @@ def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fak
         toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
     )
     sampler.set_weights(trained(toy.model()), version=0)
-    groups = rollout(
+    groups = Rollout(
         sampler, toy.Tokenizer(), Turns(toy.Message, turns=3), ["AB", "CDE"] * 25, config=LIMITS,
         group_size=4, first_episode=0, max_turns=3, env_workers=workers, check=count,
-    )  # fmt: skip
+    ).play()  # fmt: skip
     assert [len(group) for group in groups] == [4] * 50
     assert all(len(episode.turns) == 3 for group in groups for episode in group)
     assert {len(episode.turns[0].observation_ids) for episode in groups[1]} == {5}
