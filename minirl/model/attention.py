@@ -47,18 +47,6 @@ class Rows(NamedTuple):
     cell_XT: Any
 
 
-def causal() -> Attend:
-    """Attend to earlier tokens of the row, and to the token itself, on a single device.
-
-    Rows are padded on the right. There is no cache.
-    """
-
-    def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
-        return attend_to_sets(_kernel(q_BTHE, None), q_BTHE, [KeySet(k_BTKE, v_BTKE)]), cache
-
-    return attend
-
-
 def shared_prefix(rows: Rows, *, mesh: Mesh | None = None) -> Attend:
     """Attend to all tokens of the group's prompt, and to earlier ones of the own row.
 

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -26,7 +25,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from exchange import UserError
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.model.config import read_config
 from minirl.run import distributed, preemption
@@ -42,8 +40,6 @@ from minirl.types import Reply, Request, Tokenizer, Work
 _CLOSE_S = 10.0
 # Longest wait for a reply before `advance` returns.
 _PAUSE_S = 0.2
-# Open files of a process that are no connections to servers: data, databases, logs, devices.
-_OTHER_FILES = 512
 # Ids of the probe, and how many of them are its prompt.
 _PROBE_TOKENS, _PROBE_PROMPT = 64, 2
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
@@ -51,21 +47,6 @@ _Made = TypeVar("_Made")
 # Of the learner, which all processes ask together: the log-probabilities of ids after a prompt of
 # so many of them, under weights, at temperature 1.
 Logprobs = Callable[[nnx.State, Sequence[int], int], np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class _Push:
-    """Weights on their way to the servers: the learner's version and first array, for an update
-    makes new ones; their folder, the seconds that it took, and when it was there; and what gives
-    the seconds that servers took, when all have them.
-    """
-
-    version: int
-    first: ref[Any]
-    folder: Path
-    write_s: float
-    written: float
-    taken: Future[float]
 
 
 class Servers:
@@ -112,8 +93,9 @@ class Servers:
         self.times: dict[str, float] = {}
         # Servers may still have weights of another run.
         self._name, self._pushes = distributed.from_first(lambda: uuid.uuid4().hex[:8]), 0
-        self._push: _Push | None = None  # the last one
-        self._is_settled = True
+        # The last version that was sent, with its first array: an update makes new ones.
+        self._sent: tuple[int, ref[Any]] | None = None
+        self._end_push: Callable[[], None] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._loop, self._stack = asyncio.new_event_loop(), ExitStack()
 
@@ -152,8 +134,8 @@ class Servers:
 
         All processes have to call this. Returns when the files are written that servers read.
         """
-        first, last = jax.tree.leaves(weights)[0], self._push
-        if last is not None and last.version == version and last.first() is first:
+        first = jax.tree.leaves(weights)[0]
+        if self._sent is not None and self._sent[0] == version and self._sent[1]() is first:
             return
         self.settle()
         begun = time.monotonic()
@@ -164,8 +146,17 @@ class Servers:
         folder, written = self._write(weights, name), time.monotonic()
         pushed = PushedWeights(name, self._pushes, version, folder, probe.tolist())
         taken = self.start(self.pool.push(pushed))
-        self._push = _Push(version, ref(first), folder, written - begun, written, taken)
-        self._is_settled = False
+
+        def end_push() -> None:
+            apart_s = time.monotonic() - written
+            servers_s = max(distributed.gather(lambda: _result(taken)))
+            remove_versions(self.root, but=folder)
+            self.times = {
+                "time/push_s": written - begun + servers_s,
+                "time/push_hidden_s": min(apart_s, servers_s),
+            }
+
+        self._sent, self._end_push = (version, ref(first)), end_push
 
     def settle(self) -> None:
         """Wait until all servers have what was sent; all processes have to call this.
@@ -174,17 +165,11 @@ class Servers:
             UserError: A server computes something else with it.
             LostError: No server took it.
         """
-        if self._push is None or self._is_settled:
-            return
-        push, self._push, self._is_settled = self._push, None, True
-        apart_s = time.monotonic() - push.written
-        servers_s = max(distributed.gather(lambda: _result(push.taken)))
-        remove_versions(self.root, but=push.folder)
-        self._push = push
-        self.times = {
-            "time/push_s": push.write_s + servers_s,
-            "time/push_hidden_s": min(apart_s, servers_s),
-        }
+        end_push, sent = self._end_push, self._sent
+        if end_push is not None:
+            self._end_push = self._sent = None
+            end_push()
+            self._sent = sent
 
     def _write(self, weights: nnx.State, name: str) -> Path:
         if self._lora is not None:
@@ -196,7 +181,10 @@ class Servers:
         # Processes share the servers out; of fewer servers than processes several share one.
         shares = max(1, min(distributed.count(), len(config.urls)))
         urls = config.urls[here % shares :: shares]
-        _allow_connections(len(children or urls) * config.parallel)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError):  # of what a system does not let through the default is left
+            # Each request under way is an open file.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._session = make_session()
         launched, given = ((child.url, child) for child in children), ((url, None) for url in urls)
         servers = [
@@ -233,21 +221,6 @@ def _result(future: Future[_Made]) -> _Made:
             future.cancel()
             raise
     return future.result()
-
-
-def _allow_connections(count: int) -> None:
-    """Let this process have so many connections at once, besides its other files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + _OTHER_FILES
-    if soft >= needed or soft == resource.RLIM_INFINITY:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except ValueError:
-        raise UserError(
-            f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
-            f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
-        ) from None
 
 
 class SglangSampler:

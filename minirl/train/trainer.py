@@ -94,6 +94,7 @@ class Trainer:
             sizes=config.batching,
             parts=self._parts,
         )
+        self._read_back = partial(batching.read_back, sizes=config.batching, parts=self._parts)
         objective = policy_objective(algorithm, temperature=sampler.temperature)
         optimizer = make_optimizer(config.optimizer, guard=config.guard)
         self._rate = learning_rate(config.optimizer, steps=config.steps)
@@ -284,8 +285,7 @@ class Trainer:
         self, groups: batching.Groups, values: Iterable[np.ndarray]
     ) -> batching.Groups:
         """Add the learner's log-probabilities of the groups' micro-batches to their rows."""
-        known = batching.read_back(groups, values, sizes=self._config.batching, parts=self._parts)
-        pairs = zip(groups, known, strict=True)
+        pairs = zip(groups, self._read_back(groups, values), strict=True)
         return [
             [replace(row, old_logprobs=logprobs) for row, logprobs in zip(*pair, strict=True)]
             for pair in pairs
@@ -300,9 +300,7 @@ class Trainer:
         assert params is not None
         groups = self._grouped(rows)
         values = self._learner.logprobs(params, self._micro_batches(groups))
-        sizes = self._config.batching
-        by_group = batching.read_back(groups, values, sizes=sizes, parts=self._parts)
-        return [logp for group in by_group for logp in group]
+        return [logp for group in self._read_back(groups, values) for logp in group]
 
     @property
     def _reference_to_measure(self) -> nnx.State | None:

@@ -26,7 +26,6 @@ from launch.config import TinyConfig, dump, load_config
 from launch.tiny import make_tiny
 from minirl.config import LoraConfig, OptimizerConfig
 from minirl.model import huggingface
-from minirl.model.attention import causal
 from minirl.model.config import parse_config
 from minirl.model.lora import add_adapters, split, trained
 from minirl.model.sharding import param_path
@@ -34,6 +33,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import Checkpoints
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
+from tests import plain_model
 from tests.minirl.gguf_files import make_folder, write_gguf
 
 from .conftest import TINY
@@ -54,14 +54,8 @@ def arrays(tree: Any) -> dict[str, np.ndarray]:
     return {param_path(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-@nnx.jit
-def forward(model: Any, ids_BT: jax.Array) -> jax.Array:
-    positions_BT = jnp.arange(ids_BT.shape[1])[None]
-    return model.logits(model(ids_BT, positions_BT, causal())[0])
-
-
 def logits(model: Any) -> np.ndarray:
-    return np.asarray(forward(model, jnp.arange(5, 25)[None]))
+    return np.asarray(plain_model.logits(model, np.arange(5, 25)[None]))
 
 
 def make_base(folder: Path, **changes: Any) -> Path:

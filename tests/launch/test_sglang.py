@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
@@ -28,7 +27,7 @@ from minirl.config import (
     SftConfig,
     SglangConfig,
 )
-from minirl.model import attention, huggingface
+from minirl.model import huggingface
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import Rollout, flatten
@@ -38,6 +37,7 @@ from minirl.train.supervised import Demonstration, supervise
 from minirl.types import Decoding, Request, TokenRow
 from sqlenv.config import AgenticConfig
 from sqlenv.types import Message, Observation
+from tests.plain_model import logits
 
 from .conftest import TINY, verbal_folder
 from .sglang_server import serve
@@ -187,10 +187,7 @@ LONGEST, EPISODES = 1000, 8
 
 def logprobs_of(graph, params, ids):
     """Return the log-probability of each id but the first."""
-    model = nnx.merge(graph, params)
-    tokens = jnp.asarray([ids], jnp.int32)
-    hidden, _ = model(tokens, jnp.arange(len(ids))[None], attention.causal())
-    values = jax.nn.log_softmax(model.logits(hidden)[0])
+    values = jax.nn.log_softmax(logits(nnx.merge(graph, params), np.array([ids]))[0])
     return np.asarray(values)[np.arange(len(ids) - 1), ids[1:]]
 
 

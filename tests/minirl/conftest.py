@@ -16,12 +16,12 @@ from flax import nnx
 
 from exchange import Message
 from minirl.config import SamplerConfig
-from minirl.model import attention
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang import pool
+from tests.plain_model import logits
 
 VOCAB = 64
 # Several, so that a random model stops now and then.
@@ -89,18 +89,12 @@ def make_sampler(
     return sampler
 
 
-@nnx.jit
-def _next_logprobs(model: Decoder, tokens_BT: jax.Array, temperature: float) -> jax.Array:
-    positions_BT = jnp.arange(tokens_BT.shape[1])[None]
-    hidden_BTD, _ = model(tokens_BT, positions_BT, attention.causal())
-    return jax.nn.log_softmax(model.logits(hidden_BTD)[0] / temperature)
-
-
 def next_logprobs(model: Decoder, ids: Sequence[int], *, temperature: float = 1.0) -> np.ndarray:
     """Return log-probabilities of the next token after every prefix, by a full forward pass."""
     tokens_BT = np.zeros((1, -(-len(ids) // 128) * 128), np.int32)
     tokens_BT[0, : len(ids)] = ids
-    return np.asarray(_next_logprobs(model, jnp.array(tokens_BT), temperature))[: len(ids)]
+    logits_TV = np.asarray(logits(model, tokens_BT))[0, : len(ids)] / np.float32(temperature)
+    return logits_TV - np.logaddexp.reduce(logits_TV, axis=-1, keepdims=True)
 
 
 def run(sampler: NativeSampler, requests: Sequence[Any]) -> dict[int, Any]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig, OptimizerConfig
 from minirl.model import huggingface
-from minirl.model.decoder import Decoder
-from minirl.model.lora import add_adapters, split, trained
+from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import make_mesh, param_path
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import TokenRow
 
-ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(), "adapters": Grpo(kl_coef=0.1)}
+ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1)}
 GROUPS, G = 8, 4
 
 
@@ -55,14 +55,14 @@ def merged(model):
     """Return a model without adapters that computes the same, in float32."""
     lora = model.layers.lora
     _, adapters, rest = split(model)
-    adapters = {param_path(path): leaf for path, leaf in jax.tree.leaves_with_path(adapters)}
+    adapters = {param_path(p): np.asarray(leaf) for p, leaf in jax.tree.leaves_with_path(adapters)}
 
     def merge(path, leaf):
         a, b = (adapters.get(f"{param_path(path)}_{end}") for end in "ab")
-        leaf = leaf.astype(np.float32)
-        return leaf if a is None else leaf + lora.scale * (b @ a)
+        leaf = np.asarray(leaf).astype(np.float32)
+        return jnp.asarray(leaf if a is None else leaf + np.float32(lora.scale) * (b @ a))
 
-    plain = Decoder(model.config, key=jax.random.key(0), dtype=model.dtype)
+    plain = described(model.config, dtype=model.dtype)
     nnx.update(plain, jax.tree.map_with_path(merge, rest))
     return plain
 

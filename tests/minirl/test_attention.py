@@ -137,26 +137,6 @@ def test_attention_is_the_mask_written_out(monkeypatch, heads, block_bytes):
     assert_close(value_and_gradients(attended, ROWS, arrays), expected)
 
 
-def test_causal_attention_is_that_of_answers_without_a_prompt():
-    rows = rows_of([[0]], [[[9, 9]]], columns=(1, 9), padding=0)
-    q, k, v = (array.reshape(2, 9, *array.shape[2:]) for array in arrays_of("grouped", rows=rows))
-
-    def total(attend):
-        return lambda *arrays: jnp.sum(jnp.sin(attend(*arrays)))
-
-    def ours(*arrays):
-        return attention.causal()(*arrays, None)[0]
-
-    def listed(*arrays):
-        one = (array.reshape(1, 18, *array.shape[2:]) for array in arrays)
-        return attended(rows, *one).reshape(2, 9, -1, E)
-
-    assert_close(
-        (ours(q, k, v), *jax.grad(total(ours), argnums=(0, 1, 2))(q, k, v)),
-        (listed(q, k, v), *jax.grad(total(listed), argnums=(0, 1, 2))(q, k, v)),
-    )
-
-
 def test_parts_are_joined_to_attention_over_all_keys():
     rng = np.random.default_rng(0)
     scores = jnp.asarray(rng.normal(0, 3, (2, 5, 12)), jnp.float32)
@@ -236,7 +216,7 @@ def temporary_bytes(T):
     """Return what the gradient of attention over T tokens holds beside its arguments."""
 
     def total(q, k, v):
-        return attention.causal()(q, k, v, None)[0].sum()
+        return attention.attend_to_sets(blockwise(2**20), q, [KeySet(k, v)]).sum()
 
     shapes = [jax.ShapeDtypeStruct((1, T, heads, E), jnp.float32) for heads in (4, 2, 2)]
     compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*shapes).compile()
@@ -245,8 +225,7 @@ def temporary_bytes(T):
     return memory.temp_size_in_bytes
 
 
-def test_memory_grows_with_the_length_alone(monkeypatch):
-    monkeypatch.setitem(attention._KERNELS, "cpu", blockwise(2**20))
+def test_memory_grows_with_the_length_alone():
     short, long = temporary_bytes(1024), temporary_bytes(4096)
     assert long < 6 * short
     # All scores, once.

@@ -6,16 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import save_file
 
 from exchange import UserError
 from minirl.model import huggingface
-from minirl.model.attention import causal
 from minirl.model.config import parse_config, read_config
+from tests.plain_model import logits
 
 SHAPE: dict[str, Any] = {
     "model_type": "llama",
@@ -154,13 +152,7 @@ def test_logits_are_those_of_an_independent_float64(tmp_path, changes):
     weights = write_folder(tmp_path / "model", **changes)
     ids = np.random.default_rng(1).integers(0, 80, 150)
     model = huggingface.load(tmp_path / "model")
-
-    @nnx.jit
-    def forward(model, ids_BT):
-        positions_BT = jnp.arange(ids_BT.shape[1])[None]
-        return model.logits(model(ids_BT, positions_BT, causal())[0])
-
-    found = np.asarray(forward(model, jnp.asarray(ids)[None])[0])
+    found = np.asarray(logits(model, ids[None])[0])
     expected = reference(weights, SHAPE | changes, ids)
     assert np.ptp(expected) > 5
     assert np.abs(found - expected).max() < 1e-4

@@ -20,9 +20,7 @@ from safetensors.numpy import load_file
 
 from minirl.config import BatchingConfig, Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
 from minirl.model import huggingface
-from minirl.model.attention import causal
 from minirl.model.config import read_config
-from minirl.model.decoder import Decoder
 from minirl.model.lora import (
     Rounding,
     add_adapters,
@@ -36,6 +34,7 @@ from minirl.train.batching import micro_batches, read_back
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import Decoding, Request, TokenRow
+from tests import plain_model
 
 from . import toy_run
 from .mesh_update import adapted, batches, merged
@@ -60,14 +59,8 @@ def fresh(toy, lora=ALL):
     return model
 
 
-@nnx.jit
-def forward(model, tokens_BT):
-    positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-    return model.logits(model(tokens_BT, positions_BT, causal())[0])
-
-
 def logits(model):
-    return np.asarray(forward(model, jnp.asarray(TOKENS_BT)))
+    return np.asarray(plain_model.logits(model, TOKENS_BT))
 
 
 def arrays(tree):
@@ -169,7 +162,7 @@ def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(t
     a learner of all weights at the same policy. Weights that are merged and rounded to bfloat16
     before sampling are 1.22 times as far after the first update, and these 1.02 times.
     """
-    base = Decoder(toy.CONFIG, key=jax.random.key(0), dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    base = huggingface.init(toy.CONFIG, 0, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     add_adapters(base, LoraConfig(rank=8, alpha=1), seed=0)
     learner, params = learner_of(base)
     learners = {"lora": learner, "full": learner_of(merged(base))[0]}
@@ -245,11 +238,11 @@ def test_logits_are_those_of_peft():
     model = peft_adapter()[2]
     base = huggingface.load(REFERENCE / "qwen3")
     for one in (model, merged(model)):
-        found_BTV = np.asarray(forward(one, jnp.asarray(expected["ids_BT"])))
+        found_BTV = np.asarray(plain_model.logits(one, expected["ids_BT"]))
         for b, length in enumerate(expected["lengths_B"]):
             wanted_TV = expected["logits_BTV"][b, :length]
             assert np.abs(found_BTV[b, :length] - wanted_TV).max() < 1e-4
-    difference = forward(base, jnp.asarray(expected["ids_BT"])) - expected["logits_BTV"]
+    difference = plain_model.logits(base, expected["ids_BT"]) - expected["logits_BTV"]
     assert np.abs(difference[2]).max() > 1
 
 

@@ -41,7 +41,13 @@ def test_a_run_of_everything_that_ends_six_times(toy, tmp_path):
     """Two stages, dynamic sampling, mini-batches, a correction, skipped updates."""
     whole = toy_run.take_course(toy, tmp_path / "whole", "all")
     toy_run.run(whole, "all", lambda *_: None)
-    assert {line["update/skipped"] for line in toy_run.metrics_of(tmp_path / "whole")} > {0.0}
+    lines = toy_run.metrics_of(tmp_path / "whole")
+    assert {line["update/skipped"] for line in lines} > {0.0}
+    # Dynamic sampling fills the batch or gives up.
+    rounds = [line["groups/rounds"] for line in lines]
+    assert max(rounds) > 1
+    assert whole._facts.rollouts == sum(rounds)
+    assert all(n == 3 or line["groups/trained"] == 4 for n, line in zip(rounds, lines, strict=True))
     folder = tmp_path / "run"
     for end, step, moment, nth, saved in LIVES:
         if end is toy_run.die:

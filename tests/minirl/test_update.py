@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,11 @@ import pytest
 from flax import nnx
 
 from minirl.config import BatchingConfig, Grpo, Gspo
-from minirl.train import update
+from minirl.train import layout, update
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.update import Learner, batch_loss, policy_objective
 from minirl.types import TokenRow, TopTokens
+from tests.plain_model import plain_attention
 
 VOCAB = 64
 TEMPERATURE = 0.8
@@ -34,16 +36,6 @@ GROUPS = (
 # Ids after the prompt that all rows of a group begin with.
 COMMON = (0, 1, 2)
 SIZES = BatchingConfig(micro_batch_tokens=200, prompt_multiple=12, answer_multiple=20)
-
-
-def plain_attention(q_BTHE, k_BTKE, v_BTKE, cache):
-    """Attend causally, heads repeated and the mask an infinity: nothing clever."""
-    repeats = q_BTHE.shape[2] // k_BTKE.shape[2]
-    k_BTHE, v_BTHE = jnp.repeat(k_BTKE, repeats, axis=2), jnp.repeat(v_BTKE, repeats, axis=2)
-    scores = jnp.einsum("bthe,bshe->bhts", q_BTHE, k_BTHE) / math.sqrt(q_BTHE.shape[-1])
-    past = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None]
-    weights = jax.nn.softmax(jnp.where(past, scores, -jnp.inf))
-    return jnp.einsum("bhts,bshe->bthe", weights, v_BTHE), cache
 
 
 def plain_logprobs(model, ids_BT):
@@ -168,7 +160,7 @@ def assert_close(tree, other, *, rtol=2e-5):
     """Compare trees, with a tolerance relative to each leaf's largest number."""
     for path, leaf in jax.tree.leaves_with_path(tree):
         twin = dict(jax.tree.leaves_with_path(other))[path]
-        scale = float(jnp.abs(twin).max())
+        scale = np.abs(np.asarray(twin)).max()
         np.testing.assert_allclose(
             leaf, twin, rtol=0, atol=rtol * scale + 1e-9, err_msg=jax.tree_util.keystr(path)
         )
@@ -204,21 +196,11 @@ def test_the_likeliest_ids_of_the_sampler_get_the_learners_log_probabilities(sce
         ]
         for group in groups
     ]
-    sizes = SIZES.model_copy(update={"micro_batch_tokens": 80})
-    found = []
-    for batch in batches_of(rows, sizes=sizes):
-        model = nnx.merge(scene.graph, scene.params)
-        *_, top_logp_BCK = update.token_logprobs(model, batch, temperature=TEMPERATURE)
-        assert top_logp_BCK is not None
-        found.append(np.moveaxis(np.asarray(top_logp_BCK), -1, 0))
-    by_id = [
-        [
-            one
-            for group in read_back(rows, [part[k] for part in found], sizes=sizes)
-            for one in group
-        ]
-        for k in range(K)
-    ]
+    (batch,) = batches_of(rows)
+    logprobs = jax.jit(partial(update.token_logprobs, temperature=TEMPERATURE))
+    *_, top_logp_BCK = logprobs(nnx.merge(scene.graph, scene.params), batch)
+    found = np.moveaxis(np.asarray(top_logp_BCK), -1, 0)
+    by_id = [[*chain(*read_back(rows, [found[k]], sizes=SIZES))] for k in range(K)]
     ids_BT = stack([row for group in rows for row in group])
     for b, row in enumerate(row for group in rows for row in group):
         for k in range(K):
@@ -249,15 +231,16 @@ def test_what_is_computed_again_does_not_change_the_gradient(scene, groups):
         assert optax.tree.norm(apart) < 1e-6 * optax.tree.norm(expected)
 
 
-def test_parts_of_a_group_add_up(scene, groups):
+def test_parts_of_a_group_add_up(scene, groups, monkeypatch):
     (whole,) = batches_of(groups)
     _, _, expected = scene.loss_and_gradient("grpo", whole)
-    # Less than any group has.
-    sizes = SIZES.model_copy(update={"micro_batch_tokens": 20})
+    # Each row is computed alone, in a list of one length: one program serves all.
+    monkeypatch.setattr(layout, "_LIST_LENGTHS", 1)
+    sizes = SIZES.model_copy(update={"micro_batch_tokens": 24})
     parts = batches_of(groups, sizes=sizes)
-    assert len(parts) > len(groups)
+    assert len(parts) == 3 * len(groups)
     found = [scene.loss_and_gradient("grpo", part)[2] for part in parts]
-    assert_close(jax.tree.map(lambda *leaves: sum(leaves), *found), expected)
+    assert_close(jax.tree.map(lambda *leaves: sum(map(np.asarray, leaves)), *found), expected)
     numbers = [part.sampler_logp_BC for part in parts]
     back = read_back(groups, numbers, sizes=sizes)
     for group, rows in zip(groups, back, strict=True):
@@ -267,8 +250,7 @@ def test_parts_of_a_group_add_up(scene, groups):
 
 def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
     """Not after all micro-batches were ordered: all but the last two are done when it is asked."""
-    smaller = SIZES.model_copy(update={"micro_batch_tokens": 40})
-    batches = batches_of(groups, sizes=smaller, aggregation="token_mean")
+    batches = batches_of(groups, aggregation="token_mean") * 4
     objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
     learner, waited = Learner(scene.model, objective, optax.sgd(1.0)), []
     learner._lanes = lambda params: 1
@@ -281,8 +263,7 @@ def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
             state, batches, rate=1e-2,
             check=lambda: counts.append(sum(len(x) for x in waited if isinstance(x, list))),
         )  # fmt: skip
-    assert len(batches) > 2
-    assert counts == [max(0, n - 1) for n in range(len(batches))]
+    assert counts == [max(0, n - 1) for n in range(4)]
 
 
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
@@ -296,7 +277,9 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     learner = Learner(scene.model, objective, optax.sgd(1.0))
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
     state, stats_of_parts, _ = learner.update(state, batches, reference=scene.reference, rate=RATE)
-    parts = jax.tree.map(lambda old, new: (old - new) / RATE, scene.params, state.params)
+    parts = jax.tree.map(
+        lambda old, new: (np.asarray(old) - np.asarray(new)) / RATE, scene.params, state.params
+    )
     assert_close(parts, whole)
     assert (stats_of_parts.pop("skipped"), stats_of_parts.pop("learning_rate")) == (0, RATE)
     assert stats_of_parts.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)

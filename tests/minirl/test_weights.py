@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,25 +17,14 @@ from safetensors.numpy import load_file, save_file
 
 from exchange import UserError
 from minirl.model import huggingface
-from minirl.model.attention import causal
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import make_mesh, param_path
+from tests.plain_model import logits
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 MODELS = ("qwen2", "qwen2_tied", "qwen3")
 MESHES = ({"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}, {"tensor": 8})
-
-
-def logits(model: Decoder, ids_BT: np.ndarray) -> np.ndarray:
-    position_BT = np.broadcast_to(np.arange(ids_BT.shape[1]), ids_BT.shape)
-
-    @nnx.jit
-    def forward(model: Decoder, ids_BT: jax.Array, position_BT: jax.Array) -> jax.Array:
-        hidden_BTD, _ = model(ids_BT, position_BT, causal())
-        return model.logits(hidden_BTD)
-
-    return np.asarray(forward(model, jnp.asarray(ids_BT), jnp.asarray(position_BT)))
 
 
 def params(model: Decoder) -> dict[str, np.ndarray]:
@@ -61,7 +49,7 @@ def folder(tmp_path) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name):
     expected = np.load(REFERENCE / name / "reference.npz")
-    found_BTV = logits(huggingface.load(REFERENCE / name), expected["ids_BT"])
+    found_BTV = np.asarray(logits(huggingface.load(REFERENCE / name), expected["ids_BT"]))
     assert expected["lengths_B"].size > 0
     for b, length in enumerate(expected["lengths_B"]):
         difference = np.abs(found_BTV[b, :length] - expected["logits_BTV"][b, :length]).max()

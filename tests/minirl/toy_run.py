@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +33,7 @@ from minirl.run import distributed
 from minirl.run.metrics import JsonLines
 from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
+from minirl.train.update import Learner
 
 STEPS = 8
 SAMPLED = "sampled.jsonl"
@@ -159,6 +163,21 @@ class Writer:
                 self.lines.write(step, line)
 
 
+# Learners by what their programs depend on: they hold no weights of a model without adapters, and
+# each would trace and compile all of them anew.
+LEARNERS: dict[Any, Learner] = {}
+
+
+def known_learner(settings, model, objective, optimizer):
+    """Return a learner with the programs of an earlier one of the same settings."""
+    if model.layers.lora is not None:
+        return Learner(model, objective, optimizer)
+    key = (*settings, nnx.graphdef(model))
+    if key not in LEARNERS:
+        LEARNERS[key] = Learner(model, objective, optimizer)
+    return copy.copy(LEARNERS[key])
+
+
 def make_trainer(
     toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
     servers=None, rollout=None, write=None, **changes,
@@ -178,17 +197,13 @@ def make_trainer(
         validate=validate or (lambda params, version: ACCURACY[version]),
         max_turns=2,
     )
-    return Trainer(
-        spread(toy.model(), make_mesh() if distributed.count() > 1 else mesh),
-        tokenizer,
-        task,
-        config,
-        SAMPLER,
-        seed=seed,
-        folder=folder,
-        servers=servers,
-        rollout=rollout,
-    )
+    model = spread(toy.model(), make_mesh() if distributed.count() > 1 else mesh)
+    settings = (config.algorithm, config.optimizer, config.guard, SAMPLER.temperature)
+    with patch("minirl.train.trainer.Learner", partial(known_learner, settings)):
+        return Trainer(
+            model, tokenizer, task, config, SAMPLER,
+            seed=seed, folder=folder, servers=servers, rollout=rollout,
+        )  # fmt: skip
 
 
 def spread(model, mesh):
