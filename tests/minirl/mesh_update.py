@@ -83,7 +83,7 @@ def start(toy, shape, *, algorithm="grpo", guard=None):
 
 
 def sizes_of(**sizes):
-    return BatchingConfig(prompt_multiple=12, answer_multiple=16, **sizes)
+    return BatchingConfig(**{"prompt_multiple": 12, "answer_multiple": 16, **sizes})
 
 
 def batches(*, parts=1, **sizes):

@@ -116,17 +116,13 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     model = fresh(toy)
     learner, params = learner_of(model)
     before, reference = arrays(params), jax.tree.map(jnp.copy, params)
-    (batch, *_) = batches()
+    (batch,) = batches()
     plain, whole = learner_of(base(toy))
     (expected,) = plain.logprobs(whole, [batch])
     state = learner.init(params)
-    state, first, _ = learner.update(
-        state, batches(micro_batch_tokens=200), reference=reference, rate=1e-2
-    )
+    state, first, _ = learner.update(state, [batch], reference=reference, rate=1e-2)
     assert first["kl"] == pytest.approx(0, abs=1e-6)
-    state, second, _ = learner.update(
-        state, batches(micro_batch_tokens=200), reference=reference, rate=1e-2
-    )
+    state, second, _ = learner.update(state, [batch], reference=reference, rate=1e-2)
     assert second["kl"] > 1e-4
     (found,) = learner.logprobs(reference, [batch])
     np.testing.assert_array_equal(found, expected)

@@ -22,6 +22,9 @@ def assert_same(state, other):
         np.testing.assert_allclose(array, theirs[name], rtol=1e-5, atol=1e-5 * scale, err_msg=name)
 
 
+WIDE = {"micro_batch_tokens": 1024, "answer_multiple": 384}
+
+
 @pytest.fixture(scope="module")
 def plain(toy):
     """What one device computes."""
@@ -33,13 +36,13 @@ def plain(toy):
     return found
 
 
-# One micro-batch, and several.
+# One micro-batch, and two of one shape: rows so wide that each part has a single group at a time.
 @pytest.mark.parametrize(
     ("shape", "algorithm", "sizes"),
     [
         ({"fsdp": 4, "tensor": 2}, "adapters", {}),
         ({"fsdp": 8}, "gspo", {}),
-        ({"data": 2, "fsdp": 2, "tensor": 2}, "gspo", {"micro_batch_tokens": 64}),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, "gspo", WIDE),
     ],
 )
 def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm, sizes):

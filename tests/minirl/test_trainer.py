@@ -24,9 +24,8 @@ from minirl.errors import LostError
 from minirl.run.preemption import Preempted
 from minirl.train import losses
 from minirl.train.batching import micro_batches
-from minirl.train.optimizer import learning_rate, make_optimizer
+from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
-from minirl.train.update import Learner, policy_objective
 
 from . import toy_run
 from .toy_run import metrics_of, without_times
@@ -313,9 +312,7 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     trainer._token_rows = spy
     trainer.run(ignore)
     reference = nnx.state(toy.model())
-    optimizer, rate = make_optimizer(falling), learning_rate(falling, steps=2)
-    objective = policy_objective(algorithm, temperature=1.0)
-    learner = Learner(toy.model(), objective, optimizer)
+    learner, rate = trainer._learner, learning_rate(falling, steps=2)
     state, clipped = learner.init(copy(before["params"])), []
     for step, rows in enumerate(batches):
         parts = [one_batch([group]) for group in rows]

@@ -43,8 +43,9 @@ CONFIG = TrainConfig(
     group_size=8,
     algorithm=Grpo(),
     optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=0.0),
-    # Two micro-batches a step.
-    batching=BatchingConfig(micro_batch_tokens=416, prompt_multiple=8, answer_multiple=24),
+    # Two groups a micro-batch, whatever they say: wide rows, and lists of few lengths, so that few
+    # programs are compiled.
+    batching=BatchingConfig(micro_batch_tokens=2048, prompt_multiple=8, answer_multiple=192),
     eval_every=2,
     checkpoint_every=2,
     # Needs one more compilation, in every life that comes so far.
@@ -74,7 +75,7 @@ COURSES = {
             ),
             "guard": GuardConfig(max_spike=1.1, window=2),
             "batching": BatchingConfig(
-                micro_batch_tokens=208, prompt_multiple=8, answer_multiple=24
+                micro_batch_tokens=1024, prompt_multiple=8, answer_multiple=192
             ),
             "eval_every": 1,
             "checkpoint_every": 2,
