@@ -192,12 +192,9 @@ def _columns(reader: Reader, table: str, kind: TableKind) -> tuple[Column, ...]:
 
 def _names(reader: Reader, texts: Sequence[str], rest: str, *bindings: str) -> list[Row]:
     """Select names and what follows them; bytes that are not text become U+FFFD."""
-    execute = reader.connection.execute
-    try:
-        return list(execute(f"SELECT {', '.join(texts)}{rest}", bindings))
-    except UnicodeDecodeError:
-        casts = ", ".join(f"CAST({text} AS BLOB)" for text in texts)
-        return [tuple(reader.shown(row)) for row in execute(f"SELECT {casts}{rest}", bindings)]
+    casts = ", ".join(f"CAST({text} AS BLOB)" for text in texts)
+    rows = reader.connection.execute(f"SELECT {casts}{rest}", bindings)
+    return [tuple(reader.shown(row)) for row in rows]
 
 
 def is_utf8(name: str) -> bool:
