@@ -241,7 +241,6 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
     from launch.evaluation.evaluate import judge_answers
     from launch.evaluation.questions import check_databases
     from launch.evaluation.responses import ANSWERS
-    from launch.evaluation.sources import Answers
     from launch.run_folder import claim_data, claimed
 
     config, start = source.config, perf_counter()
@@ -262,17 +261,17 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
             check_databases(questions.databases | questions.suite_files)
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
-            found = source.answers(examples, sql, out or Path(), show)
+            samples, notes = source.answers(examples, sql, out or Path(), show)
         prompts = [source.prompt(example, sql) for example in examples] if out else []
-        notes = dict(found.notes)
         if source.is_asked and out:
             claim_data(out, {split: examples})
-            notes["seconds"] = round(perf_counter() - start, 1)
+            notes = {**notes, "seconds": round(perf_counter() - start, 1)}
         report = judge_answers(
             questions,
-            Answers(found.samples, notes),
+            samples,
             source.decode,
             executor,
+            notes=notes,
             model=source.facts(),
             seed=config.seed,
             prompts=prompts,

@@ -25,7 +25,7 @@ from launch.evaluation.replies import GREEDY, Decode, hint
 from launch.evaluation.responses import SampleCache
 from launch.evaluation.results import ModelFacts, Report
 from launch.evaluation.sampling import Evaluator
-from launch.evaluation.sources import Answers, unread_of
+from launch.evaluation.sources import unread_of
 from launch.files import write_json
 from launch.plan import plan_memory
 from launch.reporting.runs import gain
@@ -142,8 +142,9 @@ def _measure(
     prompts = [sql.evaluation_prompt(example) for example in test]
     with Executor(OFFICIAL if len(questions.measures) > 1 else config.executor) as executor:
         report = judge_answers(
-            questions, Answers(samples, {"hint": hint(unread_of(samples), config.answer_wrapping)}),
-            GREEDY, executor, model=model, seed=config.seed, prompts=prompts, folder=folder,
+            questions, samples, GREEDY, executor,
+            notes={"hint": hint(unread_of(samples), config.answer_wrapping)},
+            model=model, seed=config.seed, prompts=prompts, folder=folder,
         )  # fmt: skip
     _log.info("accuracy %s: %s", folder.name, report.outcomes.line())
     return report

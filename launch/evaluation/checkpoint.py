@@ -95,13 +95,13 @@ class CheckpointSource(Source):
             with ExitStack() as stack:
                 model = _PolicyModel(config, self.policy, out, stack)
                 client = CachedClient(model, out, settings, seed=config.seed)
-                found = deliberate(config, examples, stack.enter_context(client), sql, show)
-            return Answers(found.samples, {**found.notes, **sampler})
+                found, notes = deliberate(config, examples, stack.enter_context(client), sql, show)
+            return found, {**notes, **sampler}
         settings = {key: one for key, one in self._own_settings().items() if key != "places"}
         settings |= self._job_settings()
         samples, notes = self._sampled(examples, SampleCache(out, settings), sql, out, show)
-        unread = unread_of(samples)
-        return Answers(samples, {**sampler, **notes, "hint": hint(unread, config.answer_wrapping)})
+        told = hint(unread_of(samples), config.answer_wrapping)
+        return samples, {**sampler, **notes, "hint": told}
 
     def _sampled(
         self, examples: Sequence[Example], cache: SampleCache, sql: SqlSide, out: Path, show: Show

@@ -29,7 +29,6 @@ from launch.evaluation.results import (
     write_report,
     write_result,
 )
-from launch.evaluation.sources import Answers
 from launch.files import digest, of_prompts, short, versions
 from launch.reporting.record import RECORDS, RECORDS_VERSION, question, shown
 from launch.tables import show_table
@@ -49,10 +48,11 @@ _SHOWN_MEASURES = 3
 
 def judge_answers(
     questions: QuestionSet,
-    answers: Answers,
+    samples: Sequence[Sampled],
     decode: Decode,
     executor: Executor,
     *,
+    notes: Mapping[str, Any],
     model: ModelFacts,
     seed: int,
     prompts: Sequence[Observation],
@@ -68,7 +68,7 @@ def judge_answers(
     Raises:
         UserError: The result is of other settings, or the folder has other answers.
     """
-    predictions = [one.queries for one in answers.samples]
+    predictions = [one.queries for one in samples]
     suite = questions.suite_files
     settings = ReportSettings(
         data=questions.name,
@@ -95,15 +95,15 @@ def judge_answers(
         cli.output.print(f"This evaluation is complete: {result}", soft_wrap=True)
         return report
     with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
-        verdicts, right = judge(questions, answers.samples, decode, executor, progress)
+        verdicts, right = judge(questions, samples, decode, executor, progress)
         if is_asked:
             digests = (of_prompts([prompt]) for prompt in prompts)
             verdicts = [
                 replace(one, prompt=digest) for one, digest in zip(verdicts, digests, strict=True)
             ]
-        report = summarise(settings, verdicts, seed=seed, notes=answers.notes)
+        report = summarise(settings, verdicts, seed=seed, notes=notes)
         if folder and not is_kept:
-            columns = (questions.examples, answers.samples, verdicts, right)
+            columns = (questions.examples, samples, verdicts, right)
             rows = list(zip(*columns, strict=True))
             write_trajectories(folder, rows, prompts=prompts, limits=executor.config)
             write_result(folder, report)

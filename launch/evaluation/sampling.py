@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exchange import Score
-from launch.evaluation.replies import GREEDY, Decode, End, Outcomes, parts_of
+from launch.evaluation.replies import GREEDY, Decode, End, Outcomes, look, parts_of
 from launch.evaluation.responses import RECORDED_SAMPLES, SampleCache, Sampled
-from launch.evaluation.sources import look_at
+from launch.evaluation.sources import unread_of
 from launch.reporting.record import group_line
 from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
@@ -124,8 +124,10 @@ class Evaluator:
         for place in places:
             new = self.sample(examples[place], first=place.start)
             if place.start == 0:  # nothing is kept of what is asked in another way
-                limit = reply_limit(self._config)
-                look_at(new, self._wrapping, limit=limit, stops=stops)
+                longest = self._config.max_reply_tokens or self._config.max_response_tokens
+                limit = f"evaluation.max_response_tokens={longest}"
+                counted = Outcomes.total(one.outcomes for one in new)
+                look(counted, unread_of(new), self._wrapping, limit=limit, stops=stops)
             distributed.from_first(partial(cache.write, place.start, examples, new))
             found += new
             show(len(found), len(examples), "")
@@ -185,12 +187,6 @@ def _turns_of(episode: Episode) -> int:
     The answer belongs to the last one; without any call it is the only turn.
     """
     return max(1, sum(attempt.kind != "answer" for attempt in episode.attempts))
-
-
-def reply_limit(config: SamplerConfig) -> str:
-    """Name the setting that bounds the replies of an evaluation."""
-    longest = config.max_reply_tokens or config.max_response_tokens
-    return f"evaluation.max_response_tokens={longest}"
 
 
 class TakenAsTheyAre:

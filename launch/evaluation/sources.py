@@ -6,9 +6,11 @@ An evaluation is known by contents: it is the same wherever weights and data lie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +25,7 @@ from launch.evaluation.responses import Answer, CachedClient, Sampled
 from launch.evaluation.results import ModelFacts
 from launch.files import digest
 from rewards import verbal
-from rewards.verbal import Ask, Choice, Task
+from rewards.verbal import Ask, Task
 from sqlenv.config import AgenticConfig, SourceConfig
 from sqlenv.data.index import index_of
 from sqlenv.data.layouts import locate
@@ -42,12 +44,8 @@ _MANNERS = {"parallel", "timeout_s", "retries"}
 Show = Callable[[int, int, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What a source gives to all questions, and what it says of its work."""
-
-    samples: Sequence[Sampled]
-    notes: Mapping[str, Any] = field(default_factory=dict)
+Answers = tuple[Sequence[Sampled], Mapping[str, Any]]
+"""What a source gives to all questions, and what it says of its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,9 @@ class EndpointSource(Source):
         with CachedClient(endpoint, out, settings, seed=config.seed) as client:
             if self.is_judge:
                 return deliberate(config, examples, client, sql, show)
-            return _ask(config, examples, client, sql, show, samples=decode.samples)
+            play = partial(_once, config=config, sql=sql, samples=decode.samples)
+            found, unread = _ask(config, examples, client, show, play, first=decode.samples)
+            return found, {"hint": hint(unread, config.answer_wrapping)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,61 +183,7 @@ class FileSource(Source):
         if self.is_judge:
             raise UserError(f"--decode {self.decode.name}: needs a model; a file takes vote@n")
         read = read_samples(self.path, self.every, self.decode, asked=examples)
-        return Answers(
-            [Sampled(one, outcomes=Outcomes.total(map(Outcomes.of, one))) for one in read]
-        )
-
-
-def _ask(
-    config: JobConfig,
-    examples: Sequence[Example],
-    client: CachedClient,
-    sql: SqlSide,
-    show: Show,
-    *,
-    samples: int,
-) -> Answers:
-    wrapping, found = config.answer_wrapping, list[Sampled]()
-    for part in parts_of(len(examples), samples, size=_CHUNK):
-        asked = [(one.id, sql.prompts.single_turn(one)) for one in examples[part]]
-        answers = client.answers(
-            [(name, [Ask("generate", n, prompt) for n in range(samples)]) for name, prompt in asked]
-        )
-        if client.refusal:
-            raise UserError(client.refusal)
-        found += [_read(each, wrapping) for each in answers]
-        if part.start == 0:
-            look_at(found, wrapping, limit=token_limit(config))
-        show(len(found), len(examples), f"{client.written:,} tokens written")
-    return Answers(found, {"hint": hint(unread_of(found), wrapping)})
-
-
-def _read(answers: Sequence[Answer], wrapping: Wrapping) -> Sampled:
-    """Take the queries out of the answers to a question."""
-    read = [answer_of(one.text or "", wrapping) for one in answers]
-    outcomes = Outcomes.total(
-        outcome_of(one, found.sql) for one, found in zip(answers, read, strict=True)
-    )
-    return Sampled.of(read, ends=tuple(one.end for one in answers), outcomes=outcomes)
-
-
-def outcome_of(answer: Answer, sql: str) -> Outcomes:
-    """Count an answer, in which there is this query."""
-    tokens = {"prompt_tokens": answer.prompt_tokens, "reply_tokens": answer.completion_tokens}
-    return Outcomes.of(sql, answer.end, **tokens)
-
-
-def token_limit(config: JobConfig) -> str:
-    """Name the setting that bounds what an endpoint writes."""
-    return f"verbal.max_tokens={config.verbal.max_tokens}"
-
-
-def look_at(
-    found: Sequence[Sampled], wrapping: Wrapping, *, limit: str, stops: bool = True
-) -> None:
-    """Say what became of the first replies, and stop where none of them holds a query."""
-    outcomes = Outcomes.total(one.outcomes for one in found)
-    look(outcomes, unread_of(found), wrapping, limit=limit, stops=stops)
+        return [Sampled(one, outcomes=Outcomes.total(map(Outcomes.of, one))) for one in read], {}
 
 
 def unread_of(found: Sequence[Sampled]) -> list[str]:
@@ -268,6 +214,8 @@ def _contents(source: SourceConfig) -> dict[str, str]:
     return {"files": digest(location.files), "databases": digest(databases)}
 
 
+Play = Generator[list[Ask], Sequence[Answer], Sampled]
+"""Asks about one question, is sent the answers, and returns what came of it."""
 _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
 
 
@@ -276,7 +224,7 @@ class _Tally:
     """What became of the answers so far, by question, and those that hold no query."""
 
     wrapping: Wrapping
-    outcomes: dict[str, list[Outcomes]]
+    outcomes: defaultdict[str, list[Outcomes]]
     unread: list[str] = field(default_factory=list)
 
     def add(self, name: str, asked: Sequence[Ask], answers: Sequence[Answer]) -> None:
@@ -284,52 +232,87 @@ class _Tally:
         for ask, answer in zip(asked, answers, strict=True):
             if ask.kind == "generate":
                 query = answer_of(answer.text or "", self.wrapping).sql
-                self.outcomes[name].append(outcome_of(answer, query))
+                read, written = answer.prompt_tokens, answer.completion_tokens
+                self.outcomes[name].append(
+                    Outcomes.of(query, answer.end, prompt_tokens=read, reply_tokens=written)
+                )
                 self.unread += [answer.text] if answer.text and not query else []
+
+
+def _ask(
+    config: JobConfig,
+    examples: Sequence[Example],
+    client: CachedClient,
+    show: Show,
+    play: Callable[[Example], Play],
+    *,
+    first: int,
+    waits: bool = False,
+) -> tuple[list[Sampled], list[str]]:
+    """Play for every question, many at a time, of which each asks `first` times at first; return
+    what came of it, and the replies without a query.
+
+    It is an error if no request of a kind has an answer; with `waits`, of the few questions that
+    come first that may be their own fault.
+    """
+    found, tally = dict[str, Sampled](), _Tally(config.answer_wrapping, defaultdict(list))
+    limit, is_seen = f"verbal.max_tokens={config.verbal.max_tokens}", False
+    for part in parts_of(len(examples), first, size=_CHUNK):
+        plays = {one.id: play(one) for one in examples[part]}
+        wishes = {name: next(one) for name, one in plays.items()}
+        is_few = waits and part.start == 0 and part.stop < len(examples)
+        while wishes:
+            answers = client.answers(list(wishes.items()))
+            if client.refusal and not is_few:
+                raise UserError(client.refusal)
+            for name, each in zip(list(wishes), answers, strict=True):
+                tally.add(name, wishes.pop(name), each)
+                try:
+                    wishes[name] = plays[name].send(each)
+                except StopIteration as end:
+                    found[name] = end.value
+            if not is_seen:
+                counted = Outcomes.total(chain.from_iterable(tally.outcomes.values()))
+                look(counted, tally.unread, tally.wrapping, limit=limit, stops=True)
+                is_seen = True
+            show(len(found), len(examples), f"{client.written:,} tokens written")
+    outcomes = {name: Outcomes.total(each) for name, each in tally.outcomes.items()}
+    samples = [replace(found[one.id], outcomes=outcomes[one.id]) for one in examples]
+    return samples, tally.unread
+
+
+def _once(example: Example, config: JobConfig, sql: SqlSide, samples: int) -> Play:
+    """Ask a question so many times, each for itself."""
+    prompt = sql.prompts.single_turn(example)
+    answers = yield [Ask("generate", number, prompt) for number in range(samples)]
+    read = [answer_of(one.text or "", config.answer_wrapping) for one in answers]
+    return Sampled.of(read, ends=tuple(one.end for one in answers))
+
+
+def _judged(example: Example, config: JobConfig, sql: SqlSide) -> Play:
+    """Let the model write several queries, judge them, and take the best."""
+    game = verbal.deliberate(_task(example, config, sql), config.verbal, seed=config.seed)
+    asked = next(game)
+    while True:
+        answers = yield asked
+        try:
+            asked = game.send([one.text for one in answers])
+        except StopIteration as end:
+            return Sampled((end.value.sql,), choice=asdict(end.value))
 
 
 def deliberate(
     config: JobConfig, examples: Sequence[Example], client: CachedClient, sql: SqlSide, show: Show
 ) -> Answers:
-    """Let the model write several queries for each question, judge them, and take the best."""
-    wrapping, found = config.answer_wrapping, dict[str, Choice]()
-    tally, is_seen = _Tally(wrapping, {one.id: [] for one in examples}), False
-    for part in parts_of(len(examples), config.verbal.candidates, size=_CHUNK):
-        games = {
-            one.id: verbal.deliberate(_task(one, config, sql), config.verbal, seed=config.seed)
-            for one in examples[part]
-        }
-        wishes = {name: next(game) for name, game in games.items()}
-        while wishes:
-            answers = client.answers(list(wishes.items()))
-            for name, each in zip(list(wishes), answers, strict=True):
-                tally.add(name, wishes[name], each)
-                try:
-                    wishes[name] = games[name].send([one.text for one in each])
-                except StopIteration as end:
-                    found[name] = end.value
-                    del wishes[name]
-            if not is_seen:
-                first = Outcomes.total(one for each in tally.outcomes.values() for one in each)
-                look(first, tally.unread, wrapping, limit=token_limit(config), stops=True)
-                is_seen = True
-            show(len(found), len(examples), f"{client.written:,} tokens written")
-        # Of the few questions that come first it may be their own fault.
-        if client.refusal and (part.start or part.stop == len(examples)):
-            raise UserError(client.refusal)
-    choices = [found[one.id] for one in examples]
-    samples = [
-        Sampled((one.sql,), choice=asdict(one), outcomes=Outcomes.total(tally.outcomes[example.id]))
-        for example, one in zip(examples, choices, strict=True)
-    ]
-    return Answers(
-        samples,
-        {
-            **{name: sum(getattr(choice, name) for choice in choices) for name in _COUNTS},
-            "cost": {kind: dict(cost) for kind, cost in sorted(client.cost.items())},
-            "hint": hint(tally.unread, wrapping),
-        },
-    )
+    """Answer every question with the query that the model itself judges best."""
+    play, first = partial(_judged, config=config, sql=sql), config.verbal.candidates
+    samples, unread = _ask(config, examples, client, show, play, first=first, waits=True)
+    choices = [one.choice or {} for one in samples]
+    return samples, {
+        **{name: sum(choice[name] for choice in choices) for name in _COUNTS},
+        "cost": {kind: dict(cost) for kind, cost in sorted(client.cost.items())},
+        "hint": hint(unread, config.answer_wrapping),
+    }
 
 
 def _task(example: Example, config: JobConfig, sql: SqlSide) -> Task:

@@ -47,7 +47,7 @@ def measure(place, monkeypatch, capsys):
         if not (out / "sampled").exists():
             asked.append(out)
             (out / "sampled").mkdir()
-        return Answers([Sampled(("SELECT 1",)) for _ in examples])
+        return [Sampled(("SELECT 1",)) for _ in examples], {}
 
     monkeypatch.setattr(CheckpointSource, "answers", sampled)
 
