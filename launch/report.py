@@ -25,7 +25,7 @@ from launch.files import check_new, write_text
 from launch.reporting.comparison import Comparison
 from launch.reporting.page import RELOAD_S, is_page, render, serve
 from launch.reporting.payload import Payload
-from launch.reporting.runs import read_runs, shown_names
+from launch.reporting.runs import Run, read_runs, shown_names
 
 _BYTES = 1_000_000
 
@@ -66,12 +66,13 @@ def report(
     if given.against is None and (given.markdown or given.differences or given.json):
         raise UserError("--markdown, --differences and --json need a base: --against RUN")
     if given.serve:
-        serve(lambda: render(_payload(runs, given, reload_s=RELOAD_S)), _tell)
+        serve(lambda: render(_payload(*_read(runs, given.against), reload_s=RELOAD_S)), _tell)
         return
     _check_outputs(given)
-    if given.against is not None:
-        _compare(Comparison.of(read_runs(_named(runs, given.against))), given)
-    payload = _payload(runs, given)
+    found, comparison = _read(runs, given.against)
+    if comparison is not None:
+        _compare(comparison, given)
+    payload = _payload(found, comparison)
     text = render(payload)
     write_text(given.out, text)
     size = f"Page: {given.out} ({len(text) / _BYTES:.1f} MB)"
@@ -96,14 +97,20 @@ def _compare(comparison: Comparison, given: Options) -> None:
         comparison.show()
 
 
-def _payload(runs: Sequence[str], given: Options, *, reload_s: float = 0.0) -> Payload:
-    """Read runs and results for the page, and compare them with the base."""
-    found = read_runs(_named(runs, given.against))
-    payload = Payload.of(found)
-    if not all(run.is_finished for run in found):
+def _read(runs: Sequence[str], against: str | None) -> tuple[list[Run], Comparison | None]:
+    """Read runs and results, and compare them with the base, which comes first."""
+    found = read_runs(_named(runs, against))
+    return found, None if against is None else Comparison.of(found)
+
+
+def _payload(
+    runs: Sequence[Run], comparison: Comparison | None, *, reload_s: float = 0.0
+) -> Payload:
+    """Take what the page shows out of runs, and out of a comparison."""
+    payload = Payload.of(runs)
+    if not all(run.is_finished for run in runs):
         payload.reload_s = reload_s
-    if given.against is not None:
-        comparison = Comparison.of(found)
+    if comparison is not None:
         base = comparison.rows[0].name
         payload.against = [
             {"base": base, "run": f"{each.row.name}, {' '.join(each.key)}", **each.test}

@@ -25,12 +25,12 @@ class Alignment:
     columns: list[Pair]
     rows: list[Pair]
 
-    def differs(self, gold: Rows, own: Rows, row: Pair) -> list[bool]:
-        """Tell in which columns a pair of rows differs; where a side has no row, in all."""
+    def differs(self, gold: Rows, own: Rows, row: Pair) -> list[int]:
+        """List the columns in which a pair of rows differs; none where a side has no row."""
         if row[0] is None or row[1] is None:
-            return [True] * len(self.columns)
+            return []
         cells = ((_cell(gold[row[0]], a), _cell(own[row[1]], b)) for a, b in self.columns)
-        return [a != b for a, b in cells]
+        return [n for n, (a, b) in enumerate(cells) if a != b]
 
 
 def align(gold: Rows, own: Rows, *, widths: tuple[int, int]) -> Alignment:

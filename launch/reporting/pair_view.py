@@ -102,7 +102,8 @@ def _results(
     found = align(gold.rows, predicted.rows, widths=(gold.width, predicted.width))
     # Rows that differ come first: a page shows only the beginning.
     pairs = sorted(
-        found.rows, key=lambda row: not any(found.differs(gold.rows, predicted.rows, row))
+        found.rows,
+        key=lambda row: None not in row and not found.differs(gold.rows, predicted.rows, row),
     )
     if is_ordered(gold_sql):
         pairs = list(zip_longest(range(len(gold.rows)), range(len(predicted.rows))))

@@ -317,7 +317,7 @@ def _entry(name: str, group: Group, is_held_out: bool) -> dict[str, Any]:  # noq
 
 def _set_beside(group: Group) -> None:
     """Pair columns and rows of each result that is not the gold's with those of the gold's, on
-    witnesses too.
+    witnesses too, and say in which columns a pair of rows differs.
     """
     shown = [(group, turn) for turn in _turns(group)]
     shown += [(turn["witness"], turn["witness"]) for turn in _turns(group) if "witness" in turn]
@@ -326,7 +326,8 @@ def _set_beside(group: Group) -> None:
         if "columns" in gold and "columns" in own and own["rows"] != gold["rows"]:
             first, second = (min(map(len, (one["columns"], *one["rows"]))) for one in (gold, own))
             found = align(gold["rows"], own["rows"], widths=(first, second))
-            turn["beside"] = {"columns": found.columns, "rows": found.rows}
+            differs = [found.differs(gold["rows"], own["rows"], row) for row in found.rows]
+            turn["beside"] = {"columns": found.columns, "rows": found.rows, "differs": differs}
 
 
 def _turns(group: Group) -> Iterator[dict[str, Any]]:

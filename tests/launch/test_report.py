@@ -236,12 +236,6 @@ def test_records_that_are_none_are_left_out(place):
     assert numbers["reward/total"][-1] is None
 
 
-def test_a_base_is_named_as_the_report_names_it(place, run, capsys):
-    other = make_run(place / "other-seed3", seed=3)
-    write_page(run, other, against="other-seed3", out=place / "named.html")
-    assert "other-seed3" in capsys.readouterr().out
-
-
 def test_seeds_are_alike_and_settings_that_differ_are_named(place):
     folder = place / "study"
     for name, seed, rate in (("a", 0, 0.001), ("b", 1, 0.001), ("c", 2, 0.002)):
@@ -254,17 +248,6 @@ def test_seeds_are_alike_and_settings_that_differ_are_named(place):
         "model.path": [f"starts/seed{seed}/model" for seed in range(3)],
         "train.optimizer.learning_rate": [0.001, 0.001, 0.002],
     }
-
-
-def make_study(folder: Path) -> Path:
-    """Write arms: one of two stages, and one of one stage."""
-    arms = folder / "arms"
-    for seed in range(2):
-        make_run(arms / f"one-seed{seed}" / "stage1", steps=1, seed=seed)
-        first = make_run(arms / f"two-seed{seed}" / "stage1", steps=1, seed=seed)
-        second = make_run(first.with_name("stage2"), steps=1, seed=seed, rate=0.002)
-        change(second, model={"path": str(first / "exported")})
-    return arms
 
 
 def change(run: Path, **settings: object) -> None:
@@ -318,8 +301,8 @@ def test_long_beginnings_that_all_names_share_are_left_out():
 
 
 def test_a_base_may_be_called_as_its_row(place, capsys):
-    arms = make_study(place / "rows-of-arms")
-    runs = [arms / f"two-seed{seed}" / "stage2" for seed in range(2)]
+    arms = place / "rows-of-arms"
+    runs = [make_run(arms / f"two-seed{n}" / "stage2", steps=1, seed=n) for n in range(2)]
     write_page(*runs, against="two-seed1/stage2", out=place / "rows.html")
     assert "Beside two-seed1/stage2/after" in capsys.readouterr().out
 
@@ -372,12 +355,9 @@ def test_a_served_page_is_read_anew_and_ours_alone(place):
         assert ask("/etc/passwd") == (404, b"")
         assert ask("/", Host="elsewhere.example") == (403, b"")
         server.shutdown()
-    shown = report._payload([str(folder)], report.Options(), reload_s=30)
-    assert shown.overview()["reload_s"] == 30
-    assert (
-        report._payload([str(make_run(place / "done"))], report.Options(), reload_s=30).reload_s
-        == 0
-    )
+    for run, reload_s in ((folder, 30), (make_run(place / "done"), 0)):
+        shown = report._payload(*report._read([str(run)], None), reload_s=30)
+        assert shown.overview()["reload_s"] == reload_s
 
 
 # In a browser.

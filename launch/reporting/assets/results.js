@@ -1,28 +1,25 @@
-// Results of queries, and what sets one apart from the gold query's: `beside` pairs their columns and rows.
+// Results of queries, and what sets one apart from the gold query's: `beside` pairs their columns and rows, and
+// says in which columns each pair of rows differs; equal results have none.
 
-const isSame = (x, y) => JSON.stringify(x) === JSON.stringify(y);
 const cellText = cell => cell === null ? h("i", {class: "muted"}, "NULL")
   : typeof cell === "object" ? cell.number ?? `x'${cell.blob}'` : String(cell);
 
 /** Show a result, beside the gold's where they differ; a right one that differs names the rule. */
 function results({result, correct, beside}, {gold_sql: gold, gold_result: wanted}, rule) {
-  const isEqual = wanted?.columns && isSame(wanted.rows, result.rows);
-  if (!wanted?.columns || !beside || correct && (isEqual || !rule))
-    return resultTable(isEqual ? "result, equal to the gold's" : "result", result);
-  const inOrder = /\border\s+by\b/i.test(gold), {columns, rows} = beside;
-  const cell = (side, row, column) => row === null || column === null ? undefined : [wanted, result][side].rows[row][column];
-  const differs = ([x, y]) => columns.map(([a, b]) => x !== null && y !== null && !isSame(cell(0, x, a), cell(1, y, b)));
-  const pairs = rows.map(places => ({places, differs: differs(places), moved: inOrder && !places.includes(null)
+  if (!beside || correct && !rule)
+    return resultTable(wanted?.columns && !beside ? "result, equal to the gold's" : "result", result);
+  const inOrder = /\border\s+by\b/i.test(gold), {columns, rows, differs} = beside;
+  const pairs = rows.map((places, n) => ({places, differs: differs[n], moved: inOrder && !places.includes(null)
     && places[0] !== places[1]}));
   const both = pairs.filter(({places}) => !places.includes(null));
-  const wrong = columns.map((pair, n) => pair.includes(null) || both.length > 0 && both.every(each => each.differs[n]));
+  const wrong = columns.map((pair, n) => pair.includes(null) || both.length > 0 && both.every(each => each.differs.includes(n)));
   const alone = side => columns.filter(pair => pair[1 - side] === null).length;
   const counts = {
     "column missing": alone(0), "column too many": alone(1),
     "row missing": pairs.filter(({places}) => places[1] === null).length,
     "row too many": pairs.filter(({places}) => places[0] === null).length,
     "row in another order": pairs.filter(({moved}) => moved).length,
-    "row with other values": both.filter(each => each.differs.some((one, n) => one && !columns[n].includes(null))).length,
+    "row with other values": both.filter(each => each.differs.some(n => !columns[n].includes(null))).length,
   };
   const words = Object.entries(counts).map(([what, count]) => {
     const [noun, ...rest] = what.split(" ");
@@ -56,7 +53,7 @@ function resultTable(title, {columns: names, rows, count, width}, beside = null)
     const row = rows[places[beside.side]], isAlone = places.includes(null);
     const [sign, title] = !row ? [] : isAlone ? ALONE[beside.side] : moved ? ["↕", "at another place"] : [];
     return h("tr", {class: row && isAlone ? "alone" : null}, h("td", {class: "sign", title}, sign),
-      row ? shown.map(([place, n]) => h("td", {class: differs[n] ? "differs" : null}, cellText(row[place])))
+      row ? shown.map(([place, n]) => h("td", {class: differs.includes(n) ? "differs" : null}, cellText(row[place])))
         : h("td", {colspan: Math.max(1, shown.length)}, "\u00a0"));
   }) : rows.map(row => h("tr", {}, h("td", {class: "sign"}), row.map(cell => h("td", {}, cellText(cell)))));
   const cut = [count > rows.length && `first ${rows.length} of ${plural(count, "row")}`,
