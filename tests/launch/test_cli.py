@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from launch import cli
+from launch import cli, train
 from launch.config import TinyConfig, load_config
 from launch.tiny import make_tiny
 from sqlenv.config import DemoConfig
@@ -148,26 +148,33 @@ def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(monk
     assert ("a bug" in told, "Event loop" in told) == (True, False)
 
 
-def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, tiny, tmp_path):
-    before = snapshot(place)
-    done = command("launch.train", "--cfg", tiny, *ROOT, "seed=5", "--yaml", cwd=place)
-    assert done.returncode == 0, done.stderr
-    assert snapshot(place) == before
+@pytest.fixture
+def dry_run(place, tiny, monkeypatch, capsys):
+    """Return what describes a run of the smallest job; nothing is made for it."""
+    monkeypatch.chdir(place)
+
+    def run(*words: str) -> str:
+        before = snapshot(place)
+        train.main(["--cfg", str(tiny), *words])
+        assert snapshot(place) == before
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_dry_run_prints_a_config_that_loads(dry_run, tiny, tmp_path):
     copy = tmp_path / "printed.yaml"
-    copy.write_text(done.stdout)
+    copy.write_text(dry_run(*ROOT, "seed=5", "--yaml"))
     assert load_config(str(copy), []) == load_config(str(tiny), [*ROOT, "seed=5"])
 
 
-def test_dry_run_says_in_five_lines_what_the_run_would_be(command, place, tiny):
+def test_dry_run_says_in_five_lines_what_the_run_would_be(dry_run):
     """Of data that is there, and of the demo's, which is made for it and gone afterwards."""
-    before = snapshot(place)
     demo = "data.demo={train_databases: 1, validation_databases: 1, test_databases: 1, " + (
         "questions_per_database: 5}"
     )
     for data in (ROOT, [demo]):
-        done = command("launch.train", "--cfg", tiny, *data, "--dry-run", cwd=place)
-        assert done.returncode == 0, done.stderr
-        told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+        told = dict(line.split(maxsplit=1) for line in dry_run(*data, "--dry-run").splitlines())
         assert [*told] == ["questions", "passes", "steps", "memory", "prompt"]
         assert told["questions"] == (
             "5 to learn from, 4 of 5 to choose checkpoints by, 5 of 5 to test on"
@@ -176,23 +183,19 @@ def test_dry_run_says_in_five_lines_what_the_run_would_be(command, place, tiny):
         assert told["steps"] == "after 3 of the warm start, 3 of 2 prompts x 2 answers"
         assert told["memory"] == "little; micro-batches of up to 16,384 tokens"
         assert told["prompt"].startswith("about ")
-    assert snapshot(place) == before
-
-
-def make_model(folder: Path) -> Path:
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "kv_heads": 1}
-    make_tiny(folder, ["select name"], TinyConfig(vocab_size=300, **sizes), 0)
-    return folder
 
 
 def set_json(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_dry_run_looks_into_a_model_folder(command, place, tiny, tmp_path):
+def test_dry_run_looks_into_a_model_folder(command, dry_run, place, tiny, tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "kv_heads": 1}
+    whole = tmp_path / "whole"
+    make_tiny(whole, ["select name"], TinyConfig(vocab_size=300, **sizes), 0)
     models = {
-        name: make_model(tmp_path / name)
-        for name in ("whole", "fp8", "awq", "shape", "missing", "larger")
+        name: shutil.copytree(whole, tmp_path / name)
+        for name in ("fp8", "awq", "shape", "missing", "larger")
     }
     for name, method in (("fp8", "fp8"), ("awq", "awq")):
         set_json(models[name] / "config.json", quantization_config={"quant_method": method})
@@ -213,9 +216,8 @@ def test_dry_run_looks_into_a_model_folder(command, place, tiny, tmp_path):
     lines = [[*line, f"model.path={models[name]}"] for name, _ in cases]
     done = command(json.dumps(lines), cwd=place, code=MANY)
     check_mistakes(done, [message for _, message in cases])
-    done = command(*line, f"model.path={models['whole']}", cwd=place)
-    assert done.returncode == 0, done.stderr
-    assert " tokens of " in done.stdout.splitlines()[-1]
+    told = dry_run(*line[3:], f"model.path={whole}")
+    assert " tokens of " in told.splitlines()[-1]
 
 
 def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):

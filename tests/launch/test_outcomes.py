@@ -269,6 +269,7 @@ def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, p
     too_long = sum(one > limit for one in found)
     assert 0 < too_long < len(found) == 6
     line = ["--cfg", tiny, "run.dir=run", f"evaluation.max_prompt_tokens={limit}"]
+    line += ["warm_start=null", "train.steps=1", "train.eval_every=1"]
     done = command("launch.train", *line, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     done = command("launch.eval", *line, "--checkpoint", "run", "--out", "alone", cwd=tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections import Counter
 from types import SimpleNamespace
 
@@ -14,23 +13,27 @@ from launch.reporting.record import StepRecorder, open_records, within_limit
 from tests.minirl import toy_run
 from tests.minirl.conftest import ToyTokenizer, toy_model
 
+from .conftest import json_lines
+
 TOY = SimpleNamespace(model=toy_model, Tokenizer=ToyTokenizer)
 
 
-def recorded(folder, *, steps, has_tokens=False):
-    """Return the lines that a toy run writes."""
-    recorder = StepRecorder(folder, ToyTokenizer().decode, has_tokens=has_tokens)
-    trainer = toy_run.make_trainer(TOY, folder, steps=steps, write=recorder.write)
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The lines that a toy run writes."""
+    folder = tmp_path_factory.mktemp("recorded")
+    recorder = StepRecorder(folder, ToyTokenizer().decode, has_tokens=True)
+    trainer = toy_run.make_trainer(TOY, folder, steps=4, write=recorder.write)
     trainer.run(lambda *_: None)
-    return [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    return json_lines(folder / "trajectories.jsonl")
 
 
 def numbers_in(text):
     return np.frombuffer(base64.b64decode(text), "<f2")
 
 
-def test_trajectories_are_there_to_read(tmp_path):
-    head, *groups = recorded(tmp_path, steps=4)
+def test_trajectories_are_there_to_read(recorded):
+    head, *groups = recorded
     assert head == {"step": 0, "version": 2}
     assert Counter(group["step"] for group in groups) == {1: 4, 3: 4}
     assert [group["group"] for group in groups] == 2 * [0, 1, 2, 3]
@@ -44,7 +47,7 @@ def test_trajectories_are_there_to_read(tmp_path):
             assert one["versions"] == [group["step"] - 1] * 2
             first, *others = one["turns"]
             assert first == first | {"reply": first["said"]}
-            assert set(first) == {"reply", "finish", "said"}
+            assert set(first) == {"reply", "finish", "said", "tokens"}
             assert all("NO" in turn["observation"] for turn in others)
         # Of a group's advantages, normalised, the mean is 0; they are in the order of the rewards.
         pairs = [(one["reward"], one["advantage"]) for one in group["trajectories"]]
@@ -52,15 +55,15 @@ def test_trajectories_are_there_to_read(tmp_path):
         assert [a for _, a in sorted(pairs)] == sorted(a for _, a in pairs)
 
 
-def test_each_token_has_its_numbers(tmp_path):
-    _, *groups = recorded(tmp_path, steps=2, has_tokens=True)
+def test_each_token_has_its_numbers(recorded):
+    _, *groups = recorded
     for one in (one for group in groups for one in group["trajectories"]):
         for turn in one["turns"]:
             tokens = turn["tokens"]
             count = len(tokens["ends"])
             assert sorted(tokens["ends"]) == tokens["ends"]
             assert tokens["ends"][-1:] == [len(turn["reply"])] * bool(count)
-            assert tokens["versions"] == [0]
+            assert tokens["versions"] == one["versions"][:1]
             mask, advantage, sampler, learner = (
                 numbers_in(tokens[key]) for key in ("mask", "advantage", "sampler", "learner")
             )

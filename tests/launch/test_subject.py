@@ -15,7 +15,6 @@ from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
 from launch.policy import find_subject
-from launch.run_folder import run_of
 
 from .chat_server import Chat, serve
 from .small_sets import ASKED, GOLDS, loaded, make_spider
@@ -88,15 +87,6 @@ def test_another_config_that_asks_differently_is_told_in_a_line(place, tiny, cap
     assert (config.prompt.style, config.answer_wrapping) == ("progress", "sql_tag")
 
 
-def test_runs_are_told_from_models(place):
-    run = place / "finished"
-    assert run_of(run) == run
-    assert run_of(run / "checkpoints" / "3") == run.resolve()
-    assert [run_of(run / name) for name in ("model", "warm/model", "before", "checkpoints")] == [
-        None
-    ] * 4
-
-
 # Any other model.
 
 
@@ -158,19 +148,20 @@ def test_a_job_of_few_questions_says_so_in_its_settings(tiny):
 # One prompt.
 
 
-def test_a_prompt_is_shown_as_the_model_is_asked_it(command, place, spider, tiny, capsys):
-    lines = [
-        ["launch.train", "--cfg", str(tiny), "run.dir=finished", "--show-prompt"],
-        ["launch.eval", "--checkpoint", "finished", "--show-prompt"],
-    ]
-    for line in lines:
-        done = command(*line, cwd=place)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("<|im_start|>")
-        assert "tokens of 700" in done.stdout.splitlines()[-1]
-        assert "CREATE TABLE" in done.stdout or "(id" in done.stdout
+def test_a_prompt_is_shown_as_the_model_is_asked_it(place, spider, tiny, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    lines = {
+        train: ["--cfg", str(tiny), "run.dir=finished"],
+        evaluation: ["--checkpoint", "finished"],
+    }
+    for command, line in lines.items():
+        command.main([*line, "--show-prompt"])
+        told = capsys.readouterr().out
+        assert told.startswith("<|im_start|>")
+        assert "tokens of 700" in told.splitlines()[-1]
+        assert "CREATE TABLE" in told or "(id" in told
     question = loaded(place / "finished" / "after")["questions"][0]["question"]
-    assert question in done.stdout  # of the last command
+    assert question in told  # of the last command
     named = ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--data", "spider-dev"]
     evaluation.main([*named, "--data-root", str(spider), "--show-prompt"])
     told = capsys.readouterr().out

@@ -67,6 +67,7 @@ def test_episodes_are_recorded(place):
             assert {"reward", "parts", "correct", "advantage"} <= sample.keys()
             for turn in sample["turns"]:
                 assert {"reply", "sql", "result", "correct", "tags", "parts"} <= turn.keys()
+                assert "tokens" not in turn  # unless train.sample_tokens asks for them
             assert all(turn["observation"] for turn in sample["turns"][1:])
     for phase in ("before", "after"):
         verdicts = json_lines(folder / phase / "predictions.jsonl")
@@ -254,7 +255,6 @@ def test_damaged_checkpoints_are_told_in_one_line_each(command, place, tmp_path)
 
 
 DAMAGED: dict[str, tuple[bytes | None, str]] = {
-    "data.json": (b"{", "data.json"),
     "metrics.jsonl": (None, "metrics.jsonl"),
     "checkpoints/3/metrics/metrics": (b"{}", "checkpoints/3"),
     "checkpoints/3/facts/metadata": (b'{"curve": 5}', "checkpoints/3"),
@@ -274,9 +274,9 @@ def test_damaged_files_of_a_run_are_told_in_a_line(command, place, tiny, tmp_pat
         (folder / path).unlink() if content is None else (folder / path).write_bytes(content)
         cases.append(["launch.train", "--cfg", str(tiny), f"run.dir={folder.name}"])
     # An evaluation that fails leaves no folder.
-    line = ["launch.eval", "--cfg", str(tiny), "run.dir=damaged2", "--checkpoint"]
-    cases.append([*line, "damaged2"])
-    cases.append([*line, "damaged2/model", "sampler.max_prompt_tokens=5"])
+    line = ["launch.eval", "--cfg", str(tiny), "run.dir=damaged1", "--checkpoint"]
+    cases.append([*line, "damaged1"])
+    cases.append([*line, "damaged1/model", "sampler.max_prompt_tokens=5"])
     done = command(json.dumps(cases), cwd=tmp_path, code=MANY)
-    check_mistakes(done, [*keys, "damaged2/checkpoints", "sampler.max_prompt_tokens"])
+    check_mistakes(done, [*keys, "damaged1/checkpoints", "sampler.max_prompt_tokens"])
     assert not (tmp_path / "evals").exists()
