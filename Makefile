@@ -32,7 +32,7 @@ test-gpu-programs: $(PLAN_GPU)/stamp ## set up, also the compilers of GPUs and T
 	@$(PLAN_GPU)/bin/python -m pytest --confcutdir tests/gpu_programs tests/gpu_programs $(ARGS)
 
 test-report: $(VENV)/dev.stamp ## set up, then run the tests of launch.report's page in a headless Chromium, where there is one
-	@$(BIN)/python -m pytest -rs tests/launch/test_report.py $(ARGS)
+	@$(BIN)/python -m pytest -rs tests/launch/test_page.py $(ARGS)
 
 nightly: $(VENV)/dev.stamp ## set up, then run the property tests on 2,000 examples each, other ones every time
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=nightly --timeout=7200 $(ARGS)

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import re
+import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from launch import report
 from launch.evaluation.results import (
     ModelFacts,
     QuestionVerdict,
@@ -127,6 +129,40 @@ def group(number: int, step: int, *, turns: int, rng: Random, share: float) -> d
             for right in rights
         ],
     }  # fmt: skip
+
+
+def write_page(*runs: str | Path, **options: str | Path) -> Path:
+    page = Path(runs[0]).with_suffix(".html")
+    given = {"out": page, **options}
+    named = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    report.main([*map(str, runs), *named])
+    return Path(given["out"])
+
+
+def change(run: Path, **settings: object) -> None:
+    path = run / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | settings))
+
+
+def unfinish(run: Path) -> None:
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "after")
+
+
+def split_by_source(run: Path) -> dict[str, list[bool]]:
+    """Make a run's held-out questions those of two sources; return what is right at the end."""
+    right: dict[str, list[bool]] = {"spider/plain": [], "spider/renamed": []}
+    for where in ("before", "after"):
+        verdicts = json_lines(run / where / "predictions.jsonl")
+        for number, one in enumerate(verdicts):
+            source = [*right][number % 4 == 3]
+            one["id"] = f"{source}/{number}"
+            if where == "after":
+                right[source].append(one["scores"]["set"])
+        write_lines(run / where / "predictions.jsonl", verdicts)
+    sources = [{"layout": "spider", "path": name, "limit": None} for name in ("plain", "renamed")]
+    change(run, data={"test": {"sources": sources}})
+    return right
 
 
 def opened(page: Path) -> dict[str, Any]:

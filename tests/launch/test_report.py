@@ -1,42 +1,35 @@
-"""launch.report: what a page holds, and the page itself in a headless Chromium."""
+"""launch.report: what a page holds, and what is said of it."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-import yaml
 
 from exchange import UserError
 from launch import report
-from launch.evaluation.results import (
-    ModelFacts,
-    QuestionVerdict,
-    ReportSettings,
-    summarise,
-    write_report,
-)
 from launch.reporting.page import page_server
 from launch.reporting.payload import tokens_of
 from launch.reporting.record import shown
 from launch.reporting.runs import short_names, shown_names
 from sqlenv.types import Denied, SqlError, Table
 
-from .browser import CHROMIUM, Browser, browser
 from .conftest import json_lines, write_lines
-from .report_cases import HOSTILE, make_hostile, make_run, opened, question
-
-MINUS = "\N{MINUS SIGN}"
-needs_chromium = pytest.mark.skipif(
-    not CHROMIUM, reason="no chromium on the path: apt-get install chromium, or put Chrome there"
+from .report_cases import (
+    HOSTILE,
+    change,
+    make_hostile,
+    make_run,
+    opened,
+    split_by_source,
+    unfinish,
+    write_page,
 )
 
 
@@ -48,19 +41,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(place: Path) -> Path:
     return make_run(place / "made-up-seed0")
-
-
-@pytest.fixture(scope="module")
-def html(run: Path) -> Path:
-    return write_page(run)
-
-
-def write_page(*runs: str | Path, **options: str | Path) -> Path:
-    page = Path(runs[0]).with_suffix(".html")
-    given = {"out": page, **options}
-    named = [text for name, value in given.items() for text in (f"--{name}", str(value))]
-    report.main([*map(str, runs), *named])
-    return Path(given["out"])
 
 
 def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
@@ -250,32 +230,6 @@ def test_seeds_are_alike_and_settings_that_differ_are_named(place):
     }
 
 
-def change(run: Path, **settings: object) -> None:
-    path = run / "config.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | settings))
-
-
-def unfinish(run: Path) -> None:
-    (run / "result.json").unlink()
-    shutil.rmtree(run / "after")
-
-
-def split_by_source(run: Path) -> dict[str, list[bool]]:
-    """Make a run's held-out questions those of two sources; return what is right at the end."""
-    right: dict[str, list[bool]] = {"spider/plain": [], "spider/renamed": []}
-    for where in ("before", "after"):
-        verdicts = json_lines(run / where / "predictions.jsonl")
-        for number, one in enumerate(verdicts):
-            source = [*right][number % 4 == 3]
-            one["id"] = f"{source}/{number}"
-            if where == "after":
-                right[source].append(one["scores"]["set"])
-        write_lines(run / where / "predictions.jsonl", verdicts)
-    sources = [{"layout": "spider", "path": name, "limit": None} for name in ("plain", "renamed")]
-    change(run, data={"test": {"sources": sources}})
-    return right
-
-
 def test_names_are_the_ends_of_paths_that_tell_runs_and_configurations_apart(place):
     def named(*paths: str) -> list[str]:
         return shown_names([("", place / path) for path in paths])
@@ -360,336 +314,8 @@ def test_a_served_page_is_read_anew_and_ours_alone(place):
         assert shown.overview()["reload_s"] == reload_s
 
 
-# In a browser.
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-
-
-@pytest.fixture
-def page(chromium: Browser) -> Iterator[Browser]:
-    """A browser in which nothing goes wrong, and which asks for nothing but the page."""
-    chromium.problems.clear()
-    chromium.requests.clear()
-    chromium.resize(1280)
-    yield chromium
-    assert chromium.problems == []
-    assert all(url.startswith("file://") and ".html" in url for url in chromium.requests)
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-@needs_chromium
-def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
-    assert min(page.open(html) for _ in range(3)) < 2_000  # ms
-    result = json.loads((run / "result.json").read_text())
-    shown = page.texts("#verdict .interval > b")
-    assert [re.findall(r"[\d.]+", text) for text in shown] == [
-        [f"{100 * each:.1f}" for each in (result[f"ex_{name}"], *result[f"ex_{name}_ci95"])]
-        for name in ("before", "after")
-    ]
-    low, high = (f"{100 * bound:+.1f}" for bound in result["gain_ci95"])
-    facts = dict(row.split("\t") for row in page.texts("#verdict .one tr"))
-    gain = f"{100 * result['gain']:+.1f} [{low}, {high}]"
-    assert facts["gain in points"] == gain.replace("-", MINUS)
-    answers = [json_lines(run / name / "predictions.jsonl") for name in ("before", "after")]
-    rights = [[bool(one["scores"]["set"]) for one in part] for part in answers]
-    flips = list(zip(*rights, strict=True))
-    counts = [flips.count((False, True)), flips.count((True, False))]
-    found = [facts[f"flipped to {name}"] for name in ("right", "wrong")]
-    assert found == [f"✓ {counts[0]} questions", f"✗ {counts[1]} questions"]
-    # Of every part the shares before and after.
-    rights = [
-        [one["scores"]["set"] for one in part if one["difficulty"] == "easy"] for part in answers
-    ]
-    shares = [sum(part) / len(part) for part in rights]
-    [easy] = [row for row in page.texts("#verdict .parts tr") if row.startswith("easy")]
-    assert re.findall(r"\d+ %", easy) == [f"{100 * share:.0f} %" for share in shares]
-    titles = page.texts("#curves h3")
-    assert titles[0] == "Execution accuracy"
-    assert {"Reward and its parts", "What there is to learn from", "Entropy of the policy"} < {
-        *titles
-    }
-    last = json_lines(run / "metrics.jsonl")[-1]
-    # The legend says what the line shows, which is smoothed.
-    values = '[data-plot="Execution accuracy"] .u-series:not(.edge) .u-value'
-    smooth = page.texts(values)
-    page.js("Object.assign($('smoothing'), {value: 0}).dispatchEvent(new Event('input'))")
-    legend = page.texts(values)
-    assert smooth[2] != legend[2]
-    keys = ("validation/accuracy", "rollout/accuracy", "rollout/accuracy_first")
-    assert legend == ["8", *(percent(last[key]) for key in keys)]
-    assert page.texts("#count") == ["40 questions of 52"]
-    marks = {(True, True): "✓ → ✓", (False, True): "✗ → ✓", (True, False): "✓ → ✗"}
-    assert page.texts("tr[data-id] .mark") == [marks.get(flip, "✗ → ✗") for flip in flips]
-
-
-@needs_chromium
-def test_an_evaluation_says_what_it_is_of(page, place):
-    """One place: shares by part, right and wrong, settings; neither flips nor curves."""
-    settings = ReportSettings(
-        *("d", ModelFacts("m"), "vote@8"), timeout_s=60.0, versions={"sqlite": "3.1"}
-    )
-    judged = [
-        QuestionVerdict(str(n), "d", "easy", "?", "g", "s", {"ex": float(n == 1)}, "ok", "ok")
-        for n in range(4)
-    ]
-    result = place / "result.json"
-    write_report(result, summarise(settings, judged, seed=0))
-    page.open(write_page(result))
-    assert page.texts("#verdict .one tr") == [
-        "judged by\tex",
-        "held-out questions\t4",
-        "decoding\tvote@8",
-        "seed\t0",
-    ]
-    assert {"easy 4\t25 %", "d 4\t25 %"} < {*page.texts("#verdict .parts tr")}
-    assert page.texts("#verdict .answer") == ["25.0 % [4.6, 69.9] of 4 questions are right by ex."]
-    said = page.js('document.querySelector("#verdict details").textContent')
-    assert all(each in said for each in ("sqlite 3.1", "timeout_s60", "model.namem"))
-    assert page.texts("[data-flip]") == ["right 1", "wrong 3"]
-    assert page.js('document.querySelector("#questions [aria-label*=two]")') is None
-    assert page.texts("#bar a:not([hidden])") == ["minirl-sql", "Verdict", "Questions"]
-    page.press("f")
-    page.click('[data-flip="both"]')
-    page.wait('document.querySelectorAll("tr[data-id]").length === 1')
-
-
-@needs_chromium
-def test_a_run_that_goes_on_says_of_how_many_steps(page, place):
-    folder = make_run(place / "two-stages")
-    (folder / "result.json").unlink()
-    train = {"steps": 10, "second_stage": {"steps": 30}}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"train": train}))
-    page.open(write_page(folder))
-    assert "steps\tnot finished: 8 of 40 steps so far" in page.texts("#verdict .one tr")
-
-
-@needs_chromium
-def test_filters_and_links(page, html):
-    page.open(html)
-    [label] = [text for text in page.texts("[data-flip]") if text.startswith("flipped to right")]
-    page.click('[data-flip="right"]')
-    page.wait("document.querySelector('[data-flip=right][aria-current]')")
-    assert len(page.texts("tr[data-id]")) == int(label.split()[-1])
-    page.js('document.querySelector("[aria-label=difficulty]").value = "hard"')
-    page.js('document.querySelector("[aria-label=difficulty]").dispatchEvent(new Event("change"))')
-    page.wait('location.hash.includes("level=hard")')
-    assert all("hard" in text for text in page.texts("tr[data-id]"))
-    asked = question(3, "test")
-    page.open(html, "#find=aisle+3%3F")
-    assert page.texts("tr[data-id] a") == [asked["question"]]
-    # A link of its own: the question at once, also in a fresh page.
-    page.open(html, "#q=test%2F3")
-    assert page.texts("#detail h1") == [asked["question"]]
-    assert page.texts("#detail .pane h2") == ["before learning", "after learning"]
-    page.open(html, "#q=nothing")
-    assert page.texts("#detail .note") == ["No question is called nothing."]
-
-
-@needs_chromium
-def test_a_group_and_its_transcripts(page, html, run):
-    group = json_lines(run / "trajectories.jsonl")[1]
-    page.open(html, f"#q={group['id']}")
-    rewards = sorted((one["reward"] for one in group["trajectories"]), reverse=True)
-    assert [re.findall(r"reward (\S+)", text) for text in page.texts("#detail .member")] == [
-        [f"{reward:g}".replace("-", MINUS)] for reward in rewards
-    ]
-    best = max(group["trajectories"], key=lambda one: one["advantage"] or 0)
-    replies = page.texts("#detail .said.wrote pre")
-    assert replies == [turn["reply"] for turn in best["turns"]]
-    assert page.js('document.querySelectorAll("#detail .credit.plus").length') > 0
-    assert page.texts("#detail .k")[:2] == ["SELECT", "FROM"]
-    page.press("]")
-    page.wait('location.hash.includes("nb=")')
-    page.press("t")
-    page.wait('document.querySelector("#detail .token")')
-    titles = page.js('[...document.querySelectorAll("#detail .token")].map(e => e.title)')
-    told = f"sampler {MINUS}0.25, learner {MINUS}0.125, gap 0.125; weights 0"
-    assert all(told in each for each in titles)
-
-
-@needs_chromium
-def test_results_beside_the_gold(page, place):
-    """Rows and cells that differ are marked; a right result with other rows names the rule."""
-    folder = make_run(place / "rows", questions=2)
-    settings = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings | {"env": {"match": "set"}}))
-    path = folder / "after" / "trajectories.jsonl"
-    head, *answers = json_lines(path)
-    gold = [["tea", 1], ["jam", 2], ["oil", 3], ["rye", 4]]
-    own = [["jam", 2], ["tea", 1], ["oil", 9], ["nut", 8]]
-    for answer, rows in zip(answers, (own, [*gold, gold[0]]), strict=True):
-        answer["gold_result"] |= {"columns": ["n", "p"], "rows": gold, "count": 4, "width": 2}
-        [turn] = answer["trajectories"][0]["turns"]
-        turn |= {"correct": rows != own, "result": {**answer["gold_result"], "rows": rows}}
-    write_lines(path, [head, *answers])
-    html = write_page(folder)
-    page.open(html, "#q=test/0&a=0.after")
-    signs = page.texts("#detail .results td.sign")
-    assert signs == ["↕", "↕", "", MINUS, "", "↕", "↕", "", "", "+"]
-    assert page.texts("#detail .results td.differs") == ["3", "9"]
-    assert page.texts("#detail tr.alone") == [f"{MINUS}\trye\t4", "+\tnut\t8"]
-    page.open(html, "#q=test/1&a=0.after")
-    assert "env.match=set, 1 row too many" in page.texts("#detail .pane")[0]
-
-
-@needs_chromium
-def test_the_keyboard(page, html):
-    heading = 'document.querySelector("main:not([hidden]) h1")?.innerText'
-
-    page.open(html)
-    page.press("f")
-    page.wait("document.querySelector('[data-flip=right][aria-current]')")
-    assert {*page.texts("tr[data-id] .mark")} == {"✗ → ✓"}
-    first, second, *_ = page.texts("tr[data-id] a")
-    heads = ["made-up-seed0"]
-    for key in ("j", "j", "k", "Escape"):
-        page.press(key)
-        page.wait(f"{heading} !== {heads[-1]!r}")
-        heads.append(page.wait(heading))
-    assert heads[1:] == [first, second, first, "made-up-seed0"]
-    page.press("/")
-    page.wait('document.activeElement.id === "find"')
-    for letter in "xyz":
-        page.press(letter)
-    page.wait('document.querySelectorAll("tr[data-id]").length === 0')
-    assert page.js("document.activeElement.value") == "xyz"
-    assert page.js("location.hash").endswith("find=xyz")
-    page.press("Escape")
-    page.press("?")
-    page.wait('document.querySelector("#keys:popover-open")')
-    assert page.texts("#keys kbd") == ["j", "k", "f", "/", "[", "]", "t", "d", "Escape", "?"]
-
-
-@needs_chromium
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
-def test_both_widths_in_both_lights(page, html, width, dark):
-    ground = "getComputedStyle(document.body).backgroundColor"
-    page.resize(width, dark=dark)
-    for fragment in ("", "#q=test/1", "#q=train/4"):
-        page.open(html, fragment)
-        assert page.js("document.documentElement.scrollWidth") == width
-        light = page.js(ground)
-        assert (sum(map(int, re.findall(r"\d+", light)[:3])) < 200) == dark
-    page.press("d")
-    assert page.js(ground) != light
-
-
-@pytest.fixture(scope="module")
-def hostile(place: Path) -> Path:
-    return write_page(make_hostile(place / "hostile"))
-
-
-def test_hostile_texts_are_no_html(hostile):
-    text = hostile.read_text()
+def test_hostile_texts_are_no_html(place):
+    text = write_page(make_hostile(place / "hostile")).read_text()
     outside = re.sub(r"(?s)<(script|style)[^>]*>.*?</\1>", "", text)
     assert not any(one.strip() and one[:200].strip() in outside for one in HOSTILE)
     assert "taken" not in text
-
-
-@needs_chromium
-def test_hostile_texts_show_as_texts(page, hostile):
-    """All of them in every field of a question and of a group."""
-    page.open(hostile)
-    for width, kind in ((1280, "0 "), (400, "trajectories.jsonl ")):
-        page.resize(width)
-        found = f"data.questions.find(q => q.id.startsWith({kind!r}))"
-        page.js(f"location.hash = link({{q: {found}.id}})")
-        page.wait(f'document.querySelector("#detail .chip")?.innerText.startsWith({kind!r})')
-        assert page.js("document.documentElement.scrollWidth") == width
-        assert "javascript:document.title='taken'" in page.texts("#detail")[0]
-        page.press("Escape")
-        page.wait("!document.querySelector('#overview').hidden")
-        assert page.js("document.documentElement.scrollWidth") == width
-        assert page.js("document.title") == "hostile"
-        assert page.js('document.querySelectorAll("main script, main img, main b b").length') == 0
-    # A query and a kind of reply that are names of what every object has.
-    page.open(hostile, f"#q={len(HOSTILE) - 1}+constructor&tok=constructor")
-    assert page.texts("#detail .sql") == ["constructor"] * 3
-
-
-@needs_chromium
-def test_runs_beside_each_other(page, place):
-    runs = [make_run(place / f"pair-seed{seed}", seed=seed) for seed in range(3)]
-    runs.append(make_run(place / "other", seed=5, rate=0.002))
-    html = write_page(*runs, against=runs[0])
-    page.open(html)
-    assert page.texts("h1") == ["4 runs compared"]
-    ends = [json.loads((run / "result.json").read_text())["ex_after"] for run in runs]
-    seeds = f"{percent(fmean(ends[:3]))} [{100 * min(ends[:3]):.1f}, {100 * max(ends[:3]):.1f}]"
-    assert page.texts("#verdict .interval > b")[0] == seeds
-    for run, row in zip(runs, page.texts("#verdict table tr")[1:5], strict=True):
-        result = json.loads((run / "result.json").read_text())
-        wanted = [run.name, *(percent(result[name]) for name in ("ex_before", "ex_after"))]
-        assert all(each in row for each in wanted)
-    assert "Beside pair-seed0/after" in page.texts("#verdict h2")
-    assert any("lowest to the highest" in text for text in page.texts("#curves p"))
-    labels = page.texts('[data-plot="Entropy of the policy"] .u-series:not(.edge) .u-label')
-    assert labels == ["step", "pair (3 seeds)", "other"]
-    # The questions that flipped in a run are a click away from its line.
-    [count] = re.findall(r"✓ (\d+) questions", page.texts("#verdict table tr")[2])
-    page.click("#verdict tbody tr:nth-child(2) a.right")
-    page.wait("document.querySelector('[data-flip=right][aria-current]')")
-    assert len(page.texts("tr[data-id]")) == int(count)
-    page.open(html, "#q=test/0")
-    assert page.texts("#detail .pane h2") == [
-        "pair-seed0: after learning",
-        "other: after learning",
-    ]
-
-
-@needs_chromium
-def test_a_mean_over_seeds_is_of_those_that_are_finished(page, place):
-    runs = [make_run(place / f"part-seed{seed}", seed=seed) for seed in range(3)]
-    begun = [make_run(place / f"begun-seed{seed}", seed=seed, rate=0.002) for seed in range(2)]
-    lone = make_run(place / "lone", rate=0.003)
-    for run in (runs[2], *begun, lone):
-        unfinish(run)
-    page.open(write_page(*runs, *begun, lone))
-    ends = [json.loads((run / "result.json").read_text())["ex_after"] for run in runs[:2]]
-    mean = f"{percent(fmean(ends))} [{100 * min(ends):.1f}, {100 * max(ends):.1f}]"
-    assert page.texts("#verdict .interval > b") == [mean, "not finished", "not finished"]
-    labels = ["part (2 of 3 seeds finished)", "begun (none of 2 seeds finished)", "lone"]
-    assert page.texts("#verdict .interval > span") == labels
-    plot = '[data-plot="Entropy of the policy"] .u-series:not(.edge) .u-label'
-    assert page.texts(plot) == ["step", *labels]
-    # What a run had before learning is in no column of what it has after.
-    accuracies = [row.split("\t")[2] for row in page.texts("#verdict table tr")[1:7]]
-    assert accuracies[2:] == ["\N{EN DASH}"] * 4
-    assert accuracies[0].startswith(percent(ends[0]))
-
-
-@needs_chromium
-def test_the_page_shows_accuracy_by_source(page, place):
-    runs = [make_run(place / f"split-seed{seed}", seed=seed) for seed in range(2)]
-    rights = [split_by_source(run) for run in runs]
-    page.open(write_page(*runs))
-    heads = [f"Execution accuracy{of}" for of in (
-        ", all sources together", " on spider/plain", " on spider/renamed",
-    )]  # fmt: skip
-    assert page.texts("#verdict .card h3")[:3] == heads
-    means = [fmean(fmean(each[name]) for each in rights) for name in rights[0]]
-    shown = page.texts("#verdict .interval > b")
-    assert [text.split(" [")[0] for text in shown[1:]] == [*map(percent, means)]
-    own = [f"{name} {percent(fmean(each))}" for name, each in rights[0].items()]
-    assert page.texts("#verdict tr:first-child td div") == own
-
-
-@needs_chromium
-def test_the_picture_of_the_readme(page, html, place):
-    """With MINIRL_REPORT_RUN, a run folder, docs/report.png is made anew from it."""
-    readmes = Path(__file__).parents[2] / "docs" / "report.png"
-    run = os.environ.get("MINIRL_REPORT_RUN")
-    path = readmes if run else place / "report.png"
-    page.resize(1180, 860)
-    page.open(write_page(run, out=place / "run.html") if run else html)
-    page.js("new Promise(done => setTimeout(done, 500))")
-    page.picture(path)
-    for one in (path, readmes):
-        assert 10_000 < one.stat().st_size < 200_000
