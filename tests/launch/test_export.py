@@ -28,13 +28,13 @@ from minirl.config import LoraConfig, OptimizerConfig
 from minirl.model import huggingface
 from minirl.model.config import parse_config
 from minirl.model.lora import add_adapters, split, trained
-from minirl.model.sharding import param_path
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import Checkpoints
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
 from tests import plain_model
 from tests.minirl.gguf_files import make_folder, write_gguf
+from tests.plain_model import arrays
 
 from .conftest import TINY
 
@@ -48,10 +48,6 @@ LORA = LoraConfig(rank=3, alpha=6, targets=("q", "o", "up"))
 def numbers(seed: int, like: Any) -> Any:
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), like)
-
-
-def arrays(tree: Any) -> dict[str, np.ndarray]:
-    return {param_path(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def logits(model: Any) -> np.ndarray:

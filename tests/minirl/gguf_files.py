@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,13 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     adders[type(value)](name, value)
 
 
+@cache
+def _names() -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 99)
+
+
 def _place(name: str) -> str:
     """Name a tensor as the package's own table does."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 99)
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    found = _names().get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found

@@ -15,6 +15,7 @@ from minirl.train.batching import micro_batches, read_back
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import TokenRow
+from tests.plain_model import arrays
 
 ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1)}
 GROUPS, G = 8, 4
@@ -55,7 +56,7 @@ def merged(model):
     """Return a model without adapters that computes the same, in float32."""
     lora = model.layers.lora
     _, adapters, rest = split(model)
-    adapters = {param_path(p): np.asarray(leaf) for p, leaf in jax.tree.leaves_with_path(adapters)}
+    adapters = arrays(adapters)
 
     def merge(path, leaf):
         a, b = (adapters.get(f"{param_path(path)}_{end}") for end in "ab")
@@ -97,8 +98,3 @@ def logprobs_of(learner, params, *, parts=1):
     values = learner.logprobs(params, batches(parts=parts))
     found = read_back(make_groups(), values, sizes=sizes_of(), parts=parts)
     return np.concatenate([row for group in found for row in group])
-
-
-def numbers_of(state):
-    leaves = jax.tree.leaves_with_path(state.params)
-    return {param_path(path): np.asarray(leaf) for path, leaf in leaves}

@@ -10,9 +10,10 @@ from safetensors.numpy import load_file
 
 from minirl.run import distributed
 from minirl.sglang.transfer import whole_tensors
+from tests.plain_model import arrays
 
 from . import toy_run
-from .mesh_update import batches, logprobs_of, numbers_of
+from .mesh_update import batches, logprobs_of
 from .mesh_update import start as start_update
 from .processes import LIMIT_S, ends, start
 
@@ -146,7 +147,7 @@ def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
     with np.load(tmp_path / "found.npz") as found:
         assert found["loss"] == pytest.approx(stats["loss"], rel=1e-6, abs=1e-6)
         np.testing.assert_allclose(found["logprobs"], logprobs, rtol=1e-5, atol=1e-5)
-        for key, array in numbers_of(state).items():
+        for key, array in arrays(state.params).items():
             scale = np.abs(array).max()
             np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-5 * scale)
     # Each process writes as many tensors, to one, and each of them whole.
@@ -154,8 +155,8 @@ def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
     shares = [load_file(path) for path in sorted((tmp_path / "w" / "version-x").iterdir())]
     assert [len(share) for share in shares] == [-(-len(whole) // 2), len(whole) // 2]
     for process in ("0", "1"):
-        with np.load(tmp_path / f"{process}.npz") as arrays:
-            for found in (shares[0] | shares[1], arrays):
+        with np.load(tmp_path / f"{process}.npz") as written:
+            for found in (shares[0] | shares[1], written):
                 assert set(found) == set(whole)
                 for name, array in whole.items():
                     np.testing.assert_array_equal(found[name], array)

@@ -35,6 +35,7 @@ from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import Decoding, Request, TokenRow
 from tests import plain_model
+from tests.plain_model import arrays, assert_same
 
 from . import toy_run
 from .mesh_update import adapted, batches, merged
@@ -48,8 +49,7 @@ TOKENS_BT = np.random.default_rng(3).integers(4, 60, (2, 9))
 
 def base(toy):
     """Make the toy model anew."""
-    graph, params = nnx.split(toy.model())
-    return nnx.merge(graph, jax.tree.map(jnp.copy, params))
+    return toy_run.spread(toy.model(), None)
 
 
 def fresh(toy, lora=ALL):
@@ -61,10 +61,6 @@ def fresh(toy, lora=ALL):
 
 def logits(model):
     return np.asarray(plain_model.logits(model, TOKENS_BT))
-
-
-def arrays(tree):
-    return {param_path(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def learner_of(model, **settings):
@@ -296,8 +292,7 @@ def test_a_run_learns_with_adapters_and_saves_them_alone(toy, tmp_path):
     # It goes on with what was saved.
     again = make_trainer(toy, tmp_path)
     assert again.steps_done == 4
-    for ours, theirs in zip(*map(jax.tree.leaves, (again._state, trainer._state)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same(again._state, trainer._state)
     # What is saved are the adapters, and their two moments.
     for folder, kinds in (("4", 1), ("optimizer/4", 2)):
         with ocp.PyTreeCheckpointer() as reader:

@@ -11,12 +11,13 @@ from flax import nnx
 
 from minirl.model.sharding import param_path, row_parts
 from minirl.run.checkpoint import Checkpoints, stored_params
+from tests.plain_model import arrays
 
-from .mesh_update import batches, numbers_of, start
+from .mesh_update import batches, start
 
 
 def assert_same(state, other):
-    ours, theirs = numbers_of(state), numbers_of(other)
+    ours, theirs = arrays(state.params), arrays(other.params)
     for name, array in ours.items():
         scale = np.abs(theirs[name]).max()
         np.testing.assert_allclose(array, theirs[name], rtol=1e-5, atol=1e-5 * scale, err_msg=name)
@@ -82,7 +83,7 @@ def test_weights_of_a_mesh_are_read_one_by_one_without_it(toy, tmp_path):
     _, state = start(toy, {"fsdp": 4, "tensor": 2})
     with closing(Checkpoints(tmp_path)) as checkpoints:
         checkpoints.save(1, state, {}, score=0.0)
-    expected = numbers_of(state)
+    expected = arrays(state.params)
     with stored_params(tmp_path / "1", nnx.eval_shape(lambda: state.params)) as read:
         for name, array in expected.items():
             found = read(name)

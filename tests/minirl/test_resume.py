@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 
-import jax
-import numpy as np
 import pytest
 
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
+from tests.plain_model import assert_same
 
 from . import toy_run
 from .processes import LIMIT_S, ends, start
@@ -67,8 +66,7 @@ def test_a_run_of_everything_that_ends_six_times(toy, tmp_path):
     assert toy_run.without_times(folder) == toy_run.without_times(tmp_path / "whole")
     sampled = (folder / toy_run.SAMPLED).read_bytes()
     assert sampled == (tmp_path / "whole" / toy_run.SAMPLED).read_bytes()
-    for ours, theirs in zip(*map(jax.tree.leaves, (trainer._state, whole._state)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same(trainer._state, whole._state)
 
 
 def test_a_second_ctrl_c_does_not_wait():

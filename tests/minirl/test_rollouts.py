@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from minirl.sglang.sampler import Servers
 from minirl.train.rollouts import Rollouts
 
 from . import toy_run
+from .test_pool import wait_until
 from .toy_run import metrics_of
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -53,13 +53,6 @@ def ignore(*_):
 
 def asked(fake):
     return sum(body["sampling_params"]["max_new_tokens"] > 0 for body in fake.bodies)
-
-
-def wait_until(is_so):
-    end = time.monotonic() + 120  # on a machine with much to do
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def sums(lines, name):

@@ -6,11 +6,8 @@ import time
 from collections import Counter
 from itertools import chain
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from minirl.config import BatchingConfig, OptimizerConfig, SftConfig
 from minirl.train.supervised import (
@@ -21,8 +18,9 @@ from minirl.train.supervised import (
     share_prefix,
     supervise,
 )
+from tests.plain_model import assert_same
 
-from .toy_run import metrics_of
+from .toy_run import metrics_of, spread
 
 BATCHING = BatchingConfig(micro_batch_tokens=128, prompt_multiple=16, answer_multiple=16)
 CONFIG = SftConfig(
@@ -127,12 +125,9 @@ def demonstrations(toy):
 
 
 def train(toy, folder, *, progress=None, **changes):
-    graph, params = nnx.split(toy.model())
-    # The update takes the arrays over.
-    model = nnx.merge(graph, jax.tree.map(jnp.copy, params))
     config = CONFIG.model_copy(update=changes)
     return supervise(
-        model,
+        spread(toy.model(), None),
         demonstrations(toy),
         toy.Tokenizer(),
         config,
@@ -179,5 +174,4 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_had_been(toy, finished, t
     params = train(toy, tmp_path, progress=lambda done, steps, line: seen.append((done, steps)))
     assert seen == [(3, 4), (4, 4)]
     assert metrics_of(tmp_path) == finished[1]
-    for leaf, twin in zip(jax.tree.leaves(params), jax.tree.leaves(finished[0]), strict=True):
-        np.testing.assert_array_equal(leaf, twin)
+    assert_same(params, finished[0])

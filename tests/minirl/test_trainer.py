@@ -26,17 +26,13 @@ from minirl.train import losses
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
+from tests.plain_model import assert_same
 
 from . import toy_run
 from .toy_run import metrics_of, without_times
 
 GAP = "sglang/probe_gap"
 MIXED = Grpo(correctness_filter="mixed", max_rounds=3)
-
-
-def assert_same_weights(params, other):
-    for leaf, twin in zip(jax.tree.leaves(params), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(leaf, twin)
 
 
 def never_correct(episode):
@@ -190,16 +186,16 @@ def test_few_calls_lie_between_a_run_and_the_loss(toy, tmp_path, monkeypatch):
 def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     trainer = toy_run.make_trainer(toy, finished.folder)
     assert trainer.steps_done == toy_run.STEPS
-    assert_same_weights(trainer.params, finished.weights[8])
+    assert_same(trainer.params, finished.weights[8])
     assert trainer.use_best() == 4
-    assert_same_weights(trainer.params, finished.weights[4])
+    assert_same(trainer.params, finished.weights[4])
     trainer.run(lambda *_: pytest.fail("a finished run has no steps left"))
     # Right after a run, as a job does it.
     before = finished.trainer._state
     assert finished.trainer.use_best() == 4
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
     assert not jax.tree.leaves(finished.trainer._state.opt_state)
-    assert_same_weights(finished.trainer.params, finished.weights[4])
+    assert_same(finished.trainer.params, finished.weights[4])
 
 
 @pytest.mark.parametrize(
@@ -220,7 +216,7 @@ def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
     assert not [name for name in record if name.startswith("update/")]
     assert record.get("groups/equal_share", 0) == 0
     assert record.get("groups/rounds", 3) == 3
-    assert_same_weights(trainer.params, before)
+    assert_same(trainer.params, before)
 
 
 def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(toy, tmp_path):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -19,8 +18,8 @@ from exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
-from minirl.model.sharding import make_mesh, param_path
-from tests.plain_model import logits
+from minirl.model.sharding import make_mesh
+from tests.plain_model import arrays, logits
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 MODELS = ("qwen2", "qwen2_tied", "qwen3")
@@ -28,8 +27,7 @@ MESHES = ({"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}, {"tensor": 8})
 
 
 def params(model: Decoder) -> dict[str, np.ndarray]:
-    leaves = jax.tree.leaves_with_path(nnx.state(model))
-    return {param_path(path): np.asarray(leaf) for path, leaf in leaves}
+    return arrays(nnx.state(model))
 
 
 def assert_same(model: Decoder, other: Decoder) -> None:
