@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 from itertools import chain
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from minirl.train.supervised import (
 )
 from tests.plain_model import assert_same
 
-from .toy_run import metrics_of, spread
+from .toy_run import known_learner, metrics_of, spread
 
 BATCHING = BatchingConfig(micro_batch_tokens=128, prompt_multiple=16, answer_multiple=16)
 CONFIG = SftConfig(
@@ -124,17 +126,10 @@ def demonstrations(toy):
     ]
 
 
-def train(toy, folder, *, progress=None, **changes):
-    config = CONFIG.model_copy(update=changes)
-    return supervise(
-        spread(toy.model(), None),
-        demonstrations(toy),
-        toy.Tokenizer(),
-        config,
-        seed=0,
-        folder=folder,
-        progress=progress,
-    )
+def train(toy, folder, *, progress=None):
+    arguments = (spread(toy.model(), None), demonstrations(toy), toy.Tokenizer(), CONFIG)
+    with patch("minirl.train.supervised.Learner", partial(known_learner, ("sft",))):
+        return supervise(*arguments, seed=0, folder=folder, progress=progress)
 
 
 @pytest.fixture(scope="module")
