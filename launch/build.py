@@ -57,6 +57,13 @@ REFUTED = "rollout/refuted_share"
 """Metric: of the answers that look right, the share that a witness refutes."""
 
 
+def demo_folder(config: JobConfig, other: Path) -> Path:
+    """Return where demo data lies: that of the run, if there is one; the same settings make the
+    same.
+    """
+    return config.folder if (config.folder / "data").is_dir() else other
+
+
 class SqlSide:
     """Data, environments and reward of a job; demo data is made in the run folder.
 

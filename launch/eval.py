@@ -217,27 +217,20 @@ def _find(given: Options, settings: Sequence[str]) -> tuple[Source, Split]:
 
 
 def _show_prompt(source: Source, split: Split) -> None:
-    from launch.build import SqlSide
+    from launch.build import SqlSide, demo_folder
     from launch.data.prompts import show_prompt
 
     config = source.config
-    with TemporaryDirectory() as spare, SqlSide(config, _demo_folder(config, Path(spare))) as sql:
+    with TemporaryDirectory() as spare, SqlSide(config, demo_folder(config, Path(spare))) as sql:
         example = source.questions(split, sql)[0]
         limit = config.evaluation_sampler.max_prompt_tokens
         show_prompt(example, source.prompt(example, sql), source.tokenizer(), limit=limit)
 
 
-def _demo_folder(config: JobConfig, other: Path) -> Path:
-    """Return where demo data lies: that of the run, if there is one; the same settings make the
-    same.
-    """
-    return config.folder if (config.folder / "data").is_dir() else other
-
-
 def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | None) -> None:
     import yaml
 
-    from launch.build import SqlSide
+    from launch.build import SqlSide, demo_folder
     from launch.evaluation.evaluate import judge_answers
     from launch.evaluation.questions import check_databases
     from launch.evaluation.responses import ANSWERS
@@ -254,7 +247,7 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
             stack.enter_context(claimed(out, settings, key="--out", keyed={ANSWERS}))
         else:
             executor.start()  # while files are read
-        sql = stack.enter_context(SqlSide(config, _demo_folder(config, out or Path())))
+        sql = stack.enter_context(SqlSide(config, demo_folder(config, out or Path())))
         examples = source.questions(split, sql)
         questions = _questions(given, config, examples)
         if source.is_asked:  # before hours of sampling
@@ -304,13 +297,14 @@ def _is_own(given: Options) -> bool:
 
 
 def _questions(given: Options, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
+    from launch.data.preflight import rooted
     from launch.evaluation.questions import QuestionSet, question_set, read_corrected
     from sqlenv.data.loading import read_all
 
     if _is_own(given):
         return QuestionSet(given.data, examples, (config.env.match,))
-    root, source = config.data.root or Path(), config.data.test.sources[0]
-    place = source.model_copy(update={"path": root / source.path})
+    root = config.data.root or Path()
+    place = rooted(config.data.test, root).sources[0]
     rule = {"comparators": given.comparators, "test_suite": given.test_suite}
     corrected = None
     if given.corrections:  # of all questions: those that are asked may be a sample

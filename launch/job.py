@@ -19,6 +19,7 @@ from launch import cli
 from launch.build import REFUTED, SqlSide, load_model, model_folder, serving
 from launch.config import CourseConfig, JobConfig, SecondStage, dump, flat
 from launch.data.contamination import check_overlap
+from launch.data.preflight import rooted
 from launch.evaluation.evaluate import judge_answers
 from launch.evaluation.questions import TEST_SETS, QuestionSet, Split, question_set
 from launch.evaluation.replies import GREEDY, Decode, hint
@@ -157,7 +158,7 @@ def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
     name = set_name(source)
     if others or name not in TEST_SETS or config.data.root is None:
         return own
-    place = source.model_copy(update={"path": config.data.root / source.path})
+    place = rooted(config.data.test, config.data.root).sources[0]
     official = question_set(name, test, place, config.data.root)
     measures = tuple(dict.fromkeys([config.env.match, *official.measures]))
     return replace(official, measures=measures, is_judged=True)

@@ -121,7 +121,7 @@ def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | 
 
 def _show_prompt(config: JobConfig) -> None:
     """Print a training prompt; a tiny model that is not made yet has no tokenizer."""
-    from launch.build import SqlSide
+    from launch.build import SqlSide, demo_folder
     from launch.data.prompts import show_prompt
     from minirl.model.tokenizer import ChatTokenizer
 
@@ -134,11 +134,9 @@ def _show_prompt(config: JobConfig) -> None:
     config = config.model_copy(update={"data": data})
     model = config.model.path or config.folder / "model"
     tokenizer = ChatTokenizer(model) if model.is_dir() else None
-    with TemporaryDirectory() as spare:
-        made = config.folder if (config.folder / "data").is_dir() else Path(spare)
-        with SqlSide(config, made) as sql:
-            example = sql.examples("train")[0]
-            prompt = sql.training_prompt(example, tokenizer)
+    with TemporaryDirectory() as spare, SqlSide(config, demo_folder(config, Path(spare))) as sql:
+        example = sql.examples("train")[0]
+        prompt = sql.training_prompt(example, tokenizer)
         show_prompt(example, prompt, tokenizer, limit=config.sampler.max_prompt_tokens)
 
 
