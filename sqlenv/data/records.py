@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
-from mmap import ACCESS_READ, mmap
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -28,6 +28,7 @@ Record = dict[str, Any]
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]|[^\s"\[\]{},:]++', re.DOTALL)
 _DEEPER = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 _INK = re.compile(rb"\S")
+_KEPT_BYTES = 1 << 20
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -37,7 +38,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
     """Stream records, each led by the byte where it begins and its length in bytes."""
-    start = done = count = 0
+    start = done = count = dropped = 0
     with path.open("rb") as file:
         head = file.read(3)
         if is_utf16(head):
@@ -51,6 +52,9 @@ def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
                     raise UserError(f"{path}: record {count} is not an object with fields")
                 yield start, end - start, record
                 count, done = count + 1, end
+                if done > dropped + _KEPT_BYTES:  # what was read leaves this process's memory
+                    content.madvise(MADV_DONTNEED, 0, done)
+                    dropped = done
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path}: byte {start + error.start} is not UTF-8; save it as UTF-8"
