@@ -18,6 +18,11 @@ from exchange import UserError
 
 # Kinds of tokens in `tokenizer.ggml.token_type`. Unused ones only fill rows of the embedding.
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+# What else a file has to say. Without a chat template a model cannot be asked.
+_NEEDED = (
+    *("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"),
+    "tokenizer.chat_template",
+)
 # Control tokens that end a reply in one or another chat template, as llama.cpp takes them.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|EOT|>", "</s>")
 
@@ -71,7 +76,8 @@ def make_tokenizer(field: Mapping[str, Any], *, where: str) -> tuple[Tokenizer, 
     """Make the tokenizer of a GGUF file, and the settings that belong in `tokenizer_config.json`.
 
     Raises:
-        UserError: It is no byte-level BPE, or cuts texts by a rule that is not known here.
+        UserError: It is no byte-level BPE, cuts texts by a rule that is not known here, or has no
+            chat template.
     """
     kind, rule = field.get("tokenizer.ggml.model"), field.get("tokenizer.ggml.pre", "")
     if kind != "gpt2" or rule not in _SPLITS:
@@ -79,6 +85,11 @@ def make_tokenizer(field: Mapping[str, Any], *, where: str) -> tuple[Tokenizer, 
             f"{where}: has a tokenizer of kind {kind} {rule}".rstrip()
             + f"; supported is gpt2 with one of {', '.join(_SPLITS)}: export a Hugging Face folder "
             "of the same model in its place"
+        )
+    if missing := [key for key in _NEEDED if not field.get(key)]:
+        raise UserError(
+            f"{where}: has no {missing[0]}; take another file, or a Hugging Face folder, of the "
+            "same model"
         )
     split = _SPLITS[rule]
     tokens, kinds = field["tokenizer.ggml.tokens"], field["tokenizer.ggml.token_type"]
@@ -113,6 +124,5 @@ def _settings(field: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
         number = field.get(f"tokenizer.ggml.{theirs}_token_id")
         if number is not None:
             settings[f"{ours}_token"] = tokens[number]
-    if template := field.get("tokenizer.chat_template"):
-        settings["chat_template"] = template
+    settings["chat_template"] = field["tokenizer.chat_template"]
     return settings | {"clean_up_tokenization_spaces": False}

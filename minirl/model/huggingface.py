@@ -82,6 +82,9 @@ _COPIED = (
     "merges.txt",
     "chat_template.jinja",
 )
+# What transformers passes over too: an output projection beside a tied embedding, and in each layer
+# the buffer of the rotary embedding that older files have.
+_IGNORED = re.compile(r"lm_head\.weight|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 _WEIGHT_FILE = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
 # Names and shapes of tensors, in the order in which they are written.
@@ -170,7 +173,7 @@ def load(
         UserError: A file is missing or cut short, or does not hold the model of `config.json`.
 
     Note:
-        `lm_head.weight` is ignored when the embedding is tied to it, as transformers does.
+        Tensors of `_IGNORED` that the model has not are passed over.
     """
     config = read_config(folder)
     model = described(config, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
@@ -245,8 +248,7 @@ def _checked_files(folder: Path, shapes: nnx.State) -> dict[str, Path]:
             ) from None
     expected = tensor_shapes(shapes)
     missing = [name for name in expected if name not in files]
-    # An output projection beside a tied embedding is left out by transformers too.
-    extra = sorted(set(files) - set(expected) - {"lm_head.weight"})
+    extra = sorted(name for name in files.keys() - expected if not _IGNORED.fullmatch(name))
     for wrong, what in ((missing, "missing"), (extra, "not of the model in config.json")):
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

@@ -185,6 +185,9 @@ def cut(file: Path) -> None:
         ({"facts": {"split.count": 3}}, "is one of 3 parts"),
         ({"facts": {"tokenizer.ggml.pre": "poro-chat"}}, "tokenizer of kind gpt2 poro-chat"),
         ({"facts": {"tokenizer.ggml.model": "llama"}}, "tokenizer of kind llama"),
+        ({"facts": {"tokenizer.ggml.tokens": None}}, "has no tokenizer.ggml.tokens"),
+        ({"facts": {"tokenizer.ggml.merges": None}}, "has no tokenizer.ggml.merges"),
+        ({"facts": {"tokenizer.chat_template": None}}, "has no tokenizer.chat_template"),
         ({"facts": {"ARCH.attention.head_count": 3}}, "does not divide"),
         ({"facts": {"ARCH.feed_forward_length": None}}, "intermediate_size is missing"),
         (

@@ -135,6 +135,15 @@ def test_tied_models_may_carry_an_output_projection(tmp_path):
     assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2_tied"))
 
 
+def test_buffers_of_the_rotary_embedding_are_passed_over(folder):
+    # As the files of Llama 2 have them.
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2"))
+
+
 def test_one_file_goes_before_an_index_beside_it(folder):
     (folder / INDEX).write_text('{"weight_map": {"a": "x.safetensors"}}')
     assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2"))
@@ -199,7 +208,7 @@ INDEX = "model.safetensors.index.json"
             set_config(rope_scaling={"type": "yarn"}),
             "rope_scaling.type should be 'default', 'linear' or",
         ),
-        (set_config(num_key_value_heads=3), "num_key_value_heads = 3 does not divide 4 heads"),
+        (set_config(num_key_value_heads=3), "num_key_value_heads = 3 does not divide 4 heads; set"),
         (set_config(head_dim=None, hidden_size=66), "does not divide hidden_size = 66"),
         (set_config(head_dim=15), "head_dim = 15 is odd"),
         (set_text("{"), "config.json: broken JSON"),
