@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +38,7 @@ def ask(
     check_contents(db)
     cli.use_accelerator(accel)
     status = 1
-    questions = _lines() if question is None else [question]
+    questions = cli.lines("question: ") if question is None else [question]
     for said, result in _answers(checkpoint, db, questions):
         cli.output.print(clean(said), markup=False, soft_wrap=True)
         cli.output.print(result_view(result))
@@ -48,12 +47,6 @@ def ask(
 
 
 main = options.Command(ask)
-
-
-def _lines() -> Iterator[str]:
-    with suppress(EOFError, KeyboardInterrupt):
-        while True:
-            yield input("question: " if sys.stdin.isatty() else "")
 
 
 def _answers(model: Path, database: Path, questions: Iterable[str]) -> Iterator[tuple[str, Result]]:

@@ -11,8 +11,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
@@ -228,6 +228,14 @@ def use_accelerator(
             f"the {name} extra on a machine that has one"
         )
     return name
+
+
+def lines(prompt: str) -> Iterator[str]:
+    """Yield the lines of standard input but blank ones; on a terminal each is asked for."""
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            if line := input(prompt if sys.stdin.isatty() else "").strip():
+                yield line
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def test_a_query_is_shown_with_its_result(asked, question):
 
 
 def test_lines_of_standard_input_are_questions_and_one_that_runs_is_enough(asked):
-    status, lines = asked(stdin="prose\nnames\nwrong")
+    status, lines = asked(stdin="prose\n\nnames\n \nwrong")
     assert status == 0
     places = [lines.index(SHOWN[question][-1]) for question in ("prose", "names", "wrong")]
     assert places == sorted(places)
