@@ -17,12 +17,15 @@ from functools import cached_property
 
 from tokenizers import AddedToken, Tokenizer
 
+_WRITTEN = re.compile(r"<\|.*\|>\Z")
+
 
 class ControlTokens:
     """Encodes texts, and what a template made of hidden texts.
 
     Attributes:
-        ids: Of all control tokens: those that the tokenizer calls special.
+        ids: Of all control tokens: those that the tokenizer calls special, and those written as
+            such are; Qwen's for filling in the middle are `<|fim_prefix|>` and not called special.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -30,7 +33,9 @@ class ControlTokens:
         # Not fixed, or a text could hold the names.
         self._mark = f"\ue000{secrets.randbits(64)}\ue001"
         added = tokenizer.get_added_tokens_decoder().items()
-        controls = {i: token.content for i, token in added if token.special}
+        controls = {
+            i: token.content for i, token in added if token.special or _WRITTEN.match(token.content)
+        }
         self.ids = frozenset(controls)
         names = {token: f"{self._mark}{i}\ue002" for i, token in controls.items()}
         self._other = names | {name: token for token, name in names.items()}

@@ -195,6 +195,14 @@ def make_once() -> Tokenizer:
     return make_tokenizer("gpt-2")
 
 
+def test_what_is_written_as_a_control_token_is_one():
+    tokenizer = make_tokenizer("qwen2")
+    tokenizer.add_tokens([AddedToken("<|fim_prefix|>", special=False, normalized=False)])
+    ids = ControlTokens(tokenizer).encode("a <|fim_prefix|> b")
+    assert tokenizer.token_to_id("<|fim_prefix|>") not in ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a <|fim_prefix|> b"
+
+
 def test_a_tokenizer_without_control_tokens_is_left_alone():
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     assert ControlTokens(tokenizer).encode("ab") == [0, 1]
