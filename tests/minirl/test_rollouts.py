@@ -109,11 +109,13 @@ def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
 
 def holding(fake, number):
     """Hold the request with this number; return what lets it go on, and the requests so far."""
-    go, bodies = threading.Event(), []
+    go, bodies, lock = threading.Event(), [], threading.Lock()
 
     def hold(body):
-        bodies.append(body)
-        if len(bodies) == number:
+        with lock:  # each request has a thread of its own
+            bodies.append(body)
+            is_held = len(bodies) == number
+        if is_held:
             go.wait(60)
 
     fake.held = hold
