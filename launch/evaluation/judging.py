@@ -251,8 +251,7 @@ class _Judge:
         forms: dict[Callable[[str], str], list[str]] = {}
         for name in measures:
             if name in COMPARATORS:
-                written = as_line if name.startswith("spider_") else str
-                forms.setdefault(written, []).append(name)
+                forms.setdefault(_form_of(name), []).append(name)
         # Without any comparator, how the queries end is still asked.
         parts = [
             self._executor.judge([self._case(n, written(sql), others) for n, sql in asked], names)
@@ -336,7 +335,8 @@ class _Judge:
         from sqlenv.witness.store import WitnessStore
 
         rule = rule_of(self._measures)
-        cases = [self._case(number, sql, others) for number, sql in asked]
+        written = _form_of(rule)
+        cases = [self._case(number, written(sql), others) for number, sql in asked]
         store = WitnessStore(shared_cache(), match=rule)
         return judge_on_witnesses(cases, rule, self._executor, store)
 
@@ -352,6 +352,11 @@ class _Judge:
             alternatives=tuple(_on_sqlite(example, gold) for gold in example.alternatives),
             grading_method=example.grading_method,
         )
+
+
+def _form_of(measure: str) -> Callable[[str], str]:
+    """Find how the program of a measure reads predictions: Spider's from lines."""
+    return as_line if measure.startswith("spider_") else str
 
 
 def _on_sqlite(example: Example, sql: str) -> str:

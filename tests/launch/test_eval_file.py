@@ -100,6 +100,15 @@ def test_witnesses_are_asked_on_request(spider, tmp_path, capsys):
     assert verdicts(first, "witness") == [1, 0, 1, 0, 0]
 
 
+def test_no_query_is_wrong_on_witnesses_also_where_the_gold_result_is_empty(tmp_path):
+    root = make_spider(tmp_path / "spider")
+    always_empty = {"db_id": "pets", "question": "Who?", "query": "SELECT name FROM pet LIMIT 0"}
+    (root / "dev.json").write_text(json.dumps([always_empty]))
+    path = write(tmp_path / "answers.jsonl", [json.dumps({"id": "spider/dev/0", "sql": ""})])
+    sheet = evaluate(path, root, tmp_path / "o.json", "--comparators", "spider_ex,witness")
+    assert verdicts(sheet, "witness") == verdicts(sheet, "spider_ex") == [0]
+
+
 def test_whole_replies_are_read_and_what_holds_no_query_stays(spider, tmp_path):
     replies = [
         f"So: ```sql\n{GOLDS[0]}\n```",
