@@ -21,7 +21,13 @@ from launch.config import CourseConfig, JobConfig, SecondStage, dump, flat
 from launch.data.contamination import check_overlap
 from launch.data.preflight import rooted
 from launch.evaluation.evaluate import judge_answers
-from launch.evaluation.questions import TEST_SETS, QuestionSet, Split, question_set
+from launch.evaluation.questions import (
+    TEST_SETS,
+    QuestionSet,
+    Split,
+    own_measures,
+    question_set,
+)
 from launch.evaluation.replies import GREEDY, Decode, hint
 from launch.evaluation.responses import SampleCache
 from launch.evaluation.results import ModelFacts, Report
@@ -141,7 +147,7 @@ def _measure(
     name = f"{config.run.name}-seed{config.seed}/{folder.name}"
     model = ModelFacts(name, base=base, reward=config.reward.kind)
     prompts = [sql.evaluation_prompt(example) for example in test]
-    with Executor(OFFICIAL if len(questions.measures) > 1 else config.executor) as executor:
+    with Executor(config.executor if questions.name == "test" else OFFICIAL) as executor:
         report = judge_answers(
             questions, samples, GREEDY, executor,
             notes={"hint": hint(unread_of(samples), config.answer_wrapping)},
@@ -153,19 +159,19 @@ def _measure(
 
 def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
     """Judge by the environment's rule, and those of one published test set by its official one."""
-    own = QuestionSet("test", test, (config.env.match,), is_judged=True)
+    own = QuestionSet("test", test, own_measures(config.env), is_judged=True)
     source, *others = config.data.test.sources
     name = set_name(source)
     if others or name not in TEST_SETS or config.data.root is None:
         return own
     place = rooted(config.data.test, config.data.root).sources[0]
     official = question_set(name, test, place, config.data.root)
-    measures = tuple(dict.fromkeys([config.env.match, *official.measures]))
+    measures = tuple(dict.fromkeys([*own.measures, *official.measures]))
     return replace(official, measures=measures, is_judged=True)
 
 
 def _gain(before: Report, after: Report) -> dict[str, Any]:
-    """Compare the accuracies by the environment's rule; official ones follow by name."""
+    """Compare the accuracies by the measure that counts; those by others follow by name."""
     found: dict[str, Any] = {"questions": len(after.questions), "rule": before.first}
     gains = {name: _by(name, before, after) for name in before.measures}
     for key, value in gains.pop(before.first).items():

@@ -12,7 +12,7 @@ from random import Random
 from typing import Literal, get_args
 
 from exchange import UserError
-from sqlenv.config import OFFICIAL, ExecutorConfig, SourceConfig
+from sqlenv.config import OFFICIAL, AnswerConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.data.layouts import DATASETS, SETS, NamedSet, check_question_file, is_below, locate
 from sqlenv.data.loading import read_all
@@ -285,6 +285,11 @@ def rule_of(measures: Sequence[str]) -> ExecutionMatch:
     return next(
         (rule for name in names for rule in get_args(ExecutionMatch) if rule == name), "set"
     )
+
+
+def own_measures(env: AnswerConfig) -> tuple[str, ...]:
+    """Return what a job judges by: its rule, and before it, where it asks them, witnesses."""
+    return (WITNESS, env.match) if env.witnesses else (env.match,)
 
 
 def _is_spider2(examples: Sequence[Example]) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from exchange import UserError
-from launch.evaluation.questions import find, folder_and_file
+from launch.evaluation.questions import find, folder_and_file, own_measures, rule_of
+from sqlenv.config import AnswerConfig
 
 from .small_sets import make_bird, make_spider
 
@@ -111,3 +112,12 @@ def test_a_set_whose_file_has_a_name_of_its_own_is_that_file(root):
     (folder / "mini_dev_sqlite.json").write_text((folder / "dev.json").read_text())
     _, (first, *_) = find("bird-minidev", root)
     assert first.id == "bird/mini_dev_sqlite/0"
+
+
+def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():
+    """An official rule keeps its name for itself."""
+    asks = AnswerConfig(match="spider_ex", witnesses=4)
+    measures = own_measures(asks)
+    assert measures == ("witness", "spider_ex")
+    assert rule_of(measures) == "spider_ex"
+    assert own_measures(AnswerConfig(match="spider_ex")) == ("spider_ex",)
