@@ -94,8 +94,8 @@ def test_every_function_of_a_paper_has_a_test():
         assert _TEST.search(row), row
 
 
-def test_a_name_stands_for_one_question():
-    names = re.findall(r"(?m)^- \*\*([^*]+)\*\* \(", PAPERS.read_text(encoding="utf-8"))
+def test_a_name_stands_for_one_decision():
+    names = re.findall(r"(?m)^- \*\*([^*]+)\*\*", PAPERS.read_text(encoding="utf-8"))
     assert len(names) > 40
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
 

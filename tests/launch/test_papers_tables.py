@@ -35,6 +35,7 @@ SECTION = PAGE.read_text(encoding="utf-8").partition("## The papers' tables on r
 LINES = re.findall(r"^- (.*?): `(.*?)` \((.*?)\): .*$", SECTION, re.MULTILINE)
 SIX = ", ".join(re.findall(r"`([\w-]+)`", SECTION.partition("*The six sets*")[2].partition(".")[0]))
 BOTH = ", ".join(re.findall(r"`(.*?)`", SECTION.partition("*both*")[2].partition(".")[0]))
+(THREE,) = re.findall(r"\*All three\* are `(.*?)`", SECTION)
 WEIGHTS = {
     "config.json": "{}",
     "tokenizer.json": "{}",
@@ -55,6 +56,7 @@ class Row(NamedTuple):
         decoding and each set at least once.
         """
         cell = self.cell.replace("the six sets", SIX).replace("both:", f"{BOTH}:")
+        cell = cell.replace("all three", THREE)
         for part in cell.split("; "):
             decodes, _, sets = (words.split(", ") for words in part.partition(": "))
             count = max(len(decodes), len(sets)) if sets != [""] else 0
