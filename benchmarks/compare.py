@@ -6,7 +6,8 @@
 
 An arm is a name, a config and settings; settings after `--` are of all arms. Runs go to
 FOLDER/NAME-seedN. Repeat the command to resume; finished runs are only read. Prints accuracy before
-and after, the difference of each arm from the first on the same questions, and one JSON object.
+and after by each arm's own rule, the difference of each arm from the first on the same questions by
+a rule that both are judged by, and one JSON object.
 """
 
 from __future__ import annotations
@@ -23,15 +24,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import markdown
-from launch import read_result
+from launch.evaluation.results import Report, read_report
+from launch.reporting.runs import scores_of, shared_rules
 
 RESAMPLES = 10_000
 DEMOS = ("progress", "expo", "paverl", "astra")
-_ACCURACY = ("arm", "seed", "before %", "after %", "gain, points", "95 % interval", "seconds")
-_DIFFERENCES = ("arm", "less", "seeds", "points", "95 % interval", "p")
-
-Right = Mapping[str, float]
-"""Whether each question, given by id, was answered right."""
+_ACCURACY = ("arm", "seed", "by", "before %", "after %", "gain, points", "95 % interval", "seconds")
+_DIFFERENCES = ("arm", "less", "seeds", "by", "points", "95 % interval", "p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,14 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Mean difference of two arms' accuracies, its 95 % interval, and the two-sided p-value."""
+    """Mean difference of two arms' accuracies by a rule, its 95 % interval, and the two-sided
+    p-value.
+    """
 
     arm: str
     less: str
     seeds: int
+    rule: str
     points: float
     low: float
     high: float
@@ -60,7 +62,7 @@ def main() -> None:
     """Run what is not finished yet, and print what came out."""
     options = _options()
     arms = options.arm or [Arm(name, f"{name}-demo.yaml", ()) for name in DEMOS]
-    results, right = [], {arm.name: dict[int, Right]() for arm in arms}
+    results, after = [], {arm.name: dict[int, Report]() for arm in arms}
     for seed in options.seeds:
         for arm in arms:
             folder = options.folder / f"{arm.name}-seed{seed}"
@@ -68,31 +70,31 @@ def main() -> None:
                 _train(arm, seed, folder, options.settings)
             found = json.loads((folder / "result.json").read_text())
             results.append({"arm": arm.name, "seed": seed} | found)
-            right[arm.name][seed] = read_right(folder / "after", found["rule"])
+            after[arm.name][seed] = read_report(folder / "after")
     print(markdown(_ACCURACY, map(_accuracy, results)))
-    differences = compare(right)
+    differences = compare(after)
     if differences:
         print(f"\n{markdown(_DIFFERENCES, map(_difference, differences))}")
     shown = {"runs": results, "differences": list(map(asdict, differences))}
     print(json.dumps({"cpu_count": os.cpu_count(), **shown}))
 
 
-def read_right(folder: Path, rule: str) -> Right:
-    """Read which questions an evaluation has right by a rule."""
-    return {one["id"]: one[rule] for one in read_result(folder)}
-
-
-def compare(right: Mapping[str, Mapping[int, Right]]) -> list[Difference]:
-    """Compare each arm with the first on the seeds that both have; none of other questions."""
-    (base, first), *others = right.items()
+def compare(after: Mapping[str, Mapping[int, Report]]) -> list[Difference]:
+    """Compare each arm with the first on the seeds that both have, by the first rule that both are
+    judged by; none of other questions.
+    """
+    (base, first), *others = after.items()
     found = []
     for name, second in others:
         seeds = sorted(first.keys() & second.keys())
-        if not seeds or any(first[seed].keys() != second[seed].keys() for seed in seeds):
+        pairs = [(first[seed], second[seed]) for seed in seeds]
+        rule, *_ = shared_rules([one for pair in pairs for one in pair]) or [""]
+        scores = [[scores_of(one, rule) for one in pair] for pair in pairs]
+        if not rule or any(one.keys() != other.keys() for one, other in scores):
             continue
-        rows = [[second[s][one] - right for one, right in first[s].items()] for s in seeds]
-        mean, low, high, p = crossed_bootstrap(np.array(rows))
-        found.append(Difference(name, base, len(seeds), 100 * mean, 100 * low, 100 * high, p))
+        rows = [[other[name] - right for name, right in one.items()] for one, other in scores]
+        *shares, p = crossed_bootstrap(np.array(rows))
+        found.append(Difference(name, base, len(seeds), rule, *(100 * one for one in shares), p))
     return found
 
 
@@ -133,12 +135,12 @@ def _accuracy(result: Mapping) -> Sequence[str]:
     low, high = (100 * end for end in result["gain_ci95"])
     shares = (f"{100 * result[name]:.1f}" for name in ("ex_before", "ex_after", "gain"))
     interval, seconds = f"[{low:.1f}, {high:.1f}]", f"{result['seconds']:.0f}"
-    return (result["arm"], str(result["seed"]), *shares, interval, seconds)
+    return (result["arm"], str(result["seed"]), result["rule"], *shares, interval, seconds)
 
 
 def _difference(one: Difference) -> Sequence[str]:
     numbers = (f"{one.points:+.1f}", f"[{one.low:+.1f}, {one.high:+.1f}]", f"{one.p:.4f}")
-    return (one.arm, one.less, str(one.seeds), *numbers)
+    return (one.arm, one.less, str(one.seeds), one.rule, *numbers)
 
 
 def _options() -> argparse.Namespace:

@@ -298,16 +298,11 @@ def _is_own(given: Options) -> bool:
 
 def _questions(given: Options, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
     from launch.data.preflight import rooted
-    from launch.evaluation.questions import (
-        QuestionSet,
-        own_measures,
-        question_set,
-        read_corrected,
-    )
+    from launch.evaluation.questions import own_set, question_set, read_corrected
     from sqlenv.data.loading import read_all
 
     if _is_own(given):
-        return QuestionSet(given.data, examples, own_measures(config.env))
+        return own_set(given.data, examples, config.env)
     root = config.data.root or Path()
     place = rooted(config.data.test, root).sources[0]
     rule = {"comparators": given.comparators, "test_suite": given.test_suite}

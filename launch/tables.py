@@ -67,16 +67,30 @@ def _width(columns: Sequence[Cells]) -> int:
 _Interval = tuple[float, float]
 
 
-class RunResult(BaseModel):
-    """What result.json holds that the terminal shows."""
+class Accuracies(BaseModel):
+    """What result.json says of accuracy before and after by one measure."""
 
-    questions: int
     ex_before: float
     ex_before_ci95: _Interval
     ex_after: float
     ex_after_ci95: _Interval
     gain: float
     gain_ci95: _Interval
+
+    def rows(self, name: str) -> list[Cells]:
+        """Show accuracy, called so, and below it the gain."""
+        before = percent(self.ex_before, self.ex_before_ci95, " %")
+        after = percent(self.ex_after, self.ex_after_ci95, " %")
+        gain = percent(self.gain, self.gain_ci95)
+        return [(f"{name} [95 %]", before, after), ("gain in points [95 %]", "", gain)]
+
+
+class RunResult(Accuracies):
+    """What result.json holds that the terminal shows."""
+
+    questions: int
+    rule: str
+    official: Mapping[str, Accuracies]
     mean_turns_first: float
     mean_turns: float
     rewards_first: Mapping[str, float]
@@ -87,15 +101,12 @@ class RunResult(BaseModel):
 
 def show_run(found: RunResult, folder: Path) -> None:
     """Print what a run learned, where it is, and the command that shows more."""
-    before = percent(found.ex_before, found.ex_before_ci95, " %")
-    after = percent(found.ex_after, found.ex_after_ci95, " %")
     turns = (f"{mean:.2f}" for mean in (found.mean_turns_first, found.mean_turns))
-    rows = [
-        ("", "before", "after"),
-        ("execution accuracy [95 %]", before, after),
-        ("gain in points [95 %]", "", percent(found.gain, found.gain_ci95)),
-        ("turns, first and last steps", *turns),
-    ]
+    rows: list[Cells] = [("", "before", "after"), *found.rows("execution accuracy")]
+    for name, one in found.official.items():
+        rows += one.rows(f"by {name}")
+    sections = (len(rows) - 1,)
+    rows.append(("turns, first and last steps", *turns))
     if found.refuted_share is not None and found.refuted_share_first is not None:
         luck = (f"{100 * one:.1f} %" for one in (found.refuted_share_first, found.refuted_share))
         rows.append(("right by luck", *luck))
@@ -103,8 +114,8 @@ def show_run(found: RunResult, folder: Path) -> None:
         (f"reward: {name}", f"{found.rewards_first[name]:.3f}", f"{value:.3f}")
         for name, value in found.rewards.items()
     ]
-    title = f"{found.questions:,} held-out questions, and training episodes"
-    show_table(title, rows, sections=(2,))
+    title = f"{found.questions:,} held-out questions, judged by {found.rule}, and training episodes"
+    show_table(title, rows, sections=sections)
     cli.output.print(f"Run folder: {folder}", soft_wrap=True)
     command = cli.command("launch.report", folder)
     cli.output.print(f"To look at it: {command}", soft_wrap=True, markup=False)

@@ -14,7 +14,7 @@ from typing import Any
 from exchange import UserError
 from launch import cli
 from launch.evaluation.judging import judge
-from launch.evaluation.questions import QuestionSet
+from launch.evaluation.questions import WITNESS, QuestionSet, rule_of
 from launch.evaluation.replies import Decode
 from launch.evaluation.responses import RECORDED_SAMPLES, Sampled
 from launch.evaluation.results import (
@@ -83,7 +83,7 @@ def judge_answers(
         vote_by=decode.vote_by if decode.temperature else None,
         corrections=questions.corrected.pin if questions.corrected else None,
         predictions=short(json.dumps(predictions).encode()),
-        comparators={name: _origin(name) for name in questions.measures},
+        comparators={name: _origin(name, questions) for name in questions.measures},
         timeout_s=executor.config.timeout_s,
         versions=versions("minirl-sql"),
     )
@@ -112,11 +112,15 @@ def judge_answers(
     return report
 
 
-def _origin(name: str) -> str:
+def _origin(name: str, questions: QuestionSet) -> str:
+    """Name the program of a measure, and what else decides it."""
     comparator = COMPARATORS.get(name)
-    if comparator is None or not comparator.source:
-        return f"minirl-sql {versions('minirl-sql')['minirl-sql']}"
-    return f"{comparator.source} @ {comparator.version}"
+    if comparator is not None and comparator.source:
+        return f"{comparator.source} @ {comparator.version}"
+    ours = f"minirl-sql {versions('minirl-sql')['minirl-sql']}"
+    if name != WITNESS:
+        return ours
+    return f"{ours}: {rule_of(questions.measures)}, up to {questions.witnesses} witnesses"
 
 
 def _holds(folder: Path, predictions: str) -> bool:

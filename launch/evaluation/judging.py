@@ -337,7 +337,7 @@ class _Judge:
         rule = rule_of(self._measures)
         written = _form_of(rule)
         cases = [self._case(number, written(sql), others) for number, sql in asked]
-        store = WitnessStore(shared_cache(), match=rule)
+        store = WitnessStore(shared_cache(), match=rule, count=self._questions.witnesses)
         return judge_on_witnesses(cases, rule, self._executor, store)
 
     def _case(self, place: int, sql: str, others: Mapping[str, Example]) -> Case:

@@ -197,6 +197,7 @@ class QuestionSet:
         references: Gold results by question, for Spider 2.
         corrected: A second gold query for some, by which the first measure judges once more.
         is_judged: Whether an environment has judged replies by the first measure already.
+        witnesses: How many, at most, `witness` asks for a question.
     """
 
     name: str
@@ -206,6 +207,7 @@ class QuestionSet:
     references: Mapping[str, Reference] = field(default_factory=dict)
     corrected: Corrected | None = None
     is_judged: bool = False
+    witnesses: int = 4
 
     @property
     def suite_files(self) -> set[Path]:
@@ -287,9 +289,11 @@ def rule_of(measures: Sequence[str]) -> ExecutionMatch:
     )
 
 
-def own_measures(env: AnswerConfig) -> tuple[str, ...]:
-    """Return what a job judges by: its rule, and before it, where it asks them, witnesses."""
-    return (WITNESS, env.match) if env.witnesses else (env.match,)
+def own_set(name: str, examples: tuple[Example, ...], env: AnswerConfig) -> QuestionSet:
+    """Judge as a job does: by its rule, and before it, where it asks them, by its witnesses."""
+    if not env.witnesses:
+        return QuestionSet(name, examples, (env.match,))
+    return QuestionSet(name, examples, (WITNESS, env.match), witnesses=env.witnesses)
 
 
 def _is_spider2(examples: Sequence[Example]) -> bool:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from launch.evaluation.results import QuestionVerdict, Report
-from launch.reporting.runs import Run, gain, scores_of
+from launch.reporting.runs import Run, gain, scores_of, shared_rules
 
 Numbers = Mapping[str, Sequence[Any]]
 
@@ -60,7 +60,7 @@ def _of_one(run: Run, numbers: Numbers) -> Iterator[str]:
         yield _accuracy(own)
     elif before and after and run.is_finished:
         yield _learned(before, after)
-        yield from _changes(before, after, "Better", "Worse")
+        yield from _changes(before, after, after.first, "Better", "Worse")
     elif before:
         yield f"Not finished: {steps:,} steps so far. {_accuracy(before, 'Before learning ')}"
     elif run.is_training:
@@ -74,19 +74,21 @@ def _of_several(runs: Sequence[Run]) -> Iterator[str]:
     if base[1] is None:
         return
     for run, report in others:
-        if report is None or report.first not in base[1].measures:
+        if report is None:
             continue
-        test = gain(base[1], report, report.first)
+        rule = next(iter(shared_rules([base[1], report])), "")
+        test = gain(base[1], report, rule)
         if not test:
             continue
         shares = " and ".join(f"{100 * mean:.1f} %" for mean in reversed(test["means"]))
         how = "differ by" if _is_sure(test) else "are not shown to differ:"
         yield (
             f"{run.name} and {base[0].name} {how} {_points(test)} on {test['questions']:,} "
-            f"questions they share, {shares} by {report.first}{_chance(test)}."
+            f"questions they share, {shares} by {rule}{_chance(test)}."
         )
         if len(others) == 1:
-            yield from _changes(base[1], report, f"{run.name} is ahead", f"{base[0].name} is ahead")
+            ahead = (f"{one.name} is ahead" for one in (run, base[0]))
+            yield from _changes(base[1], report, rule, *ahead)
 
 
 def _accuracy(report: Report, start: str = "") -> str:
@@ -113,10 +115,10 @@ def _learned(before: Report, after: Report) -> str:
     )
 
 
-def _changes(before: Report, after: Report, better: str, worse: str) -> Iterator[str]:
+def _changes(before: Report, after: Report, rule: str, better: str, worse: str) -> Iterator[str]:
     """Name the kinds of questions with the largest changes, as shares of those questions."""
     kinds: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    first, second = scores_of(before, after.first), scores_of(after, after.first)
+    first, second = scores_of(before, rule), scores_of(after, rule)
     for one in after.questions:
         if one.id in first and one.id in second:
             for kind in _kinds(one):

@@ -32,6 +32,7 @@ from launch.reporting.runs import (
     gain,
     read_lines,
     scores_of,
+    shared_rules,
     short_names,
     without_seed,
 )
@@ -64,6 +65,8 @@ class Payload:
         questions: Each question that was seen, with the piece that holds it and the verdict.
         pieces: Groups, and the tokens of their queries, packed.
         notes: What is missing, a line each.
+        rules: What answers are judged by; what all runs share comes first.
+        apart: Those that some runs do not have, or have by another program.
         against: What a comparison with a base says.
         answer: The most important things, in sentences.
         reload_s: Seconds after which a served page loads itself anew; 0 for never.
@@ -74,6 +77,8 @@ class Payload:
     questions: dict[str, dict[str, Any]] = field(default_factory=dict)
     pieces: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
     against: list[dict[str, Any]] = field(default_factory=list)
     answer: list[str] = field(default_factory=list)
     reload_s: float = 0.0
@@ -85,6 +90,12 @@ class Payload:
         for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
             payload.runs.append(_said(run) | {"label": label})
             payload._add_run(run, number, f"{label}: " if len(runs) > 1 else "")
+        reports = [one for run in runs for one in run.reports.values() if one.measures]
+        shared = shared_rules(reports)
+        payload.rules = [
+            *dict.fromkeys([*shared, *(each for one in reports for each in one.measures)])
+        ]
+        payload.apart = [rule for rule in payload.rules if rule not in shared]
         named = [replace(run, name=label) for run, label in zip(runs, labels, strict=True)]
         payload.answer = answer(named, [said["numbers"] for said in payload.runs])
         return payload
@@ -109,7 +120,8 @@ class Payload:
             "notes": self.notes,
             "against": self.against,
             "answer": self.answer,
-            "rules": list(dict.fromkeys(rule for run in self.runs for rule in run["rules"])),
+            "rules": self.rules,
+            "apart": self.apart,
             "reload_s": self.reload_s,
         }
 
@@ -177,7 +189,6 @@ def _said(run: Run) -> dict[str, Any]:
             for where in PLACES
             if where in run.reports and run.reports[where].first
         },
-        "rules": list(dict.fromkeys(name for one in run.reports.values() for name in one.measures)),
         "replies": {
             where: run.reports[where].outcomes.line()
             for where in PLACES
@@ -198,18 +209,21 @@ def _tests(run: Run) -> dict[str, Any]:
 
 
 def _by_source(run: Run) -> dict[str, dict[str, Any]]:
-    """Summarise accuracy by source of the test split and by place, where it has several sources. An
-    id begins with the layout and the file of its source; empty where these do not tell them apart.
+    """Summarise accuracy by source of the test split, by place and by rule, where it has several
+    sources. An id begins with the layout and the file of its source; empty where these do not tell
+    them apart.
     """
     keys = (key.removeprefix(_SOURCES) for key, _ in flat(run.settings) if key.startswith(_SOURCES))
     count = len({key.partition(".")[0] for key in keys})
     found: dict[str, dict[str, Any]] = {}
-    for where, report in run.reports.items():
+    for where, rule in (
+        (where, rule) for where, one in run.reports.items() for rule in one.measures
+    ):
         scores: dict[str, list[float]] = {}
-        for name, score in scores_of(report, report.first).items():
+        for name, score in scores_of(run.reports[where], rule).items():
             scores.setdefault(name.rpartition("/")[0], []).append(score)
         for source, each in scores.items():
-            found.setdefault(source, {})[where] = summary(each)
+            found.setdefault(source, {}).setdefault(where, {})[rule] = summary(each)
     return found if len(found) == count > 1 else {}
 
 

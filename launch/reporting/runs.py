@@ -184,6 +184,15 @@ def scores_of(report: Report, rule: str) -> dict[str, float]:
     return {one.id: one.scores[rule] for one in report.questions if rule in one.scores}
 
 
+def shared_rules(reports: Sequence[Report]) -> list[str]:
+    """List what all of these are judged by alike; runs may ask `witness` differently."""
+    said = [
+        {rule: (rule, one.settings.comparators.get(rule)) for rule in one.measures}
+        for one in reports
+    ]
+    return [rule for rule in next(iter(said), ()) if len({one.get(rule) for one in said}) == 1]
+
+
 def gain(first: Report, second: Report, rule: str) -> dict[str, Any]:
     """Compare reports on the questions that both have, as a record with both means; empty where
     there are none.

@@ -126,7 +126,10 @@ def status(numbers: Mapping[str, float], shares: Mapping[str, str]) -> str:
         f"turns {numbers['rollout/turns']:.1f}",
     ]
     shown = {**shares, "rollout/cut_share": "cut off"}
-    told += [f"{words} {100 * numbers.get(name, 0.0):.0f} %" for name, words in shown.items()]
+    # A share of nothing, such as of answers that look right, is none.
+    told += [
+        f"{words} {100 * numbers[name]:.0f} %" for name, words in shown.items() if name in numbers
+    ]
     if too_long := numbers.get("groups/too_long"):
         told.append(f"prompts too long {too_long:.0f}")
     if failed := numbers.get("groups/failed"):

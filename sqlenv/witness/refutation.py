@@ -58,7 +58,8 @@ class Refutation:
 def judge_on_witnesses(
     cases: Sequence[Case], rule: ExecutionMatch, executor: Executor, witnesses: WitnessStore
 ) -> list[float]:
-    """Judge cases by a rule; 1 is right on the case's database and on every witness.
+    """Judge cases by a rule; 1 is right on the case's database and on every witness, of which a
+    question with a rule of its own has none (`witnesses_of`).
 
     Raises:
         UserError: A database cannot be read.
@@ -67,7 +68,7 @@ def judge_on_witnesses(
     asked: list[tuple[int, Path]] = [
         (number, file)
         for number, (case, score) in enumerate(zip(cases, scores, strict=True))
-        if score == 1
+        if score == 1 and not case.grading_method
         for file in witnesses.of(case.database, case.gold).files
     ]
     there = [replace(cases[number], database=file) for number, file in asked]

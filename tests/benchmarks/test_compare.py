@@ -27,10 +27,13 @@ def finish(folder, right):
     (folder / "result.json").write_text(json.dumps(found | {"rule": "set"}))
 
 
-def result_of(right):
+def result_of(right, witness=None):
     settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy")
     verdicts = [
-        QuestionVerdict(name, "d", "", "?", "SELECT 1", "SELECT 2", {"set": float(one)})
+        QuestionVerdict(
+            *(name, "d", "", "?", "SELECT 1", "SELECT 2"),
+            {**({} if witness is None else {"witness": witness}), "set": float(one)},
+        )
         for name, one in right.items()
     ]
     return summarise(settings, verdicts, seed=0)
@@ -64,8 +67,18 @@ def test_runs_are_made_once_and_compared_by_question(tmp_path, monkeypatch, caps
 
 
 def test_arms_of_other_questions_are_not_compared():
-    other = {0: {"a": 1.0}}
-    assert compare.compare({"one": {0: {"a": 1.0, "b": 0.0}}, "two": other, "three": {}}) == []
+    one, other = ({0: result_of(right)} for right in ({"a": 1.0, "b": 0.0}, {"a": 1.0}))
+    assert compare.compare({"one": one, "two": other, "three": {}}) == []
+
+
+def test_arms_are_compared_by_a_rule_that_both_are_judged_by():
+    """One asks witnesses, which nothing is right on, and has the rule's verdicts beside."""
+    plain, asks = ({0: result_of({"a": 1.0, "b": 0.0}, witness)} for witness in (None, 0.0))
+    for one, other in ((plain, asks), (asks, plain)):
+        (found,) = compare.compare({"one": one, "other": other})
+        assert (found.rule, found.points) == ("set", 0.0)
+    (found,) = compare.compare({"one": asks, "other": asks})
+    assert found.rule == "witness"
 
 
 def test_an_effect_in_every_seed_is_found_and_noise_is_not():

@@ -52,6 +52,37 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
     return path
 
 
+def witnessed(path: Path, right: str, witnesses: int) -> Path:
+    """Write a result like `sheet`: 1 by its witnesses and by the rule, + by the rule alone."""
+    judged = [
+        QuestionVerdict(
+            *(f"test/{number}", "d", "easy", "?", "SELECT 0", f"SELECT {number}"),
+            scores=({"witness": float(mark == "1")} if witnesses else {})
+            | {"set": float(mark in "1+")},
+        )
+        for number, mark in enumerate(right)
+    ]
+    programs = {"witness": f"ours: set, up to {witnesses} witnesses", "set": "ours"}
+    settings = ReportSettings("test", ModelFacts(path.stem), "greedy", comparators=programs)
+    write_report(path, summarise(settings, judged, seed=0))
+    return path
+
+
+@pytest.mark.parametrize("others", [0, 2, 4])
+def test_runs_are_compared_by_what_both_are_judged_by_alike(tmp_path, capsys, others):
+    """Accuracy by witnesses is none by the rule alone, nor by another number of witnesses."""
+    ours = witnessed(tmp_path / "ours.json", "1+" * 20, 4)
+    base = witnessed(tmp_path / "base.json", "1+" * 10 + "00" * 10, others)
+    rule, points = ("witness", "+25.0") if others == 4 else ("set", "+50.0")
+    report.main([str(base), str(ours), "--out", str(tmp_path / "page.html")])
+    said = capsys.readouterr().out
+    assert f"ours and base differ by {points} points" in said
+    assert f"by {rule} (p" in said
+    overview = opened(tmp_path / "page.html")["overview"]
+    both = ["witness", "set"] if others == 4 else ["set", "witness"]
+    assert (overview["rules"], overview["apart"]) == (both, [] if others == 4 else ["witness"])
+
+
 def trained(folder: Path, right: str, *, questions: int | None = None) -> Path:
     """Write what launch.train leaves."""
     verdicts = [

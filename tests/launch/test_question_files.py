@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from exchange import UserError
-from launch.evaluation.questions import find, folder_and_file, own_measures, rule_of
+from launch.evaluation.questions import find, folder_and_file, own_set, rule_of
 from sqlenv.config import AnswerConfig
 
 from .small_sets import make_bird, make_spider
@@ -116,8 +116,9 @@ def test_a_set_whose_file_has_a_name_of_its_own_is_that_file(root):
 
 def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():
     """An official rule keeps its name for itself."""
-    asks = AnswerConfig(match="spider_ex", witnesses=4)
-    measures = own_measures(asks)
-    assert measures == ("witness", "spider_ex")
-    assert rule_of(measures) == "spider_ex"
-    assert own_measures(AnswerConfig(match="spider_ex")) == ("spider_ex",)
+    asks = AnswerConfig(match="spider_ex", witnesses=2)
+    found = own_set("test", (), asks)
+    assert found.measures == ("witness", "spider_ex")
+    assert rule_of(found.measures) == "spider_ex"
+    assert found.witnesses == 2
+    assert own_set("test", (), AnswerConfig(match="spider_ex")).measures == ("spider_ex",)

@@ -265,7 +265,7 @@ def test_accuracy_is_shown_by_source_where_there_are_several(place):
     run = make_run(place / "sources", steps=1)
     right = split_by_source(run)
     [found] = opened(write_page(run))["overview"]["runs"]
-    means = {name: places["after"]["mean"] for name, places in found["sources"].items()}
+    means = {name: places["after"]["set"]["mean"] for name, places in found["sources"].items()}
     assert means == {name: pytest.approx(fmean(each)) for name, each in right.items()}
     # Ids that do not tell the sources apart.
     change(run, data={"test": {"sources": [{"layout": "spider"}] * 3}})

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launch.evaluation.evaluate import Progress
 from launch.evaluation.judging import judge
-from launch.evaluation.questions import QuestionSet
-from launch.evaluation.replies import ERROR_SQL, Decode, choose
+from launch.evaluation.questions import QuestionSet, own_set
+from launch.evaluation.replies import ERROR_SQL, GREEDY, Decode, choose
 from launch.evaluation.responses import Sampled
 from launch.evaluation.results import QuestionVerdict
-from sqlenv.config import ExecutorConfig
+from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.executor import Executor
 from sqlenv.types import Example, SqlError, Table, TimedOut
+
+from .small_sets import PETS, make_pets
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "votes.json").read_text())
 SQLS: dict[str, str] = DATA["queries"]
@@ -56,6 +59,26 @@ def test_thirty_questions(database, tmp_path):
     answers = [one.sql for one in judged(database, samples, limits, tmp_path / "part")[0]]
     expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
     assert answers == expected
+
+
+def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
+    """The third of them tells; a question with a rule of its own has none, as in training."""
+    database = make_pets(tmp_path / "pets.sqlite", PETS)
+    gold = "SELECT count(*) FROM pet WHERE age > 3 AND name != 'dee'"
+    plain = Example("spider/dev/0", "How many?", "pets", database, gold)
+    examples = (plain, replace(plain, grading_method="set"))
+    found = {}
+    for count in (2, 4):
+        questions = own_set("test", examples, AnswerConfig(witnesses=count))
+        with (
+            Progress(tmp_path / "part", {}) as progress,
+            Executor(ExecutorConfig(isolation="thread")) as executor,
+        ):
+            answers = [Sampled(("SELECT 2",))] * 2
+            verdicts, _ = judge(questions, answers, GREEDY, executor, progress)
+        found[count] = [dict(one.scores) for one in verdicts]
+    right, lucky = ({"witness": told, "set": 1.0} for told in (1.0, 0.0))
+    assert found == {2: [right, right], 4: [lucky, right]}
 
 
 def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):

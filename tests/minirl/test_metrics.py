@@ -16,7 +16,7 @@ from exchange import Score, UserError
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
 from minirl.sample.rollout import flatten
 from minirl.train.rollouts import Episodes, ScoredEpisode
-from minirl.train.summary import mismatch, over_updates, summarise
+from minirl.train.summary import mismatch, over_updates, status, summarise
 from minirl.types import Reply, Trajectory, Turn
 
 
@@ -177,3 +177,12 @@ def test_the_gap_of_sampler_and_learner_by_hand():
     assert len(now) == len(expected)
     masked = replace(rows[0], is_action=np.zeros(3, bool))
     assert mismatch(Episodes([[trajectories[0]]]), [[masked]], version=3) == {}
+
+
+def test_a_share_of_nothing_is_not_told():
+    """No answer looked right in a step: of those, none is right by luck, nor 0 % of them."""
+    numbers = {"reward/total": 0.0, "rollout/accuracy": 0.0, "rollout/turns": 1.0}
+    shares = {"rollout/refuted_share": "right by luck"}
+    assert status(numbers, shares) == "reward 0.00, accuracy 0.00, turns 1.0"
+    told = status({**numbers, "rollout/refuted_share": 0.0}, shares)
+    assert told.endswith("turns 1.0, right by luck 0 %")

@@ -23,7 +23,8 @@ function verdict() {
         source ? ` on ${brief(source, 60)}` : measured.length > 1 && ", all sources together"), intervals(rows)]),
       h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals"
         + (data.alike.some(({length}) => length > 1) ? ", of seeds from the lowest to the highest" : "")),
-        data.differing["env.match"] && h("p", {class: "note small"}, "Not by one rule: env.match differs.")),
+        data.apart.includes(ruleOf()) && h("p", {class: "note small"},
+          `Not by one rule: not all of these are judged by ${ruleOf()} alike.`)),
       card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
         : table(["run", ...heads], rows.map((row, n) => [runs[n].label, ...heads.map(head => row[head])])))),
     against.length > 0 && [h("h2", {}, `Beside ${against[0].base}`), card(table(
@@ -42,8 +43,8 @@ function verdict() {
 /** The rule that answers are judged by: the chosen one, or what counts in the runs. */
 const ruleOf = () => data.rules.includes(address().rule) ? address().rule : data.rules[0];
 /** Give what was measured of a run by place, of one source or, without one, of all. */
-const placesOf = (run, source) => source ? entry(run.sources, source) ?? {} : Object.fromEntries(
-  Object.entries(run.measured).map(([where, rules]) => [where, entry(rules, ruleOf()) ?? Object.values(rules)[0]]));
+const placesOf = (run, source) => Object.fromEntries(
+  Object.entries(source ? entry(run.sources, source) ?? {} : run.measured).map(([where, rules]) => [where, entry(rules, ruleOf()) ?? Object.values(rules)[0]]));
 
 /** Name a configuration, with how many of its seeds are finished, and give these. */
 function seedsOf(group) {
@@ -72,8 +73,8 @@ function factsOf(run, n) {
   return {
     before: before ? percent(before.mean) : "–",
     accuracy: last && finished ? mean(last) : "–",
-    "by source": finished && Object.keys(sources).length ? Object.entries(sources).map(([source, places]) =>
-      h("div", {style: {whiteSpace: "nowrap"}}, brief(source, 60), ` ${percent(Object.values(places).at(-1).mean)}`)) : "–",
+    "by source": finished && Object.keys(sources).length ? Object.keys(sources).map(source =>
+      h("div", {style: {whiteSpace: "nowrap"}}, brief(source, 60), ` ${percent(Object.values(placesOf(run, source)).at(-1).mean)}`)) : "–",
     "gain in points": tests.ci95 ? gain(tests) : "–",
     "flipped to right": Number.isFinite(tests.only_second) ? flip("right", tests.only_second) : "–",
     "flipped to wrong": Number.isFinite(tests.only_first) ? flip("wrong", tests.only_first) : "–",
