@@ -28,7 +28,7 @@ WARM_MODEL = Path("warm", "model")
 PLACES = "places"
 """Settings that say where weights and data lay, for people: what they are is said by contents."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
-_ELSEWHERE = ("rollout.sglang.", "run.trackio")
+_ELSEWHERE = ("rollout.sglang.", "run.dir", "run.trackio")
 # A folder with no more than these holds no work yet, and other settings may have it.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
 _ADVICE = "delete it to go on"

@@ -400,6 +400,6 @@ def find_report(path: Path, settings: ReportSettings) -> Report | None:
         name = differing[0]
         raise UserError(
             f"{path}: holds verdicts of other settings ({name} is {there.get(name)!r:.120} there "
-            f"and {here.get(name)!r:.120} here); name another file"
+            f"and {here.get(name)!r:.120} here); delete it to judge anew, or name another file"
         )
     return report

@@ -63,6 +63,12 @@ def test_a_run_may_go_on_with_other_devices_and_servers(job, settings, others, r
         claim(job(*others, refused))
 
 
+def test_a_run_may_go_on_in_another_place(job, tmp_path):
+    """The folder was moved, or its path is written otherwise."""
+    folder = claim(job(), work=True).rename(tmp_path / "moved")
+    assert claim(job(f"run.dir={folder}")) == folder
+
+
 def test_a_folder_without_work_may_have_other_settings(job, tmp_path):
     """A first start that failed or was killed must not stand in the way of the corrected one."""
     folder = claim(job())
