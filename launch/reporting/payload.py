@@ -183,7 +183,10 @@ def _said(run: Run) -> dict[str, Any]:
         "result": result,
         "versions": run.versions,
         "numbers": _numbers(run, settings.get("train.prompts_per_step")),
-        "command": f"python -m launch.train --cfg {run.folder}/{CONFIG}" if run.is_training else "",
+        # With the folder: the run may have been made in another place.
+        "command": f"python -m launch.train --cfg {run.folder}/{CONFIG} run.dir={run.folder}"
+        if run.is_training
+        else "",
         "measured": {
             where: run.reports[where].measures
             for where in PLACES

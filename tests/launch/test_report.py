@@ -47,6 +47,7 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
     data = opened(write_page(run))
     result = json.loads((run / "result.json").read_text())
     [found] = data["overview"]["runs"]
+    assert found["command"].endswith(f" --cfg {run}/config.yaml run.dir={run}")
     places = ("before", "after")
     measured = {f"ex_{where}": found["measured"][where]["set"]["mean"] for where in places}
     measured["gain"] = found["tests"]["set"]["difference"]
