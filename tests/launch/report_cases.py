@@ -215,6 +215,8 @@ def make_run(
                 "tag/WHERE_ERROR": 0.5 - share / 2,
                 "groups/equal_share": 0.1 + abs(noise),
                 "update/entropy": 0.1 * 0.99**step,
+                # Nearly constant: a scale of less than rounding had endless ticks.
+                "update/correction_mean": 0.999999 if step == 3 else 1.0,
                 "time/rollout_tokens_per_s": 3000 + 100 * noise,
                 **({"validation/accuracy": share} if step % 2 == 0 else {}),
             }

@@ -74,7 +74,7 @@ function columnsOf({key, runs}, steps) {
   const smooth = (values, last = null) => values.map(value => value === null ? null
     : last = isSparse || last === null ? value : weight * last + (1 - weight) * value);
   const over = (columns, of) => steps.map((_, n) => columns.map(each => each[n]).filter(Number.isFinite))
-    .map(values => values.length ? of(...values) : null);
+    .map(values => values.length ? Number(of(...values).toPrecision(6)) : null);
   const soft = exact.map(values => smooth(values));
   return {isSparse, exact: over(exact, average), columns: [Math.max, Math.min, average].map(of => over(soft, of))};
 }
