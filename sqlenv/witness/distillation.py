@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import apsw
 from sqlglot import exp
 
 from sqlenv.evaluators.equality import matches
-from sqlenv.sql.extraction import clause, parse
+from sqlenv.sql.extraction import parse
 from sqlenv.types import MatchMode, Table
 from sqlenv.witness.focus import focus_of
 from sqlenv.witness.neighbours import Neighbour, neighbours
@@ -24,6 +25,7 @@ from sqlenv.witness.variants import make_variant
 _CANDIDATES = 24
 # A query of a neighbour may be a product of tables; what takes longer tells nothing.
 _STEPS, _STRIDE, _MOST_ROWS = 200_000, 1_000, 5_000
+_NUMBERING = (exp.RowNumber, exp.Lag, exp.Lead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,11 @@ def _candidate(
 ) -> Iterator[_Candidate]:
     """Find what a variant tells apart, where it can be a witness."""
     wanted = _run(variant, gold)
-    if wanted is None or _is_tied(variant, gold):
+    if wanted is None:
         return
-    variant.pragma("reverse_unordered_selects", 1)
-    reversed_ = _run(variant, gold)
-    variant.pragma("reverse_unordered_selects", 0)
-    if reversed_ is None or not matches(reversed_, wanted, mode=mode, gold_sql=gold):
-        return
+    for result in _by_other_orders(variant, gold):
+        if result is None or not matches(result, wanted, mode=mode, gold_sql=gold):
+            return
     results = [_run(variant, neighbour.sql) for neighbour in near]
     told = frozenset(
         number
@@ -133,23 +133,41 @@ def _run(connection: apsw.Connection, sql: str) -> Table | None:
     return Table(("",) * (len(rows[0]) if rows else 0), tuple(rows))
 
 
-def _is_tied(connection: apsw.Connection, gold: str) -> bool:
-    """Say whether the last row that a LIMIT keeps and the first that it drops are ordered alike."""
+def _by_other_orders(connection: apsw.Connection, gold: str) -> Iterator[Table | None]:
+    """Run a gold query as SQLite may as well: rows are read backwards, and those that an ORDER BY
+    leaves alike come in the order of what is shown, up and down.
+    """
+    connection.pragma("reverse_unordered_selects", 1)
+    yield _run(connection, gold)
+    connection.pragma("reverse_unordered_selects", 0)
+    if "order" in gold.lower():
+        yield from (_run(connection, _with_ties_broken(gold, is_down)) for is_down in (False, True))
+
+
+@lru_cache(maxsize=8)
+def _with_ties_broken(gold: str, is_down: bool) -> str:  # noqa: FBT001
+    """Let what is shown order what each ORDER BY leaves alike."""
     tree = parse(gold)
-    if not isinstance(tree, exp.Select):
-        return False
-    keys, limit = clause(tree, "order"), tree.args.get("limit")
-    if not keys or limit is None or not str(limit.expression).isdigit():
-        return False
-    kept = int(str(limit.expression))
-    probe = tree.copy()
-    probe.set("expressions", [*probe.expressions, *(key.this.copy() for key in keys)])
-    probe.set("limit", exp.Limit(expression=exp.Literal.number(kept + 1)))
-    shown = _run(connection, probe.sql(dialect="sqlite", normalize_functions=False))
-    if shown is None or len(shown.rows) <= kept:
-        return False
-    last, first = (row[-len(keys) :] for row in shown.rows[-2:])
-    return last == first
+    assert tree is not None  # what cannot be parsed has no variant
+    tree = tree.copy()
+    for order in tree.find_all(exp.Order):
+        for shown in _shown(order.parent):
+            key = exp.Ordered(this=shown, desc=is_down, nulls_first=not is_down)
+            order.append("expressions", key)
+    return tree.sql(dialect="sqlite", normalize_functions=False)
+
+
+def _shown(around: exp.Expr | None) -> list[exp.Expression]:
+    """List what a query shows, by number, or what the query around a window that numbers rows does:
+    other windows give rows that are alike the same value.
+    """
+    if isinstance(around, exp.Query):
+        return [exp.Literal.number(number) for number in range(1, len(around.selects) + 1)]
+    if isinstance(around, exp.Window) and isinstance(around.this, _NUMBERING):
+        select = around.find_ancestor(exp.Select)
+        shown = select.selects if select else []
+        return [one.copy() for one in shown if isinstance(one, exp.Column)]
+    return []
 
 
 def _choose(found: Sequence[_Candidate], near: Sequence[Neighbour], count: int) -> Witnesses:

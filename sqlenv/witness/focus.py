@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from sqlenv.witness.columns import Columns, Place, place_of, read_tree
 from sqlenv.witness.source import Source, SourceTable
 
 _ROWS = 12  # rows of its result, before it groups, that a query is asked for
+_STEPS = 10_000_000  # half a second: a product of tables may have no such row
 _COMPARISONS = (
     *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE),
     *(exp.In, exp.Between, exp.Like),
@@ -63,7 +65,9 @@ def _constants(tree: exp.Expression, source: Source) -> Mapping[Place, list[Valu
         comparison = literal.find_ancestor(*_COMPARISONS, exp.Select)
         if isinstance(comparison, _COMPARISONS):
             for column in comparison.find_all(exp.Column):
-                if place := place_of(column, columns):
+                # A text beside a function, such as a year, is none of the column's.
+                is_meant = not literal.is_string or literal.parent is column.parent
+                if is_meant and (place := place_of(column, columns)):
                     found.setdefault(place, []).extend(_near(literal))
     for key in source.keys:
         for own, ref in zip(key.columns, key.ref_columns, strict=True):
@@ -80,28 +84,42 @@ def _near(literal: exp.Literal) -> Iterator[Value]:
         if "%" not in text:
             yield text
         return
-    number = float(text)
-    if number.is_integer():
+    number = int(text) if text.isdigit() else float(text)
+    number = -number if isinstance(literal.parent, exp.Neg) else number
+    if math.isinf(number):
+        return
+    if number == int(number):
         yield from (int(number), int(number) - 1, int(number) + 1)
     else:
-        yield from (number, number - 0.5, number + 0.5)
+        yield from (number, math.floor(number), math.ceil(number))
 
 
 def _fitting(
     source: Source, constants: Mapping[Place, list[Value]]
 ) -> Iterator[tuple[Place, tuple[Value, ...]]]:
-    """Leave out texts for columns of numbers, and the other way round."""
+    """Leave out what is of another type than all of a column's values, what begins as a date or a
+    code but is longer or shorter than all of them, and third values of what is 0 or 1.
+    """
     for table in source.tables:
         for at, column in enumerate(table.columns):
             place = (table.name.lower(), column.lower())
-            has_text = {isinstance(row[at], str) for row in table.rows if row[at] is not None}
+            if place not in constants:
+                continue
+            there = {row[at] for row in table.rows} - {None}
+            known = set(map(_form, there))
             values = [
                 value
-                for value in dict.fromkeys(constants.get(place, ()))
-                if isinstance(value, str) in (has_text or {True})
+                for value in dict.fromkeys(constants[place])
+                if _form(value) in known or (isinstance(value, int) and float in known)
+                if there != {0, 1} or value in there
             ]
             if values:
                 yield place, tuple(values)
+
+
+def _form(value: Value) -> object:
+    is_dated = isinstance(value, str) and value[:1].isdigit()
+    return len(value) if is_dated else type(value)
 
 
 def _links(tree: exp.Expression, columns: Columns) -> Iterator[tuple[Place, Place]]:
@@ -132,8 +150,10 @@ def _rows(
                 at = 0
                 for _, table in read:
                     width = len(table.columns)
-                    found.setdefault(table.name, {})[row[at : at + width]] = None
+                    part = row[at : at + width]
                     at += width
+                    if any(value is not None for value in part):  # else of a LEFT JOIN
+                        found.setdefault(table.name, {})[part] = None
     return {name: tuple(rows) for name, rows in found.items()}
 
 
@@ -150,7 +170,8 @@ def _core_rows(
     for name in _NOT_CORE:
         core.set(name, None)
     core.set("expressions", cells)
+    connection.set_progress_handler(lambda: True, _STEPS)
     try:
         return list(connection.execute(f"{core.sql(dialect='sqlite')} LIMIT {_ROWS}"))
-    except apsw.SQLError:
+    except (apsw.SQLError, apsw.InterruptError):
         return []

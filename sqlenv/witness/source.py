@@ -26,6 +26,7 @@ class SourceTable:
     Attributes:
         columns: The stored ones; values of generated columns are SQLite's to compute.
         unique: Sets of columns, by place, that no two rows may share, the smallest ones.
+        is_distinct: Whether no two rows may be the same all over.
         has_null: By column, whether the rows hold NULL.
         rows: Some of the rows, from all over the table.
     """
@@ -33,6 +34,7 @@ class SourceTable:
     name: str
     columns: tuple[str, ...]
     unique: tuple[tuple[int, ...], ...]
+    is_distinct: bool
     has_null: tuple[bool, ...]
     rows: tuple[Row, ...]
 
@@ -122,13 +124,17 @@ def _table(connection: apsw.Connection, name: str, breaks_uniqueness: bool) -> S
     )
     given, different = both[::2], both[1::2]
     unique = {*_declared(connection, name, keys)}
+    is_distinct = False
     if total > 2 and not breaks_uniqueness:  # of two rows nothing can be learned
         places = range(len(columns))
         unique |= {(at,) for at in places if given[at] == different[at] == total}
+        rows = f"SELECT count(*) FROM (SELECT DISTINCT * FROM {scanned})"
+        is_distinct = not unique and next(connection.execute(rows)) == (total,)
     return SourceTable(
         name,
         columns,
         tuple(sorted(part for part in unique if not any({*one} < {*part} for one in unique))),
+        is_distinct,
         tuple(number < total for number in given),
         tuple(_some(connection, name, cells, total)),
     )

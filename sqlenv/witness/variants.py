@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import apsw
 
+from sqlenv.executor.functions import clock
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Value
 from sqlenv.witness.columns import Place
@@ -22,6 +24,7 @@ from sqlenv.witness.source import Source, SourceTable
 _SIZES = (4, 8, 15, 30, 50)  # of a table that the gold reads
 _SIZE = 12  # of any other
 _NAMED = (2, 4, 12, 50)  # different rows that the rows of another table name
+_NOW = datetime(2025, 1, 1, tzinfo=UTC)  # for gold queries that ask for the time
 _PAGE_BYTES = 512  # the smallest: a table takes one at least
 
 Rows = list[list[Value]]
@@ -41,9 +44,14 @@ def make_variant(source: Source, focus: Focus, *, seed: int) -> apsw.Connection:
     for link in (*declared, *_other_links(source, focus)):
         _relink(tables, link, draw)
     for table in source.tables:
-        tables[table.name] = _without_repeats(tables[table.name], table.unique)
-    _close(tables, declared)
-    return _build(source, tables)
+        tables[table.name] = _without_repeats(tables[table.name], table)
+    while True:
+        _close(tables, declared)
+        closed = dict(tables)
+        connection = _build(source, tables)
+        if tables == closed:
+            return connection
+        connection.close()  # rows that SQLite refuses may be named by others
 
 
 def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:
@@ -161,8 +169,10 @@ def _relink(tables: dict[str, Rows], link: Link, draw: random.Random) -> None:
                 row[at] = value
 
 
-def _without_repeats(rows: Rows, unique: Sequence[Sequence[int]]) -> Rows:
-    for part in unique:
+def _without_repeats(rows: Rows, table: SourceTable) -> Rows:
+    if table.is_distinct:
+        rows = [list(row) for row in dict.fromkeys(map(tuple, rows))]
+    for part in table.unique:
         seen: set[tuple[Value, ...]] = set()
         kept = []
         for row in rows:
@@ -187,8 +197,15 @@ def _close(tables: dict[str, Rows], links: Sequence[Link]) -> None:
             tables[child.name] = kept
 
 
+def _refuse_chance(*_: Value) -> Value:
+    raise apsw.SQLError("chance decides")
+
+
 def _build(source: Source, tables: dict[str, Rows]) -> apsw.Connection:
-    connection = apsw.Connection(":memory:")
+    """Make the database of the rows, and leave out of `tables` those that SQLite refuses."""
+    connection = apsw.Connection(":memory:", vfs=clock(_NOW).name)
+    for name, arguments in (("random", 0), ("randomblob", 1)):
+        connection.create_scalar_function(name, _refuse_chance, arguments)
     connection.pragma("page_size", _PAGE_BYTES)
     connection.pragma("encoding", source.encoding)
     # As SQLite is by default, and as schemas and gold queries rely on: "text" is a text.
@@ -202,8 +219,12 @@ def _build(source: Source, tables: dict[str, Rows]) -> apsw.Connection:
                 ", ".join(map(quoted, table.columns)),
                 ", ".join("?" * len(table.columns)),
             )
-            insert = f"INSERT OR IGNORE INTO {quoted(table.name)} ({cells}) VALUES ({marks})"
+            insert = f"INSERT OR ABORT INTO {quoted(table.name)} ({cells}) VALUES ({marks})"
+            kept = []
             for row in tables[table.name]:
-                with suppress(apsw.MismatchError, apsw.ConstraintError):
+                # What overflows is a key, or a constant, next to the largest integer.
+                with suppress(apsw.MismatchError, apsw.ConstraintError, OverflowError):
                     connection.execute(insert, row)
+                    kept.append(row)
+            tables[table.name] = kept
     return connection
