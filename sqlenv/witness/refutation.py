@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.comparators import Case, Runs, ask
+from sqlenv.evaluators.equality import like_gold
 from sqlenv.executor import Executor
 from sqlenv.sql.extraction import tables_of
 from sqlenv.sql.lexer import quoted
@@ -58,8 +59,8 @@ class Refutation:
 def judge_on_witnesses(
     cases: Sequence[Case], rule: ExecutionMatch, executor: Executor, witnesses: WitnessStore
 ) -> list[float]:
-    """Judge cases by a rule; 1 is right on the case's database and on every witness, of which a
-    question with a rule of its own has none (`witnesses_of`).
+    """Judge cases by a rule; 1 is right on the case's database and on every witness, there but for
+    the last bits of numbers; a question with a rule of its own has none (`witnesses_of`).
 
     Raises:
         UserError: A database cannot be read.
@@ -72,6 +73,18 @@ def judge_on_witnesses(
         for file in witnesses.of(case.database, case.gold).files
     ]
     there = [replace(cases[number], database=file) for number, file in asked]
-    for (number, _), judged in zip(asked, executor.judge(there, [rule]), strict=True):
-        scores[number] = min(scores[number], judged.scores[rule])
+    judged = executor.judge(there, [rule])
+    for (number, _), case, one in zip(asked, there, judged, strict=True):
+        if one.scores[rule] != 1:
+            scores[number] = min(scores[number], _score_closely(case, rule, executor))
     return scores
+
+
+def _score_closely(case: Case, rule: ExecutionMatch, executor: Executor) -> float:
+    """Judge a case whose numbers may differ in their last bits, which mean nothing else."""
+
+    def execute(database: Path, sql: str) -> Result:
+        wanted = executor.gold(database, case.gold)
+        return like_gold(executor.execute(database, sql), wanted, "close")
+
+    return ask(rule, case, Runs(execute, executor.gold)).score

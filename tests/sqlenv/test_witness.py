@@ -12,12 +12,13 @@ import pytest
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig, SingleTurnConfig
 from sqlenv.envs.single_turn import SingleTurn, first_refuting
+from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Table
+from sqlenv.types import Example, ExecutionMatch, Table
 from sqlenv.witness.distillation import distil
 from sqlenv.witness.focus import focus_of
 from sqlenv.witness.neighbours import neighbours
-from sqlenv.witness.refutation import Refutation
+from sqlenv.witness.refutation import Refutation, judge_on_witnesses
 from sqlenv.witness.source import read_source
 from sqlenv.witness.store import WitnessStore
 from sqlenv.witness.variants import make_variant
@@ -233,6 +234,19 @@ def test_a_rule_that_counts_rows_is_asked_on_the_questions_database_alone(ask: A
     gold = "SELECT name FROM owner"
     assert ask(gold, 4, f"{gold} LIMIT 3", "subset,=,3") == (True, False)
     assert ask(gold, 4, f"{gold} LIMIT 2", "subset,=,3") == (False, False)
+
+
+@pytest.mark.parametrize("rule", ["set", "spider_ex"])
+def test_last_bits_refute_nothing(tmp_path: Path, cache: DiskCache, rule: ExecutionMatch) -> None:
+    """On the database all give the same to the bit; one divides each number before it adds."""
+    prices = "(1.5), (10.25), (7.1), (0.1), (0.2), (0.3)"
+    script = f"CREATE TABLE t (r REAL); INSERT INTO t VALUES {prices}"
+    database = make_file(tmp_path / "it.sqlite", script)
+    queries = "SELECT SUM(r) / 3 FROM t", "SELECT SUM(r / 3.0) FROM t", "SELECT 19.45 / 3"
+    cases = [Case(query, queries[0], database) for query in queries]
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        scores = judge_on_witnesses(cases, rule, executor, WitnessStore(cache, match=rule))
+    assert scores == [1, 1, 0]
 
 
 def test_a_refutation_shows_the_rows_and_both_results(shop: Path, cache: DiskCache) -> None:
