@@ -25,6 +25,7 @@ _SIZES = (4, 8, 15, 30, 50)  # of a table that the gold reads
 _SIZE = 12  # of any other
 _NAMED = (2, 4, 12, 50)  # different rows that the rows of another table name
 _NOW = datetime(2025, 1, 1, tzinfo=UTC)  # for gold queries that ask for the time
+_SHUFFLED = 0.35  # share of columns
 _PAGE_BYTES = 512  # the smallest: a table takes one at least
 
 Rows = list[list[Value]]
@@ -72,6 +73,8 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:
         constants = focus.constants.get((name, column.lower()), ())
         values = [row[at] for row in rows]
         if at in keys:
+            if (at,) in table.unique and draw.random() < _SHUFFLED:
+                values = draw.sample(values, len(values))
             values = _with_each(values, constants, draw)
         else:
             values = _mixed(values, draw)
@@ -111,9 +114,9 @@ def _with_each(values: list[Value], constants: Sequence[Value], draw: random.Ran
 def _mixed(values: list[Value], draw: random.Random) -> list[Value]:
     """Let values change places, or repeat, or leave them."""
     how = draw.random()
-    if how < 0.35:
+    if how < _SHUFFLED:
         return draw.sample(values, len(values))
-    return draw.choices(values, k=len(values)) if how < 0.7 else values
+    return draw.choices(values, k=len(values)) if how < 2 * _SHUFFLED else values
 
 
 def _with_some(values: list[Value], constants: Sequence[Value], draw: random.Random) -> list[Value]:
