@@ -173,5 +173,5 @@ def _core_rows(
     connection.set_progress_handler(lambda: True, _STEPS)
     try:
         return list(connection.execute(f"{core.sql(dialect='sqlite')} LIMIT {_ROWS}"))
-    except (apsw.SQLError, apsw.InterruptError):
+    except apsw.Error:
         return []
