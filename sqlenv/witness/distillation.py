@@ -15,6 +15,7 @@ import apsw
 from sqlglot import exp
 
 from sqlenv.evaluators.equality import matches
+from sqlenv.executor.database import reading
 from sqlenv.sql.extraction import parse
 from sqlenv.types import MatchMode, Table
 from sqlenv.witness.focus import focus_of
@@ -25,6 +26,7 @@ from sqlenv.witness.variants import make_variant
 _CANDIDATES = 24
 # A query of a neighbour may be a product of tables; what takes longer tells nothing.
 _STEPS, _STRIDE, _MOST_ROWS = 200_000, 1_000, 5_000
+_MOST_KNOWN = 8  # rows of a result
 _NUMBERING = (exp.RowNumber, exp.Lag, exp.Lead)
 
 
@@ -80,7 +82,7 @@ def distil(
         focus = focus_of(gold, source, database)
         if focus is None:
             return Witnesses(reason="the gold query cannot be parsed")
-        near = neighbours(gold, source.column_names)
+        near = (*neighbours(gold, source.column_names), *_by_heart(gold, database))
         found: list[_Candidate] = []
         for number in range(_CANDIDATES):
             variant = make_variant(source, focus, seed=number)
@@ -91,6 +93,15 @@ def distil(
     if not found:
         return Witnesses(reason="the gold query fails or is undecided on every variant")
     return _choose(found, near, count)
+
+
+def _by_heart(gold: str, database: Path) -> Iterator[Neighbour]:
+    """Write the gold's result as constants: what it gives on one database can be known."""
+    with reading(database) as connection:
+        result = _run(connection, gold)
+    if result is not None and 0 < len(result.rows) <= _MOST_KNOWN:
+        rows = (", ".join(map(apsw.format_sql_value, row)) for row in result.rows)
+        yield Neighbour("result by heart", f"VALUES {', '.join(f'({row})' for row in rows)}")
 
 
 def _candidate(

@@ -17,7 +17,7 @@ from sqlenv.witness.distillation import distil
 
 _log = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 """Of how witnesses are made: another one makes them anew."""
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",

@@ -125,6 +125,13 @@ def test_a_query_that_is_right_by_luck_is_refuted(shop: Path, gold: str, lucky: 
     assert any(wanted != predicted for wanted, predicted in results)
 
 
+def test_the_result_as_constants_is_a_neighbour(shop: Path) -> None:
+    by_heart = "result by heart"
+    assert by_heart not in [one.change for one in distil("SELECT name FROM owner", shop).untold]
+    same = {one.change: one.sql for one in distil("SELECT 1, 'it''s'", shop).untold}
+    assert same[by_heart] == "VALUES (1, 'it''s')"
+
+
 @pytest.mark.parametrize(
     ("script", "gold", "same"),
     WITNESSES["same"],
