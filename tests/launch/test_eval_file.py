@@ -364,7 +364,7 @@ def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"settings|seed"):
         evaluate(path, spider, out, "--seed", "1")
     with pytest.raises(
-        UserError, match=r"\(model\.name is 'mixed' there and 'm' here\); name another"
+        UserError, match=r"\(model\.name is 'mixed' there and 'm' here\); delete it"
     ):
         evaluate(path, spider, out, "--model", "m")
     assert json.loads(out.read_text()) == whole

@@ -62,13 +62,13 @@ def test_thirty_questions(database, tmp_path):
 
 
 def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
-    """The third of them tells; a question with a rule of its own has none, as in training."""
+    """The second of them tells; a question with a rule of its own has none, as in training."""
     database = make_pets(tmp_path / "pets.sqlite", PETS)
     gold = "SELECT count(*) FROM pet WHERE age > 3 AND name != 'dee'"
     plain = Example("spider/dev/0", "How many?", "pets", database, gold)
     examples = (plain, replace(plain, grading_method="set"))
     found = {}
-    for count in (2, 4):
+    for count in (1, 4):
         questions = own_set("test", examples, AnswerConfig(witnesses=count))
         with (
             Progress(tmp_path / "part", {}) as progress,
@@ -78,7 +78,7 @@ def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
             verdicts, _ = judge(questions, answers, GREEDY, executor, progress)
         found[count] = [dict(one.scores) for one in verdicts]
     right, lucky = ({"witness": told, "set": 1.0} for told in (1.0, 0.0))
-    assert found == {2: [right, right], 4: [lucky, right]}
+    assert found == {1: [right, right], 4: [lucky, right]}
 
 
 def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):
