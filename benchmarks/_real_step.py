@@ -33,7 +33,7 @@ from minirl.sample import decode
 from minirl.sample.rollout import Rollout, flatten
 from minirl.sample.sampler import NativeSampler
 from minirl.train.advantages import estimate
-from minirl.train.batching import Groups, micro_batches, padded_share
+from minirl.train.batching import Groups, MicroBatches
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import Tokenizer, TokenRow, Trajectory
@@ -248,7 +248,7 @@ def measure_update(
     stats: dict[str, float] = {}
     for _ in range(1 + runs):
         start = Lap.now()
-        batches = micro_batches(
+        batches = MicroBatches(
             groups,
             aggregation=train.algorithm.aggregation,
             sizes=train.batching,
@@ -265,7 +265,7 @@ def measure_update(
     useful = 6.0 * (layers * (prompt + answer) + logits * answer)
     return watch.phase(useful).figures() | {
         "tokens": prompt + answer,
-        "padding": round(padded_share(groups, train.batching), 3),
+        "padding": round(batches.padding, 3),
         "programs": learner.programs,
         "loss": stats["loss"],
         "grad_norm": stats["grad_norm"],

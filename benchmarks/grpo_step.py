@@ -54,7 +54,7 @@ from minirl.model.lora import add_adapters
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
-from minirl.train.batching import micro_batches
+from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import TokenRow, Trajectory
@@ -138,7 +138,7 @@ def time_update(
     # The first run compiles and is not timed.
     for _ in range(runs + 1):
         started = time.perf_counter()
-        batches = micro_batches(rows, aggregation="sequence_mean", sizes=sizes, pad_id=0)
+        batches = MicroBatches(rows, aggregation="sequence_mean", sizes=sizes, pad_id=0)
         state, *_ = learner.update(state, batches, rate=optimizer.learning_rate)
         jax.block_until_ready(state.params)
         seconds.append(time.perf_counter() - started)

@@ -165,7 +165,7 @@ def _of_update(
     besides the learner's state.
     """
     sizes = work.train.batching.model_copy(update={"micro_batch_tokens": tokens})
-    shape = largest_shape(work.longest_group, sizes)
+    shape = largest_shape(work.longest_prefix, work.sampler.max_response_tokens, sizes)
     batch = abstract_batch(shape, mesh, top=work.train.algorithm.score_centering)
     lowered = dict(training.learner.lower(training.state, batch))
     program = compiled(_gradient(tokens), lowered["gradient"])
@@ -187,14 +187,13 @@ def _sizes(work: Workload, mesh: Mesh | None) -> Sequence[int]:
     """Return the sizes of a micro-batch to choose from, in tokens and rising: the one that is set,
     or from a single trajectory to all that a part of the mesh has of an update.
     """
-    train, longest = work.train, work.longest_group
+    train, prompt, answer = work.train, work.longest_prefix, work.sampler.max_response_tokens
     tokens = train.batching.micro_batch_tokens
     if tokens != "auto":
         return [tokens]
     groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
-    fewest = longest.prompt + longest.answers[0]
-    most = min(MOST_TOKENS, groups * (longest.prompt + sum(longest.answers)))
-    return sorted({max(most * n // _SIZES, fewest) for n in range(1, _SIZES + 1)})
+    most = min(MOST_TOKENS, groups * (prompt + train.group_size * answer))
+    return sorted({max(most * n // _SIZES, prompt + answer) for n in range(1, _SIZES + 1)})
 
 
 def _largest(sizes: Sequence[int], room: float, needs: Callable[[int], float]) -> int:

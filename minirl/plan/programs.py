@@ -29,7 +29,7 @@ from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train.batching import Batch, empty_batch
-from minirl.train.layout import Extent, Shape
+from minirl.train.layout import Shape
 from minirl.train.optimizer import make_optimizer
 from minirl.train.rollouts import needed_slots
 from minirl.train.update import Learner, TrainState, policy_objective
@@ -51,11 +51,9 @@ class Workload:
         return jnp.dtype(self.source.dtype)
 
     @property
-    def longest_group(self) -> Extent:
-        """Return the lengths of a group of the longest prompt and answers."""
-        # The last token of a prompt is the first input of every answer.
-        answers = (self.sampler.max_response_tokens,) * self.train.group_size
-        return Extent(self.sampler.max_prompt_tokens - 1, answers)
+    def longest_prefix(self) -> int:
+        """Return the most tokens of a prompt without its last one, with which answers begin."""
+        return self.sampler.max_prompt_tokens - 1
 
 
 @dataclass(frozen=True, slots=True)

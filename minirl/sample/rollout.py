@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from itertools import compress
 from time import perf_counter
 from typing import Any, Literal
 
@@ -151,10 +150,7 @@ class Rollout:
         self._episodes: dict[int, _Play] = {}
         self._over = 0  # episodes that have ended
         self._too_long: list[tuple[int, Any]] = []
-        # Calls that are awaited; that have returned, and are not; and how many have not, or are.
-        self._awaited: list[_Call] = []
-        self._ready: SimpleQueue[_Call] = SimpleQueue()
-        self._under_way = 0
+        self._calls: list[_Call] = []  # of which nothing has been taken yet, in order
         # When tokens were first told, and how many: what comes before is compiling.
         self._told: tuple[float, int] | None = None
 
@@ -200,13 +196,12 @@ class Rollout:
         """Reset all environments, then sample and step until every episode has ended."""
         for n, example in enumerate(self.examples):
             self._call(n, partial(self._begin, n), self._reset, example)
-        if self._awaited:
-            self._take_results()
+        self._take_results()
         few, longest = _STEPS_BESIDE_ENVIRONMENTS, self._longest_reply
         steps = max(few, min(_MOST_STEPS, int(longest * _IDLE_SHARE)))
         while len(self._groups) < len(self.examples) or self._over < len(self._episodes):
             self.check()
-            replies = self.sampler.advance(max_steps=few if self._under_way else steps)
+            replies = self.sampler.advance(max_steps=few if self._calls else steps)
             self._take_results()
             for number, reply in replies:
                 if self._episodes[number].ended is None:  # and its group not dropped since
@@ -216,26 +211,15 @@ class Rollout:
         self, n: int, then: Callable[[Any], None], function: Callable[..., Any], *given: Any
     ) -> None:
         """Call a function for an example in a thread; `then` gets what it returns."""
-
-        def note(done: Future[Any]) -> None:
-            if not done.cancelled():
-                self._ready.put((then, n, done))
-                self.sampler.wake()
-
-        self._under_way += 1
         future = self._pool.submit(function, *given)
-        if self.sampler.is_repeatable:
-            self._awaited.append((then, n, future))
-        else:
-            future.add_done_callback(note)
+        self._calls.append((then, n, future))
+        future.add_done_callback(lambda _done: self.sampler.wake())
 
     def _take_results(self) -> None:
-        """Continue with what was returned."""
-        results, self._awaited = self._awaited, []
-        with suppress(Empty):
-            while True:
-                results.append(self._ready.get_nowait())
-        self._under_way -= len(results)
+        """Continue with what was returned; where the sampler is repeatable, wait for all of it."""
+        is_taken = [self.sampler.is_repeatable or future.done() for *_, future in self._calls]
+        results = list(compress(self._calls, is_taken))
+        self._calls = [call for call, taken in zip(self._calls, is_taken, strict=True) if not taken]
         for then, n, future in results:
             is_dropped = n in self._groups and not self._groups[n]
             if not is_dropped and (error := self._failure(future)) is not None:

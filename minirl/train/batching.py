@@ -12,11 +12,10 @@ import numpy as np
 from minirl.config import BatchingConfig
 from minirl.config.algorithms import Aggregation
 from minirl.model.attention import Rows
-from minirl.train.layout import Extent, Layout, Shape, layouts, padding
+from minirl.train.layout import Groups, Layout, Shape, layouts, padding
 from minirl.types import TokenRow, Trajectory
 
 Item = TypeVar("Item")
-Groups = Sequence[Sequence[TokenRow]]
 
 
 class Batch(NamedTuple):
@@ -101,74 +100,70 @@ def token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
     return total / max(sum(int(row.is_action.sum()) for row in rows), 1)
 
 
-def micro_batches(
-    groups: Groups,
-    *,
-    aggregation: Aggregation,
-    sizes: BatchingConfig,
-    pad_id: int,
-    divisor: int = 1,
-    parts: int = 1,
-) -> Iterator[Batch]:
-    """Cut groups into micro-batches whose gradients add up to the batch's.
+class MicroBatches:
+    """The micro-batches of groups, in order: their gradients add up to that of the whole batch.
 
-    `parts` are those of the mesh's rows (`sharding.row_parts`).
+    `parts` are those of the mesh's rows (`sharding.row_parts`); see `token_weights` for
+    `aggregation` and `divisor`.
     """
-    lengths = [row_length(row, aggregation=aggregation) for group in groups for row in group]
-    weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
-    rows = (row for group in groups for row in group)
-    weight_of = {id(row): weight for row, weight in zip(rows, weights, strict=True)}
-    known = groups[0][0].top if groups else None
-    top = 0 if known is None else known.ids.shape[1]
-    for layout in layouts(_extents(groups), sizes, parts=parts):
-        yield _fill(layout, groups, weight_of, pad_id=pad_id, top=top)
 
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        aggregation: Aggregation,
+        sizes: BatchingConfig,
+        pad_id: int,
+        divisor: int = 1,
+        parts: int = 1,
+    ) -> None:
+        rows = [row for group in groups for row in group]
+        lengths = [row_length(row, aggregation=aggregation) for row in rows]
+        weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
+        # Rows are compared by identity: two may hold the same.
+        self._weight_of = {id(row): weight for row, weight in zip(rows, weights, strict=True)}
+        self._groups, self._pad_id = groups, pad_id
+        self._layouts = layouts(groups, sizes, parts=parts)
 
-def read_back(
-    groups: Groups, values: Iterable[Any], *, sizes: BatchingConfig, parts: int = 1
-) -> list[list[np.ndarray]]:
-    """Bring numbers of the targets of `micro_batches`, BC each, back to the rows.
+    def __iter__(self) -> Iterator[Batch]:
+        known = self._groups[0][0].top if self._groups else None
+        top = 0 if known is None else known.ids.shape[1]
+        for layout in self._layouts:
+            yield _fill(layout, self._weight_of, pad_id=self._pad_id, top=top)
 
-    Returns:
-        For each row of each group an array over its ids; 0 on the prompt.
-    """
-    values_of = {}
-    arranged = layouts(_extents(groups), sizes, parts=parts)
-    for layout, array_BC in zip(arranged, values, strict=True):
-        for _, b, row in _answers(layout, groups):
-            values_C = np.asarray(array_BC)[b, : len(row.ids) - row.prompt_length]
-            values_of[id(row)] = np.pad(values_C, (row.prompt_length, 0))
-    return [[values_of[id(row)] for row in group] for group in groups]
+    def read_back(self, values: Iterable[Any]) -> list[list[np.ndarray]]:
+        """Bring numbers of the targets of all micro-batches, BC each, back to the rows.
 
+        Returns:
+            For each row of each group an array over its ids; 0 on the prompt.
+        """
+        values_of = {}
+        for layout, array_BC in zip(self._layouts, values, strict=True):
+            for _, b, row in _answers(layout):
+                values_C = np.asarray(array_BC)[b, : len(row.ids) - row.prompt_length]
+                values_of[id(row)] = np.pad(values_C, (row.prompt_length, 0))
+        return [[values_of[id(row)] for row in group] for group in self._groups]
 
-def padded_share(groups: Groups, sizes: BatchingConfig, *, parts: int = 1) -> float:
-    """Return the share of the update's lists that holds no token; 0 for no group."""
-    return padding(layouts(_extents(groups), sizes, parts=parts))
-
-
-def _extents(groups: Groups) -> tuple[Extent, ...]:
-    return tuple(
-        Extent(group[0].prompt_length - 1, tuple(len(r.ids) - r.prompt_length for r in group))
-        for group in groups
-    )
+    @property
+    def padding(self) -> float:
+        """Return the share of the lists of tokens that holds none; 0 for no group."""
+        return padding(self._layouts)
 
 
 def empty_batch(shape: Shape, *, parts: int = 1, top: int = 0) -> Batch:
     """Return a batch of a shape without tokens; `top` of the sampler's likeliest ids for each."""
-    return _fill(Layout(shape, ((),) * parts), [], {}, pad_id=0, top=top)
+    return _fill(Layout(shape, [[]] * parts), {}, pad_id=0, top=top)
 
 
-def _answers(layout: Layout, groups: Groups) -> Iterator[tuple[int, int, TokenRow]]:
+def _answers(layout: Layout) -> Iterator[tuple[int, int, TokenRow]]:
     """Yield the number of the prompt's row, that of the answer's row, and the trajectory."""
     for part, pieces in enumerate(layout.parts):
         for n, piece in enumerate(pieces, part * layout.shape.prompts):
-            for b, g in enumerate(piece.answers, n * layout.shape.answers):
-                yield n, b, groups[piece.group][g]
+            for b, row in enumerate(piece.rows, n * layout.shape.answers):
+                yield n, b, row
 
 
-def _fill(
-    layout: Layout, groups: Groups, weight_of: Mapping[int, float], *, pad_id: int, top: int
-) -> Batch:
+def _fill(layout: Layout, weight_of: Mapping[int, float], *, pad_id: int, top: int) -> Batch:
     """Write trajectories to the rows of a layout, with weights by their identity."""
     shape, X = layout.shape, len(layout.parts)
     N, B = X * shape.prompts, X * shape.prompts * shape.answers
@@ -179,7 +174,7 @@ def _fill(
     sampler_logp_BC, advantage_BC, weight_BC, old_logp_BC = np.zeros((4, *ids_BC.shape), np.float32)
     has_old, K = False, top
     top_ids_BCK, top_logp_BCK = (np.zeros((*ids_BC.shape, K), d) for d in (np.int32, np.float32))
-    for n, b, row in _answers(layout, groups):
+    for n, b, row in _answers(layout):
         start, length = row.prompt_length - 1, len(row.ids) - row.prompt_length
         length_N[n], length_B[b] = start, length
         ids_NP[n, :start], position_NP[n, :start] = row.ids[:start], np.arange(start)

@@ -8,12 +8,11 @@ like lengths go together, and a group that is too long is cut: each piece of it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from minirl.config import BatchingConfig
+from minirl.types import TokenRow
 
 # Shapes are few, for each compiles a program. Flat lists, on whose length the time of a micro-batch
 # depends, have one of so many lengths; the numbers of rows and columns, which matter in attention
@@ -22,12 +21,7 @@ _LIST_LENGTHS = 16
 # Cells of rows, in tokens of the budget: rows exist in one layer's attention alone.
 _CELLS = 2
 
-
-class Extent(NamedTuple):
-    """The lengths of a group: of its shared prefix, and of what each trajectory adds."""
-
-    prompt: int
-    answers: tuple[int, ...]
+Groups = Sequence[Sequence[TokenRow]]
 
 
 class Shape(NamedTuple):
@@ -51,36 +45,36 @@ class Shape(NamedTuple):
         return self.prompts * (self.prompt_columns + self.answers * self.answer_columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Trajectories of a group of the update that are computed beside one copy of its prompt."""
+class Piece(NamedTuple):
+    """Rows of a group that are computed beside one copy of its prompt.
 
-    group: int
+    Attributes:
+        prompt: Length of their shared prefix.
+        answers: Lengths of what each row adds.
+    """
+
+    rows: Sequence[TokenRow]
+    prompt: int
     answers: tuple[int, ...]
-    extent: Extent
 
     @property
     def tokens(self) -> int:
         """Count the tokens."""
-        return self.extent.prompt + sum(self.extent.answers)
+        return self.prompt + sum(self.answers)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """A micro-batch: its shape, and the pieces of each part of the mesh's rows."""
 
     shape: Shape
-    parts: tuple[tuple[Piece, ...], ...]
+    parts: Sequence[Sequence[Piece]]
 
 
-@lru_cache(maxsize=8)
-def layouts(
-    extents: tuple[Extent, ...], sizes: BatchingConfig, *, parts: int = 1
-) -> tuple[Layout, ...]:
+def layouts(groups: Groups, sizes: BatchingConfig, *, parts: int = 1) -> list[Layout]:
     """Share groups out to the fewest micro-batches within the budget, and those out evenly."""
     budget = sizes.budget
     pieces = sorted(
-        (piece for n, extent in enumerate(extents) for piece in _cut(n, extent, sizes)),
+        (piece for group in groups for piece in _cut(group, sizes)),
         key=lambda piece: (len(piece.answers), *_columns([piece], sizes), piece.tokens),
         reverse=True,
     )
@@ -91,7 +85,7 @@ def layouts(
         middle = (low + high) // 2
         even = list(_chunks(pieces, sizes, parts, middle))
         low, high = (low, middle) if len(even) == len(chunks) else (middle, high)
-    return tuple(_layout(chunk, sizes) for chunk in _chunks(pieces, sizes, parts, high))
+    return [Layout(_shape(chunk, sizes), chunk) for chunk in _chunks(pieces, sizes, parts, high)]
 
 
 def padding(micro_batches: Sequence[Layout]) -> float:
@@ -101,11 +95,11 @@ def padding(micro_batches: Sequence[Layout]) -> float:
     return 1 - used / length if length else 0.0
 
 
-def largest_shape(longest: Extent, sizes: BatchingConfig) -> Shape:
-    """Return the shape that takes the most memory, of a group's longest prompt and answers."""
-    tokens = max(sizes.budget, longest.prompt + max(longest.answers))
-    prompt = round_up(longest.prompt, multiple=sizes.prompt_multiple)
-    answer = round_up(max(longest.answers), multiple=sizes.answer_multiple)
+def largest_shape(prompt: int, answer: int, sizes: BatchingConfig) -> Shape:
+    """Return the shape that takes the most memory, of the longest prefix and the longest answer."""
+    tokens = max(sizes.budget, prompt + answer)
+    prompt = round_up(prompt, multiple=sizes.prompt_multiple)
+    answer = round_up(answer, multiple=sizes.answer_multiple)
     answers = max((_CELLS * tokens - prompt) // answer, 1)
     return Shape(_list_length(tokens, sizes), 1, prompt, answers, answer)
 
@@ -117,18 +111,20 @@ def round_up(length: int, *, multiple: int) -> int:
     return -(-steps // 2**power) * 2**power * multiple
 
 
-def _cut(group: int, extent: Extent, sizes: BatchingConfig) -> Sequence[Piece]:
+def _cut(group: Sequence[TokenRow], sizes: BatchingConfig) -> Sequence[Piece]:
     """Cut a group into the fewest pieces within the budget, answers of like length together."""
-    order = sorted(range(len(extent.answers)), key=lambda g: extent.answers[g])
+    order = sorted(group, key=lambda row: len(row.ids))
     for count in range(1, len(order) + 1):
         bounds = [len(order) * n // count for n in range(count + 1)]
-        pieces = [
-            Piece(group, tuple(part), Extent(extent.prompt, tuple(extent.answers[g] for g in part)))
-            for part in (order[start:end] for start, end in pairwise(bounds))
-        ]
+        pieces = [_piece(order[start:end]) for start, end in pairwise(bounds)]
         if all(_cost([[piece]], sizes) <= sizes.budget for piece in pieces):
             break
     return pieces
+
+
+def _piece(rows: Sequence[TokenRow]) -> Piece:
+    length = rows[0].prompt_length
+    return Piece(rows, length - 1, tuple(len(row.ids) - length for row in rows))
 
 
 def _chunks(
@@ -153,10 +149,6 @@ def _cost(chunk: Sequence[Sequence[Piece]], sizes: BatchingConfig) -> int:
     return max(_longest_list(chunk), shape.cells // _CELLS)
 
 
-def _layout(chunk: Sequence[Sequence[Piece]], sizes: BatchingConfig) -> Layout:
-    return Layout(_shape(chunk, sizes), tuple(map(tuple, chunk)))
-
-
 def _shape(chunk: Sequence[Sequence[Piece]], sizes: BatchingConfig) -> Shape:
     pieces = [piece for part in chunk for piece in part]
     prompt, answer = _columns(pieces, sizes)
@@ -171,10 +163,9 @@ def _shape(chunk: Sequence[Sequence[Piece]], sizes: BatchingConfig) -> Shape:
 
 def _columns(pieces: Sequence[Piece], sizes: BatchingConfig) -> tuple[int, int]:
     """Return the columns of the rows of prompts and of answers."""
-    extents = [piece.extent for piece in pieces]
     return (
-        round_up(max(extent.prompt for extent in extents), multiple=sizes.prompt_multiple),
-        round_up(max(max(extent.answers) for extent in extents), multiple=sizes.answer_multiple),
+        round_up(max(piece.prompt for piece in pieces), multiple=sizes.prompt_multiple),
+        round_up(max(max(piece.answers) for piece in pieces), multiple=sizes.answer_multiple),
     )
 
 

@@ -31,7 +31,7 @@ from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
-from minirl.train.batching import micro_batches, read_back
+from minirl.train.batching import MicroBatches
 from minirl.train.update import LIKELIHOOD, Learner
 from minirl.types import Decoding, Environment, Sampler, Tokenizer, TokenRow, Trajectory
 
@@ -333,12 +333,10 @@ def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
         is_action = np.arange(len(ids)) >= prompt_length
         none = np.zeros(len(ids), np.float32)
         rows = [[TokenRow(np.array(ids, np.int32), is_action, none, 0.0, prompt_length)]]
-        pad_id = tokenizer.pad_id
-        batches = micro_batches(
-            rows, aggregation="token_mean", sizes=sizes, pad_id=pad_id, parts=parts
+        batches = MicroBatches(
+            rows, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id, parts=parts
         )
-        logp = read_back(rows, learner.logprobs(params, batches), sizes=sizes, parts=parts)
-        return logp[0][0][prompt_length:]
+        return batches.read_back(learner.logprobs(params, batches))[0][0][prompt_length:]
 
     return logprobs
 

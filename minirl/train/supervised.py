@@ -22,7 +22,7 @@ from minirl.run.checkpoint import Checkpoints, given_up
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
-from minirl.train.batching import Groups, micro_batches
+from minirl.train.batching import Groups, MicroBatches
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
 from minirl.train.update import LIKELIHOOD, Learner, TrainState
 from minirl.types import Progress, Reply, Tokenizer, TokenRow, Trajectory, Turn
@@ -149,7 +149,7 @@ def supervise(
     kinds = tuple((key, len(row.ids)) for key, row in zip(keys, rows, strict=True))
 
     def step(state: TrainState, groups: Groups) -> tuple[TrainState, dict[str, float]]:
-        batches = micro_batches(
+        batches = MicroBatches(
             groups,
             aggregation="token_mean",
             sizes=config.batching,

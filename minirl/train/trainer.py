@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,16 +86,14 @@ class Trainer:
         self._lag = rollout.lag if rollout else 0
         algorithm, params = config.algorithm, trained(model)
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
-        self._parts = row_parts(model.mesh)
         self._micro_batches = partial(
-            batching.micro_batches,
+            batching.MicroBatches,
             aggregation=algorithm.aggregation,
             pad_id=tokenizer.pad_id,
             divisor=algorithm.aggregation_divisor or sampler.max_response_tokens,
             sizes=config.batching,
-            parts=self._parts,
+            parts=row_parts(model.mesh),
         )
-        self._read_back = partial(batching.read_back, sizes=config.batching, parts=self._parts)
         objective = policy_objective(algorithm, temperature=sampler.temperature)
         optimizer = make_optimizer(config.optimizer, guard=config.guard)
         self._rate = learning_rate(config.optimizer, steps=config.steps)
@@ -192,9 +191,9 @@ class Trainer:
                 self._state, stats, known = self._learner.update(
                     self._state, batches, rate=rate, reference=reference, **check
                 )
-                updates.append(self._update_metrics(stats, part))
+                updates.append(self._update_metrics(stats, part) | {"padding": batches.padding})
                 if part[0][0].old_logprobs is None:  # the only update of the step
-                    rows = self._with_logprobs(part, known)
+                    rows = _with_logprobs(part, batches.read_back(known))
         if self._is_recorded(version + 1):
             self._write(sampled, trained, rows)
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds
@@ -262,7 +261,9 @@ class Trainer:
             numbers["reward/overlong"] = float(penalties.mean())
         if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
             # Of the policy as it sampled.
-            known = zip(rows, self._logprobs(self._reference, rows), strict=True)
+            known = zip(
+                rows, chain(*self._logprobs(self._reference, self._grouped(rows))), strict=True
+            )
             estimate = partial(kl_divergence, estimator=algorithm.kl_estimator)
             kl = [np.where(row.is_action, estimate(row.logprobs, r), 0.0) for row, r in known]
             numbers["update/kl"] = batching.token_mean(kl, rows)
@@ -277,30 +278,20 @@ class Trainer:
         groups = self._grouped(rows)
         if min(self._config.mini_batches, len(groups)) > 1:
             # From the second update on the weights that the ratio compares with are gone.
-            known = self._learner.logprobs(self._state.params, self._micro_batches(groups))
-            groups = self._with_logprobs(groups, known)
+            groups = _with_logprobs(groups, self._logprobs(self._state.params, groups))
         return groups, numbers
-
-    def _with_logprobs(
-        self, groups: batching.Groups, values: Iterable[np.ndarray]
-    ) -> batching.Groups:
-        """Add the learner's log-probabilities of the groups' micro-batches to their rows."""
-        pairs = zip(groups, self._read_back(groups, values), strict=True)
-        return [
-            [replace(row, old_logprobs=logprobs) for row, logprobs in zip(*pair, strict=True)]
-            for pair in pairs
-        ]
 
     def _grouped(self, rows: Sequence[TokenRow]) -> batching.Groups:
         size = self._config.group_size
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def _logprobs(self, params: nnx.State | None, rows: Sequence[TokenRow]) -> list[np.ndarray]:
+    def _logprobs(
+        self, params: nnx.State | None, groups: batching.Groups
+    ) -> list[list[np.ndarray]]:
         """Return the log-probability of each id under these weights, 0 on prompts."""
         assert params is not None
-        groups = self._grouped(rows)
-        values = self._learner.logprobs(params, self._micro_batches(groups))
-        return [logp for group in self._read_back(groups, values) for logp in group]
+        batches = self._micro_batches(groups)
+        return batches.read_back(self._learner.logprobs(params, batches))
 
     @property
     def _reference_to_measure(self) -> nnx.State | None:
@@ -315,9 +306,7 @@ class Trainer:
         where = {"step": self.steps_done + 1, "folder": self._folder, "key": "train.guard"}
         stop_after_skips(self._state.opt_state, self._config, stats, part, **where)
         whole = stats.pop("weight") or 1.0
-        numbers = {name: v / whole if name in _MEANS else v for name, v in stats.items()}
-        share = batching.padded_share(part, self._config.batching, parts=self._parts)
-        return numbers | {"padding": share}
+        return {name: v / whole if name in _MEANS else v for name, v in stats.items()}
 
     def _is_recorded(self, step: int) -> bool:
         return step % self._config.sample_every == 0 or step == 1
@@ -353,3 +342,13 @@ class Trainer:
         """Read the weights of a checkpoint, in place of the current state."""
         where = self._folder / "checkpoints" / str(step)
         return read_params(where, given_up(self._state).params)
+
+
+def _with_logprobs(
+    groups: batching.Groups, logprobs: Sequence[Sequence[np.ndarray]]
+) -> batching.Groups:
+    """Add the learner's log-probabilities to rows."""
+    return [
+        [replace(row, old_logprobs=logp) for row, logp in zip(*pair, strict=True)]
+        for pair in zip(groups, logprobs, strict=True)
+    ]

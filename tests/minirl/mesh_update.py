@@ -11,7 +11,7 @@ from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig, OptimizerConfi
 from minirl.model import huggingface
 from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import make_mesh, param_path
-from minirl.train.batching import micro_batches, read_back
+from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import TokenRow
@@ -88,13 +88,13 @@ def sizes_of(**sizes):
 
 
 def batches(*, parts=1, **sizes):
-    return micro_batches(
+    return MicroBatches(
         make_groups(), aggregation="token_mean", sizes=sizes_of(**sizes), pad_id=0, parts=parts
     )
 
 
 def logprobs_of(learner, params, *, parts=1):
     """Return the log-probabilities of all tokens, trajectory by trajectory."""
-    values = learner.logprobs(params, batches(parts=parts))
-    found = read_back(make_groups(), values, sizes=sizes_of(), parts=parts)
+    cut = batches(parts=parts)
+    found = cut.read_back(learner.logprobs(params, cut))
     return np.concatenate([row for group in found for row in group])

@@ -12,7 +12,7 @@ import pytest
 from minirl.config import AlgorithmConfig, BatchingConfig, Grpo, Gspo
 from minirl.train import losses
 from minirl.train.advantages import SpanCredit, overlong_penalty, token_advantages
-from minirl.train.batching import micro_batches, read_back
+from minirl.train.batching import MicroBatches
 from minirl.types import TokenRow
 
 from .plain_objectives import CASES, LONGEST, G, N, Row
@@ -68,7 +68,7 @@ class Scene:
 def batch_of(groups, algorithm):
     sizes = BatchingConfig(prompt_multiple=4, answer_multiple=4)
     divisor = algorithm.aggregation_divisor or LONGEST
-    (batch,) = micro_batches(
+    (batch,) = MicroBatches(
         groups, aggregation=algorithm.aggregation, sizes=sizes, pad_id=0, divisor=divisor
     )
     return batch
@@ -144,8 +144,8 @@ def in_batch_order(scene):
 def test_numbers_of_targets_are_read_back_to_their_rows(tokens):
     scene = Scene(5)
     sizes = BatchingConfig(micro_batch_tokens=tokens, prompt_multiple=4, answer_multiple=4)
-    batches = micro_batches(scene.groups, aggregation="token_mean", sizes=sizes, pad_id=0)
-    found = read_back(scene.groups, [batch.sampler_logp_BC for batch in batches], sizes=sizes)
+    batches = MicroBatches(scene.groups, aggregation="token_mean", sizes=sizes, pad_id=0)
+    found = batches.read_back(batch.sampler_logp_BC for batch in batches)
     for row, values in zip(scene.rows, [v for group in found for v in group], strict=True):
         np.testing.assert_array_equal(values, row.logprobs)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.train.batching import micro_batches, mini_batches, without_cut_off
+from minirl.train.batching import MicroBatches, mini_batches, without_cut_off
 from minirl.types import Finish, Reply, TokenRow, Trajectory, Turn
 
 PAD = 99
@@ -40,7 +40,7 @@ def random_groups(lengths, *, group_size=2, seed=0):
 
 def batches_of(groups, *, aggregation="sequence_mean", pad_id=PAD, **sizes):
     sizes = BatchingConfig(**{"prompt_multiple": 4, "answer_multiple": 4, **sizes})
-    return list(micro_batches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id))
+    return list(MicroBatches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id))
 
 
 def test_one_group_by_hand():

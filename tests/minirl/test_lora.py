@@ -30,7 +30,7 @@ from minirl.model.lora import (
     trained,
 )
 from minirl.model.sharding import param_path
-from minirl.train.batching import micro_batches, read_back
+from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import Decoding, Request, TokenRow
@@ -161,7 +161,7 @@ def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(t
     sizes = BatchingConfig(prompt_multiple=8, answer_multiple=32)
 
     def cut(groups):
-        return micro_batches(groups, aggregation="token_mean", sizes=sizes, pad_id=0)
+        return MicroBatches(groups, aggregation="token_mean", sizes=sizes, pad_id=0)
 
     samplers = {
         name: toy.sampler(one, slots=64, group_size=4, stop_ids=toy.NEVER)
@@ -177,9 +177,8 @@ def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(t
                 weights = trained(one)
                 samplers[name].set_weights(weights, version=step)
                 groups = sampled_groups(toy, samplers[name], step=step)
-                found = read_back(
-                    groups, learners[name].logprobs(weights, cut(groups)), sizes=sizes
-                )
+                batches = cut(groups)
+                found = batches.read_back(learners[name].logprobs(weights, batches))
                 pairs = zip(chain(*found), chain(*groups), strict=True)
                 gaps[name] = np.mean([np.abs(logp - row.logprobs)[8:] for logp, row in pairs])
             assert gaps["lora"] <= 1.1 * gaps["full"], step

@@ -23,7 +23,7 @@ from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.errors import LostError
 from minirl.run.preemption import Preempted
 from minirl.train import losses
-from minirl.train.batching import micro_batches
+from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
 from tests.plain_model import assert_same
@@ -349,7 +349,7 @@ def sampled_in(toy, folder, **changes):
 
 def one_batch(rows):
     """Put a group into a micro-batch of the run's size, so that rounding is the run's too."""
-    (batch,) = micro_batches(
+    (batch,) = MicroBatches(
         rows, aggregation="sequence_mean", sizes=toy_run.CONFIG.batching, pad_id=0
     )
     return batch

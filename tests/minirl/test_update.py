@@ -15,7 +15,7 @@ from flax import nnx
 
 from minirl.config import BatchingConfig, Grpo, Gspo
 from minirl.train import layout, update
-from minirl.train.batching import micro_batches, read_back
+from minirl.train.batching import MicroBatches
 from minirl.train.update import Learner, batch_loss, policy_objective
 from minirl.types import TokenRow, TopTokens
 from tests.plain_model import plain_attention
@@ -153,7 +153,7 @@ def groups(scene):
 
 
 def batches_of(groups, *, sizes=SIZES, aggregation="sequence_mean", pad_id=0):
-    return list(micro_batches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id))
+    return MicroBatches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id)
 
 
 def assert_close(tree, other, *, rtol=2e-5):
@@ -196,11 +196,11 @@ def test_the_likeliest_ids_of_the_sampler_get_the_learners_log_probabilities(sce
         ]
         for group in groups
     ]
-    (batch,) = batches_of(rows)
+    (batch,) = batches = batches_of(rows)
     logprobs = jax.jit(partial(update.token_logprobs, temperature=TEMPERATURE))
     *_, top_logp_BCK = logprobs(nnx.merge(scene.graph, scene.params), batch)
     found = np.moveaxis(np.asarray(top_logp_BCK), -1, 0)
-    by_id = [[*chain(*read_back(rows, [found[k]], sizes=SIZES))] for k in range(K)]
+    by_id = [[*chain(*batches.read_back([found[k]]))] for k in range(K)]
     ids_BT = stack([row for group in rows for row in group])
     for b, row in enumerate(row for group in rows for row in group):
         for k in range(K):
@@ -237,12 +237,11 @@ def test_parts_of_a_group_add_up(scene, groups, monkeypatch):
     # Each row is computed alone, in a list of one length: one program serves all.
     monkeypatch.setattr(layout, "_LIST_LENGTHS", 1)
     sizes = SIZES.model_copy(update={"micro_batch_tokens": 24})
-    parts = batches_of(groups, sizes=sizes)
+    parts = list(batches := batches_of(groups, sizes=sizes))
     assert len(parts) == 3 * len(groups)
     found = [scene.loss_and_gradient("grpo", part)[2] for part in parts]
     assert_close(jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found), expected)
-    numbers = [part.sampler_logp_BC for part in parts]
-    back = read_back(groups, numbers, sizes=sizes)
+    back = batches.read_back(part.sampler_logp_BC for part in parts)
     for group, rows in zip(groups, back, strict=True):
         for row, values in zip(group, rows, strict=True):
             np.testing.assert_array_equal(values, row.logprobs)
@@ -250,7 +249,7 @@ def test_parts_of_a_group_add_up(scene, groups, monkeypatch):
 
 def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
     """Not after all micro-batches were ordered: all but the last two are done when it is asked."""
-    batches = batches_of(groups, aggregation="token_mean") * 4
+    batches = [*batches_of(groups, aggregation="token_mean")] * 4
     objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
     learner, waited = Learner(scene.model, objective, optax.sgd(1.0)), []
     learner._lanes = lambda params: 1
@@ -270,7 +269,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     (batch,) = batches_of(groups, aggregation="token_mean")
     _, stats, whole = scene.loss_and_gradient("grpo", batch)
     smaller = SIZES.model_copy(update={"micro_batch_tokens": 80})
-    batches = batches_of(groups, sizes=smaller, aggregation="token_mean")
+    batches = [*batches_of(groups, sizes=smaller, aggregation="token_mean")]
     assert len(batches) == 2
     # A learner whose step is the gradient itself, times a rate that drowns rounding.
     objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
