@@ -21,10 +21,9 @@ from sqlenv.cache import content_key, shared_cache
 from sqlenv.config import Layout
 from sqlenv.data.layouts import DATASETS, other_dataset
 from sqlenv.data.records import QuestionRecord, Record, check, placed_records
-from sqlenv.evaluators.hardness import grade
 from sqlenv.executor.database import fingerprint
 
-_VERSION = 2
+_VERSION = 3
 """Of what an index holds."""
 _ROW = np.dtype([("start", "i8"), ("length", "i8"), ("kind", "i4"), ("text", "u8")])
 
@@ -117,8 +116,12 @@ def _kind(layout: Layout, asked: QuestionRecord) -> RecordKind:
 def level_of(layout: Layout, asked: QuestionRecord) -> str:
     """Return a question's level of difficulty: what the record says, or Spider's own."""
     spoken = asked.difficulty or asked.sql_complexity
-    written = (asked.gold_sql or "").strip()
-    return spoken or (grade(written) if DATASETS[layout].is_graded else None) or ""
+    if spoken or not DATASETS[layout].is_graded:
+        return spoken or ""
+    # sqlglot takes longer to import than most of what a command needs.
+    from sqlenv.evaluators.hardness import grade
+
+    return grade((asked.gold_sql or "").strip()) or ""
 
 
 def _digest(asked: QuestionRecord) -> int:
