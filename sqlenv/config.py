@@ -197,9 +197,6 @@ class DiagnosedConfig(AnswerConfig):
     turns: int = Field(default=4, ge=1)
     """Most attempts (T)."""
 
-    feedback_exec_error: bool = False
-    """Show the database's error message, which the paper's template does not."""
-
 
 class AgenticConfig(AnswerConfig):
     """SQL-ASTRA: the model runs queries with a tool, looks at their results, then answers."""

@@ -152,7 +152,7 @@ class Scorer:
         """Say what Progress-SQL's environment would answer; nothing to a right answer."""
         if last is None or last.correct:
             return ""
-        return self._feedback(example, last, "")[1]
+        return self._feedback(example, last)[1]
 
     def _warn_once(self, what: object, text: str) -> None:
         if what not in self._told:

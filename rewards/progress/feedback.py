@@ -9,7 +9,7 @@ from sqlenv.types import Attempt, Example, SqlError, Wrapping
 
 
 def feedback(
-    example: Example, attempt: Attempt, error: str, *, form: Wrapping | None
+    example: Example, attempt: Attempt, *, form: Wrapping | None
 ) -> tuple[tuple[str, ...], str]:
     """Tell a policy the tags of its last query, and ask for another in a form (`Feedback`)."""
     found = diagnose(attempt.sql, example.gold_sql, columns_of(example))
@@ -17,5 +17,5 @@ def feedback(
     is_error = isinstance(attempt.result, SqlError)  # also where sqlglot reads what SQLite does not
     if is_error or not (found.pred_parsed and found.gold_parsed):
         why = "runs" if is_executable(attempt) else "fails"
-    text = feedback_text(example, found.tags, form=form, undiagnosed=why, error=error)
+    text = feedback_text(example, found.tags, form=form, undiagnosed=why)
     return found.tags, text

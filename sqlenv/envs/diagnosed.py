@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from sqlenv.config import DiagnosedConfig
 from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner
-from sqlenv.types import Attempt, Episode, Example, Message, Observation, describe_failure
+from sqlenv.types import Attempt, Episode, Example, Message, Observation
 from sqlenv.witness.store import WitnessStore
 
-Feedback = Callable[[Example, Attempt, str], tuple[tuple[str, ...], str]]
-"""From an example, the attempt and the database's message ("" where the model may not see it) to
-the tags and the text of the next message."""
+Feedback = Callable[[Example, Attempt], tuple[tuple[str, ...], str]]
+"""From an example and the attempt to the tags and the text of the next message."""
 
 
 class Diagnosed(BaseEnvironment[DiagnosedConfig]):
@@ -36,7 +35,6 @@ class Diagnosed(BaseEnvironment[DiagnosedConfig]):
         attempt = self._judge(example, reply)
         if attempt.correct or len(episode.attempts) + 1 >= config.turns:
             return replace(episode, attempts=(*episode.attempts, attempt)), None
-        error = describe_failure(attempt.result) if config.feedback_exec_error else ""
-        tags, text = self._feedback(example, attempt, error)
+        tags, text = self._feedback(example, attempt)
         attempt = replace(attempt, tags=tags)
         return replace(episode, attempts=(*episode.attempts, attempt)), (Message("user", text),)

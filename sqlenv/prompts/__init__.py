@@ -66,7 +66,6 @@ def feedback_text(
     *,
     form: Wrapping | None = "sql_tag",
     undiagnosed: Undiagnosed = "close",
-    error: str = "",
 ) -> str:
     """Ask for another attempt (Progress-SQL, appendix F, round 2 and later).
 
@@ -75,7 +74,7 @@ def feedback_text(
     `form` is where the prompt asked for the query; the paper's is `sql_tag`. None is the demo's,
     whose words leave out the form and the sentences of the tags.
     """
-    template, engine = progress if form else demo, _engine(example)
+    template = progress if form else demo
     if tags:
         descriptions = " ".join(TAG_SENTENCES[tag] for tag in tags)
         issues = template.FEEDBACK.format(
@@ -83,8 +82,7 @@ def feedback_text(
         )
     else:
         issues = template.GENERIC_FEEDBACK.format(generic=template.GENERIC[undiagnosed])
-    message = f"{engine} says: {error}. " if error else ""
-    return issues + message + template.REVISE[form].format(db_engine=engine)
+    return issues + template.REVISE[form].format(db_engine=_engine(example))
 
 
 def judge_observation(example: Example, schema_text: str, queries: Sequence[str]) -> Observation:

@@ -117,7 +117,7 @@ def test_without_both_trees_the_feedback_is_generic(form):
     def told(sql: str, gold: str, result: Result) -> str:
         example = Example("1", "?", "shop", Path("shop.sqlite"), gold)
         attempt = Attempt(Answer(sql, sql), result, correct=False)
-        tags, text = feedback(example, attempt, "", form=form)
+        tags, text = feedback(example, attempt, form=form)
         assert tags == ()
         return text
 

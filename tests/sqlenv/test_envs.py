@@ -35,13 +35,11 @@ class Recorder:
     """Stands for the diagnostic tree: fixed tags, remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []
+        self.calls: list[str] = []
 
-    def __call__(
-        self, example: Example, attempt: Attempt, error: str
-    ) -> tuple[tuple[str, ...], str]:
-        self.calls.append((attempt.sql, error))
-        return TAGS, feedback_text(example, TAGS, error=error)
+    def __call__(self, example: Example, attempt: Attempt) -> tuple[tuple[str, ...], str]:
+        self.calls.append(attempt.sql)
+        return TAGS, feedback_text(example, TAGS)
 
 
 def diagnosed(runner, feedback, **settings) -> Diagnosed:
@@ -75,7 +73,7 @@ def test_diagnosed_goes_on_until_the_first_match(runner, example):
     assert observation is None
     assert [attempt.correct for attempt in episode.attempts] == [False, True]
     assert episode.attempts[1].tags == ()
-    assert feedback.calls == [("SELECT name FROM singer", "")]
+    assert feedback.calls == ["SELECT name FROM singer"]
 
 
 @pytest.mark.parametrize("turns", [1, 4])
@@ -106,20 +104,6 @@ def test_reply_without_a_complete_block_is_an_error_that_never_runs(example, rep
     (attempt,) = episode.attempts
     assert (attempt.text, attempt.sql, attempt.correct) == (reply, "", False)
     assert isinstance(attempt.result, SqlError)
-
-
-def test_the_databases_message_is_told_on_demand(runner, example):
-    silent, telling = Recorder(), Recorder()
-    env = diagnosed(runner, silent)
-    env.step(env.reset(example)[0], BROKEN)
-    env = diagnosed(runner, telling, feedback_exec_error=True)
-    _, observation = env.step(env.reset(example)[0], BROKEN)
-    assert silent.calls == [("SELECT missing FROM singer", "")]
-    assert telling.calls == [("SELECT missing FROM singer", "no such column: missing")]
-    assert observation is not None
-    assert "no such column: missing" in observation[0].content
-    env.step(env.reset(example)[0], WRONG)
-    assert telling.calls[1] == ("SELECT name FROM singer", "")
 
 
 # Always right by its result, and nothing that the model could know.
