@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +35,9 @@ from minirl.sample.rollout import Rollout, flatten
 from minirl.sample.sampler import NativeSampler
 from minirl.train.advantages import estimate
 from minirl.train.batching import Groups, MicroBatches
+from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
-from minirl.train.update import Learner, policy_objective
+from minirl.train.update import Learner
 from minirl.types import Tokenizer, TokenRow, Trajectory
 from sqlenv.types import Message
 
@@ -240,8 +242,9 @@ def measure_update(
     watch, shape = Stopwatch(model.config), model.config
     learner = Learner(
         model,
-        policy_objective(train.algorithm, temperature=sampler.temperature),
+        partial(policy_loss, train.algorithm),
         make_optimizer(train.optimizer, guard=train.guard),
+        temperature=sampler.temperature,
     )
     state = learner.init(trained(model))
     del model

@@ -22,6 +22,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.train.batching import MicroBatches
+from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
-from minirl.train.update import Learner, policy_objective
+from minirl.train.update import Learner
 from minirl.types import TokenRow, Trajectory
 
 MODEL = ModelConfig(
@@ -132,7 +134,7 @@ def time_update(
     runs: int,
 ) -> float:
     """Return the seconds of the fastest update; the learner takes the model's weights over."""
-    learner = Learner(model, policy_objective(Grpo(), temperature=1.0), make_optimizer(optimizer))
+    learner = Learner(model, partial(policy_loss, Grpo()), make_optimizer(optimizer))
     state, seconds = learner.init(nnx.state(model)), []
     del model
     # The first run compiles and is not timed.

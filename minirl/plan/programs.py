@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train.batching import Batch, empty_batch
 from minirl.train.layout import Shape
+from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
 from minirl.train.rollouts import needed_slots
-from minirl.train.update import Learner, TrainState, policy_objective
+from minirl.train.update import Learner, TrainState
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     model = abstract_model(work.model, work.source, mesh, lora=train.lora)
     weights, params = nnx.state(model), trained(model)
     optimizer = make_optimizer(train.optimizer)
-    objective = policy_objective(train.algorithm, temperature=work.sampler.temperature)
+    loss, temperature = partial(policy_loss, train.algorithm), work.sampler.temperature
+    learner = Learner(model, loss, optimizer, temperature=temperature)
     state = TrainState(params, with_shardings(jax.eval_shape(optimizer.init, params), mesh))
     memory = {
         "weights": device_bytes(weights),
@@ -128,7 +131,7 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     if train.has_reference:
         memory["start weights"] = device_bytes(copy_shapes(params, mesh, work.dtype))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(weights))
-    return Training(Learner(model, objective, optimizer), state, memory, parameters)
+    return Training(learner, state, memory, parameters)
 
 
 def sampling_of(

@@ -8,11 +8,12 @@ weights, and taken back. All of this runs in one event loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -52,7 +53,6 @@ class ServerPool:
         self._servers, self._config = servers, config
         self._pushed: dict[str, PushedWeights] = {}
         self._weights: PushedWeights | None = None
-        self._homes: dict[Hashable, Server] = {}
         self._any_used = asyncio.Event()
         self._any_used.set()
         self._last_problem: BaseException | None = None
@@ -86,10 +86,9 @@ class ServerPool:
         """Return the learner's version of weights that were pushed."""
         return self._pushed[name].version
 
-    async def sample(
-        self, episode: Hashable, request: Request, stop_ids: Sequence[int]
-    ) -> Generated:
-        """Let a server sample a reply: the one of the episode's last reply, if it is in use.
+    async def sample(self, request: Request, stop_ids: Sequence[int]) -> Generated:
+        """Let a server sample a reply: the one of the episode's number, which has its beginning in
+        its cache, or another one if that is not in use.
 
         Weights may change meanwhile: the reply goes on with the new ones.
 
@@ -97,25 +96,19 @@ class ServerPool:
             UserError: Servers refuse the request.
             LostError: No server is left, or none has answered.
         """
-        is_later = episode in self._homes
+        places = itertools.count(request.episode)
         stop, failures = stop_after_attempt(_TRIES), retry_if_exception_type(_FAILURES)
         retrying = AsyncRetrying(retry=failures, stop=stop, reraise=True)
         try:
-            generated = await retrying(self._try, episode, request, stop_ids)
+            generated = await retrying(self._try, places, request, stop_ids)
         except RejectedError as error:
             raise UserError(f"{error}; servers refuse this request, see their logs") from None
         except ServerError as error:
             raise LostError(f"a request failed {_TRIES} times, at last by {error}") from None
         self._events["requests"] += 1
-        if is_later:
-            # Of prompts that extend an earlier one.
-            self._events["later tokens"] += len(request.ids)
-            self._events["later cached"] += generated.cached
+        self._events["tokens"] += len(request.ids)
+        self._events["cached"] += generated.cached
         return generated
-
-    async def forget(self, episode: Hashable) -> None:
-        """Forget which server has an episode's beginning in its cache."""
-        self._homes.pop(episode, None)
 
     async def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
@@ -123,38 +116,28 @@ class ServerPool:
         numbers = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
         numbers[IN_USE] = float(len(used))
         numbers[PROBE_GAP] = max((server.gap for server in used), default=0.0)
-        cached, tokens = self._events["later cached"], self._events["later tokens"]
-        numbers["sglang/cached_share"] = cached / max(tokens, 1)
+        numbers["sglang/cached_share"] = self._events["cached"] / max(self._events["tokens"], 1)
         self._events.clear()
         return numbers
 
-    async def _try(self, episode: Hashable, request: Request, stop_ids: Sequence[int]) -> Generated:
-        """Ask one server; leave it out if it fails."""
+    async def _try(
+        self, places: Iterator[int], request: Request, stop_ids: Sequence[int]
+    ) -> Generated:
+        """Ask the server at the next place that is in use; leave it out if it fails."""
         while True:
-            server = await self._choose(episode)
-            server.asked += 1
+            await self._wait_for_any()
+            server = self._servers[next(places) % len(self._servers)]
+            if not server.is_used:
+                continue
             try:
                 async with server.slots:
-                    if server.is_used:
+                    if server.is_used:  # still
                         return await self._ask(server, request, stop_ids)
             except _FAILURES as error:
-                self._homes.pop(episode, None)
                 self._events["retries"] += 1
                 if isinstance(error, ServerError):
                     self._leave_out(server, error)
                 raise
-            finally:
-                server.asked -= 1
-
-    async def _choose(self, episode: Hashable) -> Server:
-        """Return the server of the episode's last reply, or else the least busy one."""
-        home = self._homes.get(episode)
-        while home is None or not home.is_used:
-            await self._wait_for_any()
-            used = (server for server in self._servers if server.is_used)
-            home = min(used, key=lambda server: server.asked, default=None)
-        self._homes[episode] = home
-        return home
 
     async def _ask(self, server: Server, request: Request, stop_ids: Sequence[int]) -> Generated:
         # Newer weights may be on their way: until they are there, these are right.

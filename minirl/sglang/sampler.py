@@ -264,8 +264,8 @@ class SglangSampler:
         if min(request.ids) < 0 or max(request.ids) >= vocab_size:
             raise ValueError(f"episode {episode}: ids outside of the model's vocabulary")
         stop_ids = tuple(self._tokenizer.stop_ids)
-        work = self._servers.pool.sample((self, episode), request, stop_ids)
-        future = self._asked[episode] = self._servers.start(work)
+        future = self._servers.start(self._servers.pool.sample(request, stop_ids))
+        self._asked[episode] = future
         future.add_done_callback(lambda ended: self._ended.put((episode, ended)))
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
@@ -287,11 +287,10 @@ class SglangSampler:
         self._ended.put(None)
 
     def release(self, episode: int) -> None:
-        """Forget an episode, and what was asked for it."""
+        """Forget what was asked for an episode."""
         future = self._asked.pop(episode, None)
         if future is not None:
             future.cancel()
-        self._servers.start(self._servers.pool.forget((self, episode)))
 
     def _reply(self, generated: Generated) -> Reply:
         ids = generated.ids

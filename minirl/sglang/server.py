@@ -77,8 +77,8 @@ class Server:
 
     Attributes:
         child: Its process, if this process started it.
-        asked: Replies under way, and those that wait for one of the `slots`.
-        waiting: Of those under way, what can end the waiting.
+        slots: For replies under way.
+        waiting: Of these, what can end the waiting.
         lock: Held while weights are brought to it.
         left_out: Set while it is not in use.
         weights: Last ones that it was compared with.
@@ -100,7 +100,7 @@ class Server:
         self._adapter: str | None = None
         self._former: str | None = None
         self._base = ""
-        self.asked, self.gap = 0, 0.0
+        self.gap = 0.0
         self.waiting: set[asyncio.Timeout] = set()
         self.slots, self.lock = asyncio.Semaphore(config.parallel), asyncio.Lock()
         self.left_out = asyncio.Event()

@@ -32,7 +32,8 @@ from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
 from minirl.train.batching import MicroBatches
-from minirl.train.update import LIKELIHOOD, Learner
+from minirl.train.losses import likelihood
+from minirl.train.update import Learner
 from minirl.types import Decoding, Environment, Sampler, Tokenizer, TokenRow, Trajectory
 
 # A native run does without what talks to servers.
@@ -224,11 +225,7 @@ class Rollouts:
             watch: Takes the time; `rollout` is that in which the learner waits.
         """
         if number not in self._ahead:
-            failures = Failures(len(self.share))
-            with watch.phase("rollout"):
-                played = self.play(self._sampler, number, failed=failures.add)
-            with watch.phase("score"):
-                return self._score(played, failures, has_records=has_records)
+            return self._round(self._sampler, number, has_records=has_records, watch=watch)
         future, began = self._ahead.pop(number)
         with watch.phase("rollout"):
             while not wait([future], preemption.POLL_S).done:
@@ -275,15 +272,15 @@ class Rollouts:
             if self._is_closed.is_set():
                 raise CancelledError
 
-        failures = Failures(len(self.share))
-        played = self.play(sampler, number, failed=failures.add, check=check)
-        return self._score(played, failures, has_records=True)
+        return self._round(sampler, number, has_records=True, watch=Stopwatch(), check=check)
 
-    def _score(
-        self, played: Sequence[list[Trajectory]], failures: Failures, *, has_records: bool
+    def _round(
+        self, sampler: Sampler, number: int, *, has_records: bool, watch: Stopwatch, **options: Any
     ) -> Episodes:
-        """Score trajectories: the `episode` of each is then a `ScoredEpisode`."""
-        task = self._task
+        """Play a rollout and score it: the `episode` of each trajectory is a `ScoredEpisode`."""
+        task, failures = self._task, Failures(len(self.share))
+        with watch.phase("rollout"):
+            played = self.play(sampler, number, failed=failures.add, **options)
 
         def scored(trajectory: Trajectory) -> Trajectory:
             episode = trajectory.episode
@@ -292,11 +289,12 @@ class Rollouts:
             return replace(trajectory, episode=kept)
 
         groups = {}
-        for n, group in enumerate(played):
-            try:
-                groups[n] = [scored(trajectory) for trajectory in group]
-            except Exception as error:  # noqa: BLE001 - a reward reads databases too
-                failures.add(n, error)
+        with watch.phase("score"):
+            for n, group in enumerate(played):
+                try:
+                    groups[n] = [scored(trajectory) for trajectory in group]
+                except Exception as error:  # noqa: BLE001 - a reward reads databases too
+                    failures.add(n, error)
         whole = [group for n, group in groups.items() if n not in failures.groups]
         return Episodes(
             [*filter(None, whole)], too_long=whole.count([]), failed=len(failures.groups)
@@ -326,7 +324,7 @@ def make_sampler(
 
 def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
     """Return what computes log-probabilities of ids as the learner does."""
-    learner = Learner(model, LIKELIHOOD, optax.identity())
+    learner = Learner(model, likelihood, optax.identity())
     sizes, parts = BatchingConfig(), row_parts(model.mesh)
 
     def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:

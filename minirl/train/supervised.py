@@ -21,11 +21,11 @@ from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
-from minirl.sample.rollout import flatten
 from minirl.train.batching import Groups, MicroBatches
+from minirl.train.losses import likelihood
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
-from minirl.train.update import LIKELIHOOD, Learner, TrainState
-from minirl.types import Progress, Reply, Tokenizer, TokenRow, Trajectory, Turn
+from minirl.train.update import Learner, TrainState
+from minirl.types import Progress, Tokenizer, TokenRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,19 @@ def encode(
     question, *later = demonstration.observations
     shown = [tokenizer.encode_chat(question)]
     shown += [tokenizer.encode_next(observation, closed=True) for observation in later]
-    turns = []
-    for seen, text in zip(shown, (*demonstration.replies, demonstration.target), strict=True):
-        ids = (*tokenizer.encode(text), tokenizer.stop_ids[0])
-        zeros = (0,) * len(ids)
-        turns.append(Turn(tuple(seen), Reply(ids, zeros, text, "stop", zeros)))
-    row = flatten(Trajectory(tuple(turns), None, "done"))
-    first = len(turns) - demonstration.learnt
-    is_learnt: list[bool] = []
-    for number, turn in enumerate(turns):
+    replies = (*demonstration.replies, demonstration.target)
+    first, prompt_length = len(replies) - demonstration.learnt, 0
+    ids, is_learnt = list[int](), list[bool]()
+    for number, (observed, text) in enumerate(zip(shown, replies, strict=True)):
+        reply = [*tokenizer.encode(text), tokenizer.stop_ids[0]]
         is_shown_to_learn = learn_prompt and (number == 0 or demonstration.learn_responses)
-        is_learnt += [is_shown_to_learn] * len(turn.observation_ids)
-        is_learnt += [learn_prompt or number >= first] * len(turn.reply.ids)
-    before = sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in turns[:first])
-    prompt_length = before + len(turns[first].observation_ids)
-    return replace(row, is_action=np.array(is_learnt), advantage=1.0, prompt_length=prompt_length)
+        is_learnt += [is_shown_to_learn] * len(observed)
+        is_learnt += [learn_prompt or number >= first] * len(reply)
+        ids += [*observed, *reply]
+        if number == first:
+            prompt_length = len(ids) - len(reply)
+    none = np.zeros(len(ids), np.float32)
+    return TokenRow(np.array(ids, np.int32), np.array(is_learnt), none, 1.0, prompt_length)
 
 
 def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
@@ -141,7 +139,7 @@ def supervise(
     """
     optimizer = make_optimizer(config.optimizer, guard=config.guard)
     rate = learning_rate(config.optimizer, steps=config.steps)
-    learner = Learner(model, LIKELIHOOD, optimizer)
+    learner = Learner(model, likelihood, optimizer)
     state = learner.init(trained(model))
     as_row = partial(encode, tokenizer=tokenizer, learn_prompt=config.learn_prompt)
     rows = [as_row(demonstration) for demonstration in demonstrations]

@@ -32,11 +32,10 @@ from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
 from minirl.sample.weights import in_compute_type
-from minirl.train import advantages, batching, rollouts, summary
-from minirl.train.losses import kl_divergence
+from minirl.train import advantages, batching, losses, rollouts, summary
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
 from minirl.train.rollouts import Episodes, Rollouts, TrainingTask
-from minirl.train.update import Learner, TrainState, policy_objective
+from minirl.train.update import Learner, TrainState
 from minirl.types import Progress, Tokenizer, TokenRow
 
 if TYPE_CHECKING:
@@ -94,10 +93,10 @@ class Trainer:
             sizes=config.batching,
             parts=row_parts(model.mesh),
         )
-        objective = policy_objective(algorithm, temperature=sampler.temperature)
+        loss, temperature = partial(losses.policy_loss, algorithm), sampler.temperature
         optimizer = make_optimizer(config.optimizer, guard=config.guard)
         self._rate = learning_rate(config.optimizer, steps=config.steps)
-        self._learner = Learner(model, objective, optimizer)
+        self._learner = Learner(model, loss, optimizer, temperature=temperature)
         self._state = self._learner.init(params)
         slots = rollouts.needed_slots(sampler, config, processes=distributed.count())
         self._sampler = rollouts.make_sampler(
@@ -264,7 +263,7 @@ class Trainer:
             known = zip(
                 rows, chain(*self._logprobs(self._reference, self._grouped(rows))), strict=True
             )
-            estimate = partial(kl_divergence, estimator=algorithm.kl_estimator)
+            estimate = partial(losses.kl_divergence, estimator=algorithm.kl_estimator)
             kl = [np.where(row.is_action, estimate(row.logprobs, r), 0.0) for row, r in known]
             numbers["update/kl"] = batching.token_mean(kl, rows)
         if algorithm.estimator == "direct":

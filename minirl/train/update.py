@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import islice, repeat
 from typing import Any, NamedTuple
@@ -18,13 +17,11 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 from jaxtyping import Array, Float
 
-from minirl.config import AlgorithmConfig
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import split
 from minirl.model.sharding import constrain_params, row_parts, split_rows, with_shardings
 from minirl.run import activity, distributed
-from minirl.train import losses
 from minirl.train.batching import Batch
 
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
@@ -36,33 +33,16 @@ _CPU_MICRO_BATCHES, _SMALL_MODEL = 2, 50_000_000
 # Among the statistics of a micro-batch, the log-probabilities that its loss is of.
 _LOGPROBS = "logprobs"
 
+Loss = Callable[[Array, Array, Batch, Array, Array | None], tuple[Array, dict[str, Array]]]
+"""(log-probabilities BC, those of the reference, the batch, the entropy BC, log-probabilities of
+the sampler's likeliest ids) -> (scalar to minimise, statistics), as `losses.policy_loss`."""
+
 
 class TrainState(NamedTuple):
     """What an update changes."""
 
     params: nnx.State
     opt_state: optax.OptState
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What is minimised, at log-probabilities of logits / temperature.
-
-    `loss` takes log-probabilities BC, those of the reference, the batch, the entropy BC and what
-    else `token_logprobs` returns, and returns a scalar and statistics.
-    """
-
-    loss: Callable[[Array, Array, Batch, Array, Array | None], tuple[Array, dict[str, Array]]]
-    temperature: float = 1.0
-
-
-LIKELIHOOD = Objective(losses.likelihood)
-"""The objective of supervised training."""
-
-
-def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objective:
-    """Return the objective of reinforcement learning, at the sampler's temperature."""
-    return Objective(partial(losses.policy_loss, algorithm), temperature)
 
 
 def token_logprobs(
@@ -101,29 +81,31 @@ def batch_loss(
     reference_logp_BC: Array,
     *,
     graph: nnx.GraphDef,
-    objective: Objective,
+    function: Loss,
+    temperature: float,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss of a micro-batch and its statistics; the gradient is that of `params`."""
     model = nnx.merge(graph, constrain_params(params, mesh), frozen)
-    logp_BC, entropy_BC, top_logp_BCK = token_logprobs(
-        model, batch, temperature=objective.temperature
-    )
-    loss, stats = objective.loss(logp_BC, reference_logp_BC, batch, entropy_BC, top_logp_BCK)
+    logp_BC, entropy_BC, top_logp_BCK = token_logprobs(model, batch, temperature=temperature)
+    loss, stats = function(logp_BC, reference_logp_BC, batch, entropy_BC, top_logp_BCK)
     return loss, stats | {"loss": loss, _LOGPROBS: logp_BC}
 
 
 class Learner:
     """The compiled functions of an update; holds no weights but the frozen ones.
 
-    The optimizer's state may count skipped updates (`optimizer.guarded`).
+    The loss is of log-probabilities of logits / temperature. The optimizer's state may count
+    skipped updates (`optimizer.guarded`).
     """
 
     def __init__(
         self,
         model: Decoder,
-        objective: Objective,
+        loss: Loss,
         optimizer: optax.GradientTransformation,
+        *,
+        temperature: float = 1.0,
     ) -> None:
         graph, _, self._frozen = split(model)
         self._mesh = mesh = model.mesh
@@ -131,14 +113,16 @@ class Learner:
         def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
             model = nnx.merge(graph, params, frozen)
             batch = batch._replace(top_ids_XTK=None)
-            return token_logprobs(model, batch, temperature=objective.temperature)[0]
+            return token_logprobs(model, batch, temperature=temperature)[0]
 
-        loss = partial(batch_loss, graph=graph, objective=objective, mesh=mesh)
+        batch_loss_of = partial(
+            batch_loss, graph=graph, function=loss, temperature=temperature, mesh=mesh
+        )
 
         def accumulate(
             total: nnx.State, params: nnx.State, frozen: nnx.State, batch: Batch, logp_BC: Array
         ) -> tuple[nnx.State, dict[str, Array]]:
-            gradient, stats = jax.grad(loss, has_aux=True)(params, frozen, batch, logp_BC)
+            gradient, stats = jax.grad(batch_loss_of, has_aux=True)(params, frozen, batch, logp_BC)
             return jax.tree.map(jnp.add, total, gradient), stats
 
         def zeros(params: nnx.State) -> nnx.State:

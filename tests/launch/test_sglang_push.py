@@ -62,7 +62,7 @@ def test_servers_compute_what_the_learner_does(model, urls, tmp_path):
             assert abs(sampler._logprobs(params, probe, 2) - before).mean() > 1e-2
             if version == 1:
                 request = Request(1, (5, 6, 7), LONG, Decoding())
-                asked = servers.start(servers.pool.sample(1, request, tokenizer.stop_ids))
+                asked = servers.start(servers.pool.sample(request, tokenizer.stop_ids))
             sampler.set_weights(params, version=version)
             told.append(sampler.numbers())
         assert 0 < len(asked.result(200).ids) <= LONG
@@ -101,7 +101,7 @@ def test_a_server_is_given_adapters_alone(sglang_python, model, tmp_path):
             assert version == 0 or abs(logprobs - before).mean() > 1e-2
             sampler.set_weights(params, version=version)
             gaps.append(sampler.numbers()["sglang/probe_gap"])
-            asked = servers.start(servers.pool.sample(version, request, tokenizer.stop_ids))
+            asked = servers.start(servers.pool.sample(request, tokenizer.stop_ids))
             versions.append(asked)
             before = logprobs
             params = jax.tree.map(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +14,9 @@ from minirl.model import huggingface
 from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import make_mesh, param_path
 from minirl.train.batching import MicroBatches
+from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
-from minirl.train.update import Learner, policy_objective
+from minirl.train.update import Learner
 from minirl.types import TokenRow
 from tests.plain_model import arrays
 
@@ -78,8 +81,9 @@ def start(toy, shape, *, algorithm="grpo", guard=None):
     model = huggingface.init(toy.CONFIG, 0, mesh=mesh)
     if algorithm == "adapters":
         model = adapted(model, LoraConfig(rank=3, alpha=6))
-    objective = policy_objective(ALGORITHMS[algorithm], temperature=0.8)
-    learner = Learner(model, objective, make_optimizer(OptimizerConfig(), guard=guard))
+    loss = partial(policy_loss, ALGORITHMS[algorithm])
+    optimizer = make_optimizer(OptimizerConfig(), guard=guard)
+    learner = Learner(model, loss, optimizer, temperature=0.8)
     return learner, learner.init(trained(model))
 
 

@@ -70,7 +70,7 @@ def test_a_server_that_was_restarted_is_given_the_adapters_again(fakes, serve):
 
 
 def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes, serve):
-    """It refuses at once, and so would be asked again and again as the least busy one."""
+    """It refuses at once: half of the requests would fail."""
     servers = serve(fakes, lora=LORA)
     fakes[0].adapters.clear()
     assert [found.versions for found in ask(servers, range(20))] == [("a",) * 3] * 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,8 +32,9 @@ from minirl.model.lora import (
 )
 from minirl.model.sharding import param_path
 from minirl.train.batching import MicroBatches
+from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
-from minirl.train.update import Learner, policy_objective
+from minirl.train.update import Learner
 from minirl.types import Decoding, Request, TokenRow
 from tests import plain_model
 from tests.plain_model import arrays, assert_same
@@ -65,8 +67,8 @@ def logits(model):
 
 def learner_of(model, **settings):
     optimizer = make_optimizer(OptimizerConfig(**settings))
-    objective = policy_objective(Grpo(kl_coef=0.1), temperature=0.8)
-    return Learner(model, objective, optimizer), jax.tree.map(jnp.copy, trained(model))
+    learner = Learner(model, partial(policy_loss, Grpo(kl_coef=0.1)), optimizer, temperature=0.8)
+    return learner, jax.tree.map(jnp.copy, trained(model))
 
 
 def test_at_the_start_they_add_nothing_and_merged_the_model_computes_the_same(toy):

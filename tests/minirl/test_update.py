@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from flax import nnx
 from minirl.config import BatchingConfig, Grpo, Gspo
 from minirl.train import layout, update
 from minirl.train.batching import MicroBatches
-from minirl.train.update import Learner, batch_loss, policy_objective
+from minirl.train.losses import policy_loss
+from minirl.train.update import Learner, batch_loss
 from minirl.types import TokenRow, TopTokens
 from tests.plain_model import plain_attention
 
@@ -94,14 +96,12 @@ class Scene:
         return jax.grad(total)(params)
 
     def _loss(self, name):
-        objective = policy_objective(ALGORITHMS[name], temperature=TEMPERATURE)
+        settings: dict[str, Any] = {"function": loss_of(name), "temperature": TEMPERATURE}
 
         def loss(params, batch):
             reference = nnx.merge(self.graph, self.reference)
             logp_BC, *_ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
-            return batch_loss(
-                params, nnx.State({}), batch, logp_BC, graph=self.graph, objective=objective
-            )
+            return batch_loss(params, nnx.State({}), batch, logp_BC, graph=self.graph, **settings)
 
         return loss
 
@@ -109,6 +109,14 @@ class Scene:
         (loss, stats), gradient = self.gradients[name](self.params, batch)
         stats.pop("logprobs")
         return float(loss), {key: float(value) for key, value in stats.items()}, gradient
+
+
+def loss_of(name):
+    return partial(policy_loss, ALGORITHMS[name])
+
+
+def learner_of(scene):
+    return Learner(scene.model, loss_of("grpo"), optax.sgd(1.0), temperature=TEMPERATURE)
 
 
 @pytest.fixture(scope="module")
@@ -214,14 +222,14 @@ def test_the_likeliest_ids_of_the_sampler_get_the_learners_log_probabilities(sce
 
 def test_what_is_computed_again_does_not_change_the_gradient(scene, groups):
     (batch,) = batches_of(groups)
-    objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
+    settings: dict[str, Any] = {"function": loss_of("grpo"), "temperature": TEMPERATURE}
 
     def gradient(kind):
         def loss(params):
             model = nnx.merge(scene.graph, params)
             model.remat = kind
             arguments = (nnx.state(model), nnx.State({}), batch, batch.sampler_logp_BC)
-            return batch_loss(*arguments, graph=nnx.graphdef(model), objective=objective)[0]
+            return batch_loss(*arguments, graph=nnx.graphdef(model), **settings)[0]
 
         return jax.jit(jax.grad(loss))(scene.params)
 
@@ -250,8 +258,7 @@ def test_parts_of_a_group_add_up(scene, groups, monkeypatch):
 def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
     """Not after all micro-batches were ordered: all but the last two are done when it is asked."""
     batches = [*batches_of(groups, aggregation="token_mean")] * 4
-    objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
-    learner, waited = Learner(scene.model, objective, optax.sgd(1.0)), []
+    learner, waited = learner_of(scene), []
     learner._lanes = lambda params: 1
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
     ready = jax.block_until_ready
@@ -272,8 +279,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     batches = [*batches_of(groups, sizes=smaller, aggregation="token_mean")]
     assert len(batches) == 2
     # A learner whose step is the gradient itself, times a rate that drowns rounding.
-    objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
-    learner = Learner(scene.model, objective, optax.sgd(1.0))
+    learner = learner_of(scene)
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
     state, stats_of_parts, _ = learner.update(state, batches, reference=scene.reference, rate=RATE)
     parts = jax.tree.map(

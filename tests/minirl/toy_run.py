@@ -169,13 +169,13 @@ class Writer:
 LEARNERS: dict[Any, Learner] = {}
 
 
-def known_learner(settings, model, objective, optimizer):
+def known_learner(settings, model, loss, optimizer, **options):
     """Return a learner with the programs of an earlier one of the same settings."""
     if model.layers.lora is not None:
-        return Learner(model, objective, optimizer)
+        return Learner(model, loss, optimizer, **options)
     key = (*settings, nnx.graphdef(model))
     if key not in LEARNERS:
-        LEARNERS[key] = Learner(model, objective, optimizer)
+        LEARNERS[key] = Learner(model, loss, optimizer, **options)
     return copy.copy(LEARNERS[key])
 
 
