@@ -30,7 +30,7 @@ from launch import cli, options
 from launch.config import JobConfig, load_config
 from launch.data.gold_checks import check_for
 from launch.data.preflight import held_out, load_split
-from launch.data.preparation import Request, prepare
+from launch.data.preparation import prepare
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
 from minirl.run.files import whole_file
@@ -93,12 +93,12 @@ def check(
     if root is None:
         raise UserError(f"--data-root: give the folder of the data; {cfg} generates its own")
     names = [word for word in data if "=" not in word]
-    request = Request(job, _sources(root, names, job, dialect), tokenizer)
+    sources = _sources(root, names, job, dialect)
     if export:
-        _export(export, out, request, root, is_named=bool(names))
+        _export(export, out, job, root, sources if names or root.is_file() else {})
         return
     with whole_file(out) as file:
-        for told in prepare(request, lambda line: file.write(line + "\n")):
+        for told in prepare(job, sources, lambda line: file.write(line + "\n"), tokenizer):
             cli.output.print(told, soft_wrap=True)
     cli.output.print(f"Golds to look at, one a line: {out}", soft_wrap=True)
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}", soft_wrap=True)
@@ -136,16 +136,18 @@ def _sources(
     return found
 
 
-def _export(trainer: Trainer, out: Path, request: Request, root: Path, *, is_named: bool) -> None:
+def _export(
+    trainer: Trainer, out: Path, job: JobConfig, root: Path, named: Mapping[str, SourceConfig]
+) -> None:
     """Write the questions of the sets that are named, else those that the job learns from."""
-    data = request.job.data.model_copy(update={"root": root, "demo": None})
-    job = request.job.model_copy(update={"data": data})
+    data = job.data.model_copy(update={"root": root, "demo": None})
+    job = job.model_copy(update={"data": data})
     prompts = Prompts(job.prompt, job.env)
     with Executor(job.executor, shared_cache()) as executor:
-        if is_named or root.is_file():
-            sources = tuple(request.sources.values())
-            named = data.train.model_copy(update={"sources": sources, "total": None})
-            loaded = load(named, check=check_for(named, executor, shared_cache()))
+        if named:
+            own = {"sources": tuple(named.values()), "total": None}
+            split = data.train.model_copy(update=own)
+            loaded = load(split, check=check_for(split, executor, shared_cache()))
         else:
             held = held_out(job, root, executor)
             loaded = load_split(job, "train", root, executor, held=held)

@@ -20,9 +20,9 @@ from typing import Literal
 from exchange import UserError
 from launch.config import JobConfig
 from launch.evaluation.questions import TEST_SETS, Split
-from sqlenv.config import DataConfig, SourceConfig
+from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import AbsentError, is_file, locate
-from sqlenv.data.sources import Pool
+from sqlenv.data.loading import read_all
 from sqlenv.demo import STAMP
 from sqlenv.executor.database import fingerprint
 from sqlenv.schema.reading import read_schema
@@ -206,9 +206,7 @@ def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
         source = named.at(root)
         try:
             if not _is_generated(source):
-                pool = Pool(source, DataConfig(sources=(source,), drop_missing_database=True))
-                pool.drops = set()
-                yield name, tuple(checked.example for checked in pool.stream())
+                yield name, read_all(source, needs_databases=False)
         except AbsentError:
             pass
         except UserError as error:

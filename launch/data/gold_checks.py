@@ -9,7 +9,7 @@ right prediction can look wrong. What was found is in the cache.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import apsw
@@ -38,9 +38,12 @@ def check_for(data: DataConfig, executor: Executor | None, disk: DiskCache) -> C
         return by_running(executor)
     plain = executor
 
-    def look(examples: Sequence[Example]) -> list[Checked]:
-        with Executor(reversed_of(plain.config)) as backwards:
-            return check_golds(examples, plain, backwards, disk)
+    def look(examples: Sequence[Example]) -> Iterator[Checked]:
+        with (
+            Executor(reversed_of(plain.config)) as backwards,
+            ThreadPoolExecutor(plain.config.workers) as threads,
+        ):
+            yield from threads.map(lambda one: check_gold(one, plain, backwards, disk), examples)
 
     return look
 
@@ -50,29 +53,21 @@ def reversed_of(config: ExecutorConfig) -> ExecutorConfig:
     return config.model_copy(update={"reverse_unordered": True})
 
 
-def check_golds(
-    examples: Sequence[Example], plain: Executor, backwards: Executor, disk: DiskCache
-) -> list[Checked]:
-    """Run gold queries in all ways, those that are not known yet.
+def check_gold(example: Example, plain: Executor, backwards: Executor, disk: DiskCache) -> Checked:
+    """Run a gold query in all ways, if what comes of it is not known yet.
 
-    The notes are SQLite's messages, or how results change: `varies` (from run to run), `row_order`
+    The note is SQLite's message, or how results change: `varies` (from run to run), `row_order`
     (with the order in which tables are read), `ties` (with rows that ORDER BY leaves open).
     """
+    facts = (fingerprint(example.database), example.gold_sql, example.dialect)
     limits = plain.config.model_dump(mode="json", include=LIMITS)
-    context = (_VERSION, apsw.sqlite_lib_version(), limits)
-
-    def look(example: Example) -> Checked:
-        facts = (fingerprint(example.database), example.gold_sql, example.dialect)
-        key = content_key("gold check", *facts, *context)
-        if (known := disk.get(key)) is None:
-            known, is_final = _check(example, plain, backwards)
-            if is_final:
-                disk[key] = known
-        issues, note, correction = known
-        return Checked(example, tuple(issues), note, correction)
-
-    with ThreadPoolExecutor(plain.config.workers) as threads:
-        return list(threads.map(look, examples))
+    key = content_key("gold check", *facts, _VERSION, apsw.sqlite_lib_version(), limits)
+    if (known := disk.get(key)) is None:
+        known, is_final = _check(example, plain, backwards)
+        if is_final:
+            disk[key] = known
+    issues, note, correction = known
+    return Checked(example, tuple(issues), note, correction)
 
 
 def _check(

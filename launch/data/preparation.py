@@ -10,9 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -20,44 +19,30 @@ from exchange import UserError
 from launch.cli import progress_bar
 from launch.config import JobConfig
 from launch.data.contamination import OverlapIndex
-from launch.data.gold_checks import check_golds, reversed_of
+from launch.data.gold_checks import check_gold, reversed_of
 from launch.data.prompts import Prompts
 from launch.evaluation.process_pool import process_pool
 from launch.tables import show_table
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
+from sqlenv.data.index import first_times
 from sqlenv.data.sources import Checked, Pool
 from sqlenv.envs.single_turn import witnesses_of
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
+from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 from sqlenv.witness.store import WitnessStore
 
-_T = TypeVar("_T")
-
 UNREADABLE = "unreadable database"
-_TOGETHER = 32  # questions that one process checks together
+_TOGETHER = 32  # questions in one message to a process
 _BATCH = 2_048  # questions of a set that are in memory
 _NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Data sets by name, and the job whose prompts and limits they are checked with."""
-
-    job: JobConfig
-    sources: Mapping[str, SourceConfig]
-    tokenizer: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Inspected:
-    """A question that was looked at: its value matches, and the tokens of its prompt if counted."""
-
-    checked: Checked
-    matches: int = 0
-    tokens: int | None = None
+Inspected = tuple[Checked, int, int | None]
+"""A question that was looked at, its value matches, and the tokens of its prompt if counted."""
 
 
 @dataclass(slots=True)
@@ -71,15 +56,14 @@ class SetReport:
     with_matches: int = 0
     lengths: list[int] = field(default_factory=list)
 
-    def add(self, one: Inspected) -> None:
+    def add(self, checked: Checked, matches: int, tokens: int | None) -> None:
         """Count a question."""
-        example = one.checked.example
-        self.databases.add(example.database)
-        self.with_matches += bool(one.matches)
-        self.lengths += [] if one.tokens is None else [one.tokens]
-        for issue in one.checked.issues:
-            note = f" ({one.checked.note})" if issue in ("failing", UNREADABLE) else ""
-            self.name(issue, f"{example.id}{note}")
+        self.databases.add(checked.example.database)
+        self.with_matches += matches > 0
+        self.lengths += [] if tokens is None else [tokens]
+        for issue in checked.issues:
+            note = f" ({checked.note})" if issue in ("failing", UNREADABLE) else ""
+            self.name(issue, f"{checked.example.id}{note}")
 
     def name(self, issue: str, example: str) -> None:
         """Count an issue, and keep the first questions that have it."""
@@ -88,41 +72,44 @@ class SetReport:
             named.append(example)
 
 
-def prepare(request: Request, write: Callable[[str], object]) -> Iterator[str]:
-    """Check all questions and warm the cache; write golds to look at, a line each, and yield what
-    is to be told.
+def prepare(
+    job: JobConfig,
+    sources: Mapping[str, SourceConfig],
+    write: Callable[[str], object],
+    tokenizer: Path | None = None,
+) -> Iterator[str]:
+    """Check all questions of data sets by what a job asks for, and warm the cache; write golds to
+    look at, a line each, and yield what is to be told.
     """
     reports: dict[str, SetReport] = {}
     overlaps = OverlapIndex()
     # Sets to measure by come before those to learn from: `OverlapIndex` wants it.
-    order = sorted(request.sources, key=lambda name: request.sources[name].split == "train")
-    for name in order:
+    for name in sorted(sources, key=lambda name: sources[name].split == "train"):
         with progress_bar(f"reading {name}"):
-            reports[name] = SetReport(Pool(request.sources[name], _everything(request, name)))
+            reports[name] = SetReport(Pool(sources[name], _everything(job, sources[name])))
     _count_duplicates(reports)
-    total = sum(report.pool.report.records for report in reports.values())
-    work = partial(open_inspector, request)
-    limits = request.job.executor
-    with process_pool(work, limits, most=-(-total // _TOGETHER), chunk=1) as do:
+    pools = [report.pool for report in reports.values()]
+    total = sum(len(pool.index) for pool in pools)
+    work = partial(open_inspector, job, tokenizer, _descriptions(pools) if tokenizer else {})
+    with process_pool(work, job.executor, most=total, chunk=_TOGETHER) as do:
         for name, report in reports.items():
-            is_learned = request.sources[name].split == "train"
+            is_learned = sources[name].split == "train"
             add = overlaps.learn if is_learned else overlaps.measure
-            for one in _inspected(name, report.pool, do):
-                report.add(one)
-                add(name, one.checked.example)
-                if {*one.checked.issues} - {"scalar"}:
-                    write(_line(one.checked))
-    in_order = {name: reports[name] for name in request.sources}
-    _show_counts(in_order, request)
+            for checked, matches, tokens in _inspected(name, report.pool, do):
+                report.add(checked, matches, tokens)
+                add(name, checked.example)
+                if {*checked.issues} - {"scalar"}:
+                    write(_line(checked))
+    in_order = {name: reports[name] for name in sources}
+    _show_counts(in_order, job)
     yield from _remarks(in_order)
     found = [f"contamination: {one.line()}" for one in overlaps.overlaps()]
     yield from found or ["contamination: none found"]
 
 
-def _everything(request: Request, name: str) -> DataConfig:
+def _everything(job: JobConfig, source: SourceConfig) -> DataConfig:
     """Ask for every question that has a database, but those that the job does not learn from."""
-    source = request.sources[name]
-    excluded = request.job.data.train.exclude_databases if source.split == "train" else ()
+    excluded = job.data.train.exclude_databases if source.split == "train" else ()
     return DataConfig(
         sources=(source,), exclude=(), exclude_databases=excluded, drop_missing_database=True
     )
@@ -130,47 +117,49 @@ def _everything(request: Request, name: str) -> DataConfig:
 
 def _count_duplicates(reports: Mapping[str, SetReport]) -> None:
     """Count questions that came before about the same database, in the set or in another one."""
-    seen = np.array([], np.uint64)
+    seen: list[np.ndarray] = []
     for report in reports.values():
-        for index in report.pool.indexes:
-            texts, first = np.unique(index.rows["text"], return_index=True)
-            is_new = np.zeros(len(index), bool)
-            is_new[first[~np.isin(texts, seen)]] = True
-            for number in np.flatnonzero(~is_new).tolist():
-                report.name("duplicate", f"{index.layout}/{index.file.stem}/{number}")
-            seen = np.union1d(seen, texts)
+        index = report.pool.index
+        for position in np.flatnonzero(~first_times(index.rows["text"], seen)).tolist():
+            file, number = index.place(position)
+            report.name("duplicate", f"{index.layout}/{file.stem}/{number}")
+
+
+def _descriptions(pools: Iterable[Pool]) -> dict[Path, Descriptions]:
+    """Read what data sets say of the columns of their databases."""
+    found: dict[Path, Descriptions] = {}
+    for pool in pools:
+        names = {kind.db_id for kind in pool.index.kinds}
+        paths = {name: path for name in names if (path := pool.location.database(name))}
+        found |= read_descriptions(pool.location, pool.source, paths)
+    return found
 
 
 def _inspected(
-    name: str, pool: Pool, do: Callable[[Sequence[tuple[str, Sequence[Example]]]], Iterable]
+    name: str, pool: Pool, do: Callable[[Sequence[Example]], Iterator[Inspected]]
 ) -> Iterator[Inspected]:
     """Have the questions of a set looked at, a batch in memory at a time."""
-    done = 0
+    done, rest = 0, (example for _, example in pool.draw())
     with progress_bar(f"checking {name}") as update:
-        for batch in _batches(pool.stream(_BATCH), _BATCH):
+        while batch := [*islice(rest, _BATCH)]:
             # Questions of one database follow one another: it is opened once.
-            examples = sorted((one.example for one in batch), key=lambda one: one.database)
-            lots = [(name, lot) for lot in _batches(examples, _TOGETHER)]
-            for inspected in chain.from_iterable(do(lots)):
-                done += 1
-                yield inspected
-            update(done, pool.report.records, "")
-
-
-def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
+            yield from do(sorted(batch, key=lambda one: one.database))
+            done += len(batch)
+            update(done, len(pool.index), "")
 
 
 @contextmanager
 def open_inspector(
-    request: Request, config: ExecutorConfig
-) -> Generator[Callable[[tuple[str, Sequence[Example]]], list[Inspected]]]:
-    """Make what looks at some questions of a data set, in each process of the pool."""
-    job, disk = request.job, shared_cache()
+    job: JobConfig,
+    tokenizer: Path | None,
+    descriptions: Mapping[Path, Descriptions],
+    config: ExecutorConfig,
+) -> Generator[Callable[[Example], Inspected]]:
+    """Make what looks at a question, in each process of the pool."""
+    disk = shared_cache()
     prompts = Prompts(job.prompt, job.env)
-    count = _counter(request, prompts)
+    prompts.describe(descriptions)
+    tokens = _counter(tokenizer, prompts)
     rule, most = job.env.match, job.env.witnesses
     witnesses = WitnessStore(disk, match=rule, count=most) if most else None
 
@@ -182,52 +171,29 @@ def open_inspector(
             return str(error)
         return ""
 
-    def inspect(lot: tuple[str, Sequence[Example]]) -> list[Inspected]:
-        name, examples = lot
-        good = [one for one in examples if not problem(one.database)]
-        asked = [one for one in good if one.gold_sql]
-        found = check_golds(asked, plain, backwards, disk)
-        known = dict(zip(asked, found, strict=True))
-        if witnesses is not None:
-            for one in asked:
-                witnesses_of(one, witnesses)
-        return [
-            Inspected(Checked(one, (UNREADABLE,), problem(one.database)))
-            if problem(one.database)
-            else Inspected(
-                known.get(one) or Checked(one, ("blank",)),
-                len(prompts.matches(one)),
-                count(name, one),
-            )
-            for one in examples
-        ]
+    def inspect(example: Example) -> Inspected:
+        if why := problem(example.database):
+            return Checked(example, (UNREADABLE,), why), 0, None
+        checked = Checked(example, ("blank",))
+        if example.gold_sql:
+            checked = check_gold(example, plain, backwards, disk)
+            if witnesses is not None:
+                witnesses_of(example, witnesses)
+        return checked, len(prompts.matches(example)), tokens(example)
 
     with Executor(config, disk) as plain, Executor(reversed_of(config)) as backwards:
         yield inspect
 
 
-def _counter(request: Request, prompts: Prompts) -> Callable[[str, Example], int | None]:
+def _counter(tokenizer: Path | None, prompts: Prompts) -> Callable[[Example], int | None]:
     """Make what counts the tokens of prompts, as a run does."""
-    if request.tokenizer is None:
-        return lambda _name, _example: None
+    if tokenizer is None:
+        return lambda _example: None
     # Of the learner's extra, and seconds to import.
     from minirl.model.tokenizer import ChatTokenizer
 
-    tokenizer = ChatTokenizer(request.tokenizer)
-
-    @lru_cache
-    def describe(name: str) -> None:
-        """Use what a data set says of its databases."""
-        pool = Pool(request.sources[name], _everything(request, name))
-        names = {kind.db_id for index in pool.indexes for kind in index.kinds}
-        paths = {db_id: path for db_id in names if (path := pool.location.database(db_id))}
-        prompts.describe(read_descriptions(pool.location, pool.source, paths))
-
-    def count(name: str, example: Example) -> int:
-        describe(name)
-        return len(tokenizer.encode_chat(prompts.training(example)))
-
-    return count
+    encode = ChatTokenizer(tokenizer).encode_chat
+    return lambda example: len(encode(prompts.training(example)))
 
 
 def _line(c: Checked) -> str:
@@ -237,18 +203,17 @@ def _line(c: Checked) -> str:
     return json.dumps({**asked, **found, **accepts}, ensure_ascii=False)
 
 
-def _show_counts(reports: Mapping[str, SetReport], request: Request) -> None:
+def _show_counts(reports: Mapping[str, SetReport], job: JobConfig) -> None:
     titles = ["set", "questions", "databases", "left out", "golds", "with value matches"]
-    titles += ["prompt tokens: median / 95 % / longest"] * bool(request.tokenizer)
+    titles += ["prompt tokens: median / 95 % / longest"] * any(r.lengths for r in reports.values())
     rows = []
     for name, one in reports.items():
         report = one.pool.report
         left = Counter({issue: n for issue, n in report.found.items() if issue in one.pool.drops})
         counts = f"{report.kept:,} of {report.records:,}", f"{len(one.databases):,}"
         row = [name, *counts, _counts(left), _counts(one.issues), f"{one.with_matches:,}"]
-        limit = request.job.sampler if request.sources[name].split == "train" else None
-        limit = limit or request.job.evaluation_sampler
-        rows.append([*row, *[_lengths(one.lengths, limit.max_prompt_tokens)] * (len(titles) - 6)])
+        limit = job.sampler if one.pool.source.split == "train" else job.evaluation_sampler
+        rows.append([*row, _lengths(one.lengths, limit.max_prompt_tokens)][: len(titles)])
     show_table("Questions", [titles, *rows])
 
 

@@ -208,8 +208,7 @@ def _data(config: JobConfig, split: Split) -> dict[str, Any]:
 def _contents(source: SourceConfig) -> dict[str, str]:
     """Digest the question files and databases of a source."""
     location = locate(source)
-    indexes = (index_of(file, location.layout) for file in location.files)
-    names = {kind.db_id for index in indexes for kind in index.kinds}
+    names = {kind.db_id for kind in index_of(location.files, location.layout).kinds}
     databases = [path for name in names if (path := location.database(name))]
     return {"files": digest(location.files), "databases": digest(databases)}
 

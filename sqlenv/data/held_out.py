@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping
 
 from exchange import UserError
 from sqlenv.config import DataConfig
-from sqlenv.data.loading import open_pools, open_sample, split_by_weight
-from sqlenv.data.sources import Check, Pool
+from sqlenv.data.loading import open_pools, split_by_weight
+from sqlenv.data.sources import Check
 
 
 def validation_of(config: DataConfig, count: int) -> DataConfig:
@@ -33,12 +32,15 @@ def hold_out(
     """
     own = validation_of(config, count)
     whole = open_pools(own, None, accept=lambda _db_id: True, advice=advice)
-    found = [Counter(db_id for _, db_id in pool.candidates()) for pool in whole]
-    needs = split_by_weight(count, [source.weight for source in config.sources])
-    targets = [
-        _target(counts.total(), need, wanted)
-        for counts, need, wanted in zip(found, needs, _training_shares(config), strict=True)
-    ]
+    found = [pool.count_by_database() for pool in whole]
+    weights = [source.weight for source in config.sources]
+    needs = split_by_weight(count, weights)
+    shares = split_by_weight(config.total, weights) if config.total else [None] * len(weights)
+    targets = []
+    for counts, need, share, source in zip(found, needs, shares, config.sources, strict=True):
+        bounds = (share, source.limit, counts.total() - need)
+        wanted = max(1, min(bound for bound in bounds if bound is not None))
+        targets.append(counts.total() * need / (need + wanted))
     while True:
         held: frozenset[str] = frozenset()
         for counts, target in zip(found, targets, strict=True):
@@ -52,45 +54,15 @@ def hold_out(
                 f"{count:,} are too many: there are {there} to learn from in {names}; "
                 "set fewer aside"
             )
-
-        def is_held(db_id: str, names: Collection[str] = held) -> bool:
-            return db_id in names
-
-        pools = open_pools(own, check, accept=is_held, advice=advice)
-        short = [
-            _shortage(pool, need) if counts else 0
-            for counts, need, pool in zip(found, needs, pools, strict=True)
-        ]
-        if not any(short):
+        pools = open_pools(own, check, accept=held.__contains__, advice=advice)
+        is_short = False
+        for place, (counts, need, pool) in enumerate(zip(found, needs, pools, strict=True)):
+            missing = need - len(list(pool.draw(need))) if counts else 0
+            if missing:
+                is_short = True
+                targets[place] = sum(counts[name] for name in held) + missing
+        if not is_short:
             return held
-        targets = [
-            _have(counts, held) + missing if missing else target
-            for counts, missing, target in zip(found, short, targets, strict=True)
-        ]
-
-
-def _shortage(pool: Pool, need: int) -> int:
-    open_sample(pool, None)
-    pool.draw(need)
-    return need - len(pool.kept)
-
-
-def _training_shares(config: DataConfig) -> list[float]:
-    """Return how many questions each source is to give to learn from; infinite for all."""
-    total = config.total
-    weights = [source.weight for source in config.sources]
-    shares = [float("inf")] * len(weights) if total is None else split_by_weight(total, weights)
-    limits = (source.limit or float("inf") for source in config.sources)
-    return [min(share, limit) for share, limit in zip(shares, limits, strict=True)]
-
-
-def _target(everything: int, need: int, wanted: float) -> float:
-    wanted = max(1, min(wanted, everything - need))
-    return everything * need / (need + wanted)
-
-
-def _have(counts: Mapping[str, int], names: Collection[str]) -> int:
-    return sum(counts[name] for name in names if name in counts)
 
 
 def _pick(counts: Counter[str], target: float, held: frozenset[str], seed: int) -> frozenset[str]:
@@ -99,7 +71,7 @@ def _pick(counts: Counter[str], target: float, held: frozenset[str], seed: int) 
     def place(name: str) -> bytes:
         return hashlib.sha256(f"{seed} held out {name}".encode()).digest()
 
-    have = _have(counts, held)
+    have = sum(counts[name] for name in held)
     rest = sorted(counts.keys() - held, key=place)
     taken = []
     while rest and have < target:

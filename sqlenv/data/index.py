@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ from sqlenv.executor.database import fingerprint
 
 _VERSION = 3
 """Of what an index holds."""
-_ROW = np.dtype([("start", "i8"), ("length", "i8"), ("kind", "i4"), ("text", "u8")])
+_ROW = np.dtype("i4, i4, i8, i4, i4, u8")
+_ROW.names = ("file", "number", "start", "length", "kind", "text")
 
 
 class RecordKind(NamedTuple):
@@ -41,69 +43,78 @@ class RecordKind(NamedTuple):
 
 @dataclass(frozen=True)
 class QuestionIndex:
-    """The records of a file of N.
+    """The records of a source's files, N in all; their positions count those of all files.
 
     Attributes:
-        rows: Of each the byte where it begins, its `length` in bytes, the place of its kind in
-            `kinds`, and a digest of its database's name and its question, case and blanks apart, N.
+        rows: Of each record its place in `files` and its number there, the byte where it begins,
+            its `length` in bytes, the place of its kind in `kinds`, and a digest of its database's
+            name and its question, case and blanks apart, N.
     """
 
-    file: Path
     layout: Layout
+    files: tuple[Path, ...]
     rows: np.ndarray
     kinds: tuple[RecordKind, ...]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def kind(self, number: int) -> RecordKind:
-        """Return the kind of a record."""
-        return self.kinds[self.rows["kind"][number]]
+    def place(self, position: int) -> tuple[Path, int]:
+        """Return the file of a record, and its number there."""
+        row = self.rows[position]
+        return self.files[row["file"]], int(row["number"])
 
-    def records(self, numbers: Iterator[int]) -> Iterator[tuple[int, QuestionRecord]]:
-        """Read some records."""
-        with self.file.open("rb") as file:
-            for number in numbers:
-                start, length, *_ = self.rows[number].item()
-                file.seek(start)
-                record = json.loads(file.read(length).decode())
-                yield number, read_question(self.layout, self.file, number, record)
+    def records(self, positions: Iterable[int]) -> Iterator[tuple[int, QuestionRecord]]:
+        """Read some records, in the order of the files."""
+        for path, own in groupby(sorted(positions), key=lambda position: self.place(position)[0]):
+            with path.open("rb") as file:
+                for position in own:
+                    row = self.rows[position]
+                    file.seek(row["start"])
+                    record = json.loads(file.read(row["length"]).decode())
+                    yield position, read_question(self.layout, path, int(row["number"]), record)
 
 
-def index_of(file: Path, layout: Layout) -> QuestionIndex:
-    """Look a file's index up, or read the file from end to end.
+def first_times(texts: np.ndarray, seen: list[np.ndarray]) -> np.ndarray:
+    """Tell which digests of texts come for the first time, and add them to those seen so far."""
+    unique, first = np.unique(texts, return_index=True)
+    is_first = np.zeros(len(texts), bool)
+    is_first[first[~np.isin(unique, np.concatenate([unique[:0], *seen]))]] = True
+    seen.append(unique)
+    return is_first
+
+
+def index_of(files: tuple[Path, ...], layout: Layout) -> QuestionIndex:
+    """Look the index of files up, or read them from end to end.
 
     Raises:
         UserError: A record is broken, or not as the layout says.
     """
-    return _index_of(file, layout, fingerprint(file))
+    return _index_of(files, layout, tuple(map(fingerprint, files)))
 
 
 @lru_cache(maxsize=64)
-def _index_of(file: Path, layout: Layout, contents: str) -> QuestionIndex:
+def _index_of(files: tuple[Path, ...], layout: Layout, contents: tuple[str, ...]) -> QuestionIndex:
     key = content_key("questions", _VERSION, layout, contents)
     if (stored := shared_cache().open_file(key)) is not None:
         with stored, np.load(stored) as arrays:
             kinds = tuple(RecordKind(*kind) for kind in json.loads(str(arrays["kinds"])))
-            return QuestionIndex(file, layout, arrays["rows"], kinds)
-    index = _read(file, layout)
+            return QuestionIndex(layout, files, arrays["rows"], kinds)
+    codes: dict[RecordKind, int] = {}
+
+    def read() -> Iterator[tuple[int, ...]]:
+        for place, file in enumerate(files):
+            for number, (start, length, record) in enumerate(placed_records(file)):
+                asked = read_question(layout, file, number, record)
+                code = codes.setdefault(_kind(layout, asked), len(codes))
+                yield place, number, start, length, code, _digest(asked)
+
+    index = QuestionIndex(layout, files, np.fromiter(read(), _ROW), tuple(codes))
     written = io.BytesIO()
     np.savez(written, rows=index.rows, kinds=json.dumps(index.kinds))
     written.seek(0)
     shared_cache().store_file(key, written)
     return index
-
-
-def _read(file: Path, layout: Layout) -> QuestionIndex:
-    codes: dict[RecordKind, int] = {}
-
-    def rows() -> Iterator[tuple[int, int, int, int]]:
-        for number, (start, length, record) in enumerate(placed_records(file)):
-            asked = read_question(layout, file, number, record)
-            code = codes.setdefault(_kind(layout, asked), len(codes))
-            yield start, length, code, _digest(asked)
-
-    return QuestionIndex(file, layout, np.fromiter(rows(), _ROW), tuple(codes))
 
 
 def _kind(layout: Layout, asked: QuestionRecord) -> RecordKind:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
-from random import Random
+
+import numpy as np
 
 from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
-from sqlenv.data.sources import (
-    OTHER_ENGINE,
-    OTHER_KIND,
-    Accept,
-    Check,
-    Checked,
-    Pool,
-    SourceReport,
-)
+from sqlenv.data.sources import OTHER_ENGINE, OTHER_KIND, Accept, Check, Pool, SourceReport
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
-
-_SPARE_SHARE = 1.0  # candidates of a sampled source beyond the wanted number, since golds may fail
-_SPARE_LEAST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +61,7 @@ def load(
     pools = open_pools(config, check, accept=accept, advice=advice)
     chosen: list[Example] = []
     descriptions: dict[Path, Descriptions] = {}
-    for pool, part in zip(pools, choose(pools, config), strict=True):
-        examples = [checked.example for checked in part]
+    for pool, examples in zip(pools, _draw(pools, config.total), strict=True):
         chosen += examples
         by_name = {example.db_id: example.database for example in examples}
         descriptions |= read_descriptions(pool.location, pool.source, by_name)
@@ -91,56 +78,37 @@ def open_pools(
     config: DataConfig, check: Check | None, *, accept: Accept, advice: str
 ) -> list[Pool]:
     """Open the sources of a mixture."""
-    seen = set[int]()
+    seen = list[np.ndarray]()
     return [Pool(source, config, check, accept, advice, seen) for source in config.sources]
 
 
-def choose(pools: Sequence[Pool], config: DataConfig) -> Iterator[Iterable[Checked]]:
-    """Draw a mixture; yield the questions of each source in the order of its files.
+def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
+    """Draw a mixture: the questions of each source in the order of its files."""
+    drawn: list[list[tuple[int, Example]]] = [[] for _ in pools]
+    most = total or sum(len(pool.waiting) for pool in pools)
+    while missing := most - sum(map(len, drawn)):
+        rest = [place for place, pool in enumerate(pools) if not pool.is_spent]
+        if not rest:
+            break
+        shares = split_by_weight(missing, [pools[place].source.weight for place in rest])
+        for place, share in zip(rest, shares, strict=True):
+            drawn[place] += pools[place].draw(share)
+    return [[example for _, example in sorted(part)] for part in drawn]
 
-    Sources that are not sampled are streamed: what is yielded of them is read only once.
+
+def read_all(source: SourceConfig, *, needs_databases: bool = True) -> tuple[Example, ...]:
+    """Read every question of a source in the order of its files, whatever its gold query.
+
+    Raises:
+        UserError: A database that is needed is missing, or the source is not as its layout says.
     """
-    sampled = [pool for pool in pools if pool.most is not None]
-    for pool in sampled:
-        wanted = pool.most or 0
-        spare = 0 if pool.check is None else max(_SPARE_LEAST, int(wanted * _SPARE_SHARE))
-        open_sample(pool, wanted + spare)
-    _fill(sampled, config.total)
-    for pool in pools:
-        drawn = (checked for _, checked in sorted(pool.kept, key=itemgetter(0)))
-        yield pool.stream() if pool.most is None else drawn
-
-
-def read_all(source: SourceConfig) -> tuple[Example, ...]:
-    """Read every question of a source in the order of its files, whatever its gold query."""
-    pool = Pool(source, DataConfig(sources=(source,)), advice="take such questions out of the file")
-    pool.drops = {OTHER_ENGINE, OTHER_KIND}
-    if examples := tuple(checked.example for checked in pool.stream()):
+    whole = source.model_copy(update={"limit": None})
+    config = DataConfig(sources=(whole,), drop_missing_database=not needs_databases)
+    advice = "take such questions out of the file"
+    pool = Pool(whole, config, advice=advice, drops=frozenset({OTHER_ENGINE, OTHER_KIND}))
+    if examples := tuple(example for _, example in pool.draw()):
         return examples
     raise UserError(f"no question is left; {pool.report.line()}")
-
-
-def open_sample(pool: Pool, most: int | None) -> None:
-    """Put a source in the order of the draw; at most so many candidates are held, None for all."""
-    # One random number a question, the smallest win: a larger sample contains a smaller one.
-    rng = Random(f"{pool.config.seed} {pool.name}")
-    numbered = ((rng.random(), position) for position, _ in pool.candidates())
-    drawn = sorted(numbered) if most is None else heapq.nsmallest(most, numbered)
-    pool.waiting.extend(position for _, position in drawn)
-
-
-def _fill(pools: Sequence[Pool], total: int | None) -> None:
-    if total is None:
-        for pool in pools:
-            pool.draw(len(pool.waiting))
-        return
-    while missing := total - sum(len(pool.kept) for pool in pools):
-        open_ones = [pool for pool in pools if not pool.spent]
-        if not open_ones:
-            return
-        shares = split_by_weight(missing, [pool.source.weight for pool in open_ones])
-        for pool, share in zip(open_ones, shares, strict=True):
-            pool.draw(share)
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, islice
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
 from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
-from sqlenv.data.index import QuestionIndex, RecordKind, index_of, level_of
+from sqlenv.data.index import QuestionIndex, RecordKind, first_times, index_of, level_of
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
 from sqlenv.data.records import QuestionRecord
 from sqlenv.dialects import NAMES, transpile
@@ -30,6 +30,10 @@ OTHER_ENGINE = "not for SQLite"
 OTHER_KIND = "of other levels or styles"
 NOT_TRANSPILED = "not transpiled to SQLite"
 EXCLUDED_DATABASE = "in exclude_databases"
+UNUSABLE = frozenset(
+    {MISSING_DATABASE, OTHER_ENGINE, OTHER_KIND, NOT_TRANSPILED, EXCLUDED_DATABASE}
+)
+"""Issues of questions that no job can ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,6 @@ Check = Callable[[Sequence[Example]], Iterable[Checked]]
 """Looks at the gold queries of some questions; answers in order."""
 Accept = Callable[[str], bool]
 """Tells whether questions about a database, by its name, are candidates at all."""
-Candidate = tuple[int, Checked]
-"""Position among the source's questions, and the question."""
 
 
 @dataclass(slots=True)
@@ -77,16 +79,19 @@ class SourceReport:
 
 @dataclass(slots=True)
 class Pool:
-    """Candidates of one source in the order of the draw, of which some are kept.
+    """Questions of one source that may be used, drawn one after the other.
 
-    A question has a position among all records of its source; only those drawn are read.
+    A question has a position among all records of its source; only those drawn are read. They are
+    drawn in the order of the files, or where not all are wanted in one by seed.
 
     Attributes:
         check: Looks at gold queries; None trusts them all.
-        accept: Which databases' questions are candidates at all.
+        accept: Which databases' questions may be used at all.
         advice: What to do about a missing database, but unpacking it.
-        seen: Digests of questions that came before, in this source or another one.
-        drops: Issues that leave a question out.
+        seen: Digests of questions that came before, in other sources.
+        drops: Issues that leave a question out; by default those that the config names, and
+            whatever keeps a query from being run.
+        waiting: Positions of those that are not drawn yet.
     """
 
     source: SourceConfig
@@ -94,25 +99,29 @@ class Pool:
     check: Check | None = None
     accept: Accept = lambda _db_id: True
     advice: str = ""
-    seen: set[int] = field(default_factory=set)
+    seen: list[np.ndarray] = field(default_factory=list)
+    drops: frozenset[str] = frozenset()
     corrections: Corrections | None = field(default=None, init=False)
     location: Location = field(init=False)
-    indexes: list[QuestionIndex] = field(init=False)
-    drops: set[str] = field(init=False)
+    index: QuestionIndex = field(init=False)
     report: SourceReport = field(init=False)
-    waiting: deque[int] = field(default_factory=deque)
-    kept: list[Candidate] = field(default_factory=list)
+    waiting: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self.location = locate(self.source)
-        self.indexes = [index_of(file, self.location.layout) for file in self.location.files]
-        self.report = SourceReport(self.name, sum(map(len, self.indexes)))
-        self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_TRANSPILED, OTHER_KIND, EXCLUDED_DATABASE}
-        self.drops |= {*self.config.exclude}
+        self.index = index_of(self.location.files, self.location.layout)
+        self.report = SourceReport(self.name, len(self.index))
+        self.drops = self.drops or UNUSABLE.union(self.config.exclude)
         if self.source.corrections:
-            self.corrections = read_corrections(self.source.corrections)
-            everything = self._read(range(self.report.records))
-            self.corrections.check(checked.example for _, checked in everything)
+            corrections = read_corrections(self.source.corrections)
+            corrections.check(example for _, example in self._read(range(len(self.index))))
+            self.corrections = corrections
+        self.waiting = self._candidates()
+        if self.source.limit or self.config.total:
+            # One random number a question, the smallest win: a larger sample contains a smaller.
+            rng = Random(f"{self.config.seed} {self.name}")
+            numbers = np.fromiter((rng.random() for _ in self.waiting), float)
+            self.waiting = self.waiting[np.argsort(numbers, kind="stable")]
 
     @property
     def name(self) -> str:
@@ -122,103 +131,89 @@ class Pool:
         return "/".join(filter(None, parts))
 
     @property
-    def most(self) -> int | None:
-        """Say how many questions are drawn at most; None for all."""
-        bounds = filter(None, (self.source.limit, self.config.total))
-        return min(bounds, default=None)
-
-    @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         """Tell whether there is nothing more to draw."""
-        return not self.waiting or len(self.kept) == self.source.limit
+        return not len(self.waiting) or self.report.kept == self.source.limit
 
-    def candidates(self) -> Iterator[tuple[int, str]]:
-        """Give the positions of questions that may be used, and their databases; count the others.
+    def count_by_database(self) -> Counter[str]:
+        """Count the questions that are not drawn yet by the names of their databases."""
+        counts = Counter[str]()
+        codes = self.index.rows["kind"][self.waiting]
+        for kind, count in zip(self.index.kinds, np.bincount(codes).tolist(), strict=False):
+            counts += {kind.db_id: count}
+        return counts
+
+    def draw(self, count: int | None = None) -> Iterator[tuple[int, Example]]:
+        """Draw so many questions that may stay, or as many as there are, with their positions.
+
+        At most `BATCH` are in memory at a time.
+        """
+        bounds = (count, self.source.limit and self.source.limit - self.report.kept)
+        wanted = min((bound for bound in bounds if bound is not None), default=len(self.waiting))
+        while wanted and len(self.waiting):
+            positions, self.waiting = np.split(self.waiting, [min(wanted, BATCH)])
+            for question in self._sound(positions.tolist()):
+                wanted -= 1
+                yield question
+
+    def _candidates(self) -> np.ndarray:
+        """Find the positions of questions that may be used; count the others.
 
         Raises:
             UserError: A database is missing, and its questions are not to be left out.
         """
         database_of = cache(self.location.database)
-        first = 0
-        for index in self.indexes:
-            issues = [self._issues(kind, database_of) for kind in index.kinds]
-            for code, count in enumerate(np.bincount(index.rows["kind"], minlength=len(issues))):
-                self.report.found.update(dict.fromkeys(issues[code], int(count)))
-                if MISSING_DATABASE in issues[code] and not self.config.drop_missing_database:
-                    raise UserError(f"{self._no_database(index, code)}, or {self.advice}")
-            pairs = zip(index.kinds, issues, strict=True)
-            may = [
-                self.drops.isdisjoint(found) and self.accept(kind.db_id) for kind, found in pairs
-            ]
-            for number in np.flatnonzero(np.array(may)[index.rows["kind"]]).tolist():
-                if "duplicate" not in self.drops or self._is_new(int(index.rows["text"][number])):
-                    yield first + number, index.kind(number).db_id
-            first += len(index)
+        kinds, codes = self.index.kinds, self.index.rows["kind"]
+        issues = [self._issues(kind, database_of) for kind in kinds]
+        for code, count in enumerate(np.bincount(codes).tolist()):
+            self.report.found.update(dict.fromkeys(issues[code], count))
+            if MISSING_DATABASE in issues[code] and not self.config.drop_missing_database:
+                raise UserError(f"{self._no_database(code)}, or {self.advice}")
+        may = [
+            self.drops.isdisjoint(found) and self.accept(kind.db_id)
+            for kind, found in zip(kinds, issues, strict=True)
+        ]
+        positions = np.flatnonzero(np.array(may)[codes])
+        if "duplicate" not in self.drops:
+            return positions
+        is_first = first_times(self.index.rows["text"][positions], self.seen)
+        self.report.found["duplicate"] += int(np.sum(~is_first))
+        return positions[is_first]
 
-    def draw(self, count: int) -> None:
-        """Keep `count` more questions, or as many as there are."""
-        wanted = len(self.kept) + count
-        wanted = min(wanted, self.source.limit or wanted)
-        while self.waiting and len(self.kept) < wanted:
-            size = min(wanted - len(self.kept), len(self.waiting), BATCH)
-            self.kept += self._checked([self.waiting.popleft() for _ in range(size)])
-
-    def stream(self, batch: int = BATCH) -> Iterator[Checked]:
-        """Yield the questions of the whole source that may stay, a batch in memory at a time."""
-        positions = (position for position, _ in self.candidates())
-        while part := list(islice(positions, batch)):
-            for _, question in self._checked(part):
-                yield question
-
-    def _is_new(self, text: int) -> bool:
-        is_new = text not in self.seen
-        self.seen.add(text)
-        self.report.found["duplicate"] += not is_new
-        return is_new
-
-    def _issues(self, kind: RecordKind, database_of: Callable[[str], Path | None]) -> list[str]:
+    def _issues(self, kind: RecordKind, database_of: Callable[[str], Path | None]) -> set[str]:
         is_level = not self.source.levels or kind.level in self.source.levels
         if kind.db_id in self.config.exclude_databases:
-            return [EXCLUDED_DATABASE]
+            return {EXCLUDED_DATABASE}
         if not is_level or kind.style in self.source.exclude_styles:
-            return [OTHER_KIND]
+            return {OTHER_KIND}
         if not kind.is_local or (kind.dialect and kind.dialect not in NAMES):
-            return [OTHER_ENGINE]
+            return {OTHER_ENGINE}
         found = {MISSING_DATABASE: database_of(kind.db_id) is None, "blank": kind.is_blank}
-        return [issue for issue, is_there in found.items() if is_there]
+        return {issue for issue, is_there in found.items() if is_there}
 
-    def _read(self, positions: Sequence[int]) -> Iterator[Candidate]:
-        """Read questions, in the order of their positions."""
-        ends = list(accumulate(map(len, self.indexes)))
-        for index, end in zip(self.indexes, ends, strict=True):
-            first = end - len(index)
-            own = sorted(position for position in positions if first <= position < end)
-            for number, asked in index.records(position - first for position in own):
-                yield first + number, Checked(self._example(index.file, number, asked))
+    def _read(self, positions: Iterable[int]) -> Iterator[tuple[int, Example]]:
+        """Read questions as they are corrected, in the order of their positions."""
+        for position, record in self.index.records(positions):
+            example = self._example(*self.index.place(position), record)
+            yield position, self.corrections.lay(example) if self.corrections else example
 
-    def _checked(self, positions: Sequence[int]) -> Iterator[Candidate]:
-        """Look at the gold queries of some candidates, and pass on those that may stay."""
+    def _sound(self, positions: Sequence[int]) -> Iterator[tuple[int, Example]]:
+        """Look at the gold queries of some questions, and pass on those that may stay."""
         read = dict(self._read(positions))
-        lay = self.corrections.lay if self.corrections else lambda example: example
-        drawn = [(position, Checked(lay(read[position].example))) for position in positions]
-        for number, (position, one) in enumerate(drawn):
-            if one.example.dialect != "sqlite" and isinstance(
-                no := gold_for_sqlite(one.example), SqlError
-            ):
-                drawn[number] = (position, Checked(one.example, (NOT_TRANSPILED,), no.message))
-        asked = [one.example for _, one in drawn if not one.issues and one.example.gold_sql]
-        found = iter(self.check(asked) if self.check else map(Checked, asked))
-        self.report.checked += len(asked) if self.check else 0
-        for position, one in drawn:
-            is_asked = not one.issues and one.example.gold_sql
-            checked = next(found) if is_asked else one
-            self.report.found.update(checked.issues)
-            if {NOT_TRANSPILED, "failing"}.intersection(checked.issues):
-                self._refuse_correction(checked)
-                self._note(checked.example, checked.note)
-            if self.drops.isdisjoint(checked.issues):
+        found = {position: _look(read[position]) for position in positions}
+        if self.check is not None:
+            asked = [at for at, one in found.items() if one.example.gold_sql and not one.issues]
+            self.report.checked += len(asked)
+            found |= zip(asked, self.check([read[position] for position in asked]), strict=True)
+        for position, one in found.items():
+            self.report.found.update(one.issues)
+            if {NOT_TRANSPILED, "failing"}.intersection(one.issues):
+                self._refuse_correction(one)
+                if len(self.report.failures) < _NAMED_FAILURES:
+                    self.report.failures.append(f"{one.example.id}: {one.note}")
+            if self.drops.isdisjoint(one.issues):
                 self.report.kept += 1
-                yield position, checked
+                yield position, one.example
 
     def _refuse_correction(self, checked: Checked) -> None:
         """Refuse a corrected gold query that fails: nothing is corrected by it."""
@@ -226,10 +221,6 @@ class Pool:
         if self.corrections and example.question_id in self.corrections.by_id:
             where = self.corrections.place(example)
             raise UserError(f"{where}: its gold query fails ({checked.note}); correct it")
-
-    def _note(self, example: Example, words: str) -> None:
-        if len(self.report.failures) < _NAMED_FAILURES:
-            self.report.failures.append(f"{example.id}: {words}")
 
     def _example(self, file: Path, number: int, asked: QuestionRecord) -> Example:
         layout = self.source.layout
@@ -255,12 +246,20 @@ class Pool:
             grading_method=asked.grading_method or "",
         )
 
-    def _no_database(self, index: QuestionIndex, code: int) -> str:
+    def _no_database(self, code: int) -> str:
         for folder in self.location.databases:
             check_open(folder)
-        db_id, number = index.kinds[code].db_id, int(np.argmax(index.rows["kind"] == code))
+        db_id = self.index.kinds[code].db_id
+        file, number = self.index.place(int(np.argmax(self.index.rows["kind"] == code)))
         expected = self.location.databases[0] / db_id / f"{db_id}.sqlite"
-        return f"{expected} is not there, but {index.file}: record {number} needs it; unpack it"
+        return f"{expected} is not there, but {file}: record {number} needs it; unpack it"
+
+
+def _look(example: Example) -> Checked:
+    """Look at a gold query without running it."""
+    if example.dialect != "sqlite" and isinstance(no := gold_for_sqlite(example), SqlError):
+        return Checked(example, (NOT_TRANSPILED,), no.message)
+    return Checked(example)
 
 
 def by_running(executor: Executor | None) -> Check | None:

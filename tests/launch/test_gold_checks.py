@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
-from launch.data.gold_checks import all_tied, break_ties, check_golds, reversed_of
+from launch.data.gold_checks import all_tied, break_ties, check_gold, reversed_of
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
@@ -40,7 +38,7 @@ def check(tmp_path):
     config = ExecutorConfig(isolation="thread", workers=1)
     disk = DiskCache(tmp_path / "cache")
     with Executor(config, disk) as plain, Executor(reversed_of(config)) as backwards:
-        yield partial(check_golds, plain=plain, backwards=backwards, disk=disk)
+        yield lambda examples: [check_gold(one, plain, backwards, disk) for one in examples]
 
 
 def test_issues_of_gold_queries(database, check, monkeypatch):
