@@ -35,9 +35,10 @@ class NameScope:
 
 
 class Writer:
-    """Writes the expressions of one SELECT; subqueries are handed to `nest`.
+    """Writes the expressions of one SELECT as calls; subqueries are handed to `nest`.
 
-    `aggregate` tells whether an aggregate was written so far, those of windows aside.
+    Nobody reads the texts: two are the same where the expressions are. `aggregate` tells whether an
+    aggregate was written so far, those of windows aside.
     """
 
     def __init__(
@@ -52,12 +53,9 @@ class Writer:
 
     def text(self, node: exp.Expression) -> str:
         """Write an expression in normal form."""
-        writer = _WRITERS.get(type(node))
-        if writer is not None:
-            return writer(self, node)
-        if isinstance(node, exp.AggFunc):
-            self.aggregate = True
-        return f"{node.key}({self._arguments(node)})"
+        self.aggregate |= isinstance(node, exp.AggFunc) or _is_total(node)
+        text = _WRITERS.get(type(node), Writer._call)(self, node)
+        return f"not({text})" if node.args.get("negate") else text
 
     def qualified(self, alias: str, name: str) -> str:
         """Write a column of one of the sources, as USING names it."""
@@ -115,7 +113,7 @@ class Writer:
             for table in scope.sources.values()
         )
 
-    def _arguments(self, node: exp.Expression) -> str:
+    def _call(self, node: exp.Expression, key: str = "") -> str:
         parts: list[str] = []
         for value in node.args.values():
             for one in value if isinstance(value, list) else (value,):
@@ -123,7 +121,7 @@ class Writer:
                     parts.append(self.text(one))
                 elif isinstance(one, str):
                     parts.append(one.lower())
-        return ",".join(parts)
+        return f"{key or node.key}({','.join(parts)})"
 
     def _subquery(self, node: exp.Expression) -> str:
         self._nest(node)
@@ -133,41 +131,32 @@ class Writer:
         inner = self.text(node.this)
         return "?" if inner == "?" else f"-{inner}"
 
-    def _formatted(self, node: exp.Expression) -> str:
-        text = _FORMS[type(node)].format(*map(self.text, node.iter_expressions()))
-        return f"not ({text})" if node.args.get("negate") else text
-
     def _comparison(self, node: exp.Expression) -> str:
-        sides, sign = (node.this, node.expression), _COMPARISONS[type(node)]
+        sides, key = (node.this, node.expression), node.key
         first, second = map(self.text, sides)
         if first == "?" and second != "?":
-            return f"{second}{_FLIPPED.get(sign, sign)}{first}"
-        if sign in ("=", "!=") and all(isinstance(side, exp.Column) for side in sides):
+            return f"{_FLIPPED[key]}({second},{first})"
+        if _FLIPPED[key] == key and all(isinstance(side, exp.Column) for side in sides):
             first, second = sorted((first, second), key=lambda text: (text == "?", text))
-        return f"{first}{sign}{second}"
+        return f"{key}({first},{second})"
 
     def _in(self, node: exp.Expression) -> str:
         subject = self.text(node.this)
         query = node.args.get("query")
         if query is not None:
-            return f"{subject} in {self.text(query)}"
+            return f"in({subject},{self.text(query)})"
         field = node.args.get("field")
         listed = {self.text(item) for item in ([field] if field else node.expressions)}
-        return f"{subject} in ({','.join(sorted(listed))})"
+        return f"in({subject},({','.join(sorted(listed))}))"
 
     def _connected(self, node: exp.Expression) -> str:
         kind = exp.Or if isinstance(node, exp.Or) else exp.And
         arms = sorted(self.text(arm) for arm in extraction.split(node, kind))
-        return f"({f' {node.key} '.join(arms)})"
-
-    def _anonymous(self, node: exp.Expression) -> str:
-        name = node.name.lower()
-        self.aggregate |= name in _OTHER_AGGREGATES
-        return f"{name}({','.join(self.text(item) for item in node.expressions)})"
+        return f"{node.key}({','.join(arms)})"
 
     def _window(self, node: exp.Expression) -> str:
         outside = self.aggregate
-        text = f"window({self._arguments(node)})"
+        text = self._call(node)
         self.aggregate = outside
         return text
 
@@ -175,41 +164,14 @@ class Writer:
         return f"{self.text(node.this)} {'desc' if node.args.get('desc') else 'asc'}"
 
 
-_OTHER_AGGREGATES = frozenset({"total"})
-_COMPARISONS: dict[type, str] = {
-    exp.EQ: "=",
-    exp.NEQ: "!=",
-    exp.GT: ">",
-    exp.GTE: ">=",
-    exp.LT: "<",
-    exp.LTE: "<=",
-}
-_FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
-_FORMS: dict[type, str] = {
-    exp.Literal: "?",
-    exp.Boolean: "?",
-    exp.Null: "null",
-    exp.Star: "*",
-    exp.Paren: "{}",
-    exp.Alias: "{}",
-    exp.Exists: "exists {}",
-    # NOT of all of a text: of `(NOT a) IN (1)` it is of `a` alone.
-    exp.Not: "not ({})",
-    exp.Is: "{} is {}",
-    exp.NullSafeEQ: "{} is {}",
-    exp.NullSafeNEQ: "not ({} is {})",
-    exp.Between: "{} between {} and {}",
-    exp.Like: "{} like {}",
-    exp.Glob: "{} glob {}",
-    exp.RegexpLike: "{} regexp {}",
-    exp.Add: "({}+{})",
-    exp.Sub: "({}-{})",
-    exp.Mul: "({}*{})",
-    exp.Div: "({}/{})",
-    exp.Mod: "({}%{})",
-    exp.DPipe: "({}||{})",
-}
-"""How the children of a node are written, in their order."""
+def _is_total(node: exp.Expression) -> bool:
+    """Tell the aggregate of SQLite that sqlglot does not know."""
+    return isinstance(node, exp.Anonymous) and node.name.lower() == "total"
+
+
+_FLIPPED = {"eq": "eq", "neq": "neq", "gt": "lt", "gte": "lte", "lt": "gt", "lte": "gte"}
+"""Each comparison, and what it is with its sides exchanged."""
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 _QUERIES = (exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery)
 _WRITERS: dict[type, Callable[[Writer, exp.Expression], str]] = {
     exp.Column: Writer._column,
@@ -218,10 +180,12 @@ _WRITERS: dict[type, Callable[[Writer, exp.Expression], str]] = {
     exp.In: Writer._in,
     exp.And: Writer._connected,
     exp.Or: Writer._connected,
-    exp.Anonymous: Writer._anonymous,
     exp.Window: Writer._window,
     exp.Ordered: Writer._order_item,
-    **dict.fromkeys(_FORMS, Writer._formatted),
+    exp.NullSafeEQ: lambda writer, node: writer._call(node, "is"),
+    exp.NullSafeNEQ: lambda writer, node: f"not({writer._call(node, 'is')})",
+    **dict.fromkeys((exp.Literal, exp.Boolean), lambda _writer, _node: "?"),
+    **dict.fromkeys((exp.Paren, exp.Alias), lambda writer, node: writer.text(node.this)),
     **dict.fromkeys(_QUERIES, Writer._subquery),
     **dict.fromkeys(_COMPARISONS, Writer._comparison),
 }

@@ -188,7 +188,8 @@ class _SelectReader:
             shared += [name for name in writer.columns(right) if writer.nearest(name, right)]
         for name in shared:
             pair = (writer.nearest(name, right) or left, right)
-            atoms.append("=".join(sorted(writer.qualified(alias, name) for alias in pair)))
+            sides = sorted(writer.qualified(alias, name) for alias in pair)
+            atoms.append(f"eq({','.join(sides)})")
         return atoms
 
     def _item(self, node: exp.Expression, items: Sequence[str], *, alias_first: bool) -> str:
