@@ -131,6 +131,9 @@ class AstraConfig(Settings):
     atr: AtrConfig = AtrConfig()
     """How the scores of steps are aggregated."""
 
+    final_step: Literal["dedup", "always", "never"] = "dedup"
+    """Score the final query unless it repeats the last call, `always`, or `never`."""
+
 
 RewardConfig = Annotated[
     ProgressiveConfig | OneShotConfig | ExpoConfig | PaverlConfig | AstraConfig | ExecutionConfig,
@@ -187,5 +190,10 @@ def clashes(reward: RewardConfig, env: EnvConfig) -> list[Clash]:
             ("reward.kind", "env.kind"),
             reward.kind == "expo" and is_agentic,
             "expo credits the clauses of answers, not of calls; use reward.kind=astra",
+        ),
+        Clash(
+            ("reward.final_step", "env.kind"),
+            reward.kind == "astra" and reward.final_step != "dedup" and not is_agentic,
+            "without calls of a tool every step is a final one; use reward.final_step=dedup",
         ),
     ]
