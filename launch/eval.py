@@ -233,8 +233,7 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
     from launch.build import SqlSide, demo_folder
     from launch.evaluation.evaluate import judge_answers
     from launch.evaluation.questions import check_databases
-    from launch.evaluation.responses import ANSWERS
-    from launch.run_folder import claim_data, claimed
+    from launch.run_folder import claimed
 
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
@@ -243,8 +242,7 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
     with Executor(limits) as executor, ExitStack() as stack:
         if source.is_asked and out:
             settings = yaml.safe_dump(source.settings(split, given.data), sort_keys=False)
-            # Answers that were paid for serve another reading of them.
-            stack.enter_context(claimed(out, settings, key="--out", keyed={ANSWERS}))
+            stack.enter_context(claimed(out, settings, key="--out"))
         else:
             executor.start()  # while files are read
         sql = stack.enter_context(SqlSide(config, demo_folder(config, out or Path())))
@@ -257,7 +255,6 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
             samples, notes = source.answers(examples, sql, out or Path(), show)
         prompts = [source.prompt(example, sql) for example in examples] if out else []
         if source.is_asked and out:
-            claim_data(out, {split: examples})
             notes = {**notes, "seconds": round(perf_counter() - start, 1)}
         report = judge_answers(
             questions,

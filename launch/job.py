@@ -159,7 +159,7 @@ def _measure(
 
 def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
     """Judge by the environment's rule, and those of one published test set by its official one."""
-    own = replace(own_set("test", test, config.env), is_judged=True)
+    own = own_set("test", test, config.env)
     source, *others = config.data.test.sources
     name = set_name(source)
     if others or name not in TEST_SETS or config.data.root is None:
@@ -167,7 +167,7 @@ def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
     place = rooted(config.data.test, config.data.root).sources[0]
     official = question_set(name, test, place, config.data.root)
     measures = tuple(dict.fromkeys([*own.measures, *official.measures]))
-    return replace(official, measures=measures, is_judged=True, witnesses=own.witnesses)
+    return replace(official, measures=measures, witnesses=own.witnesses)
 
 
 def _gain(before: Report, after: Report) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,9 @@ from sqlenv.types import Example
 _log = logging.getLogger(__name__)
 
 CONFIG, VERSIONS, DATA, RESULT = "config.yaml", "versions.json", "data.json", "result.json"
+ANSWERS = "answers"
+"""The cache of responses in a folder of an evaluation: found by all that decides them, so that
+other settings may use them too."""
 WARM_MODEL = Path("warm", "model")
 """Where a run folder keeps the model that its warm start made."""
 PLACES = "places"
@@ -46,14 +49,11 @@ def run_of(where: Path) -> Path | None:
     return run if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file() else None
 
 
-def check(
-    folder: Path, settings: str, *, key: str = "run.dir", keyed: Collection[str] = ()
-) -> None:
+def check(folder: Path, settings: str, *, key: str = "run.dir") -> None:
     """Raise a `UserError` if a folder was made with other settings, or holds something else.
 
     Settings are YAML of everything that decides what will be in the folder, which may be missing or
-    empty; `key` is what a person sets to name another one. `keyed` names folders in it whose files
-    are found by all that decides them, so that other settings may use them too.
+    empty; `key` is what a person sets to name another one.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; set {key} to another folder")
@@ -63,7 +63,7 @@ def check(
             f"{folder}: holds files that are not a run (such as {min(names)}); "
             f"set {key} to another folder"
         )
-    if names - set(keyed) <= _BEFORE_WORK:
+    if names - {ANSWERS} <= _BEFORE_WORK:
         return
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
@@ -104,9 +104,7 @@ def check_place(folder: Path, *, key: str) -> None:
 
 
 @contextmanager
-def claimed(
-    folder: Path, settings: str, *, key: str = "run.dir", keyed: Collection[str] = ()
-) -> Generator[Path]:
+def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[Path]:
     """Make a folder with its settings and versions, and lock it until the block ends.
 
     What was made for it is removed again if no work came to it.
@@ -119,7 +117,7 @@ def claimed(
     handle = os.open(folder, os.O_RDONLY)
     try:
         _lock(handle, folder, key=key)
-        check(folder, settings, key=key, keyed=keyed)
+        check(folder, settings, key=key)
         write_text(folder / CONFIG, settings)
         _note_versions(folder / VERSIONS)
         yield folder

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,14 @@ from launch.evaluation.responses import (
     Sampled,
 )
 from launch.evaluation.results import ModelFacts
-from launch.evaluation.sampling import FIRST_EPISODE, Evaluator, TakenAsTheyAre
+from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
 from launch.evaluation.sources import Answers, Show, Source, deliberate, unread_of
 from launch.files import digest, short
 from launch.policy import PolicySource
 from launch.weights import load_policy
-from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import Rollout
-from minirl.train.rollouts import make_sampler
-from minirl.types import Decoding, Trajectory
 from sqlenv.executor.database import fingerprint
-from sqlenv.types import Example, Observation
+from sqlenv.types import Example
 
 _MODEL_FILES = (".json", ".safetensors", ".jinja")
 _SMALL_BYTES = 1_000_000
@@ -160,60 +157,42 @@ class _PolicyModel:
         self, config: JobConfig, policy: PolicySource, out: Path, stack: ExitStack
     ) -> None:
         self._config, self._policy, self._out, self._stack = config, policy, out, stack
-        self._next = FIRST_EPISODE
+        verbal, limits = config.verbal, config.evaluation_sampler
+        longest = (limits.max_response_tokens, limits.max_reply_tokens, verbal.max_tokens)
+        most = min(tokens for tokens in longest if tokens is not None)
+        self._limits = limits.model_copy(
+            update={"max_response_tokens": most, "max_reply_tokens": None}
+        )
+        temperature = 1.0 if verbal.temperature is None else verbal.temperature
+        self._decode = Decode(1, temperature, top_p=limits.top_p)
+        self._asked = 0
 
     @cached_property
-    def _loaded(self) -> tuple[Any, ChatTokenizer]:
-        config, policy = self._config, self._policy
+    def _evaluator(self) -> Evaluator:
+        config, policy, limits = self._config, self._policy, self._limits
         model, tokenizer = load_policy(policy, config)
-        limits = config.evaluation_sampler
         servers = self._stack.enter_context(
             serving(config, policy.model, self._out, limits, lora=policy.lora)
         )
-        group_size = max(config.verbal.candidates, config.verbal.judgements)
-        sampler = make_sampler(
-            model, limits, tokenizer,
-            group_size=group_size, seed=config.seed, servers=servers,
-        )  # fmt: skip
-        sampler.set_weights(trained(model), version=0)
-        return sampler, tokenizer
+        asked = TakenAsTheyAre(attrgetter("messages"), config.answer_wrapping)
+        # The samples that share a prompt in memory.
+        samples = max(config.verbal.candidates, config.verbal.judgements)
+        together = replace(self._decode, samples=samples)
+        return Evaluator(
+            model, tokenizer, asked, limits, together, seed=config.seed, servers=servers
+        )
 
     def answer(
-        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
+        self, requests: Sequence[Any], record: Callable[[ModelRequest, Answer], None]
     ) -> None:
         """Sample an answer to each request, and record it; a prompt too long has none."""
         if not requests:
             return
-        verbal, limits = self._config.verbal, self._config.evaluation_sampler
-        longest = (limits.max_response_tokens, limits.max_reply_tokens, verbal.max_tokens)
-        most = min(tokens for tokens in longest if tokens is not None)
-        limits = limits.model_copy(update={"max_response_tokens": most, "max_reply_tokens": None})
-        limit = f"evaluation.max_prompt_tokens={limits.max_prompt_tokens}"
+        found = self._evaluator.sample(requests, first=self._asked, decode=self._decode)
+        self._asked += len(requests)
+        limit = f"evaluation.max_prompt_tokens={self._limits.max_prompt_tokens}"
         refusal = f"a prompt is too long; {limit} is too small"
-
-        def ended(place: int, group: Sequence[Trajectory]) -> None:
-            answer = Answer(None, refusal=refusal, end="too_long")
-            for turn in (one.turns[0] for one in group):
-                reply, prompt_tokens = turn.reply, len(turn.observation_ids)
-                answer = Answer(reply.text, prompt_tokens, len(reply.ids), end=reply.finish)
-            record(requests[place], answer)
-
-        temperature = 1.0 if verbal.temperature is None else verbal.temperature
-        Rollout(
-            *self._loaded, _OneReply(), requests,
-            config=limits, group_size=1, first_episode=self._next,
-            decoding=Decoding(temperature, limits.top_p), max_turns=1, ended=ended,
-        ).play()  # fmt: skip
-        self._next += len(requests)
-
-
-class _OneReply:
-    """An environment of requests, each over with its reply."""
-
-    def reset(self, example: ModelRequest) -> tuple[ModelRequest, Observation]:
-        """Ask."""
-        return example, example.messages
-
-    def step(self, episode: ModelRequest, reply: str) -> tuple[ModelRequest, None]:
-        """Take the reply."""
-        return episode, None
+        for request, one in zip(requests, found, strict=True):
+            counts, (end,), (reply,) = one.outcomes, one.ends, one.replies
+            answer = Answer(reply, counts.prompt_tokens, counts.reply_tokens, end=end)
+            record(request, answer if end != "too_long" else Answer(None, refusal=refusal, end=end))

@@ -53,8 +53,6 @@ def judge(
 ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
     """Judge the samples of all questions by the first measure, and the answers by all measures.
 
-    Where an environment has judged the replies already, by the first measure, that verdict stands.
-
     Returns the verdicts, and of each question which samples are right; a `UserError` if a database
     cannot be used.
     """
@@ -83,9 +81,7 @@ class _Judge:
     ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
         samples = [one.queries for one in sampled]
         answers = [each[0] for each in samples]
-        is_judged = self._questions.is_judged
-        right = [list(one.right) for one in sampled] if is_judged else []
-        measures = self._measures[1:] if right else self._measures
+        right: list[list[bool]] = []
         if len(samples[0]) > 1:
             unique = [*dict.fromkeys((n, sql) for n, each in enumerate(samples) for sql in each)]
             judged = self._score("samples", unique, self._measures[:1])
@@ -99,18 +95,11 @@ class _Judge:
                 pairs = zip(samples, right, strict=True)
                 answers = [each[marks.index(True) if any(marks) else 0] for each, marks in pairs]
         labels = self._thread.submit(_labels, self._examples, answers)
-        judged = self._score("verdicts", [*enumerate(answers)], measures)
-        if measures is not self._measures:
-            known = zip(right, judged, strict=True)
-            judged = [self._with_known(one, marks[0]) for marks, one in known]
+        judged = self._score("verdicts", [*enumerate(answers)], self._measures)
         right = right or [[self._is_right(one)] for one in judged]
         judged = self._with_corrected(answers, judged)
         columns = (self._examples, sampled, answers, judged, right, labels.result())
         return [self._verdict(*row) for row in zip(*columns, strict=True)], right
-
-    def _with_known(self, one: Judgement | None, is_right: bool) -> Judgement | None:  # noqa: FBT001
-        scores = {self._measures[0]: float(is_right)}
-        return one and Judgement(scores | dict(one.scores), one.predicted, one.gold, one.is_late)
 
     def _verdict(
         self,

@@ -196,7 +196,6 @@ class QuestionSet:
         suite: Files of the test suite by database, where it is used.
         references: Gold results by question, for Spider 2.
         corrected: A second gold query for some, by which the first measure judges once more.
-        is_judged: Whether an environment has judged replies by the first measure already.
         witnesses: How many, at most, `witness` asks for a question.
     """
 
@@ -206,7 +205,6 @@ class QuestionSet:
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
     corrected: Corrected | None = None
-    is_judged: bool = False
     witnesses: int = 4
 
     @property

@@ -16,13 +16,12 @@ from pydantic import TypeAdapter
 
 from launch.evaluation.replies import NO_REPLIES, End, Outcomes
 from launch.files import short
+from launch.run_folder import ANSWERS
 from rewards.verbal import Ask
 from sqlenv.cache import DiskCache
 from sqlenv.types import Answer as ReadReply
 from sqlenv.types import Example, Observation
 
-ANSWERS = "answers"
-"""The cache of responses in a folder of results."""
 RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
 

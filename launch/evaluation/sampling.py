@@ -134,9 +134,11 @@ class Evaluator:
         self.free_memory()
         return found
 
-    def sample(self, examples: Sequence[Example], *, first: int) -> list[Sampled]:
+    def sample(
+        self, examples: Sequence[Example], *, first: int, decode: Decode | None = None
+    ) -> list[Sampled]:
         """Sample replies to questions, of which the first has this number."""
-        return self._sample(examples, self._decode, self._recorded, first=first)
+        return self._sample(examples, decode or self._decode, self._recorded, first=first)
 
     def _sample(
         self, examples: Sequence[Example], decode: Decode, environment: WithoutRows, *, first: int
