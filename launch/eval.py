@@ -276,12 +276,12 @@ def _finish(report: Report, folder: Path | None, given: Options) -> None:
     """Print the numbers, say where the files are, and write official forms where they are asked."""
     from launch.evaluation.evaluate import show
     from launch.evaluation.predictions import write_official
-    from launch.evaluation.results import as_record
+    from launch.evaluation.results import as_json
 
     if given.official and folder:
         write_official(report.questions, folder)
     if given.json == options.STDOUT:
-        options.write_result(given.json, as_record(report))
+        print(as_json(report), end="")  # noqa: T201
         return
     place = given.path or folder
     show(report, place, given.by)

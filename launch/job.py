@@ -172,12 +172,14 @@ def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
 
 def _gain(before: Report, after: Report) -> dict[str, Any]:
     """Compare the accuracies by the measure that counts; those by others follow by name."""
-    found: dict[str, Any] = {"questions": len(after.questions), "rule": before.first}
     gains = {name: _by(name, before, after) for name in before.measures}
-    for key, value in gains.pop(before.first).items():
-        found |= {key: value}
-    outcomes = {"before": asdict(before.outcomes), "after": asdict(after.outcomes)}
-    return {**found, "official": gains, "outcomes": outcomes}
+    return {
+        "questions": len(after.questions),
+        "rule": before.first,
+        **gains.pop(before.first),
+        "official": gains,
+        "outcomes": {"before": asdict(before.outcomes), "after": asdict(after.outcomes)},
+    }
 
 
 def _by(name: str, before: Report, after: Report) -> dict[str, Any]:

@@ -23,15 +23,15 @@ from launch.evaluation.results import (
     QuestionVerdict,
     Report,
     ReportSettings,
+    as_json,
     find_report,
     read_report,
     summarise,
-    write_report,
     write_result,
 )
-from launch.files import digest, of_prompts, short, versions
+from launch.files import digest, of_prompts, short, versions, write_text
 from launch.reporting.record import RECORDS, RECORDS_VERSION, question, shown
-from launch.tables import show_table
+from launch.tables import percent, show_table
 from minirl.run.files import PART, keep_lines, naming, whole_file
 from sqlenv.config import ExecutorConfig
 from sqlenv.data.loading import question_digest
@@ -108,7 +108,7 @@ def judge_answers(
             write_trajectories(folder, rows, prompts=prompts, limits=executor.config)
             write_result(folder, report)
         if path is not None:
-            write_report(path, report)
+            write_text(path, as_json(report))
     return report
 
 
@@ -169,7 +169,6 @@ def show(report: Report, path: Path | None, by: Collection[str] = ()) -> None:
 def _corrected_line(report: Report) -> str:
     """Say what corrected gold queries change."""
     found = report.corrected
-    low, high = (f"{100 * bound:+.1f}" for bound in found["ci95"])
     flips = "; ".join(
         f"{len(found[kind])} {word}: {', '.join(found[kind])}"
         for kind, word in (("gained", "right by the corrected gold query alone"),
@@ -178,7 +177,7 @@ def _corrected_line(report: Report) -> str:
     )  # fmt: skip
     anew = len(found["asked_anew"])
     told = f"; {anew} not judged, since the correction asks for something else" if anew else ""
-    difference = f"{100 * found['difference']:+.1f} points [{low}, {high}]"
+    difference = percent(found["difference"], found["ci95"], " points", "+")
     return (
         f"Corrected golds ({report.settings.corrections}): {difference} on "
         f"{found['questions']:,} questions{told}. {flips or 'No verdict differs'}"

@@ -288,12 +288,12 @@ def _parts(
     return found
 
 
-def write_report(path: Path, report: Report) -> None:
-    """Write a report whole or not at all, a question a line."""
+def as_json(report: Report) -> str:
+    """Write a report as one JSON object, a question a line."""
     # Without copies of what each question has, which take longer than the rest.
     lines = ",\n  ".join(json.dumps(one, default=_fields) for one in report.questions)
     text = json.dumps(_head(report), indent=1).removesuffix("\n}")
-    write_text(path, f'{text},\n "questions": [\n  {lines}\n ]\n}}\n')
+    return f'{text},\n "questions": [\n  {lines}\n ]\n}}\n'
 
 
 def write_result(folder: Path, report: Report) -> None:
@@ -307,12 +307,6 @@ def _head(report: Report) -> dict[str, Any]:
     head = asdict(replace(report, questions=()))
     del head["questions"]
     return head
-
-
-def as_record(report: Report) -> dict[str, Any]:
-    """Write a report as JSON has it."""
-    questions = [json.loads(json.dumps(one, default=_fields)) for one in report.questions]
-    return {**_head(report), "questions": questions}
 
 
 def _fields(record: QuestionVerdict | Outcomes) -> dict[str, Any]:

@@ -76,9 +76,9 @@ class Source(ABC):
         """Put a question as the model is shown it."""
         return (sql.prompts.single_turn if self.is_judge else sql.evaluation_prompt)(example)
 
-    @abstractmethod
     def tokenizer(self) -> ChatTokenizer | None:
         """Return the model's tokenizer, if it is here."""
+        return None
 
     @abstractmethod
     def facts(self) -> ModelFacts:
@@ -88,9 +88,9 @@ class Source(ABC):
     def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
         """Answer the questions, or what is left of them; a `UserError` if the model cannot."""
 
-    @abstractmethod
     def _own_settings(self) -> Mapping[str, Any]:
         """List what decides the samples beside what all sources look at."""
+        return {}
 
     def settings(self, split: Split, data: str) -> Mapping[str, Any]:
         """List what decides the samples: of the job, only what evaluation looks at."""
@@ -122,9 +122,6 @@ class EndpointSource(Source):
     """
 
     url: str
-
-    def tokenizer(self) -> None:
-        """Return none: an endpoint counts tokens itself."""
 
     def facts(self) -> ModelFacts:
         """Describe the model."""
@@ -168,15 +165,9 @@ class FileSource(Source):
         numbers = sample_numbers(len(self.every), limit, seed=self.config.seed)
         return tuple(self.every[number] for number in numbers)
 
-    def tokenizer(self) -> None:
-        """Return none."""
-
     def facts(self) -> ModelFacts:
         """Name the model."""
         return ModelFacts(self.name)
-
-    def _own_settings(self) -> Mapping[str, Any]:
-        return {}
 
     def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
         """Read the file."""

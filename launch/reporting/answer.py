@@ -9,6 +9,7 @@ from typing import Any
 
 from launch.evaluation.results import QuestionVerdict, Report
 from launch.reporting.runs import Run, gain, scores_of, shared_rules
+from launch.tables import percent
 
 Numbers = Mapping[str, Sequence[Any]]
 
@@ -95,10 +96,8 @@ def _accuracy(report: Report, start: str = "") -> str:
     if not report.measures:
         return "The questions have no gold queries to be judged by."
     one = report.measures[report.first]
-    low, high = (100 * bound for bound in one["ci95"])
-    share = f"{100 * one['mean']:.1f} % [{low:.1f}, {high:.1f}]"
-    rule = f"right by {report.first}"
-    return f"{start}{share} of {one['questions']:,} questions are {rule}."
+    share = percent(one["mean"], one["ci95"], " %")
+    return f"{start}{share} of {one['questions']:,} questions are right by {report.first}."
 
 
 def _learned(before: Report, after: Report) -> str:
@@ -158,8 +157,7 @@ def _is_sure(test: Mapping[str, Any]) -> bool:
 
 
 def _points(test: Mapping[str, Any]) -> str:
-    value, low, high = (100 * each for each in (test["difference"], *test["ci95"]))
-    return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]".replace("-", "\N{MINUS SIGN}")
+    return percent(test["difference"], test["ci95"], " points", "+").replace("-", "\N{MINUS SIGN}")
 
 
 def _chance(test: Mapping[str, Any]) -> str:

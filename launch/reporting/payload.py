@@ -112,17 +112,10 @@ class Payload:
             text = repr(own).replace(f"seed{one.get('seed')}", "seed")
             alike.setdefault(text if own else str(number), []).append(number)
         return {
-            "runs": self.runs,
+            **{name: each for name, each in vars(self).items() if name != "pieces"},
+            "questions": list(self.questions.values()),
             "alike": list(alike.values()),
             "differing": {k: v for k, v in values.items() if any(one != v[0] for one in v)},
-            "views": self.views,
-            "questions": list(self.questions.values()),
-            "notes": self.notes,
-            "against": self.against,
-            "answer": self.answer,
-            "rules": self.rules,
-            "apart": self.apart,
-            "reload_s": self.reload_s,
         }
 
     def _add_run(self, run: Run, number: int, prefix: str) -> None:

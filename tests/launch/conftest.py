@@ -26,6 +26,7 @@ from sqlenv.demo import generate
 from sqlenv.types import Example
 
 from .downloads import make_downloads
+from .small_sets import make_bird, make_spider
 
 ROOT = Path(__file__).parents[2]
 # No reward can move a model this raw: weight decay and the KL term do, so that every step counts.
@@ -198,6 +199,25 @@ def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_downloads(tmp_path_factory.mktemp("downloads"))
 
 
+@pytest.fixture(scope="session")
+def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Spider folder, which nobody changes."""
+    return make_spider(tmp_path_factory.mktemp("spider"))
+
+
+@pytest.fixture(scope="session")
+def bird(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same questions as a BIRD folder."""
+    return make_bird(tmp_path_factory.mktemp("bird"))
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """Let repetitions of the client of an endpoint follow at once."""
+    for name in ("INITIAL_RETRY_DELAY", "MAX_RETRY_DELAY"):
+        monkeypatch.setattr(f"openai._base_client.{name}", 0.001)
+
+
 @pytest.fixture
 def root(downloads: Path, tmp_path: Path) -> Path:
     """Copy the downloads, to be spoilt."""
@@ -206,6 +226,12 @@ def root(downloads: Path, tmp_path: Path) -> Path:
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def loaded(out: Path) -> dict[str, Any]:
+    """Read a folder of results: the summary, and its questions."""
+    summary = json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
+    return summary | {"questions": json_lines(out / "predictions.jsonl")}
 
 
 def write_lines(path: Path, records: Iterable[Any]) -> Path:

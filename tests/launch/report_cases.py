@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,10 +21,12 @@ from launch.evaluation.results import (
     ModelFacts,
     QuestionVerdict,
     ReportSettings,
+    as_json,
     summarise,
     write_result,
 )
 from launch.evaluation.statistics import mean_interval, paired_difference
+from launch.files import write_text
 
 from .conftest import json_lines, write_lines
 
@@ -163,6 +165,27 @@ def split_by_source(run: Path) -> dict[str, list[bool]]:
     sources = [{"layout": "spider", "path": name, "limit": None} for name in ("plain", "renamed")]
     change(run, data={"test": {"sources": sources}})
     return right
+
+
+def write_scores(path: Path, scores: Iterable[Mapping[str, float]], **settings: Any) -> Path:
+    """Write a result with these scores of each question: the file that `--json` names, or what is
+    beside a file of the name verdicts.json.
+    """
+    given: dict[str, Any] = {"data": "test", "model": ModelFacts(path.stem), "decode": "greedy"}
+    given |= settings
+    judged = [
+        QuestionVerdict(
+            *(f"{given['data']}/{n}", "d", "easy", "?", "SELECT 0", f"SELECT {n} -- {path.stem}"),
+            *(one, "ok", "ok"),
+        )
+        for n, one in enumerate(scores)
+    ]
+    found = summarise(ReportSettings(**given), judged, seed=0)
+    if path.name == "verdicts.json":
+        write_result(path.parent, found)
+    else:
+        write_text(path, as_json(found))
+    return path
 
 
 def opened(page: Path) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tests.databases import make_file
 
-from .conftest import json_lines
-
 PETS = [("ann", 3), ("bob", 5), ("cid", 5), ("dee", 9)]
 # Question, gold query: on database pets, then on shop.
 ASKED = [
@@ -66,9 +64,3 @@ def make_bird(root: Path) -> Path:
     ]
     (root / "dev.json").write_text(json.dumps(records))
     return root
-
-
-def loaded(out: Path) -> dict:
-    """Read a folder of results: the summary, and its questions."""
-    summary = json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
-    return summary | {"questions": json_lines(out / "predictions.jsonl")}

@@ -27,7 +27,7 @@ from sqlenv.envs.agentic import Agentic
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Message
 
-from .small_sets import loaded
+from .conftest import loaded
 
 GOLD = "SELECT name FROM singer WHERE age > 20"
 CONFIG = AgenticConfig(calls=2)

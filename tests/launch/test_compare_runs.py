@@ -17,55 +17,25 @@ from launch.evaluation.results import (
     QuestionVerdict,
     ReportSettings,
     summarise,
-    write_report,
-    write_result,
 )
 
-from .report_cases import opened
+from .report_cases import opened, write_scores
 
 
-def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> Path:
+def sheet(path: Path, right: str, **more: Any) -> Path:
     """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
-    judged = [
-        QuestionVerdict(
-            *(f"{data}/{number}", "d", "easy", "?", "SELECT 0", f"SELECT {number} -- {path.stem}"),
-            scores={"spider_ex": float(mark in "1+"), "spider_ts": float(mark == "1")},
-            status="ok",
-            gold_status="ok",
-        )
-        for number, mark in enumerate(right)
-    ]
-    settings: dict[str, Any] = {
-        "data": data,
-        "model": ModelFacts(path.stem),
-        "decode": "greedy",
-        "fingerprint": "f",
-        "comparators": {"spider_ex": "program @ 1", "spider_ts": "program @ 1"},
-        "versions": {"sqlite": "3"},
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report = summarise(ReportSettings(**settings | more), judged, seed=0)
-    if path.name == "verdicts.json":
-        write_result(path.parent, report)
-    else:
-        write_report(path, report)
-    return path
+    programs = {"spider_ex": "program @ 1", "spider_ts": "program @ 1"}
+    settings = {"data": "spider-dev", "fingerprint": "f", "versions": {"sqlite": "3"}}
+    scores = [{"spider_ex": float(one in "1+"), "spider_ts": float(one == "1")} for one in right]
+    return write_scores(path, scores, comparators=programs, **settings | more)
 
 
 def witnessed(path: Path, right: str, witnesses: int) -> Path:
     """Write a result like `sheet`: 1 by its witnesses and by the rule, + by the rule alone."""
-    judged = [
-        QuestionVerdict(
-            *(f"test/{number}", "d", "easy", "?", "SELECT 0", f"SELECT {number}"),
-            scores=({"witness": float(mark == "1")} if witnesses else {})
-            | {"set": float(mark in "1+")},
-        )
-        for number, mark in enumerate(right)
-    ]
     programs = {"witness": f"ours: set, up to {witnesses} witnesses", "set": "ours"}
-    settings = ReportSettings("test", ModelFacts(path.stem), "greedy", comparators=programs)
-    write_report(path, summarise(settings, judged, seed=0))
-    return path
+    told = [{"witness": float(one == "1")} if witnesses else {} for one in right]
+    scores = [one | {"set": float(mark in "1+")} for one, mark in zip(told, right, strict=True)]
+    return write_scores(path, scores, comparators=programs)
 
 
 @pytest.mark.parametrize("others", [0, 2, 4])
@@ -85,13 +55,9 @@ def test_runs_are_compared_by_what_both_are_judged_by_alike(tmp_path, capsys, ot
 
 def trained(folder: Path, right: str, *, questions: int | None = None) -> Path:
     """Write what launch.train leaves."""
-    verdicts = [
-        QuestionVerdict(str(n), "d", "", "?", "SELECT 1", "SELECT 2", {"set": float(mark)})
-        for n, mark in enumerate(right)
-    ]
     model = ModelFacts(f"{folder.name}/after", base="Qwen", reward="expo")
-    settings = ReportSettings(data="test", model=model, decode="greedy")
-    write_result(folder / "after", summarise(settings, verdicts, seed=0))
+    path = folder / "after" / "verdicts.json"
+    write_scores(path, [{"set": float(mark)} for mark in right], model=model)
     (folder / "result.json").write_text(json.dumps({"questions": questions or len(right)}))
     config = {"train": {}, "model": {"path": "models/Qwen"}, "reward": {"kind": "expo"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"env": {"match": "set"}}))

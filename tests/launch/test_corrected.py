@@ -11,7 +11,7 @@ import pytest
 from exchange import UserError
 from launch import eval as command
 
-from .small_sets import GOLDS, make_bird
+from .small_sets import GOLDS
 
 # The oldest pet is asked for; the published gold of another question counts what is not there.
 FIXED: list[dict[str, Any]] = [
@@ -22,21 +22,20 @@ FIXED: list[dict[str, Any]] = [
 ]
 
 
-def evaluate(folder: Path, answers: list[str], fixed: list[dict[str, Any]], *more: str) -> Any:
-    root = folder / "bird" if (folder / "bird").exists() else make_bird(folder / "bird")
+def evaluate(root: Path, folder: Path, answers: list[str], fixed: list[dict[str, Any]]) -> Any:
     (folder / "fixed.json").write_text(json.dumps(fixed))
     (folder / "p.sql").write_text("".join(f"{sql}\n" for sql in answers))
-    out = folder / f"{len(list(folder.glob('o*')))}o.json"
+    out = folder / "o.json"
     corrections = ["--corrections", str(folder / "fixed.json")]
     arguments = ["--predictions", str(folder / "p.sql"), "--data", "bird-dev"]
     where = ["--data-root", str(root), "--json", str(out)]
-    command.main([*arguments, *where, *corrections, *more])
+    command.main([*arguments, *where, *corrections])
     return json.loads(out.read_text())
 
 
-def test_both_columns_stand_beside_each_other(tmp_path, capsys):
+def test_both_columns_stand_beside_each_other(bird, tmp_path, capsys):
     answers = [GOLDS[0], "SELECT age FROM pet WHERE age > 3", GOLDS[2], GOLDS[3], "SELECT 'pen'"]
-    sheet = evaluate(tmp_path, answers, FIXED)
+    sheet = evaluate(bird, tmp_path, answers, FIXED)
     scores = [question["scores"] for question in sheet["questions"]]
     assert [one["bird_ex"] for one in scores] == [1, 0, 1, 1, 0]
     # What asks for something else now is not judged by its new gold.
@@ -54,14 +53,10 @@ def test_both_columns_stand_beside_each_other(tmp_path, capsys):
     assert sheet["settings"]["corrections"].startswith("fixed.json@")
 
 
-def test_another_copy_is_another_evaluation(tmp_path):
-    evaluate(tmp_path, GOLDS, FIXED)
-    (tmp_path / "fixed.json").write_text(json.dumps(FIXED[:1]))
-    where = ["--data-root", str(tmp_path / "bird"), "--json", str(tmp_path / "0o.json")]
-    arguments = ["--predictions", str(tmp_path / "p.sql"), "--data", "bird-dev", *where]
-    arguments += ["--corrections", str(tmp_path / "fixed.json")]
+def test_another_copy_is_another_evaluation(bird, tmp_path):
+    evaluate(bird, tmp_path, GOLDS, FIXED)
     with pytest.raises(UserError, match="holds verdicts of other settings"):
-        command.main(arguments)
+        evaluate(bird, tmp_path, GOLDS, FIXED[:1])
 
 
 @pytest.mark.parametrize(
@@ -72,8 +67,8 @@ def test_another_copy_is_another_evaluation(tmp_path):
         ({"question_id": 1, "db_id": "pets", "SQL": "SELECT x FROM pet"}, "question 1: its gold"),
     ],
 )
-def test_corrections_of_something_else_are_refused(tmp_path, record, message):
+def test_corrections_of_something_else_are_refused(bird, tmp_path, record, message):
     with pytest.raises(UserError) as caught:
-        evaluate(tmp_path, GOLDS, [record])
+        evaluate(bird, tmp_path, GOLDS, [record])
     assert str(caught.value).startswith("--corrections: ")
     assert message in str(caught.value)

@@ -13,14 +13,8 @@ from sqlenv.types import Message
 
 from .chat_server import Chat, Failure, serve
 
+pytestmark = pytest.mark.usefixtures("quick")
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Repetitions follow at once."""
-    for name in ("INITIAL_RETRY_DELAY", "MAX_RETRY_DELAY"):
-        monkeypatch.setattr(f"openai._base_client.{name}", 0.001)
 
 
 def ask(chat: Chat, text: str = "?", timeout_s: float = 20.0) -> list[Answer]:

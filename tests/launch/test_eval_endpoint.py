@@ -13,8 +13,8 @@ from exchange import UserError
 from launch import eval as command
 
 from .chat_server import Chat, serve
-from .conftest import TINY, json_lines, write_job
-from .small_sets import ASKED, GOLDS, loaded, make_spider
+from .conftest import TINY, json_lines, loaded, write_job
+from .small_sets import ASKED, GOLDS, make_spider
 
 
 @pytest.fixture(scope="module")

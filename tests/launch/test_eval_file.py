@@ -26,16 +26,6 @@ MIXED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_spider(tmp_path_factory.mktemp("spider"))
-
-
-@pytest.fixture(scope="module")
-def bird(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bird(tmp_path_factory.mktemp("bird"))
-
-
 def evaluate(
     predictions: Path, root: Path, out: Path, *more: str, data: str = "spider-dev"
 ) -> dict:

@@ -17,8 +17,7 @@ from launch.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from tests.minirl.fake_sglang import Fake
 
-from .conftest import TINY, verbal_folder
-from .small_sets import loaded
+from .conftest import TINY, loaded, verbal_folder
 
 QUESTIONS = 3
 REPLY = "<sql>SELECT 1</sql>"
@@ -46,13 +45,15 @@ def fake(place: Path) -> Iterator[Fake]:
 
 
 JUDGE = ("--decode", "judge@2")
+NAMED = Path("evals", "model-sglang-spider-test-greedy-seed0")
+"""The folder of results that nobody names: its name has the sampler."""
 
 
 def run(command: Any, place: Path, fake: Fake, out: Path, *more: str) -> dict[str, Any]:
     command.main(
         [
             *("--cfg", str(place / "verbal.yaml"), "--checkpoint", str(place / "model")),
-            *("--accel", "cpu", "--out", str(out)),
+            *("--accel", "cpu", *(() if out == NAMED else ("--out", str(out)))),
             *("rollout.backend=sglang", f"rollout.sglang.urls=[{fake.url}]"),
             *("rollout.sglang.tolerance=1e9", LONG, *more),
         ]
@@ -85,26 +86,17 @@ def test_votes_of_a_checkpoint_are_sampled_by_the_servers(place, fake, tmp_path,
         run(evaluation, place, fake, out, "--decode", "vote@2", "rollout.backend=native")
 
 
-def test_an_interrupted_evaluation_goes_on_with_the_rest(place, fake, tmp_path):
-    out = tmp_path / "out"
-    run(evaluation, place, fake, out)
-    (out / "verdicts.json").unlink()
-    with Cache(str(out / "answers"), disk=JSONDisk) as samples:
+def test_an_interrupted_evaluation_goes_on_with_the_rest(place, fake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(evaluation, place, fake, NAMED)
+    (NAMED / "verdicts.json").unlink()
+    with Cache(str(NAMED / "answers"), disk=JSONDisk) as samples:
         for name in list(samples)[1:]:
             del samples[name]
     before = len(asked(fake))
-    result = run(evaluation, place, fake, out)
+    result = run(evaluation, place, fake, NAMED)
     assert len(asked(fake)) - before == QUESTIONS - 1
     assert result["questions"] == QUESTIONS
-
-
-def test_the_name_of_a_folder_has_the_sampler(place, fake, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    more = ["rollout.backend=sglang", f"rollout.sglang.urls=[{fake.url}]"]
-    line = ["--cfg", str(place / "verbal.yaml"), "--checkpoint", str(place / "model")]
-    evaluation.main([*line, "--accel", "cpu", *more, LONG, "rollout.sglang.tolerance=1e9"])
-    (found,) = (tmp_path / "evals").iterdir()
-    assert found.name.startswith("model-sglang-spider-test-greedy")
 
 
 def test_candidates_and_judgements_are_sampled_by_the_servers(place, fake, tmp_path):

@@ -16,8 +16,8 @@ from launch.evaluation.results import (
     QuestionVerdict,
     Report,
     ReportSettings,
+    as_json,
     summarise,
-    write_report,
     write_result,
 )
 from sqlenv.config import ExecutorConfig
@@ -38,7 +38,7 @@ def test_a_result_is_read_as_flat_records(tmp_path):
     right = replace(verdict(1), scores={"set": 1.0, "ex_f": 0.5}, reply="So: SELECT 1")
     for place in (tmp_path / "alone", tmp_path / "run" / "before", tmp_path / "run" / "after"):
         write_result(place, result(right, replace(right, id="2")))
-    write_report(tmp_path / "one.json", result(right))
+    (tmp_path / "one.json").write_text(as_json(result(right)))
     first, second = read_result(tmp_path / "alone")
     assert (first["id"], second["id"]) == ("1", "2")
     assert (first["set"], first["ex_f"], first["reply"]) == (1.0, 0.5, "So: SELECT 1")

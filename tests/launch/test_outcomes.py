@@ -18,9 +18,9 @@ from launch.evaluation.replies import FIRST, Outcomes, hint, parts_of
 from minirl.model.tokenizer import ChatTokenizer
 
 from .chat_server import Chat, Failure, serve
-from .conftest import json_lines, write_job, write_lines
+from .conftest import json_lines, loaded, write_job, write_lines
 from .report_cases import opened
-from .small_sets import loaded, make_pets
+from .small_sets import make_pets
 
 QUESTIONS = 30
 
@@ -160,28 +160,16 @@ def test_every_fate_of_a_reply_is_counted_and_shown(asked, tmp_path, capsys):
         "30 replies: 4 hold no query (13.3 %), 2 cut off at the limit of tokens (6.7 %), 2 failed"
     )
     assert "".join(line.split()) in told
-    ends = {
-        told["question"]: one["trajectories"][0]["turns"][0]["finish"]
-        for told, one in zip(
-            sheet["questions"], json_lines(out / "trajectories.jsonl")[1:], strict=True
-        )
-    }
-    assert [ends[f"Number {n}?"] for n in range(11)] == [
-        *("stop", "length", "refused", "refused", "too_long", "refused", "failed", "failed"),
-        *("length", "stop", "stop"),
-    ]
-
-
-def test_reasoning_that_is_told_apart_is_a_part_of_the_reply(asked, tmp_path):
-    out = tmp_path / "out"
-    with serve(Chat(lambda body, _: FATES[9] if number(body) == 9 else fenced(body))) as chat:
-        evaluate(asked, out, chat)
-    questions = loaded(out)["questions"]
     lines = json_lines(out / "trajectories.jsonl")[1:]
     replies = {
         asked["question"]: one["trajectories"][0]["turns"][0]
-        for asked, one in zip(questions, lines, strict=True)
+        for asked, one in zip(sheet["questions"], lines, strict=True)
     }
+    assert [replies[f"Number {n}?"]["finish"] for n in range(11)] == [
+        *("stop", "length", "refused", "refused", "too_long", "refused", "failed", "failed"),
+        *("length", "stop", "stop"),
+    ]
+    # Reasoning that is told apart is a part of the reply.
     nine = replies["Number 9?"]
     assert nine["reply"].startswith("<think>\n```sql\nSELECT 0\n```\n</think>\n\n```sql")
     assert (nine["sql"], nine["correct"]) == ("SELECT 9", True)

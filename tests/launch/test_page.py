@@ -8,17 +8,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import yaml
 
-from launch.evaluation.results import (
-    ModelFacts,
-    QuestionVerdict,
-    ReportSettings,
-    summarise,
-    write_report,
-)
+from launch.evaluation.results import ModelFacts
 
 from .browser import CHROMIUM, Browser, browser
 from .conftest import json_lines, write_lines
@@ -30,6 +25,7 @@ from .report_cases import (
     split_by_source,
     unfinish,
     write_page,
+    write_scores,
 )
 
 MINUS = "\N{MINUS SIGN}"
@@ -120,15 +116,13 @@ def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
 
 def test_an_evaluation_says_what_it_is_of(page, place):
     """One place: shares by part, right and wrong, settings; neither flips nor curves."""
-    settings = ReportSettings(
-        *("d", ModelFacts("m"), "vote@8"), timeout_s=60.0, versions={"sqlite": "3.1"}
-    )
-    judged = [
-        QuestionVerdict(str(n), "d", "easy", "?", "g", "s", {"ex": float(n == 1)}, "ok", "ok")
-        for n in range(4)
-    ]
-    result = place / "result.json"
-    write_report(result, summarise(settings, judged, seed=0))
+    settings: dict[str, Any] = {
+        "decode": "vote@8",
+        "timeout_s": 60.0,
+        "versions": {"sqlite": "3.1"},
+    }
+    scores = [{"ex": float(n == 1)} for n in range(4)]
+    result = write_scores(place / "result.json", scores, model=ModelFacts("m"), **settings)
     page.open(write_page(result))
     assert page.texts("#verdict .one tr") == [
         "judged by\tex",

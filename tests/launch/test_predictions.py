@@ -13,13 +13,7 @@ from launch.evaluation.questions import find
 from launch.evaluation.replies import GREEDY
 from launch.evaluation.results import QuestionVerdict
 
-from .small_sets import ASKED, GOLDS, make_bird, make_spider
-
-
-@pytest.fixture(scope="module")
-def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_spider(tmp_path_factory.mktemp("spider"))
-
+from .small_sets import ASKED, GOLDS, make_bird
 
 FORMS = {
     "lines.sql": "\n".join(GOLDS) + "\n",

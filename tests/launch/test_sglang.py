@@ -39,9 +39,8 @@ from sqlenv.config import AgenticConfig
 from sqlenv.types import Message, Observation
 from tests.plain_model import logits
 
-from .conftest import TINY, verbal_folder
+from .conftest import TINY, loaded, verbal_folder
 from .sglang_server import serve
-from .small_sets import loaded
 
 QUESTIONS, JUDGEMENTS = 3, 2
 ANSWERS = tuple(f"<sql>SELECT {number}</sql>" for number in range(4))

@@ -17,12 +17,8 @@ from launch.config import load_config
 from launch.policy import find_subject
 
 from .chat_server import Chat, serve
-from .small_sets import ASKED, GOLDS, loaded, make_spider
-
-
-@pytest.fixture(scope="module")
-def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_spider(tmp_path_factory.mktemp("subject") / "spider")
+from .conftest import loaded
+from .small_sets import ASKED, GOLDS
 
 
 def gold(body: Any, _earlier: int) -> str:

@@ -13,8 +13,7 @@ from exchange import UserError
 from launch.config import load_config
 from launch.policy import find_policy
 
-from .conftest import MANY, check_mistakes, json_lines
-from .small_sets import loaded
+from .conftest import MANY, check_mistakes, json_lines, loaded
 
 
 def test_a_run_leaves_what_was_promised(place):

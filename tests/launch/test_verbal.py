@@ -20,9 +20,9 @@ from launch.config import TinyConfig
 from launch.tiny import make_tiny
 
 from .chat_server import Chat, Failure, serve
-from .conftest import ROOT, TINY, json_lines, verbal_folder
-from .small_sets import loaded
+from .conftest import ROOT, TINY, json_lines, loaded, verbal_folder
 
+pytestmark = pytest.mark.usefixtures("quick")
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
 SETTINGS = {
     "candidates": CANDIDATES,
@@ -67,13 +67,6 @@ class Brain:
 
 
 JUDGE = f"judge@{CANDIDATES}"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Repetitions follow at once."""
-    for name in ("INITIAL_RETRY_DELAY", "MAX_RETRY_DELAY"):
-        monkeypatch.setattr(f"openai._base_client.{name}", 0.001)
 
 
 def words(place: Path, out: Path, chat: Chat, *overrides: str) -> list[str]:
@@ -203,14 +196,17 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
     """As by a server that came back with a smaller context, and is mended."""
     brain, out = Brain(golds), tmp_path / "out"
     answers = iter(range(10))
-    told: list[Failure | None] = [Failure(401)]
+    told: list[Failure | None] = [Failure(404)]
 
     def answer(body, earlier):
         return told[0] if told[0] and next(answers, None) is None else brain(body, earlier)
 
     with serve(Chat(answer)) as chat:
-        with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        with pytest.raises(UserError, match="--model m/one"):
             launch(place, out, chat, "verbal.parallel=1")
+        told[0] = Failure(401)
+        with pytest.raises(UserError, match="OPENAI_API_KEY"):
+            launch(place, out, chat)
         # Choosing by lot among candidates would be no judgement.
         told[0] = Failure(400, '{"error": {"message": "too long"}}')
         with pytest.raises(UserError, match=r"every judge request was refused: 400.*long"):
@@ -223,17 +219,6 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
     for one in (result, plain):
         del one["notes"]["seconds"]
     assert result == plain
-
-
-@pytest.mark.parametrize(
-    ("status", "key"),
-    [(401, "OPENAI_API_KEY"), (404, "--model m/one"), (400, "400"), (500, "2 tries")],
-)
-def test_an_endpoint_of_no_use_is_one_line(place, tmp_path, status, key):
-    failure = Failure(status)
-    with serve(Chat(lambda body, earlier: failure)) as chat, pytest.raises(UserError, match=key):
-        launch(place, tmp_path / "out", chat, "verbal.retries=1")
-    assert not (tmp_path / "out" / "verdicts.json").exists()
 
 
 def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
