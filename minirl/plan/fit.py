@@ -27,7 +27,7 @@ from minirl.plan.programs import (
     training_of,
 )
 from minirl.run import memory
-from minirl.train.layout import largest_shape
+from minirl.train.batching import largest_shape
 from minirl.types import Progress
 
 FILLED = 0.95

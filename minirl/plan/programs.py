@@ -29,8 +29,7 @@ from minirl.model.sharding import MESH_AXES, axes_sharding, device_bytes, row_pa
 from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
-from minirl.train.batching import Batch, empty_batch
-from minirl.train.layout import Shape
+from minirl.train.batching import Batch, Shape, empty_batch
 from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
 from minirl.train.rollouts import needed_slots

@@ -12,7 +12,7 @@ from launch.plan import workload_of
 from minirl.model.sharding import make_mesh
 from minirl.plan.compile import described_devices, parse_topology
 from minirl.plan.programs import abstract_batch, published_shape, sampling_of, training_of
-from minirl.train.layout import Shape
+from minirl.train.batching import Shape
 
 # (model, topology) that the facts are checked of.
 CASES = (("qwen2.5-coder-0.5b", "h100x1"), ("qwen2.5-coder-7b", "h100x8"))

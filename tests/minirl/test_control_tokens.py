@@ -17,8 +17,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from exchange import Message
-from minirl.model.control_tokens import ControlTokens
-from minirl.model.tokenizer import ChatTokenizer
+from minirl.model.tokenizer import ChatTokenizer, ControlTokens
 
 from .gguf_files import TEXTS, make_tokenizer
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.train.layout import largest_shape, layouts, padding, round_up
+from minirl.train.batching import MicroBatches, largest_shape, layouts, round_up
 from minirl.types import TokenRow
 
 G = 4
@@ -32,6 +32,11 @@ def sizes(tokens):
     return BatchingConfig(micro_batch_tokens=tokens, prompt_multiple=8, answer_multiple=8)
 
 
+def padding(groups, sizes, *, parts=1):
+    cut = MicroBatches(groups, aggregation="token_mean", sizes=sizes, pad_id=0, parts=parts)
+    return cut.padding
+
+
 @given(GROUPS, st.integers(1, 400), st.integers(1, 3))
 def test_every_answer_is_computed_once_and_beside_its_prompt(groups, tokens, parts):
     found = layouts(groups, sizes(tokens), parts=parts)
@@ -53,7 +58,8 @@ def test_every_answer_is_computed_once_and_beside_its_prompt(groups, tokens, par
                 assert piece.prompt <= shape.prompt_columns
                 assert max(piece.answers) <= shape.answer_columns
     lists = sum(layout.shape.tokens * parts for layout in found)
-    assert padding(found) == pytest.approx(1 - sum(piece.tokens for piece in pieces) / lists)
+    share = padding(groups, sizes(tokens), parts=parts)
+    assert share == pytest.approx(1 - sum(piece.tokens for piece in pieces) / lists)
 
 
 @given(GROUPS, st.integers(1, 400))
@@ -71,7 +77,7 @@ def test_micro_batches_by_hand():
     found = [[piece.rows for piece in part] for part in (*one.parts, *two.parts)]
     assert found == [groups[:2], groups[2:]]
     assert one.shape == (48, 2, 8, 4, 8)
-    assert padding((one, two)) == 0
+    assert padding(groups, sizes(50)) == 0
     # On two parts one micro-batch does.
     (both,) = layouts(groups, sizes(50), parts=2)
     assert [len(part) for part in both.parts] == [2, 2]
@@ -95,8 +101,7 @@ def test_padding_of_real_lengths():
             replies = np.clip(rng.lognormal(3.1, 0.6, (8, 8)).astype(int), 5, 96)
             prompts = rng.integers(150, 600, 8)
             groups = [group(*lengths) for lengths in np.column_stack([prompts, replies]).tolist()]
-            found = layouts(groups, BatchingConfig(micro_batch_tokens=tokens))
-            shares.append(padding(found))
+            shares.append(padding(groups, BatchingConfig(micro_batch_tokens=tokens)))
         assert np.mean(shares) < most
         assert max(shares) < 0.2
 

@@ -18,7 +18,7 @@ from flax import nnx
 from minirl.model import logprobs
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described
-from minirl.model.sampling import sample
+from minirl.sample.decode import sample
 
 # Of a hidden state of ones the logits are 16.0625, 16 and 16.125; the first would round to 16.
 TABLE_VD = [[16.0, 0.0625], [16.0, 0.0], [16.0, 0.125]]

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from minirl.model.sampling import sample
+from minirl.sample.decode import sample
 
 DRAWS = 20_000
 # Five tokens of shares 1/2, 1/4, 1/8, 1/16, 1/16; an odd number, so that a block is padded.

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from minirl.config import BatchingConfig, Grpo, Gspo
-from minirl.train import layout, update
+from minirl.train import batching, update
 from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.update import Learner, batch_loss
@@ -243,7 +243,7 @@ def test_parts_of_a_group_add_up(scene, groups, monkeypatch):
     (whole,) = batches_of(groups)
     _, _, expected = scene.loss_and_gradient("grpo", whole)
     # Each row is computed alone, in a list of one length: one program serves all.
-    monkeypatch.setattr(layout, "_LIST_LENGTHS", 1)
+    monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
     sizes = SIZES.model_copy(update={"micro_batch_tokens": 24})
     parts = list(batches := batches_of(groups, sizes=sizes))
     assert len(parts) == 3 * len(groups)
