@@ -272,14 +272,7 @@ def _checked_files(folder: Path, shapes: nnx.State) -> dict[str, Path]:
     return files
 
 
-def save(
-    model: Decoder,
-    folder: Path,
-    *,
-    source: Path,
-    dtype: Any = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
+def save(model: Decoder, folder: Path, *, source: Path, dtype: Any = None) -> None:
     """Write a model, all of it addressable from this process; see `write`.
 
     Adapters are merged, then in float32 by default; else in the type of the weights.
@@ -294,7 +287,6 @@ def save(
         arrays,
         source=source,
         dtype=dtype or (jnp.float32 if lora else model.embed[...].dtype),
-        max_shard_bytes=max_shard_bytes,
     )
 
 
@@ -305,7 +297,6 @@ def write(
     *,
     source: Path,
     dtype: Any,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
     generation: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder that `load` and transformers read; it appears whole or not at all.
@@ -317,7 +308,6 @@ def write(
             written.
         source: Folder that `config.json` and the tokenizer are copied from.
         dtype: bfloat16, float16 or float32.
-        max_shard_bytes: Size above which a file of weights is not grown.
         generation: Content of `generation_config.json` if `source` has none.
 
     Raises:
@@ -333,7 +323,7 @@ def write(
             if (source / name).exists():
                 shutil.copyfile(source / name, new / name)
         _describe(new / "config.json", dtype)
-        files = write_files(new, shapes, iter(arrays), dtype=dtype, max_bytes=max_shard_bytes)
+        files = write_files(new, shapes, iter(arrays), dtype=dtype, max_bytes=MAX_SHARD_BYTES)
         if {*files.values()} != {SINGLE}:
             metadata = {"total_size": total_bytes(shapes, dtype)}
             _write_json(new / INDEX, {"metadata": metadata, "weight_map": files})
@@ -368,7 +358,9 @@ def write_adapter(
     named = ((f"{_PEFT}{name}", array) for name, array in arrays)
     with appearing(folder) as new:
         _write_json(new / "adapter_config.json", config)
-        write_files(new, prefixed, named, dtype=dtype, name="adapter_model")
+        write_files(
+            new, prefixed, named, dtype=dtype, max_bytes=MAX_SHARD_BYTES, name="adapter_model"
+        )
 
 
 def target_modules(lora: LoraConfig) -> list[str]:
@@ -387,7 +379,7 @@ def write_files(
     arrays: Iterator[tuple[str, Any]],
     *,
     dtype: Any,
-    max_bytes: int = MAX_SHARD_BYTES,
+    max_bytes: int,
     name: str = "model",
 ) -> dict[str, str]:
     """Write safetensors files of at most so many bytes, if a tensor has no more; see `write`.

@@ -27,6 +27,7 @@ from minirl.plan.programs import (
     training_of,
 )
 from minirl.run import memory
+from minirl.sample.decode import lowered_programs
 from minirl.train.batching import largest_shape
 from minirl.types import Progress
 
@@ -146,7 +147,8 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
 
 def _of_sampler(sampling: Sampling, compiled: Compiler) -> Memory:
     """Compile a sampler's programs, and return what it needs."""
-    programs = {name: compiled(name, lowered) for name, lowered in sampling.programs().items()}
+    lowered = lowered_programs(sampling.model, sampling.cache)
+    programs = {name: compiled(name, program) for name, program in lowered.items()}
     prepare, decode, size = programs.pop("prepare"), programs["decode"], sampling.cache_bytes
     temporaries = [program.temporaries + program.outputs for program in programs.values()]
     # While the copy is made there is no cache yet.

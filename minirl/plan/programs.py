@@ -6,7 +6,7 @@ sampler's copy of the weights and its cache for the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ import numpy as np
 import yaml
 from flax import nnx
 from jax.sharding import Mesh
-from jax.stages import Lowered
 
 from exchange import UserError
 from minirl.config import LoraConfig, ModelSource, SamplerConfig, TrainConfig
@@ -27,7 +26,6 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import described, split, trained
 from minirl.model.sharding import MESH_AXES, axes_sharding, device_bytes, row_parts, with_shardings
 from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
-from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train.batching import Batch, Shape, empty_batch
 from minirl.train.losses import policy_loss
@@ -84,10 +82,6 @@ class Sampling:
     cache_room: float
     frozen: float
     received: float
-
-    def programs(self) -> Mapping[str, Lowered]:
-        """Return what a process samples with, ready to be compiled."""
-        return lowered_programs(self.model, self.cache)
 
 
 def published_shape(name: str) -> ModelConfig:

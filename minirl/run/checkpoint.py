@@ -80,6 +80,7 @@ class Checkpoints:
 
         self._weights = open_in(self._folder, "weights")
         self._optimizers = open_in(self._folder / _OPTIMIZER, _OPTIMIZER)
+        self._managers = self._weights, self._optimizers
 
     def save(self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float) -> None:
         """Write a checkpoint after so many updates in the background.
@@ -138,10 +139,6 @@ class Checkpoints:
             between()
             args = ocp.args.Composite(tree=_saved(tree.opt_state))
             self._optimizers.save(step, args=args, metrics=metrics, force=True)
-
-    @property
-    def _managers(self) -> tuple[ocp.CheckpointManager, ...]:
-        return self._weights, self._optimizers
 
     def _whole(self) -> list[int]:
         """Return the steps that a run can go on from, in order."""

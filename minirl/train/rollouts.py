@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from random import Random
 from threading import Event
 from time import perf_counter
@@ -155,30 +156,6 @@ def needed_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) 
     return sampler.model_copy(update={"slots": min(sampler.slots, most)})
 
 
-class Failures:
-    """The groups of a rollout whose environment or reward has failed: they are dropped.
-
-    `count` groups begin. If more than a share of them fail, or all, the run has to end.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.groups: set[int] = set()
-        self._count = count
-
-    def add(self, n: int, error: Exception) -> None:
-        """Drop a group because of an error.
-
-        Raises:
-            LostError: Too many have failed.
-        """
-        self.groups.add(n)
-        what = f"{len(self.groups)} of {self._count} groups have failed, the last by {error!r}"
-        if len(self.groups) > min(max(1, _FAILED_SHARE * self._count), self._count - 1):
-            _log.error("the last error of an environment or a reward", exc_info=error)
-            raise LostError(f"{what}; mend that")
-        _log.warning("%s; they are left out", what)
-
-
 class Rollouts:
     """The rollouts of this process: a group for each of its share of a rollout's examples.
 
@@ -278,9 +255,10 @@ class Rollouts:
         self, sampler: Sampler, number: int, *, has_records: bool, watch: Stopwatch, **options: Any
     ) -> Episodes:
         """Play a rollout and score it: the `episode` of each trajectory is a `ScoredEpisode`."""
-        task, failures = self._task, Failures(len(self.share))
+        task, failed = self._task, set[int]()
+        fail = partial(self._fail, failed)
         with watch.phase("rollout"):
-            played = self.play(sampler, number, failed=failures.add, **options)
+            played = self.play(sampler, number, failed=fail, **options)
 
         def scored(trajectory: Trajectory) -> Trajectory:
             episode = trajectory.episode
@@ -294,11 +272,23 @@ class Rollouts:
                 try:
                     groups[n] = [scored(trajectory) for trajectory in group]
                 except Exception as error:  # noqa: BLE001 - a reward reads databases too
-                    failures.add(n, error)
-        whole = [group for n, group in groups.items() if n not in failures.groups]
-        return Episodes(
-            [*filter(None, whole)], too_long=whole.count([]), failed=len(failures.groups)
-        )
+                    fail(n, error)
+        whole = [group for n, group in groups.items() if n not in failed]
+        return Episodes([*filter(None, whole)], too_long=whole.count([]), failed=len(failed))
+
+    def _fail(self, failed: set[int], n: int, error: Exception) -> None:
+        """Drop a group because its environment or its reward has failed, with those before.
+
+        Raises:
+            LostError: More than a share of the groups have, or all: the run has to end.
+        """
+        failed.add(n)
+        count = len(self.share)
+        what = f"{len(failed)} of {count} groups have failed, the last by {error!r}"
+        if len(failed) > min(max(1, _FAILED_SHARE * count), count - 1):
+            _log.error("the last error of an environment or a reward", exc_info=error)
+            raise LostError(f"{what}; mend that")
+        _log.warning("%s; they are left out", what)
 
 
 def _without_record(trajectory: Trajectory) -> Trajectory:

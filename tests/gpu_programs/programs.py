@@ -12,6 +12,7 @@ from launch.plan import workload_of
 from minirl.model.sharding import make_mesh
 from minirl.plan.compile import described_devices, parse_topology
 from minirl.plan.programs import abstract_batch, published_shape, sampling_of, training_of
+from minirl.sample.decode import lowered_programs
 from minirl.train.batching import Shape
 
 # (model, topology) that the facts are checked of.
@@ -67,7 +68,8 @@ def _update_programs(model: str, topology: str) -> dict[str, Any]:
 def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
     work, mesh, devices = _workload(model, topology)
     memory = parse_topology(topology).chip.memory_bytes
-    return dict(sampling_of(work, mesh, devices, memory_bytes=memory, held_bytes=0).programs())
+    sampling = sampling_of(work, mesh, devices, memory_bytes=memory, held_bytes=0)
+    return lowered_programs(sampling.model, sampling.cache)
 
 
 @functools.cache
