@@ -109,7 +109,7 @@ def plan(model: str) -> dict[str, Any]:
 
 def shape_of(model: str) -> Any:
     """Return the shape of a model by its name."""
-    from minirl.plan.programs import published_shape
+    from minirl.plan.fit import published_shape
 
     if model != "tiny":
         return published_shape(model)

@@ -26,8 +26,7 @@ from launch.tables import show_table
 
 if TYPE_CHECKING:
     from minirl.model.config import ModelConfig
-    from minirl.plan.fit import Devices, Fit
-    from minirl.plan.programs import Workload
+    from minirl.plan.fit import Devices, Fit, Workload
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +112,7 @@ def make_plan(
 
 def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
     """Take out of a job what a plan depends on."""
-    from minirl.plan.programs import Workload
+    from minirl.plan.fit import Workload
 
     return Workload(shape, config.model, config.sampler, config.train, config.evaluation_sampler)
 
@@ -171,8 +170,7 @@ def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
     import jax
 
     from launch.build import arrange
-    from minirl.plan.fit import FILLED, Devices
-    from minirl.plan.programs import training_of
+    from minirl.plan.fit import FILLED, Devices, training_of
     from minirl.run.memory import free_bytes, resident_bytes
     from minirl.sample.cache import GB
 
@@ -258,7 +256,7 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     """Return the shape of the named model, or of the job's own."""
     from launch.tiny import tiny_shape
     from minirl.model.config import read_config
-    from minirl.plan.programs import published_shape
+    from minirl.plan.fit import published_shape
 
     if name is not None:
         return published_shape(name)

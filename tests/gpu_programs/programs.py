@@ -11,7 +11,7 @@ from launch.config import load_config
 from launch.plan import workload_of
 from minirl.model.sharding import make_mesh
 from minirl.plan.compile import described_devices, parse_topology
-from minirl.plan.programs import abstract_batch, published_shape, sampling_of, training_of
+from minirl.plan.fit import abstract_batch, published_shape, sampling_of, training_of
 from minirl.sample.decode import lowered_programs
 from minirl.train.batching import Shape
 

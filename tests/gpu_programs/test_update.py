@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from minirl.plan.programs import published_shape
+from minirl.plan.fit import published_shape
 
 from . import programs
 from .programs import CASES, SHAPE

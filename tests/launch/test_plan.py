@@ -20,8 +20,7 @@ from minirl.model.config import read_config
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
-from minirl.plan.fit import Devices
-from minirl.plan.programs import sampling_of
+from minirl.plan.fit import Devices, sampling_of
 
 SMALL = (
     "model.tiny.vocab_size=512",

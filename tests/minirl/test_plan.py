@@ -13,7 +13,7 @@ from minirl.config import ModelSource, OptimizerConfig, SamplerConfig, TrainConf
 from minirl.model.config import ModelConfig
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh
 from minirl.plan.compile import compile_program, parse_topology
-from minirl.plan.programs import Workload, abstract_batch, published_shape, training_of
+from minirl.plan.fit import Workload, abstract_batch, published_shape, training_of
 from minirl.train.batching import Shape
 
 SHAPE = ModelConfig(
