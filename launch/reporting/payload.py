@@ -20,7 +20,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
-from launch.evaluation.results import QuestionVerdict, summary
+from launch.evaluation.results import QuestionVerdict, summary, tell_former
 from launch.reporting.alignment import align
 from launch.reporting.answer import answer
 from launch.reporting.record import RECORDS, RECORDS_VERSION
@@ -282,7 +282,7 @@ def _recorded(
     else:
         groups = (line for line in lines if isinstance(line, dict) and _is_group(line))
         for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
-            yield step, [_for_javascript(group) for group in part]
+            yield step, [_for_javascript(_named(group, folder / name)) for group in part]
         if not damaged:
             return
         words = cut_off(damaged[0])
@@ -343,12 +343,15 @@ def _is_right(member: Mapping[str, Any]) -> bool:
     return bool(member.get("correct", own))
 
 
-def _for_javascript(group: Group) -> Group:
-    """Count characters, up to a place, as JavaScript does, which counts some of them twice; name
-    the gold query as it does.
-    """
-    if "gold" in group:  # as earlier versions called it
+def _named(group: Group, file: Path) -> Group:
+    if "gold" in group:
+        tell_former(file)
         group["gold_sql"] = group.pop("gold")
+    return group
+
+
+def _for_javascript(group: Group) -> Group:
+    """Count characters, up to a place, as JavaScript does, which counts some of them twice."""
     for member in group["trajectories"]:
         for span in member.get("spans", ()):
             text = member["turns"][span[0]]["reply"]
