@@ -11,7 +11,7 @@ from rewards.columns import csmr
 from rewards.config import AstraConfig, AtrConfig
 from rewards.execution import gold_result, is_correct, is_right_by_its_own, payable
 from sqlenv.envs.single_turn import Runner
-from sqlenv.sql.lexer import one_line
+from sqlenv.evaluators.official import same_query
 from sqlenv.types import Attempt, Episode
 
 Shape = Literal["single", "flat", "rising", "falling", "rise_fall", "fall_rise", "oscillating"]
@@ -138,9 +138,4 @@ def _repeats_last_call(episode: Episode) -> bool:
         return False
     call, answer = episode.attempts[-2:]
     is_pair = (call.kind, answer.kind) == ("call", "answer")
-    return is_pair and _bare(call.sql) == _bare(answer.sql)
-
-
-def _bare(sql: str) -> str:
-    """Write a query so that comments, line ends and the semicolon make no other query of it."""
-    return one_line(sql).rstrip("; ")
+    return is_pair and same_query(call.sql) == same_query(answer.sql)

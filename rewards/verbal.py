@@ -17,9 +17,9 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from rewards.config import JudgeConfig
+from sqlenv.evaluators.official import same_query
 from sqlenv.sql.answers import block_of
 from sqlenv.sql.extraction import parse
-from sqlenv.sql.lexer import one_line, tokens
 from sqlenv.types import Observation, Result, Table
 
 RequestKind = Literal["generate", "judge"]
@@ -197,4 +197,4 @@ def normalise_sql(sql: str) -> str:
             return copy.sql(dialect="sqlite", comments=False)
         except (SqlglotError, RecursionError):
             pass
-    return " ".join(tokens(sql)) or one_line(sql)
+    return same_query(sql)

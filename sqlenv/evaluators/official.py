@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from itertools import dropwhile
-from string import ascii_uppercase
 from typing import Literal
 
-from sqlenv.sql.lexer import tokenize
+from sqlenv.sql.lexer import one_line, tokenize
 
 _BLANK = " \t\n\f\r"  # what SQLite and Python's sqlite3 module take for white space
 _ODD_BLANK = re.compile(r"[^\S \t\n\f\r]")  # white space to others, and a sign to them
@@ -22,7 +21,6 @@ _WORDS = re.compile(
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 _MOST_CHARS = 100_000  # of a text that is split into tokens
-_LOWER = {ord(letter): letter.lower() for letter in ascii_uppercase}
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"--.*$", re.MULTILINE)
@@ -85,18 +83,11 @@ def as_omnisql_writes(sql: str) -> str:
 
 @lru_cache(maxsize=65536)
 def same_query(sql: str) -> str:
-    """Write a query so that those which differ in letter case or white space alone become equal.
+    """Write a query on one line, so that those which differ in letter case, white space, comments
+    or semicolons at the end alone become equal.
 
-    Quoted text and queries with comments stay as they are. Results of equal ones are equal but for
-    the names of columns.
+    Quoted text stays as it is. Results of equal ones are equal but for the names of columns.
     """
-    if len(sql) > _MOST_CHARS or "--" in sql or "/*" in sql or _ODD_BLANK.search(sql):
+    if len(sql) > _MOST_CHARS or _ODD_BLANK.search(sql):
         return sql
-    parts, end = [], 0
-    for token in tokenize(sql.rstrip(f"{_BLANK};")):
-        text = sql[token.start : token.end]
-        parts.append(" " * (token.start > end))
-        # Of letters beyond ASCII SQLite tells the cases apart.
-        parts.append(text if token.kind in ("text", "name") else text.translate(_LOWER))
-        end = token.end
-    return "".join(parts)
+    return one_line(sql, in_small=True).rstrip("; ")

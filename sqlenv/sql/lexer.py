@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from string import ascii_uppercase
 from typing import Literal, NamedTuple
 
 from sqlenv.sql.cache import cached
@@ -34,6 +35,9 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+
+
+_SMALL = {ord(letter): letter.lower() for letter in ascii_uppercase}
 
 
 class Token(NamedTuple):
@@ -135,10 +139,16 @@ def _blanks(comment: re.Match[str]) -> str:
     return " " * len(comment[0])
 
 
-def one_line(sql: str) -> str:
-    """Write a query on one line: comments and whitespace outside of quotes become one space."""
+def one_line(sql: str, *, in_small: bool = False) -> str:
+    """Write a query on one line: comments and whitespace outside of quotes become one space.
+
+    `in_small` also writes letters outside of quotes small, of which SQLite does not tell the cases
+    apart: those of ASCII.
+    """
     parts, at = [], 0
     for token in tokenize(sql):
-        parts += [" " * (token.start > at), sql[token.start : token.end]]
+        text = sql[token.start : token.end]
+        is_folded = in_small and token.kind not in ("text", "name")
+        parts += [" " * (token.start > at), text.translate(_SMALL) if is_folded else text]
         at = token.end
     return "".join(parts).strip()

@@ -62,10 +62,12 @@ def test_spider_may_keep_distinct_and_all_statements() -> None:
     assert as_spider_runs(sql, keep_distinct=True) == sql.replace("> =", ">=")
 
 
-def test_same_query_evens_out_case_and_blanks_outside_quotes() -> None:
+def test_same_query_evens_out_case_blanks_and_comments_outside_quotes() -> None:
     sql = "SELECT  Name\nFROM T WHERE a = 'X  Y' ;"
     assert same_query(sql) == "select name from t where a = 'X  Y'"
     assert same_query("select name from t where a = 'x  y'") != same_query(sql)
     assert same_query("SELECT É") != same_query("SELECT é")
-    for kept in ("SELECT 1 -- A", "SELECT /* A */ 1", "SELECT 1 /* open"):
+    for spelling in ("SELECT 1 -- A", "SELECT /* A */ 1", "SELECT 1 /* open", "-- A\nSELECT 1 ; ;"):
+        assert same_query(spelling) == "select 1"
+    for kept in ("select '-- no  comment'", 'select "/* a */"', "select '; '"):
         assert same_query(kept) == kept
