@@ -41,28 +41,20 @@ def add_functions(connection: apsw.Connection) -> None:
 
 
 def add_chance(connection: apsw.Connection, note: Callable[[], int]) -> None:
-    """Replace `random` and `randomblob` by functions that note when they are called.
+    """Let `random` and `randomblob` note when they are called, and ask SQLite's own elsewhere.
 
     That a query names one says less: SQLite also names those of the defaults of columns. `note`
     gives the length that a blob may have, in bytes.
     """
-    numbers = cache(partial(apsw.Connection, ":memory:"))
+    plain = cache(partial(apsw.Connection, ":memory:"))
 
-    def random(*_nothing: Value) -> Value:
-        note()
-        return int.from_bytes(apsw.randomness(8), "little", signed=True)
+    def call(function: str, *values: Value) -> Value:
+        plain().limit(apsw.SQLITE_LIMIT_LENGTH, note())
+        return plain().execute(f"SELECT {function}", values).get
 
-    def randomblob(*sizes: Value) -> Value:
-        longest, (size,) = note(), sizes
-        if not isinstance(size, int):
-            size = numbers().execute("SELECT CAST(? AS INTEGER)", (size,)).get or 0
-        if size > longest:
-            raise apsw.TooBigError("string or blob too big")
-        return apsw.randomness(max(size, 1))
-
-    for function, count in ((random, 0), (randomblob, 1)):
+    for name, form in (("random", "random()"), ("randomblob", "randomblob(?)")):
         connection.create_scalar_function(
-            function.__name__, function, count, flags=apsw.SQLITE_INNOCUOUS
+            name, partial(call, form), form.count("?"), flags=apsw.SQLITE_INNOCUOUS
         )
 
 
