@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.databases import make_file
+from tests.databases import make_file, write
 
 PETS = [("ann", 3), ("bob", 5), ("cid", 5), ("dee", 9)]
 # Question, gold query: on database pets, then on shop.
@@ -31,36 +30,28 @@ def make_shop(path: Path) -> Path:
     )
 
 
+def _make(root: Path, databases: str, gold: str, **fields: Sequence[str]) -> Path:
+    make_pets(root / databases / "pets" / "pets.sqlite", PETS)
+    make_shop(root / databases / "shop" / "shop.sqlite")
+    records = [
+        {"question_id": number, "db_id": db_id, "question": question, gold: sql}
+        | {name: values[number] for name, values in fields.items()}
+        for number, (db_id, question, sql) in enumerate(ASKED)
+    ]
+    write(root / "dev.json", records)
+    return root
+
+
 def make_spider(root: Path) -> Path:
     """Make a Spider folder; its suite has a second file of pets, where nobody is of one age."""
-    make_pets(root / "database" / "pets" / "pets.sqlite", PETS)
-    make_shop(root / "database" / "shop" / "shop.sqlite")
     suite = root / "test_suite_database"
     make_pets(suite / "pets" / "pets.sqlite", PETS)
     make_pets(suite / "pets" / "pets_v1.sqlite", [("eve", 1), ("fay", 2), ("eve", 4)])
     make_shop(suite / "shop" / "shop.sqlite")
-    records = [
-        {"db_id": db_id, "question": question, "query": gold} for db_id, question, gold in ASKED
-    ]
-    (root / "dev.json").write_text(json.dumps(records))
-    return root
+    return _make(root, "database", "query")
 
 
 def make_bird(root: Path) -> Path:
     """Make a BIRD folder of the same questions on the same databases."""
-    make_pets(root / "dev_databases" / "pets" / "pets.sqlite", PETS)
-    make_shop(root / "dev_databases" / "shop" / "shop.sqlite")
     levels = ["simple", "moderate", "challenging", "simple", "simple"]
-    records = [
-        {
-            "question_id": number,
-            "db_id": db_id,
-            "question": question,
-            "evidence": "",
-            "SQL": gold,
-            "difficulty": level,
-        }
-        for number, ((db_id, question, gold), level) in enumerate(zip(ASKED, levels, strict=True))
-    ]
-    (root / "dev.json").write_text(json.dumps(records))
-    return root
+    return _make(root, "dev_databases", "SQL", difficulty=levels)

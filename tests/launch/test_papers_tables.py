@@ -26,8 +26,9 @@ from exchange import UserError
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, load_split
 from launch.evaluation.questions import check_databases
+from tests.databases import write
 
-from .downloads import make_database, records, write
+from .downloads import make_database, records
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 SECTION = PAGE.read_text(encoding="utf-8").partition("## The papers' tables on real hardware")[2]

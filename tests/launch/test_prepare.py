@@ -22,10 +22,10 @@ from launch.tiny import train_tokenizer
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.schema import values
 from sqlenv.types import Example
-from tests.databases import make_file
+from tests.databases import make_file, write
 
 from .conftest import json_lines
-from .downloads import GOLDS, write
+from .downloads import GOLDS
 
 QUICK = ("executor.isolation=thread", "executor.workers=1", "executor.timeout_s=5")
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")

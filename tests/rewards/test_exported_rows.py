@@ -24,7 +24,7 @@ from rewards.adapters.trl import SqlReward
 from rewards.adapters.verl import compute_score
 from sqlenv.types import Example
 from tests.databases import make_file
-from tests.launch.downloads import make_spider
+from tests.launch.downloads import make_downloads
 
 from .conftest import interpreter_of
 
@@ -38,7 +38,7 @@ COMMANDS = re.findall(
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with Spider in small, as the page's commands expect it."""
-    make_spider(tmp_path / "downloads" / "spider_data")
+    make_downloads(tmp_path / "downloads", "spider/train")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINIRL_CACHE", str(tmp_path / "cache"))
     return tmp_path

@@ -1,7 +1,5 @@
 """Small data sets on disk, in the layouts that people download."""
 
-import json
-
 from sqlenv.config import DataConfig
 from sqlenv.data.loading import load
 from sqlenv.data.sources import by_running
@@ -11,11 +9,6 @@ from tests.databases import make_file
 def make_database(folder, name="band"):
     script = "CREATE TABLE band (id INT, name TEXT); INSERT INTO band VALUES (1, 'a')"
     return make_file(folder / name / f"{name}.sqlite", script)
-
-
-def write(path, records, *, encoding="utf-8"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(records), encoding=encoding)
 
 
 def spider(query="SELECT name FROM band", db_id="band", **fields):

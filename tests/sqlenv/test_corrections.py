@@ -13,8 +13,9 @@ from exchange import UserError
 from sqlenv.config import SingleTurnConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.envs.single_turn import judge_reply
+from tests.databases import write
 
-from .data_folders import bird, load_one, make_database, write
+from .data_folders import bird, load_one, make_database
 
 ASKED = [
     bird(question_id=7, question="Which names?", SQL="SELECT name FROM band"),

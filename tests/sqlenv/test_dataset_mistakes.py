@@ -5,8 +5,9 @@ import json
 import pytest
 
 from exchange import UserError
+from tests.databases import write
 
-from .data_folders import bird, load_one, make_database, spider, write
+from .data_folders import bird, load_one, make_database, spider
 
 TABLES = {
     "db_id": "band",

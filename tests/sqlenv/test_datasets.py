@@ -15,8 +15,9 @@ from sqlenv.data.loading import load, read_all
 from sqlenv.data.records import read_records
 from sqlenv.schema.reading import Described, read_schema
 from sqlenv.schema.rendering import render_schema
+from tests.databases import write
 
-from .data_folders import bird, load_one, make_database, spider, write
+from .data_folders import bird, load_one, make_database, spider
 
 STATUS = Path("/proc/self/status")  # Linux has it
 

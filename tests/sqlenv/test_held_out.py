@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,32 +14,24 @@ from sqlenv.data.held_out import hold_out, validation_of
 from sqlenv.data.loading import LoadedData, load
 from sqlenv.data.sources import by_running
 from sqlenv.executor import Executor
+from tests.databases import write
 
-from .data_folders import make_database
+from .data_folders import make_database, spider
 
 RIGHT, WRONG = "SELECT name FROM band", "SELECT age FROM band"
-LAYOUTS = {
-    "bird": ("train.json", "SQL", "train_databases"),
-    "spider": ("train_spider.json", "query", "database"),
-    "synsql": ("data.json", "sql", "databases"),
-}
 
 
-def make(folder: Path, layout: str, golds: dict[str, list[str]]) -> dict[str, Any]:
-    """Write a data set with some golds on each database; return its source."""
-    file, gold, databases = LAYOUTS[layout]
+def make(folder: Path, name: str, golds: dict[str, list[str]]) -> dict[str, Any]:
+    """Write a question file with some golds on each database; return its source."""
     asked = [
-        {"db_id": name, "question": f"{name} {at}?", gold: sql, "sql_complexity": "Simple"}
-        for name, queries in golds.items()
-        for at, sql in enumerate(queries)
+        spider(sql, db_id, question=f"{db_id} {number}?")
+        for db_id, queries in golds.items()
+        for number, sql in enumerate(queries)
     ]
-    first = make_database(folder / databases, next(iter(golds)))
-    for name in list(golds)[1:]:  # one file under many names
-        path = folder / databases / name / f"{name}.sqlite"
-        path.parent.mkdir()
-        path.hardlink_to(first)
-    (folder / file).write_text(json.dumps(asked))
-    return {"layout": layout, "path": folder, "split": "train"}
+    write(folder / f"{name}.json", asked)
+    for db_id in golds:
+        make_database(folder / "database", db_id)
+    return {"layout": "spider", "path": folder, "file": f"{name}.json"}
 
 
 def split(
@@ -66,7 +57,7 @@ def databases(data: LoadedData) -> set[str]:
 def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path, runner):
     """30 databases of 10 questions, of which one fails: 270 may stay, 200 and 23 are asked for."""
     golds = {f"d{number}": [RIGHT] * 9 + [WRONG] for number in range(30)}
-    source = make(tmp_path, "bird", golds)
+    source = make(tmp_path, "own", golds)
     for seed in range(3):
         config = DataConfig(sources=(source,), total=200, seed=seed)
         held, rest, own = split(config, 23, runner)
@@ -78,7 +69,7 @@ def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path, runne
 def test_a_database_without_a_sound_gold_validates_nothing_alone(tmp_path, runner):
     """Three databases of four cannot be judged by: enough are held out until one is that can."""
     golds = {f"d{number}": [RIGHT if number % 4 == 0 else WRONG] * 6 for number in range(20)}
-    source = make(tmp_path, "bird", golds)
+    source = make(tmp_path, "own", golds)
     for seed in range(4):
         _, rest, own = split(DataConfig(sources=(source,), seed=seed), 5, runner)
         assert len(own.examples) == 5
@@ -87,34 +78,32 @@ def test_a_database_without_a_sound_gold_validates_nothing_alone(tmp_path, runne
 
 def test_of_a_mixture_every_source_gives_its_share(tmp_path, runner):
     sources = []
-    for layout, count in (("bird", 8), ("spider", 6), ("synsql", 60)):
-        (tmp_path / layout).mkdir()
-        golds = {f"{layout}{number}": [RIGHT] * 5 for number in range(count)}
-        weight = {"weight": 2 if layout == "synsql" else 1}
-        sources.append(make(tmp_path / layout, layout, golds) | weight)
+    for name, count, weight in (("a", 8, 1), ("b", 6, 1), ("large", 60, 2)):
+        golds = {f"{name}{number}": [RIGHT] * 5 for number in range(count)}
+        sources.append(make(tmp_path, name, golds) | {"weight": weight})
     held, rest, own = split(DataConfig(sources=tuple(sources), total=40), 12, runner)
-    assert Counter(e.source for e in own.examples) == {"bird": 3, "spider": 3, "synsql": 6}
-    assert Counter(e.source for e in rest.examples) == {"bird": 10, "spider": 10, "synsql": 20}
-    # A share of 6 in 26 of SynSQL's 300 questions are 70: questions come from many databases.
-    assert Counter(name[:4] for name in held)["syns"] == 14
+    assert Counter(e.id.split("/")[1] for e in own.examples) == {"a": 3, "b": 3, "large": 6}
+    assert Counter(e.id.split("/")[1] for e in rest.examples) == {"a": 10, "b": 10, "large": 20}
+    # A share of 6 in 26 of the last one's 300 questions are 70: they come from many databases.
+    assert sum(name.startswith("large") for name in held) == 14
 
 
 def test_more_than_there_is_is_refused(tmp_path, runner):
-    config = DataConfig(sources=(make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
+    config = DataConfig(sources=(make(tmp_path, "own", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
     with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
         hold_out(config, 4, by_running(runner))
     assert hold_out(config, 3, by_running(runner)) == {"a"}
     # Of several sources the one that has too few is named.
-    large = make(tmp_path, "synsql", {f"s{number}": [RIGHT] * 9 for number in range(9)})
+    large = make(tmp_path, "large", {f"s{number}": [RIGHT] * 9 for number in range(9)})
     both = config.model_validate({"sources": [large, config.sources[0]]})
-    with pytest.raises(UserError, match=r": there are 6 questions of 2 .* in bird/train; "):
+    with pytest.raises(UserError, match=r": there are 6 questions of 2 .* in spider/own.json; "):
         hold_out(both, 8, by_running(runner))
 
 
 def test_excluded_databases_are_left_out_and_counted(tmp_path):
-    source = make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [RIGHT] * 2, "c": [WRONG]})
+    source = make(tmp_path, "own", {"a": [RIGHT] * 3, "b": [RIGHT] * 2, "c": [WRONG]})
     config = DataConfig(sources=(source,), exclude_databases=("a",))
     data = load(config)
     assert databases(data) == {"b", "c"}
-    assert data.lines() == ["bird/train: 3 of 6 questions, 3 in exclude_databases"]
+    assert data.lines() == ["spider/own.json: 3 of 6 questions, 3 in exclude_databases"]
     assert hold_out(config, 2) <= {"b", "c"}

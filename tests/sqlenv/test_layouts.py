@@ -11,8 +11,9 @@ import pytest
 
 from exchange import UserError
 from sqlenv.data.layouts import SETS, AbsentError, locate
+from tests.databases import write
 
-from .data_folders import bird, make_database, spider, write
+from .data_folders import bird, make_database, spider
 
 SYN = {"db_id": "band", "SpiderSynQuestion": "?", "SpiderQuestion": "?", "query": "SELECT 1"}
 SYNSQL = spider(sql="SELECT 1", external_knowledge="", sql_complexity="Simple", cot="")
