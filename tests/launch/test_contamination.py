@@ -11,22 +11,20 @@ import pytest
 
 from exchange import UserError
 from launch.config import JobConfig, dump, load_config
-from launch.data.preflight import check_questions, held_out, load_split
-from launch.evaluation.questions import SPLITS, TEST_SETS
+from launch.data.preflight import check_questions
+from launch.evaluation.questions import TEST_SETS
 from sqlenv.data.layouts import set_name
 from tests.databases import make_file
 
-PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
 
-
-def job(root: Path, *overrides: str, cfg: str = "progress.yaml") -> JobConfig:
+def job(root: Path, *overrides: str) -> JobConfig:
     small = ["data.held_out=4", "data.train.total=20", f"data.root={root}"]
-    return load_config(cfg, [*small, *overrides])
+    return load_config("progress.yaml", [*small, *overrides])
 
 
-def message(root: Path, *overrides: str, cfg: str = "progress.yaml") -> str:
+def message(root: Path, *overrides: str) -> str:
     with pytest.raises(UserError) as caught:
-        check_questions(job(root, *overrides, cfg=cfg))
+        check_questions(job(root, *overrides))
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -45,7 +43,9 @@ def edit(path: Path, number: int, **changes: str) -> None:
 # The configs.
 
 
-@pytest.mark.parametrize("name", [*PAPERS, "verbal.yaml"])
+@pytest.mark.parametrize(
+    "name", ["progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml", "verbal.yaml"]
+)
 def test_no_config_of_a_paper_chooses_checkpoints_by_a_test_set(name):
     data = load_config(name, []).data
     sources = {
@@ -54,21 +54,6 @@ def test_no_config_of_a_paper_chooses_checkpoints_by_a_test_set(name):
     assert not sources & TEST_SETS.keys()
     assert data.of("validation").total == data.held_out
     assert data.overlap == "refuse"
-
-
-@pytest.mark.parametrize("name", PAPERS)
-def test_a_papers_run_holds_out_databases_of_each_source(downloads, name):
-    """All of its sources, on small data in OmniSQL's layout."""
-    config = job(downloads, "data.held_out=3", cfg=name)
-    held = held_out(config, downloads)
-    assert held
-    found = {split: load_split(config, split, downloads, held=held).examples for split in SPLITS}
-    assert {e.db_id for e in found["validation"]} <= held
-    assert len(found["validation"]) == 3
-    sources = {source.layout for source in config.data.train.sources}
-    assert {e.source for e in found["validation"]} == sources
-    assert not {e.db_id for e in found["train"]} & held
-    check_questions(config)
 
 
 @pytest.mark.parametrize(

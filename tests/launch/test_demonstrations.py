@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Episode, Example, Message, Observation
+from tests.databases import make_file
 
 RIGHT = "SELECT name FROM singer WHERE age > 20"
 WRONG = "SELECT name FROM singer WHERE age < 20"
@@ -71,11 +71,8 @@ def test_a_mistake_that_the_environment_takes_for_right_is_not_mended():
 
 @pytest.fixture
 def singer(tmp_path) -> Example:
-    path = tmp_path / "music.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
-        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
-    return Example("1", "Who is old?", "music", path, RIGHT)
+    script = "CREATE TABLE singer (name, age); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30)"
+    return Example("1", "Who is old?", "music", make_file(tmp_path / "music.sqlite", script), RIGHT)
 
 
 def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_share=0.0):

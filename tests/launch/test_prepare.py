@@ -24,7 +24,7 @@ from sqlenv.schema import values
 from sqlenv.types import Example
 from tests.databases import make_file, write
 
-from .conftest import json_lines
+from .conftest import ROOT, json_lines
 from .downloads import GOLDS
 
 QUICK = ("executor.isolation=thread", "executor.workers=1", "executor.timeout_s=5")
@@ -155,23 +155,15 @@ def test_what_is_known_is_not_done_again(root: Path, run, monkeypatch):
     assert len(ran) == 25 + 6
 
 
-WARM = """
-import sys
-from launch import prepare
-prepare.main(["--data-root", sys.argv[1], "--out", sys.argv[2], *sys.argv[3:]])
-"""
-
-
 def test_processes_share_a_cache_also_where_one_is_killed(
     downloads: Path, tmp_path: Path, empty_cache
 ):
     cache = empty_cache("shared")
 
     def start(name: str) -> subprocess.Popen:
-        out = str(tmp_path / name)
-        return subprocess.Popen(
-            [sys.executable, "-c", WARM, str(downloads), out, *QUICK], stdout=subprocess.DEVNULL
-        )
+        where = ["--data-root", str(downloads), "--out", str(tmp_path / name)]
+        line = [sys.executable, "-m", "launch.prepare", *where, *QUICK]
+        return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     killed = start("killed")
     while not (cache / "minirl" / "sql" / "cache.db").exists():
@@ -252,19 +244,16 @@ def test_what_learning_and_measuring_share_is_told(root: Path, run):
         (["--data", "spider"], "--data spider: "),
         (["--data", "bird-minidev"], "bird-minidev"),
         (["--tokenizer", "nowhere"], "--tokenizer nowhere: "),
+        # At once, and not by a process of the pool.
+        (["--tokenizer", "damaged"], "damaged: the tokenizer"),
         (["executor.timeout=3"], "executor.timeout: "),
         (["--cfg", "nope.yaml"], "nope.yaml"),
     ],
 )
-def test_arguments_that_cannot_be_meant(downloads, run, arguments, key):
+def test_arguments_that_cannot_be_meant(downloads, run, tmp_path, monkeypatch, arguments, key):
+    write(tmp_path / "damaged" / "tokenizer.json", [])
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         run(downloads, *arguments)
     assert key in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_tokenizer_is_told_at_once(downloads: Path, tmp_path: Path, run):
-    """And not by a process of the pool."""
-    write(tmp_path / "model" / "tokenizer.json", [])
-    with pytest.raises(UserError, match="model: the tokenizer"):
-        run(downloads, "--tokenizer", str(tmp_path / "model"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from exchange import UserError
 from launch.evaluation.questions import find, folder_and_file, own_set, rule_of
 from sqlenv.config import AnswerConfig
+from tests.databases import write
 
 from .small_sets import make_bird, make_spider
 
@@ -22,88 +24,72 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "downloads"
 
 
-def check(root: Path, file: str, data: str = "spider-dev") -> None:
-    """Five questions are found, and databases that are there."""
-    _, examples = find(data, root, file)
-    assert len(examples) == 5
-    assert all(example.database.is_file() for example in examples)
+INSIDE = "downloads/spider_data/dev_visible.json"
 
 
-def test_an_absolute_path_is_taken(root, tmp_path):
-    inside = root / "spider_data" / "dev_visible.json"
-    check(root / "spider_data", str(inside))
-    check(root, str(inside))
-    # Outside of the root too: the databases are those below the root.
-    outside = tmp_path / "mine.json"
-    outside.write_text(inside.read_text())
-    check(root / "spider_data", str(outside))
-    check(root, str(outside))
-
-
-def test_a_path_from_here_is_taken(root, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("questions", "place", "file"),
+    [
+        # An absolute path, or one from here, of a file below the root or outside of it.
+        (INSIDE, "downloads/spider_data", f"HERE/{INSIDE}"),
+        (INSIDE, "downloads", f"HERE/{INSIDE}"),
+        (INSIDE, "downloads/spider_data", INSIDE),
+        (INSIDE, "downloads", INSIDE),
+        (INSIDE, "", INSIDE),
+        ("mine.json", "downloads/spider_data", "HERE/mine.json"),
+        ("mine.json", "downloads", "HERE/mine.json"),
+        ("mine.json", "downloads", "mine.json"),
+        # A name below the root, in the folder of the databases or in another one.
+        ("downloads/a_copy/dev_visible.json", "downloads", "dev_visible.json"),
+        ("downloads/questions/mine.json", "downloads", "mine.json"),
+        ("downloads/questions/mine.json", "downloads", "questions/mine.json"),
+    ],
+)
+def test_a_file_is_taken_by_name_or_path(root, tmp_path, monkeypatch, questions, place, file):
+    """What lies below the root goes before what lies here; databases are those below the root."""
     monkeypatch.chdir(tmp_path)
-    typed = "downloads/spider_data/dev_visible.json"
-    check(root, typed)
-    check(root / "spider_data", typed)
-    (tmp_path / "mine.json").write_text((tmp_path / typed).read_text())
-    check(root, "mine.json")
-    found, file = folder_and_file(None, typed)
+    write(tmp_path / questions, json.loads((tmp_path / INSIDE).read_text()))
+    write(tmp_path / "dev_visible.json", [])
+    found, file = folder_and_file(
+        Path(place) if place else None, file.replace("HERE", str(tmp_path))
+    )
     assert found is not None
-    check(found, file)
-    # What lies below the root goes first.
-    (tmp_path / "dev_visible.json").write_text("[]")
-    check(root, "dev_visible.json")
+    _, examples = find("spider-dev", tmp_path / found, file)
+    assert len(examples) == 5
+    assert all(one.database.is_relative_to(root / "spider_data") for one in examples)
 
 
-def test_what_is_not_there_is_told_by_its_option(root, tmp_path):
-    for option, place, file in (
-        ("--file", root, "none.json"),
-        ("--file", *folder_and_file(None, str(tmp_path / "none.json"))),
-        ("--data-root", tmp_path / "none", ""),
-    ):
-        with pytest.raises(UserError, match=rf"^{option} \S*none\S*: "):
-            find("spider-dev", place or root, file)
+@pytest.mark.parametrize(
+    ("name", "place", "file", "words"),
+    [
+        ("spider-dev", "downloads", "none.json", r"^--file none\.json: "),
+        ("spider-dev", "downloads", "HERE/none.json", r"^--file \S*/none\.json: "),
+        ("spider-dev", "none", "", r"^--data-root \S*none: "),
+        (
+            "spider-dev",
+            "downloads/spider_data",
+            "",
+            r"^--data-root: .*; .*--file NAME$",
+        ),
+        # Nobody is told to put databases into the folder of another data set.
+        (
+            *("spider-dev", "downloads", "HERE/downloads/bird_data/dev.json"),
+            r"^--file \S*: spider-dev: .* records are of bird ",
+        ),
+    ],
+)
+def test_what_is_not_there_is_told_by_its_option(root, tmp_path, name, place, file, words):
+    with pytest.raises(UserError, match=words):
+        find(name, tmp_path / place, file.replace("HERE", str(tmp_path)))
 
 
-def test_the_folder_with_databases_goes_before_one_without(root):
-    here = root / "spider_data" / "dev_visible.json"
-    (root / "a_copy").mkdir()
-    (root / "a_copy" / "dev_visible.json").write_text(here.read_text())
-    _, (first, *_) = find("spider-dev", root, "dev_visible.json")
-    assert first.database.is_relative_to(root / "spider_data")
-
-
-def test_databases_may_lie_in_another_folder_than_the_questions(root):
-    here = root / "spider_data" / "dev_visible.json"
-    (root / "questions").mkdir()
-    here.rename(root / "questions" / "mine.json")
-    check(root, "mine.json")
-    check(root, "questions/mine.json")
-
-
-def test_a_set_of_another_name_is_told_with_the_option_that_names_it(root):
-    with pytest.raises(UserError) as caught:
-        find("spider-dev", root / "spider_data")
-    assert "\n" not in str(caught.value)
-    assert "--file" in str(caught.value)
-
-
-def test_a_file_that_holds_no_questions_does_not_stand_for_its_folder(root):
+def test_the_option_that_was_given_is_named(root):
+    with pytest.raises(UserError, match=rf"^data\.root: spider-test: {root}: no test\.json in it"):
+        find("spider-test", root, key="data.root")
     predictions = root / "spider_data" / "model.sql"
     predictions.write_text("SELECT 1\n")
     with pytest.raises(UserError, match=r"^--data-root \S*model\.sql: is a file, and not one of "):
         folder_and_file(predictions, "")
-
-
-def test_the_option_that_was_given_is_named(root):
-    for key in ("--data-root", "data.root"):
-        with pytest.raises(UserError, match=rf"^{key}: spider-test: {root}: no test\.json in it"):
-            find("spider-test", root, key=key)
-
-
-def test_nobody_is_told_to_put_databases_into_the_folder_of_another_data_set(root):
-    with pytest.raises(UserError, match=r"^--file \S*: spider-dev: .* records are of bird "):
-        find("spider-dev", root, str(root / "bird_data" / "dev.json"))
 
 
 def test_a_set_whose_file_has_a_name_of_its_own_is_that_file(root):

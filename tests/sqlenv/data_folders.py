@@ -3,12 +3,13 @@
 from sqlenv.config import DataConfig
 from sqlenv.data.loading import load
 from sqlenv.data.sources import by_running
-from tests.databases import make_file
+from tests.databases import make_file, write
 
 
 def make_database(folder, name="band"):
     script = "CREATE TABLE band (id INT, name TEXT); INSERT INTO band VALUES (1, 'a')"
-    return make_file(folder / name / f"{name}.sqlite", script)
+    path = folder / name / f"{name}.sqlite"
+    return path if path.exists() else make_file(path, script)
 
 
 def spider(query="SELECT name FROM band", db_id="band", **fields):
@@ -25,3 +26,16 @@ def bird(**fields):
 def load_one(path, layout="spider", executor=None, data=None, **source):
     sources = [{"layout": layout, "path": path, **source}]
     return load(DataConfig(sources=sources, **(data or {})), check=by_running(executor))
+
+
+def make_source(folder, name, golds):
+    """Write a question file with some golds on each database; return its source."""
+    asked = [
+        spider(sql, db_id, question=f"{db_id} {number}?")
+        for db_id, queries in golds.items()
+        for number, sql in enumerate(queries)
+    ]
+    write(folder / f"{name}.json", asked)
+    for db_id in golds:
+        make_database(folder / "database", db_id)
+    return {"layout": "spider", "path": folder, "file": f"{name}.json"}

@@ -29,16 +29,12 @@ def test_folders_that_hold_nothing(tmp_path):
     right = tmp_path / "download" / "spider_data"
     make_database(right / "database")
     write(right / "dev.json", [spider()])
-    packed = tmp_path / "bird"
-    write(packed / "train.json", [bird()])
-    (packed / "train_databases.zip").write_bytes(b"PK")
     for path, source, named in (
         (right / "database", {"split": "dev"}, f"use {right}"),
         (tmp_path / "nowhere", {}, "nowhere"),
         (right / "dev.json", {}, "dev.json"),
         (right, {"file": "mine.json"}, "mine.json"),
         (tmp_path, {"layout": "synsql", "split": "dev"}, "split dev"),
-        (packed, {"layout": "bird"}, f"unpack {packed / 'train_databases.zip'}"),
     ):
         assert named in message(path, **source)
 

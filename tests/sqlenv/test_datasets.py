@@ -17,7 +17,7 @@ from sqlenv.schema.reading import Described, read_schema
 from sqlenv.schema.rendering import render_schema
 from tests.databases import write
 
-from .data_folders import bird, load_one, make_database, spider
+from .data_folders import bird, load_one, make_database, make_source, spider
 
 STATUS = Path("/proc/self/status")  # Linux has it
 
@@ -156,33 +156,25 @@ def test_a_missing_database_stops_the_run_unless_it_may_be_left_out(spider_folde
 # Mixtures.
 
 
-@pytest.fixture
-def mixture(tmp_path):
-    """Ask a hundred questions about one database, in parts of these sizes."""
-    make_database(tmp_path / "database")
-
-    def make(*sizes, **more):
-        for index, size in enumerate(sizes):
-            write(tmp_path / f"part{index}.json", [spider(f"SELECT {i}") for i in range(size)])
-        files = (f"part{index}.json" for index in range(len(sizes)))
-        return [{"layout": "spider", "path": tmp_path, "file": file, **more} for file in files]
-
-    return make
+def mixture(folder, *sizes):
+    """Ask questions about one database, in files of these sizes."""
+    golds = ([f"SELECT {number}" for number in range(size)] for size in sizes)
+    return [make_source(folder, f"part{n}", {"band": part}) for n, part in enumerate(golds)]
 
 
 def counts(data):
     return [report.kept for report in data.reports]
 
 
-def test_a_mixture_follows_the_weights(mixture):
-    sources = mixture(100, 100, 100)
+def test_a_mixture_follows_the_weights(tmp_path):
+    sources = mixture(tmp_path, 100, 100, 100)
     for source, weight in zip(sources, (1, 2, 0.5), strict=True):
         source["weight"] = weight
     assert counts(load(DataConfig(sources=sources, total=70))) == [20, 40, 10]
 
 
-def test_a_short_source_is_made_up_for(mixture):
-    sources = mixture(3, 100, 100)
+def test_a_short_source_is_made_up_for(tmp_path):
+    sources = mixture(tmp_path, 3, 100, 100)
     assert counts(load(DataConfig(sources=sources, total=30))) == [3, 14, 13]
     sources[1]["limit"] = 5
     assert counts(load(DataConfig(sources=sources, total=30))) == [3, 5, 22]
@@ -192,8 +184,8 @@ def test_a_short_source_is_made_up_for(mixture):
     )
 
 
-def test_the_seed_decides_the_sample_and_a_larger_one_contains_it(mixture):
-    sources = mixture(200)
+def test_the_seed_decides_the_sample_and_a_larger_one_contains_it(tmp_path):
+    sources = mixture(tmp_path, 200)
 
     def positions_of(total, seed):
         data = load(DataConfig(sources=sources, total=total, seed=seed))
@@ -206,9 +198,9 @@ def test_the_seed_decides_the_sample_and_a_larger_one_contains_it(mixture):
     assert positions != list(range(20))
 
 
-def test_a_source_listed_twice_is_refused(mixture):
+def test_a_source_listed_twice_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"come twice.*spider/part0/0"):
-        load(DataConfig(sources=mixture(2) * 2))
+        load(DataConfig(sources=mixture(tmp_path, 2) * 2))
 
 
 def test_a_sample_makes_up_for_failing_golds_and_checks_no_more_than_it_must(spider_folder, runner):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,24 +12,10 @@ from sqlenv.data.held_out import hold_out, validation_of
 from sqlenv.data.loading import LoadedData, load
 from sqlenv.data.sources import by_running
 from sqlenv.executor import Executor
-from tests.databases import write
 
-from .data_folders import make_database, spider
+from .data_folders import make_source
 
 RIGHT, WRONG = "SELECT name FROM band", "SELECT age FROM band"
-
-
-def make(folder: Path, name: str, golds: dict[str, list[str]]) -> dict[str, Any]:
-    """Write a question file with some golds on each database; return its source."""
-    asked = [
-        spider(sql, db_id, question=f"{db_id} {number}?")
-        for db_id, queries in golds.items()
-        for number, sql in enumerate(queries)
-    ]
-    write(folder / f"{name}.json", asked)
-    for db_id in golds:
-        make_database(folder / "database", db_id)
-    return {"layout": "spider", "path": folder, "file": f"{name}.json"}
 
 
 def split(
@@ -57,7 +41,7 @@ def databases(data: LoadedData) -> set[str]:
 def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path, runner):
     """30 databases of 10 questions, of which one fails: 270 may stay, 200 and 23 are asked for."""
     golds = {f"d{number}": [RIGHT] * 9 + [WRONG] for number in range(30)}
-    source = make(tmp_path, "own", golds)
+    source = make_source(tmp_path, "own", golds)
     for seed in range(3):
         config = DataConfig(sources=(source,), total=200, seed=seed)
         held, rest, own = split(config, 23, runner)
@@ -69,7 +53,7 @@ def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path, runne
 def test_a_database_without_a_sound_gold_validates_nothing_alone(tmp_path, runner):
     """Three databases of four cannot be judged by: enough are held out until one is that can."""
     golds = {f"d{number}": [RIGHT if number % 4 == 0 else WRONG] * 6 for number in range(20)}
-    source = make(tmp_path, "own", golds)
+    source = make_source(tmp_path, "own", golds)
     for seed in range(4):
         _, rest, own = split(DataConfig(sources=(source,), seed=seed), 5, runner)
         assert len(own.examples) == 5
@@ -80,7 +64,7 @@ def test_of_a_mixture_every_source_gives_its_share(tmp_path, runner):
     sources = []
     for name, count, weight in (("a", 8, 1), ("b", 6, 1), ("large", 60, 2)):
         golds = {f"{name}{number}": [RIGHT] * 5 for number in range(count)}
-        sources.append(make(tmp_path, name, golds) | {"weight": weight})
+        sources.append(make_source(tmp_path, name, golds) | {"weight": weight})
     held, rest, own = split(DataConfig(sources=tuple(sources), total=40), 12, runner)
     assert Counter(e.id.split("/")[1] for e in own.examples) == {"a": 3, "b": 3, "large": 6}
     assert Counter(e.id.split("/")[1] for e in rest.examples) == {"a": 10, "b": 10, "large": 20}
@@ -89,19 +73,21 @@ def test_of_a_mixture_every_source_gives_its_share(tmp_path, runner):
 
 
 def test_more_than_there_is_is_refused(tmp_path, runner):
-    config = DataConfig(sources=(make(tmp_path, "own", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
+    config = DataConfig(
+        sources=(make_source(tmp_path, "own", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),)
+    )
     with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
         hold_out(config, 4, by_running(runner))
     assert hold_out(config, 3, by_running(runner)) == {"a"}
     # Of several sources the one that has too few is named.
-    large = make(tmp_path, "large", {f"s{number}": [RIGHT] * 9 for number in range(9)})
+    large = make_source(tmp_path, "large", {f"s{number}": [RIGHT] * 9 for number in range(9)})
     both = config.model_validate({"sources": [large, config.sources[0]]})
     with pytest.raises(UserError, match=r": there are 6 questions of 2 .* in spider/own.json; "):
         hold_out(both, 8, by_running(runner))
 
 
 def test_excluded_databases_are_left_out_and_counted(tmp_path):
-    source = make(tmp_path, "own", {"a": [RIGHT] * 3, "b": [RIGHT] * 2, "c": [WRONG]})
+    source = make_source(tmp_path, "own", {"a": [RIGHT] * 3, "b": [RIGHT] * 2, "c": [WRONG]})
     config = DataConfig(sources=(source,), exclude_databases=("a",))
     data = load(config)
     assert databases(data) == {"b", "c"}

@@ -18,7 +18,6 @@ from .data_folders import bird, make_database, spider
 SYN = {"db_id": "band", "SpiderSynQuestion": "?", "SpiderQuestion": "?", "query": "SELECT 1"}
 SYNSQL = spider(sql="SELECT 1", external_knowledge="", sql_complexity="Simple", cot="")
 SPIDER2 = {"instance_id": "local1", "db": "band", "question": "Q", "external_knowledge": None}
-PROMPT = {"input_seq": "", "output_seq": ""}
 
 # Each download as it is unpacked: its question files by set, a record, its folders of databases.
 SINGLE: dict[str, tuple[dict[str, str], Any, tuple[str, ...]]] = {
@@ -79,22 +78,6 @@ def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
     assert found(tmp_path) == {
         name: folder for folder, (files, *_) in SINGLE.items() for name in files
     }
-
-
-@pytest.mark.parametrize(
-    ("folder", "name", "record", "expected"),
-    [
-        ("spider_data", "spider-dev", bird(), "bird"),
-        ("spider2-lite", "spider2-local", bird(), "bird"),
-        ("Spider-DK", "spider-dk", PROMPT, "OmniSQL's finished prompts"),
-    ],
-)
-def test_the_file_of_another_data_set_is_named(tmp_path: Path, folder, name, record, expected):
-    path = make_single(tmp_path, folder) / SINGLE[folder][0][name]
-    write(path, record if path.suffix == ".jsonl" else [record])
-    with pytest.raises(AbsentError) as caught:
-        locate(SETS[name].at(tmp_path))
-    assert str(caught.value).startswith(f"{path}: its records are of {expected} ")
 
 
 def test_what_is_there_twice_or_packed_is_told(tmp_path: Path):
