@@ -163,20 +163,6 @@ def kl_divergence(logp: Any, reference_logp: Any, *, estimator: KlEstimator) -> 
     return {"k1": k1, "k2": xp.square(k1) / 2, "k3": _ratio(-k1, xp) + k1 - 1}[estimator]
 
 
-def surrogate(
-    ratio_BT: Float[Array, "B T"],
-    logp_BT: Float[Array, "B T"],
-    advantage_BT: Float[Array, "B T"],
-    algorithm: AlgorithmConfig,
-) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """Return the algorithm's objective of each token, to be maximised, and where it is clipped."""
-    low, high = algorithm.clip_low, algorithm.clip_high
-    if algorithm.surrogate == "cispo":
-        return cispo(ratio_BT, logp_BT, advantage_BT, clip_high=high)
-    bounds = {"clip_low": low, "clip_high": high, "dual_clip": algorithm.dual_clip}
-    return clipped_surrogate(ratio_BT, advantage_BT, **bounds)
-
-
 def policy_loss(
     algorithm: AlgorithmConfig,
     logp_BT: Float[Array, "B T"],
@@ -207,7 +193,14 @@ def policy_loss(
     # All surrogates are homogeneous in the advantage, so that is where the weight goes.
     advantage_BT = batch.advantage_BC * correction_BT
     ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=algorithm.ratio_level)
-    objective_BT, is_clipped_BT = surrogate(ratio_BT, logp_BT, advantage_BT, algorithm)
+    clip_high = algorithm.clip_high
+    if algorithm.surrogate == "cispo":
+        objective_BT, is_clipped_BT = cispo(ratio_BT, logp_BT, advantage_BT, clip_high=clip_high)
+    else:
+        bounds = {"clip_low": algorithm.clip_low, "dual_clip": algorithm.dual_clip}
+        objective_BT, is_clipped_BT = clipped_surrogate(
+            ratio_BT, advantage_BT, clip_high=clip_high, **bounds
+        )
     loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
     if top_logp_BTK is not None:
         weigh_top: Callable[[Array], Array] = jnp.ones_like

@@ -1,13 +1,23 @@
-"""From rows to padded arrays: nothing is lost, nothing but samples is trained on."""
+"""From rows to padded arrays: nothing is lost, nothing but samples is trained on, and groups share
+flat lists of tokens within the budget, with little padding.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.train.batching import MicroBatches, mini_batches, without_cut_off
+from minirl.train.batching import (
+    MicroBatches,
+    largest_shape,
+    layouts,
+    mini_batches,
+    round_up,
+    without_cut_off,
+)
 from minirl.types import Finish, Reply, TokenRow, Trajectory, Turn
 
 PAD = 99
@@ -18,24 +28,6 @@ def row(ids, actions, *, prompt_length, advantage=1.0):
     is_action = np.isin(np.arange(len(ids)), actions)
     logprobs = np.where(is_action, -np.arange(len(ids)), 0).astype(np.float32)
     return TokenRow(np.array(ids, np.int32), is_action, logprobs, advantage, prompt_length)
-
-
-def random_groups(lengths, *, group_size=2, seed=0):
-    """Make groups with prompts and longest answers of these lengths, two turns a row."""
-    rng = np.random.default_rng(seed)
-    groups = []
-    for prompt_length, answer in lengths:
-        prompt = rng.integers(10, 90, prompt_length).tolist()
-        group = []
-        for g in range(group_size):
-            own = max(3, answer - g)
-            ids = prompt + rng.integers(10, 90, own).tolist()
-            # The second token of the answer is an observation.
-            actions = [t for t in range(prompt_length, len(ids)) if t != prompt_length + 1]
-            advantage = float(rng.normal())
-            group.append(row(ids, actions, prompt_length=prompt_length, advantage=advantage))
-        groups.append(group)
-    return groups
 
 
 def batches_of(groups, *, aggregation="sequence_mean", pad_id=PAD, **sizes):
@@ -91,3 +83,117 @@ def test_mini_batches_are_all_groups_in_order_and_as_even_as_can_be(count, parts
     sizes = [len(part) for part in found]
     assert not sizes or max(sizes) - min(sizes) <= 1
     assert all(sizes)
+
+
+G = 4
+
+
+def group(prompt, *answers):
+    """Make a group whose prefix and answers have these lengths."""
+    lengths = [prompt + 1 + answer for answer in answers]
+    arrays = (np.zeros((3, length)) for length in lengths)
+    return [TokenRow(*array, advantage=0.0, prompt_length=prompt + 1) for array in arrays]
+
+
+GROUPS = st.lists(
+    st.builds(group, st.integers(0, 50), *[st.integers(1, 60) for _ in range(G)]),
+    min_size=1,
+    max_size=12,
+)
+
+
+def sizes(tokens):
+    return BatchingConfig(micro_batch_tokens=tokens, prompt_multiple=8, answer_multiple=8)
+
+
+def padding(groups, sizes, *, parts=1):
+    cut = MicroBatches(groups, aggregation="token_mean", sizes=sizes, pad_id=0, parts=parts)
+    return cut.padding
+
+
+@given(GROUPS, st.integers(1, 400), st.integers(1, 3))
+def test_every_answer_is_computed_once_and_beside_its_prompt(groups, tokens, parts):
+    found = layouts(groups, sizes(tokens), parts=parts)
+    pieces = [piece for layout in found for part in layout.parts for piece in part]
+    number_of = {id(row): n for n, rows in enumerate(groups) for row in rows}
+    assert sorted(id(row) for piece in pieces for row in piece.rows) == sorted(number_of)
+    for piece in pieces:
+        assert len({number_of[id(row)] for row in piece.rows}) == 1
+        lengths = [piece.prompt + 1 + answer for answer in piece.answers]
+        assert lengths == [len(row.ids) for row in piece.rows]
+    for layout in found:
+        shape = layout.shape
+        assert len(layout.parts) == parts
+        for part in layout.parts:
+            assert len(part) <= shape.prompts
+            assert sum(piece.tokens for piece in part) <= shape.tokens
+            for piece in part:
+                assert len(piece.answers) <= shape.answers
+                assert piece.prompt <= shape.prompt_columns
+                assert max(piece.answers) <= shape.answer_columns
+    lists = sum(layout.shape.tokens * parts for layout in found)
+    share = padding(groups, sizes(tokens), parts=parts)
+    assert share == pytest.approx(1 - sum(piece.tokens for piece in pieces) / lists)
+
+
+@given(GROUPS, st.integers(1, 400))
+def test_no_micro_batch_takes_more_than_the_plan_of_the_longest(groups, tokens):
+    largest = largest_shape(50, 60, sizes(tokens))
+    for layout in layouts(groups, sizes(tokens)):
+        assert layout.shape.tokens <= largest.tokens
+        assert layout.shape.cells <= max(largest.cells, 2 * largest.tokens)
+
+
+def test_micro_batches_by_hand():
+    # 4 + 4 x 5 = 24 tokens each, in rows of 8 x (1 + 4) = 40 cells: two groups take 48 of 50.
+    groups = [group(4, 5, 5, 5, 5) for _ in range(4)]
+    (one, two) = layouts(groups, sizes(50))
+    found = [[piece.rows for piece in part] for part in (*one.parts, *two.parts)]
+    assert found == [groups[:2], groups[2:]]
+    assert one.shape == (48, 2, 8, 4, 8)
+    assert padding(groups, sizes(50)) == 0
+    # On two parts one micro-batch does.
+    (both,) = layouts(groups, sizes(50), parts=2)
+    assert [len(part) for part in both.parts] == [2, 2]
+    # A group that is over the budget is cut: its short answers, and its long ones.
+    cut = layouts([group(4, 9, 1, 8, 2)], sizes(24))
+    assert [layout.parts[0][0].answers for layout in cut] == [(8, 9), (1, 2)]
+
+
+def test_micro_batches_are_evenly_full():
+    # Five groups of 24 tokens within 96 are 3 + 2, and not 4 + 1.
+    found = layouts([group(4, 5, 5, 5, 5)] * 5, sizes(96))
+    assert [len(layout.parts[0]) for layout in found] == [3, 2]
+
+
+def test_padding_of_real_lengths():
+    """Prompts of 150 to 600 tokens, eight replies of 5 to 96 tokens each, mean 27."""
+    rng = np.random.default_rng(0)
+    for tokens, most in ((1024, 0.08), (2048, 0.08), (16_384, 0.2)):
+        shares = []
+        for _ in range(10):
+            replies = np.clip(rng.lognormal(3.1, 0.6, (8, 8)).astype(int), 5, 96)
+            prompts = rng.integers(150, 600, 8)
+            groups = [group(*lengths) for lengths in np.column_stack([prompts, replies]).tolist()]
+            shares.append(padding(groups, BatchingConfig(micro_batch_tokens=tokens)))
+        assert np.mean(shares) < most
+        assert max(shares) < 0.2
+
+
+def test_round_up():
+    assert [round_up(n, multiple=16) for n in (0, 1, 16, 17, 33, 65)] == [16, 16, 16, 32, 48, 96]
+    sizes = [round_up(n, multiple=1) for n in range(1, 14)]
+    assert sizes == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
+
+
+def test_shapes_are_few():
+    """Each compiles a program: steps of 1 to 10 groups whose lists differ in length."""
+    rng = np.random.default_rng(0)
+    for tokens, most in ((2048, 20), (16_384, 16)):
+        shapes = set()
+        for _ in range(40):
+            prompts = rng.integers(100, 400, rng.integers(1, 11))
+            groups = [group(p, *rng.integers(10, 60, 8).tolist()) for p in prompts.tolist()]
+            found = layouts(groups, BatchingConfig(micro_batch_tokens=tokens))
+            shapes |= {layout.shape for layout in found}
+        assert len(shapes) <= most

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,8 @@ from flax import nnx
 from minirl.config import OptimizerConfig
 from minirl.model.sharding import MATRICES, param_path
 from minirl.train.optimizer import learning_rate, make_optimizer
+
+RAMP = json.loads((Path(__file__).parents[1] / "data" / "schedule.json").read_text())["ramp_cosine"]
 
 
 def moves_of(config, gradients, *, start=0.0):
@@ -39,6 +43,21 @@ def test_warm_up_and_cosine():
     # Down to a tenth over 5 steps: .1 (.1 + .9 (1 + cos(pi t / 5)) / 2).
     expected = [0.01 + 0.045 * (1 + math.cos(math.pi * t / 5)) for t in range(5)]
     np.testing.assert_allclose(cosine[4:], expected, rtol=1e-4)
+
+
+def test_flat_ramp_cosine():
+    """PaVeRL-SQL's learning rate."""
+    config = OptimizerConfig(
+        learning_rate=1e-5,
+        schedule="ramp_cosine",
+        final_fraction=RAMP["final_fraction"],
+    )
+    rate = learning_rate(config, steps=RAMP["steps"])
+    counts = jnp.array([int(count) for count in RAMP["shares"]])
+    shares = np.array(jax.jit(rate)(counts)) / 1e-5
+    np.testing.assert_allclose(shares, list(RAMP["shares"].values()), atol=1e-6)
+    # Beyond the end it stays low.
+    assert float(rate(2000)) == pytest.approx(1e-7)
 
 
 def test_gradients_are_clipped_to_the_norm():

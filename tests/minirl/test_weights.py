@@ -19,7 +19,7 @@ from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import make_mesh
-from tests.plain_model import arrays, logits
+from tests.plain_model import arrays, assert_same, logits
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 MODELS = ("qwen2", "qwen2_tied", "qwen3")
@@ -30,11 +30,8 @@ def params(model: Decoder) -> dict[str, np.ndarray]:
     return arrays(nnx.state(model))
 
 
-def assert_same(model: Decoder, other: Decoder) -> None:
-    ours, theirs = params(model), params(other)
-    assert ours.keys() == theirs.keys()
-    for name, array in ours.items():
-        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+def same(model: Decoder, other: Decoder) -> None:
+    assert_same(nnx.state(model), nnx.state(other))
 
 
 @pytest.fixture
@@ -58,7 +55,7 @@ def test_logits_are_those_of_transformers(name):
 @pytest.mark.parametrize(("name", "shape"), [*zip(MODELS, MESHES, strict=True)], ids=str)
 def test_each_device_holds_its_part_of_the_same_weights(name, shape):
     model = huggingface.load(REFERENCE / name, mesh=make_mesh(shape))
-    assert_same(model, huggingface.load(REFERENCE / name))
+    same(model, huggingface.load(REFERENCE / name))
     gate = model.layers.gate[...]
     parts = shape.get("fsdp", 1) * shape.get("tensor", 1)
     assert gate.addressable_shards[0].data.size == gate.size // parts
@@ -73,7 +70,7 @@ def test_what_is_saved_is_what_transformers_wrote(name, tmp_path):
     assert written.keys() == original.keys()
     for key, array in original.items():
         np.testing.assert_array_equal(written[key], array, err_msg=key)
-    assert_same(huggingface.load(tmp_path / "new"), model)
+    same(huggingface.load(tmp_path / "new"), model)
     assert read_config(tmp_path / "new") == read_config(REFERENCE / name)
 
 
@@ -93,7 +90,7 @@ def test_shards_of_bounded_size(tmp_path, monkeypatch):
             load_file(path)
         )
     assert total == index["metadata"]["total_size"]
-    assert_same(huggingface.load(new, mesh=mesh), model)
+    same(huggingface.load(new, mesh=mesh), model)
 
 
 def test_half_precision_in_and_out(tmp_path):
@@ -112,7 +109,7 @@ def test_half_precision_in_and_out(tmp_path):
 def test_saving_replaces_a_model_and_nothing_else(folder):
     model = huggingface.init(read_config(folder), 3)
     huggingface.save(model, folder, source=folder)
-    assert_same(huggingface.load(folder), model)
+    same(huggingface.load(folder), model)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"notes\.txt: would be lost"):
@@ -123,7 +120,7 @@ def test_saving_replaces_a_model_and_nothing_else(folder):
 def test_fresh_weights_depend_on_the_seed_and_not_on_the_mesh():
     config = read_config(REFERENCE / "qwen2")
     model = huggingface.init(config, 0)
-    assert_same(huggingface.init(config, 0, mesh=make_mesh({"fsdp": 4, "tensor": 2})), model)
+    same(huggingface.init(config, 0, mesh=make_mesh({"fsdp": 4, "tensor": 2})), model)
     other = huggingface.init(config, 1)
     assert (params(model)["layers.q"] != params(other)["layers.q"]).any()
 
@@ -133,7 +130,7 @@ def test_tied_models_may_carry_an_output_projection(tmp_path):
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
     save_file(tensors, folder / "model.safetensors")
-    assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2_tied"))
+    same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2_tied"))
 
 
 def test_buffers_of_the_rotary_embedding_are_passed_over(folder):
@@ -142,12 +139,12 @@ def test_buffers_of_the_rotary_embedding_are_passed_over(folder):
     for layer in range(2):
         tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
     save_file(tensors, folder / "model.safetensors")
-    assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2"))
+    same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2"))
 
 
 def test_one_file_goes_before_an_index_beside_it(folder):
     (folder / INDEX).write_text('{"weight_map": {"a": "x.safetensors"}}')
-    assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2"))
+    same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2"))
 
 
 def change_tensors(change):
