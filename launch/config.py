@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 import rewards.config
 from exchange import UserError
+from exchange.settings import Settings, contradiction
 from launch import config_merge
 from launch.evaluation.questions import Split
 from launch.files import nearest
@@ -23,7 +24,6 @@ from minirl.config import (
     SftConfig,
     TrainConfig,
     check_together,
-    contradiction,
 )
 from minirl.errors import describe
 from rewards.config import Clash, JudgeConfig, ProgressiveConfig, RewardConfig
@@ -33,7 +33,6 @@ from sqlenv.config import (
     DiagnosedConfig,
     EnvConfig,
     ExecutorConfig,
-    Settings,
 )
 from sqlenv.data.held_out import validation_of
 from sqlenv.prompts import ASKED_FOR, PromptStyle

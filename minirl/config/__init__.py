@@ -14,7 +14,6 @@ from minirl.config.algorithms import (
     ReinforcePlusPlus,
     Rloo,
 )
-from minirl.config.base import contradiction
 from minirl.config.rollout import SGLANG_PYTHON, RolloutConfig, SamplerConfig, SglangConfig
 from minirl.config.train import (
     MOST_TOKENS,

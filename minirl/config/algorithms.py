@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from exchange.settings import Settings
-from minirl.config.base import contradiction
+from exchange.settings import Settings, contradiction
 
 Estimator = Literal["group_normalised", "group_centred", "leave_one_out", "direct"]
 TokenCredit = Literal["own", "return_to_go"]

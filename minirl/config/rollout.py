@@ -12,8 +12,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from exchange import UserError
-from exchange.settings import Settings
-from minirl.config.base import contradiction
+from exchange.settings import Settings, contradiction
 
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 """Environment variable that names the interpreter where `rollout.sglang.python` does not."""

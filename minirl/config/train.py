@@ -7,9 +7,8 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from exchange.settings import Settings
+from exchange.settings import Settings, contradiction
 from minirl.config.algorithms import Algorithm, Grpo
-from minirl.config.base import contradiction
 from minirl.config.rollout import SamplerConfig
 
 Remat = Literal["none", "dots", "full"]
