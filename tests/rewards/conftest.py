@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rewards.adapters import scoring
+from rewards.expo.clauses import Clause
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result
 from tests.databases import make_file
 
-DATA = Path(__file__).parents[1] / "data"
 EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
 
 
@@ -37,8 +35,12 @@ class Golds:
         raise NotImplementedError
 
 
-def read(name: str) -> dict[str, Any]:
-    return json.loads((DATA / f"{name}.json").read_text())
+def labelled(sql: str, clauses: Sequence[Clause], labels: Sequence[str]) -> set[int]:
+    """Number the clauses whose text starts with one of some labels, each of which must be there."""
+    texts = [clause.text(sql) for clause in clauses]
+    for label in labels:
+        assert any(text.startswith(label) for text in texts), label
+    return {n for n, text in enumerate(texts) if text.startswith(tuple(labels))}
 
 
 def interpreter_of(library: str) -> str:

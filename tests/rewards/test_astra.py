@@ -13,8 +13,9 @@ from exchange import CreditSpan
 from rewards.astra import BOUND, AstraReward, aggregate, shape_of, transition
 from rewards.config import AstraConfig, AtrConfig
 from sqlenv.types import Answer, Attempt, Episode, Result, SqlError, Table
+from tests.vectors import read
 
-from .conftest import EXAMPLE, Golds, read
+from .conftest import EXAMPLE, Golds
 
 GOLD = Table(("a", "b"), (("a1", "b1"), ("a2", "b2")))
 RESULTS: dict[float, Result] = {

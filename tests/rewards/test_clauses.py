@@ -15,13 +15,14 @@ from rewards.execution import KnownColumns, columns_of
 from rewards.expo import attribution, steps
 from rewards.expo.attributes import is_computed, with_attributes
 from rewards.expo.attribution import find_blamed
-from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
+from rewards.expo.clauses import WHOLE, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
 from rewards.expo.steps import plan_steps
 from sqlenv.types import Example, Result, SqlError, Table
+from tests.vectors import read
 
-from .conftest import read
+from .conftest import labelled
 
 DIFFERENCES, ERRORS = read("expo_differences"), read("expo_errors")
 INCORRECT, BLAME = read("expo_incorrect"), read("expo_blame")
@@ -52,14 +53,6 @@ def blame(make_database):
 @pytest.fixture(scope="module")
 def failing(make_database):
     return make_database(ERRORS["database"])
-
-
-def labelled(sql: str, clauses: Sequence[Clause], labels: Sequence[str]) -> set[int]:
-    """Number the clauses whose text starts with one of some labels, each of which must be there."""
-    texts = [clause.text(sql) for clause in clauses]
-    for label in labels:
-        assert any(text.startswith(label) for text in texts), label
-    return {n for n, text in enumerate(texts) if text.startswith(tuple(labels))}
 
 
 @pytest.mark.parametrize("case", read("expo_clauses")["cases"], ids=name)

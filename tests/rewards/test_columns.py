@@ -18,8 +18,9 @@ from rewards.columns import (
 )
 from rewards.config import PaverlConfig
 from sqlenv.types import Answer, Attempt, Episode, Result, SqlError, Table, TimedOut
+from tests.vectors import read
 
-from .conftest import EXAMPLE, Golds, read
+from .conftest import EXAMPLE, Golds
 
 SHEET = read("columns")
 CASES = [*SHEET["cases"], *SHEET["rules"]]

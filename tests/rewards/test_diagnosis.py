@@ -19,8 +19,7 @@ from rewards.progress.feedback import feedback
 from rewards.progress.reward import lexical_similarity
 from rewards.progress.tree import build_tree
 from sqlenv.types import Answer, Attempt, Example, Result, SqlError, Table
-
-from .conftest import read
+from tests.vectors import read
 
 CASES, RULES = read("diagnosis")["cases"], read("normalisation")
 SCHEMA = KnownColumns({name: frozenset(columns) for name, columns in RULES["schema"].items()})

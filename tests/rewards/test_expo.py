@@ -16,8 +16,9 @@ from sqlenv.config import AnswerConfig
 from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
 from sqlenv.types import Dialect, Episode, Example
+from tests.vectors import read
 
-from .conftest import read
+from .conftest import labelled
 
 FILES = {name: read(name) for name in ("expo_incorrect", "expo_blame", "expo_parts")}
 WRONG_RESULTS = [(name, case) for name, file in FILES.items() for case in file["cases"]]
@@ -68,11 +69,8 @@ def test_wrong_results(name, case, play, executor):
     verdict = verdict_of(reward, episode)
     assert verdict.case == "incorrect"
     assert verdict.differences == set(case.get("differences", verdict.differences))
-    texts = [clause.text(case["pred"]) for clause in verdict.clauses]
-    labels = tuple(case["blamed"])
-    assert {texts[n] for n in verdict.blamed} == {t for t in texts if t.startswith(labels)}
-    assert all(any(text.startswith(label) for text in texts) for label in labels)
-    if not labels and case["settings"]["attribution"] == "types":
+    assert verdict.blamed == labelled(case["pred"], verdict.clauses, case["blamed"])
+    if not case["blamed"] and case["settings"]["attribution"] == "types":
         # By the types alone nobody is singled out: all have the uniform reward.
         assert set(reward.clause_rewards(verdict)) == {0.0}
 

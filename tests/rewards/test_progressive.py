@@ -13,8 +13,7 @@ from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import Alignment, OneShotReward, ProgressiveReward
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Attempt, Episode, Example, SqlError, Table
-
-from .conftest import read
+from tests.vectors import read
 
 CASES = read("progressive")["cases"]
 STUDY = {case["id"]: case for case in read("diagnosis")["cases"]}

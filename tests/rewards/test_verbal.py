@@ -11,8 +11,7 @@ from rewards.config import JudgeConfig
 from rewards.verbal import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Message, SqlError, Table
-
-from .conftest import read
+from tests.vectors import read
 
 CASES = read("judgements")
 TABLE = Table(("a",), ((1,),))

@@ -14,8 +14,7 @@ from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Numbers
 from tests.databases import make_file
-
-from .conftest import read
+from tests.vectors import read
 
 CASES = read("workbench")
 LAST_BITS = read("numbers")

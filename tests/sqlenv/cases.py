@@ -1,13 +1,12 @@
 """Tables of queries, results and what has to become of them, from `tests/data/sql_rules.json`."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from sqlenv.types import Table
+from tests.vectors import read
 
-_TABLES = json.loads((Path(__file__).parents[1] / "data" / "sql_rules.json").read_text())
+_TABLES = read("sql_rules")
 
 
 def read_cases(name: str) -> list[Any]:

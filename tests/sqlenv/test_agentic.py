@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +26,9 @@ from sqlenv.types import (
     TimedOut,
     TooLarge,
 )
+from tests.vectors import read
 
-CASES = json.loads((Path(__file__).parents[1] / "data" / "tool_calls.json").read_text())["cases"]
+CASES = read("tool_calls")["cases"]
 GOLD = "SELECT name FROM singer WHERE age > 20"
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from sqlenv.sql.answers import answer_of, block_of, is_one_query, wrapped
 from sqlenv.types import Answer, Wrapping
+from tests.vectors import read
 
-TESTS = Path(__file__).parents[1]
-REAL = TESTS.parents[1] / "shared/data/replies/qwen2.5-coder-0.5b.jsonl"
-CASES = json.loads((TESTS / "data" / "answers.json").read_text(encoding="utf-8"))["cases"]
+REAL = Path(__file__).parents[3] / "shared/data/replies/qwen2.5-coder-0.5b.jsonl"
+CASES = read("answers")["cases"]
 WRAPPINGS: tuple[Wrapping, ...] = get_args(Wrapping)
 MARKS = (
     *("<think>", "</think>", "<sql>", "</sql>", "<tool_call>", "</tool_call>", "```sql", "```"),

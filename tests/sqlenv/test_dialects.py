@@ -18,8 +18,9 @@ from sqlenv.evaluators.equality import matches
 from sqlenv.prompts import first_observation
 from sqlenv.types import Example, SqlError, Table
 from tests.sqlenv.conftest import make_file
+from tests.vectors import read
 
-CASES = json.loads((Path(__file__).parents[1] / "data" / "dialects.json").read_text())
+CASES = read("dialects")
 WORDS = [
     *("SELECT", "a", "b", "FROM", "t", "WHERE", "name", "=", "'x'", "LIKE", "'x%'", "GROUP BY"),
     *("COUNT(", ")", "(", ",", "/", "UNION", "JOIN", "ON", "/*", "*/", '"', "`", "--", "#", "\\"),

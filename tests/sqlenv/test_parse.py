@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlenv.sql import extraction, lexer
+from tests.vectors import read
 
 
 def test_what_is_too_long_has_no_tree():
@@ -45,7 +44,7 @@ def test_large_but_honest_queries_have_a_tree(sql):
 
 # Each of these once crashed the interpreter (compiled sqlglot overflows the C stack), or cost time
 # that doubles with each repetition. The tail closes what the piece opens.
-HOSTILE = json.loads((Path(__file__).parents[1] / "data" / "hostile_text.json").read_text())
+HOSTILE = read("hostile_text")
 
 
 @pytest.mark.parametrize(("head", "piece", "tail"), HOSTILE, ids=[h + p for h, p, _ in HOSTILE])

@@ -1,6 +1,5 @@
 """The messages that a policy sees."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -16,6 +15,7 @@ from sqlenv.prompts import (
 )
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Example
+from tests.vectors import read
 
 EXAMPLE = Example(
     id="x/0",
@@ -25,8 +25,9 @@ EXAMPLE = Example(
     gold_sql="SELECT count(*) FROM band",
     evidence="band refers to groups",
 )
+
 SCHEMA = "CREATE TABLE band (id INT);"
-SAID = json.loads((Path(__file__).parents[1] / "data/prompts.json").read_text())
+SAID = read("prompts")
 
 
 @pytest.mark.parametrize("style", get_args(PromptStyle))

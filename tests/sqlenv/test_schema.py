@@ -1,8 +1,5 @@
 """Reading a database's schema and writing it for prompts."""
 
-import json
-from pathlib import Path
-
 import apsw
 import pytest
 
@@ -19,8 +16,9 @@ from sqlenv.schema.reading import (
 from sqlenv.schema.rendering import render_schema, sample_columns
 from sqlenv.schema.values import build_index
 from tests.sqlenv.conftest import make_file
+from tests.vectors import read
 
-CASES = json.loads((Path(__file__).parents[1] / "data" / "schemas.json").read_text("utf-8"))
+CASES = read("schemas")
 BAND_DDL = """
     CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT);
     CREATE TABLE singer (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import apsw
@@ -15,8 +14,8 @@ from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
 from tests.sqlenv.cases import read_cases
 from tests.sqlenv.conftest import make_file
+from tests.vectors import read
 
-VALUES = Path(__file__).parents[1] / "data" / "values.json"
 TOWNS = """
 CREATE TABLE town (id INTEGER PRIMARY KEY, Name TEXT, note TEXT, code);
 INSERT INTO town VALUES
@@ -52,7 +51,7 @@ def test_values_that_a_question_names(index: ValueIndex, question, evidence, val
 @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le", "UTF-16be"])
 def test_values_in_any_script_and_encoding(tmp_path: Path, encoding: str):
     """Each question names one value: with other accents, or amid letters without blanks."""
-    cases = json.loads(VALUES.read_text(encoding="utf-8"))
+    cases = read("values")
     path = make_file(tmp_path / "names.sqlite", f"PRAGMA encoding = '{encoding}'")
     words = ", ".join(f"('{value}')" for _, value in cases)
     make_file(path, f"CREATE TABLE word (text); INSERT INTO word VALUES {words}")

@@ -1,6 +1,5 @@
 """Small databases on which queries that mean something else give other results."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from io import BytesIO
@@ -22,11 +21,11 @@ from sqlenv.witness.refutation import Refutation, judge_on_witnesses
 from sqlenv.witness.source import read_source
 from sqlenv.witness.store import WitnessStore
 from sqlenv.witness.variants import make_variant
+from tests.vectors import read
 
 from .conftest import make_file
 
-CASES = json.loads((Path(__file__).parents[1] / "data/neighbours.json").read_text())
-WITNESSES = json.loads((Path(__file__).parents[1] / "data/witnesses.json").read_text())
+CASES, WITNESSES = read("neighbours"), read("witnesses")
 ODD = WITNESSES["odd"] | {
     "many columns": (
         f"CREATE TABLE t ({', '.join(f'c{n} INT' for n in range(300))}); "
