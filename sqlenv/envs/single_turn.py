@@ -29,8 +29,6 @@ from sqlenv.witness.store import Kept, WitnessStore
 Config = TypeVar("Config", bound=AnswerConfig)
 Name = TypeVar("Name", bound=ExecutionMatch)
 FirstPrompt = Callable[[Example], Observation]
-Feedback = Callable[[Example, Attempt], tuple[tuple[str, ...], str]]
-"""From an example and an attempt to the tags and the text of the next message."""
 
 
 class Runner(Protocol):
@@ -54,13 +52,11 @@ class BaseEnvironment(Generic[Config]):
         *,
         executor: Runner,
         first_prompt: FirstPrompt,
-        feedback: Feedback = lambda *_: ((), ""),
         witnesses: WitnessStore | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
         self._first_prompt = first_prompt
-        self._feedback = feedback
         self._witnesses = witnesses
 
     def reset(self, example: Example) -> tuple[Episode, Observation]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import get_args
 
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.evaluators.official import as_spider_runs
@@ -19,6 +19,16 @@ _log = logging.getLogger(__name__)
 
 VERSION = 6
 """Of how witnesses are made: another one makes them anew."""
+_MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
+    "bird_ex": "set",
+    "omnisql_bird": "set",
+    "spider_ex": "test_suite",
+    "omnisql_spider_ex": "test_suite",
+    "set": "set",
+    "bag": "bag",
+    "bag_ordered": "bag_ordered",
+    "test_suite": "test_suite",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +67,7 @@ class WitnessStore:
         breaks_uniqueness: bool = False,
     ) -> None:
         self._cache = cache
-        self._is_spider = match.endswith("spider_ex")
-        official: MatchMode = "test_suite" if self._is_spider else "set"
-        self._mode = next((mode for mode in get_args(MatchMode) if mode == match), official)
+        self._mode, self._is_spider = _MODE_OF[match], match.endswith("spider_ex")
         self._count, self._breaks_uniqueness = count, breaks_uniqueness
         self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}
