@@ -25,7 +25,6 @@ from launch.evaluation.results import (
     ReportSettings,
     as_json,
     find_report,
-    read_report,
     summarise,
     write_result,
 )
@@ -60,13 +59,12 @@ def judge_answers(
     folder: Path | None,
     path: Path | None = None,
 ) -> Report:
-    """Judge answers, or what is left of them, and write the result into a folder or one file.
+    """Judge answers, or what is left of them, and write the result: into a folder, a file, or both.
 
-    With both, the file has all, and a folder that has other verdicts on these answers is left
-    alone. Prompts are as the model was shown them; those of a file's are for the page alone.
+    Prompts are as the model was shown them; those of a file's are for the page alone.
 
     Raises:
-        UserError: The result is of other settings, or the folder has other answers.
+        UserError: A result of other settings is there.
     """
     predictions = [one.queries for one in samples]
     suite = questions.suite_files
@@ -87,27 +85,26 @@ def judge_answers(
         timeout_s=executor.config.timeout_s,
         versions=versions("minirl-sql"),
     )
-    # Another report on answers that are there leaves their own files alone.
-    is_kept = folder is not None and path is not None and _holds(folder, settings.predictions)
-    result = path or (folder or Path()) / VERDICTS
-    report = find_report(result, settings)
-    if report is not None and (path is None or folder is None or is_kept):
-        cli.output.print(f"This evaluation is complete: {result}", soft_wrap=True)
-        return report
-    with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
-        verdicts, right = judge(questions, samples, decode, executor, progress)
-        if is_asked:
-            digests = (of_prompts([prompt]) for prompt in prompts)
-            verdicts = [
-                replace(one, prompt=digest) for one, digest in zip(verdicts, digests, strict=True)
-            ]
-        report = summarise(settings, verdicts, seed=seed, notes=notes)
-        if folder and not is_kept:
-            columns = (questions.examples, samples, verdicts, right)
-            rows = list(zip(*columns, strict=True))
-            write_trajectories(folder, rows, prompts=prompts, limits=executor.config)
-            write_result(folder, report)
-        if path is not None:
+    places = [place for place in (folder and folder / VERDICTS, path) if place]
+    # Each is looked at first: none of other settings is written over.
+    report, *_ = (find_report(place, settings) for place in places)
+    if report is not None:
+        cli.output.print(f"This evaluation is complete: {places[0]}", soft_wrap=True)
+    part = places[0].with_name(places[0].name + PART)
+    with Progress(part, settings.deciding()) as progress:
+        if report is None:
+            verdicts, right = judge(questions, samples, decode, executor, progress)
+            if is_asked:
+                digests = [of_prompts([prompt]) for prompt in prompts]
+                pairs = zip(verdicts, digests, strict=True)
+                verdicts = [replace(one, prompt=digest) for one, digest in pairs]
+            report = summarise(settings, verdicts, seed=seed, notes=notes)
+            if folder:
+                columns = (questions.examples, samples, verdicts, right)
+                rows = list(zip(*columns, strict=True))
+                write_trajectories(folder, rows, prompts=prompts, limits=executor.config)
+                write_result(folder, report)
+        if path:
             write_text(path, as_json(report))
     return report
 
@@ -121,15 +118,6 @@ def _origin(name: str, questions: QuestionSet) -> str:
     if name != WITNESS:
         return ours
     return f"{ours}: {rule_of(questions.measures)}, up to {questions.witnesses} witnesses"
-
-
-def _holds(folder: Path, predictions: str) -> bool:
-    """Tell whether a folder has a result of these answers; one of others is refused."""
-    if not (folder / VERDICTS).exists():
-        return False
-    if read_report(folder).settings.predictions != predictions:
-        raise UserError(f"--out {folder}: holds other answers; name another folder")
-    return True
 
 
 def show(report: Report, path: Path | None, by: Collection[str] = ()) -> None:

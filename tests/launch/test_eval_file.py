@@ -255,10 +255,14 @@ def test_a_folder_has_the_files_of_one_list_of_answers(spider, tmp_path, monkeyp
     evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
     names = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert names.keys() == {"trajectories.jsonl", "predictions.jsonl", "verdicts.json"}
-    # A report with other measures changes none of them, and one on other answers is refused.
-    evaluate(first, spider, tmp_path / "b.json", "--out", str(out), "--comparators", "bird_ex")
-    with pytest.raises(UserError, match=f"--out {out}: "):
-        evaluate(second, spider, tmp_path / "c.json", "--out", str(out))
+    # One with other measures is refused, as is one on other answers.
+    measures, text = ("--comparators", "bird_ex"), "verdicts.json: holds verdicts of other settings"
+    for path, more in ((first, measures), (second, ())):
+        with pytest.raises(UserError, match=f"{out}/{text}"):
+            evaluate(path, spider, tmp_path / "c.json", "--out", str(out), *more)
+    # The answers are judged again as any file of them is.
+    again = evaluate(out / "predictions.jsonl", spider, tmp_path / "b.json", *measures)
+    assert verdicts(again, "bird_ex") == [1, 1, 1, 0, 1]
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == names
     assert not [*tmp_path.glob("c.json*")]
     # A folder is filled also where the report is there already.
