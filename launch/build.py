@@ -25,11 +25,10 @@ from rewards.expo.reward import ExpoReward
 from rewards.progress.feedback import feedback
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.cache import shared_cache
-from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
+from sqlenv.config import AgenticConfig, AnswerConfig, EnvConfig, SingleTurnConfig
 from sqlenv.demo import generate
-from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.build import Environment, build_environment, max_replies
-from sqlenv.envs.single_turn import SingleTurn, witnesses_of
+from sqlenv.envs.single_turn import FirstPrompt, witnesses_of
 from sqlenv.executor import Executor
 from sqlenv.prompts import ASKED_FOR
 from sqlenv.prompts.tags import TAG_SENTENCES
@@ -123,28 +122,22 @@ class SqlSide:
         def first_prompt(example: Example) -> Observation:
             return self.training_prompt(example, tokenizer)
 
+        return self._environment(self._config.env, first_prompt)
+
+    def evaluation_environment(self) -> Environment:
+        """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
+        env = self._config.env.model_copy(update={"wrapping": self._config.answer_wrapping})
+        if self._config.evaluation.episode != "agentic":
+            own = {name: getattr(env, name) for name in AnswerConfig.model_fields}
+            env = SingleTurnConfig(**own)
+        return self._environment(env, self.evaluation_prompt)
+
+    def _environment(self, env: EnvConfig, first_prompt: FirstPrompt) -> Environment:
         return build_environment(
-            self._config.env,
+            env,
             executor=self.executor,
             first_prompt=first_prompt,
             feedback=self._feedback,
-            witnesses=self._witnesses,
-        )
-
-    def evaluation_environment(self) -> SingleTurn | Agentic:
-        """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
-        env = self._config.env.model_copy(update={"wrapping": self._config.answer_wrapping})
-        if isinstance(env, AgenticConfig) and self._config.evaluation.episode == "agentic":
-            return Agentic(
-                env,
-                executor=self.executor,
-                first_prompt=self.evaluation_prompt,
-                witnesses=self._witnesses,
-            )
-        return SingleTurn(
-            SingleTurnConfig(**{name: getattr(env, name) for name in AnswerConfig.model_fields}),
-            executor=self.executor,
-            first_prompt=self.evaluation_prompt,
             witnesses=self._witnesses,
         )
 

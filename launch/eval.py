@@ -33,9 +33,9 @@ from cyclopts import Parameter
 
 from exchange import UserError
 from launch import cli, options
-from launch.evaluation.questions import SPLITS, TEST_SETS, Split, read_limits
+from launch.evaluation.questions import SPLITS, TEST_SETS, Split
 from launch.evaluation.replies import Decode
-from sqlenv.config import DataConfig
+from sqlenv.config import OFFICIAL, DataConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
@@ -237,8 +237,9 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
 
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
-    has_own = _is_own(given) and given.timeout_s is None
-    limits = config.executor if has_own else read_limits(given.timeout_s)
+    limits = config.executor if _is_own(given) else OFFICIAL
+    if given.timeout_s:
+        limits = limits.model_copy(update={"timeout_s": given.timeout_s})
     with Executor(limits) as executor, ExitStack() as stack:
         if source.is_asked and out:
             settings = yaml.safe_dump(source.settings(split, given.data), sort_keys=False)

@@ -18,6 +18,7 @@ from launch.evaluation.questions import SPLITS, TEST_SETS
 from launch.files import nearest, write_json
 
 _FOLDER = Path(__file__).parent
+_LONGEST_S = 1_000_000
 STDOUT = Path("-")
 """What `--json` names where it names no file."""
 
@@ -65,7 +66,17 @@ DataRoot = Annotated[
     Parameter(help="folder of the data: a data set's own, OmniSQL's data/, or several downloads"),
 ]
 Database = Annotated[Path, Parameter(help="a SQLite database")]
-Timeout = Annotated[float | None, Parameter(help="wall time of one query, in seconds")]
+
+
+def _check_seconds(_kind: Any, seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds <= _LONGEST_S:
+        raise ValueError(f"Write a number of seconds above 0, {_LONGEST_S:,} at most.")
+
+
+Timeout = Annotated[
+    float | None,
+    Parameter(help="wall time of one query, in seconds", validator=_check_seconds),
+]
 Dialect = Annotated[
     str, Parameter(help="what queries are written in where a record does not say it")
 ]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from pydantic import ValidationError
+from cyclopts.validators import Number
 
 from exchange import UserError
 from launch import cli, options
@@ -28,7 +28,6 @@ from launch.evaluation.process_pool import process_pool
 from launch.evaluation.questions import check_databases
 from launch.files import check_new, read_lines
 from launch.reporting.pair_view import render_page
-from minirl.errors import describe
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from rewards.workbench import PairScore, Workbench
@@ -62,7 +61,9 @@ class Options:
         ),
     ] = "close"
     timeout_s: options.Timeout = None
-    max_rows: Annotated[int | None, Parameter(help="rows of a result (1,000,000)")] = None
+    max_rows: Annotated[
+        int | None, Parameter(help="rows of a result (1,000,000)", validator=Number(gte=1))
+    ] = None
 
 
 Pair = tuple[Example, str]
@@ -71,7 +72,9 @@ Pair = tuple[Example, str]
 
 def score(*, given: Options = Options()) -> None:
     """Score one pair, or a file of pairs."""
-    config = _limits(given)
+    named = {name: getattr(given, name) for name in ("timeout_s", "max_rows")}
+    limits = {name: value for name, value in named.items() if value is not None}
+    config = ExecutorConfig(isolation="process", **limits)
     pair = {"database": given.db, "gold_sql": given.gold, "pred": given.pred}
     is_pair = any(part is not None for part in pair.values())
     if is_pair == bool(given.file) or (is_pair and None in pair.values()):
@@ -201,17 +204,6 @@ def _lines(place: Path) -> Generator[Callable[[Mapping[str, Any]], None]]:
         except OSError as error:
             raise UserError(f"--json {place}: cannot be written ({error.strerror})") from None
         yield lambda record: print(js.dumps(record), file=file)
-
-
-def _limits(given: Options) -> ExecutorConfig:
-    named = {name: getattr(given, name) for name in ("timeout_s", "max_rows")}
-    changed = {name: value for name, value in named.items() if value is not None}
-    try:
-        return ExecutorConfig(isolation="process", **changed)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = str(first["loc"][0]).replace("_", "-")
-        raise UserError(f"--{option}: {describe(first)}") from None
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from random import Random
 from typing import Literal, get_args
 
 from exchange import UserError
-from sqlenv.config import OFFICIAL, AnswerConfig, ExecutorConfig, SourceConfig
+from sqlenv.config import AnswerConfig, SourceConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.data.layouts import DATASETS, SETS, NamedSet, check_question_file, is_below, locate
 from sqlenv.data.loading import read_all
@@ -26,7 +26,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 """The splits of a job's config."""
 TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
 """Published test sets."""
-_LONGEST_S = 1_000_000
 
 
 def sample_numbers(count: int, limit: int | None, *, seed: int) -> Sequence[int]:
@@ -34,17 +33,6 @@ def sample_numbers(count: int, limit: int | None, *, seed: int) -> Sequence[int]
     if limit is None or count <= limit:
         return range(count)
     return sorted(Random(f"{seed} limit").sample(range(count), limit))
-
-
-def read_limits(timeout_s: float | None) -> ExecutorConfig:
-    """Make the settings that official comparators run queries with, for `--timeout-s`."""
-    if timeout_s is None:
-        return OFFICIAL
-    if not 0 < timeout_s <= _LONGEST_S:
-        raise UserError(
-            f"--timeout-s {timeout_s}: write a number of seconds above 0, {_LONGEST_S:,} at most"
-        )
-    return OFFICIAL.model_copy(update={"timeout_s": timeout_s})
 
 
 _log = logging.getLogger(__name__)
