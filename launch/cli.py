@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +44,8 @@ LINE_S = 30.0
 """Seconds between two lines of a log that say what is being done."""
 COMPILED = "compiled"
 """Folder in that of a run of several processes: the programs that each has compiled."""
+_NAMED = 3
+_log = logging.getLogger(__name__)
 RESUME = "run the same command again to resume"
 # Errors of the file system that are no fault of ours.
 _SYSTEM_ERRORS = frozenset(
@@ -228,6 +230,13 @@ def use_accelerator(
             f"the {name} extra on a machine that has one"
         )
     return name
+
+
+def warn_of(names: Sequence[str], what: str) -> None:
+    """Log what is the matter with so many things, and the first of their names."""
+    if names:
+        more = ", …" if len(names) > _NAMED else ""
+        _log.warning("%d %s: %s%s", len(names), what, ", ".join(names[:_NAMED]), more)
 
 
 def lines(prompt: str) -> Iterator[str]:

@@ -11,8 +11,7 @@ files are measured by launch.eval, which has the families' measures too (--compa
 from __future__ import annotations
 
 import json as js
-import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -39,7 +38,7 @@ from sqlenv.executor.database import check_contents, check_database
 from sqlenv.types import Example, Numbers
 from sqlenv.witness.store import WitnessStore
 
-_NAMED = 3
+_FAILING = "gold queries do not run"
 
 
 @Parameter(name="*")
@@ -104,7 +103,7 @@ def _score_pair(pair: Pair, given: Options, config: ExecutorConfig) -> None:
     else:
         columns, console = columns_of(example), cli.Console(highlight=False)
         console.print(render_page(pred, example.gold_sql, found, columns, width=console.width))
-    _warn_of_failing([] if found.gold_ran else [example.db_id])
+    cli.warn_of([] if found.gold_ran else [example.db_id], _FAILING)
 
 
 def _score_file(path: Path, given: Options, config: ExecutorConfig) -> None:
@@ -124,7 +123,7 @@ def _score_file(path: Path, given: Options, config: ExecutorConfig) -> None:
                 write({"id": name, **found.record()})
                 failing |= {} if found.gold_ran else {example.id: None}
                 show(done, len(pairs), "")
-    _warn_of_failing([*failing])
+    cli.warn_of([*failing], _FAILING)
 
 
 @contextmanager
@@ -180,14 +179,6 @@ def read_pairs(path: Path, dialect: str = "sqlite") -> list[tuple[Any, Pair]]:
         return record.get("id"), pair
 
     return [read(*numbered) for numbered in read_lines(path)]
-
-
-def _warn_of_failing(names: Sequence[str]) -> None:
-    if names:
-        more = ", …" if len(names) > _NAMED else ""
-        sys.stderr.write(
-            f"warning: {len(names)} gold queries do not run: {', '.join(names[:_NAMED])}{more}\n"
-        )
 
 
 @contextmanager

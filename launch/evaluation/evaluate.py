@@ -41,7 +41,6 @@ from sqlenv.types import Example, Observation, Result, Table
 
 _log = logging.getLogger(__name__)
 
-_NAMED = 3
 _SHOWN_MEASURES = 3
 
 
@@ -150,8 +149,8 @@ def show(report: Report, path: Path | None, by: Collection[str] = ()) -> None:
             f"{lost:,} requests without an answer; delete {path} to ask those again.",
             soft_wrap=True,
         )
-    _warn("gold queries do not run, and nothing is right there", report.failing_golds)
-    _warn("verdicts were decided by the time limit and may vary with load", report.late)
+    cli.warn_of(report.failing_golds, "gold queries do not run, and nothing is right there")
+    cli.warn_of(report.late, "verdicts were decided by the time limit and may vary with load")
 
 
 def _corrected_line(report: Report) -> str:
@@ -188,12 +187,6 @@ def _show_measures(report: Report, by: Collection[str]) -> None:
             rows.append((name, f"{part['questions']:,}", _percent(part["share"]), *shares))
         if heading in by:
             show_table(f"%, by {heading}", rows)
-
-
-def _warn(what: str, ids: Sequence[str]) -> None:
-    if ids:
-        more = ", …" if len(ids) > _NAMED else ""
-        _log.warning("%d %s: %s%s", len(ids), what, ", ".join(ids[:_NAMED]), more)
 
 
 def _percent(share: float) -> str:

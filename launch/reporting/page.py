@@ -77,14 +77,14 @@ RELOAD_S = 30.0
 """After how many seconds the page of a run that goes on loads itself anew."""
 
 
-def serve(make: Callable[[], str], tell: Callable[[str], None], *, port: int = 0) -> None:
+def serve(make: Callable[[], str], tell: Callable[[str], None]) -> None:
     """Serve what `make` gives until an interruption; `tell` is given the address."""
-    with page_server(make, port=port) as server, suppress(KeyboardInterrupt):
+    with page_server(make) as server, suppress(KeyboardInterrupt):
         tell(f"http://{_HOST}:{server.server_address[1]}/")
         server.serve_forever()
 
 
-def page_server(make: Callable[[], str], *, port: int = 0) -> ThreadingHTTPServer:
+def page_server(make: Callable[[], str]) -> ThreadingHTTPServer:
     """Make a server of one page."""
 
     class Page(BaseHTTPRequestHandler):
@@ -102,4 +102,4 @@ def page_server(make: Callable[[], str], *, port: int = 0) -> ThreadingHTTPServe
         def log_message(self, format: str, *_arguments: object) -> None:
             """Say nothing of requests."""
 
-    return ThreadingHTTPServer((_HOST, port), Page)
+    return ThreadingHTTPServer((_HOST, 0), Page)
