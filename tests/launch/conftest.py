@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from exchange import UserError
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.types import Example
@@ -246,6 +247,14 @@ def write_job(path: Path, root: Path, **sections: Any) -> Path:
     data = {**TINY["data"], "demo": None, "root": str(root)}
     path.write_text(yaml.safe_dump({**TINY, "data": data, **sections}), encoding="utf-8")
     return path
+
+
+def mistake(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
+    """Return the one line of the mistake that a call ends with."""
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def check_mistakes(done: subprocess.CompletedProcess[str], keys: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from exchange import UserError
 from launch import report
 from launch.evaluation.results import (
     ModelFacts,
@@ -19,6 +18,7 @@ from launch.evaluation.results import (
     summarise,
 )
 
+from .conftest import mistake
 from .report_cases import opened, write_scores
 
 
@@ -159,18 +159,7 @@ def test_another_sqlite_is_told(tmp_path, run, caplog):
     assert "SQLite is 3 there and 4 here" in caplog.text
 
 
-@pytest.fixture
-def mistake(run):
-    def mistake(*arguments: str | Path) -> str:
-        with pytest.raises(UserError) as caught:
-            run(*arguments)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    return mistake
-
-
-def test_what_cannot_be_compared_is_refused(tmp_path, mistake):
+def test_what_cannot_be_compared_is_refused(tmp_path, run):
     base = sheet(tmp_path / "base.json", "10")
     short = sheet(tmp_path / "short.json", "1")
     (tmp_path / "broken.json").write_text("{")
@@ -205,11 +194,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path, mistake):
         "three": "three: not finished",
         "killed": "killed: not finished",
     }.items():
-        assert key in mistake(base, tmp_path / name)
-    assert "called x and are of spider-dev" in mistake(f"x={base}", f"x={short}")
+        assert key in mistake(run, base, tmp_path / name)
+    assert "called x and are of spider-dev" in mistake(run, f"x={base}", f"x={short}")
 
 
-def test_nothing_is_written_over(tmp_path, mistake):
+def test_nothing_is_written_over(tmp_path, run):
     base, ours = sheet(tmp_path / "base.json", "10"), sheet(tmp_path / "ours.json", "11")
     database = tmp_path / "shop.sqlite"
     database.write_text("SQLite format 3")
@@ -218,7 +207,7 @@ def test_nothing_is_written_over(tmp_path, mistake):
         ("--json", ours), ("--markdown", tmp_path), ("--markdown", database),
         ("--differences", database), ("--json", database),
     ):  # fmt: skip
-        assert str(path) in mistake(base, ours, option, path)
+        assert str(path) in mistake(run, base, ours, option, path)
     assert (ours.read_bytes(), database.read_text()) == (before, "SQLite format 3")
 
 

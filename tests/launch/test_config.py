@@ -15,17 +15,15 @@ from launch.evaluation.replies import Decode
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 
+from .conftest import mistake
+
 DEMO = "progress-demo.yaml"
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
 CASES = json.loads((Path(__file__).parents[1] / "data" / "settings.json").read_text())
 
 
 def message(name: str | Path, *overrides: str) -> str:
-    with pytest.raises(UserError) as caught:
-        load_config(str(name), overrides)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+    return mistake(load_config, str(name), overrides)
 
 
 @pytest.fixture

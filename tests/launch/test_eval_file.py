@@ -114,7 +114,7 @@ def test_whole_replies_are_read_and_what_holds_no_query_stays(spider, tmp_path):
     assert verdicts(sheet, "spider_ex") == [1, 1, 1, 0, 0]
 
 
-def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path):
+def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path, capsys):
     path = write(tmp_path / "half.sql", [*GOLDS[:3], "I do not know", ""])
     sheet = evaluate(path, spider, tmp_path / "o.json")
     tags = [question["tags"] for question in sheet["questions"]]
@@ -127,6 +127,8 @@ def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path):
     # Wilson's: 3 / (3 + z^2).
     assert parts["none"]["ci95"]["spider_ex"] == [0.438503, 1]
     assert set(sheet["mismatch"].values()) == {0.4}  # no query differs in every clause
+    assert sheet["outcomes"]["no_query"] == 1
+    assert "5 replies: 1 hold no query (20.0 %)" in capsys.readouterr().out
 
 
 def test_a_gold_fails_where_the_text_that_the_program_runs_does(tmp_path, caplog):

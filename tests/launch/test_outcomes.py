@@ -18,7 +18,7 @@ from launch.evaluation.replies import FIRST, Outcomes, hint, parts_of
 from minirl.model.tokenizer import ChatTokenizer
 
 from .chat_server import Chat, Failure, serve
-from .conftest import json_lines, loaded, write_job, write_lines
+from .conftest import json_lines, loaded, write_job
 from .report_cases import opened
 from .small_sets import make_pets
 
@@ -186,15 +186,6 @@ def test_a_server_that_fails_for_good_is_given_up(asked, tmp_path):
     with serve(Chat(lambda body, _: fenced(body))) as chat:
         assert evaluate(asked, tmp_path / "out", chat)["measures"]["set"]["mean"] == 1
         assert chat.requests == QUESTIONS - 1
-
-
-def test_a_file_of_predictions_is_counted_too(asked, tmp_path, capsys):
-    write_lines(tmp_path / "p.jsonl", ({"pred": f"SELECT {n}" if n % 3 else ""} for n in range(30)))
-    data = ["--data", "spider-dev", "--data-root", str(asked / "data")]
-    out = tmp_path / "out.json"
-    command.main(["--predictions", str(tmp_path / "p.jsonl"), *data, "--json", str(out)])
-    assert json.loads(out.read_text())["outcomes"]["no_query"] == 10
-    assert "30 replies: 10 hold no query (33.3 %)" in capsys.readouterr().out
 
 
 def test_judged_candidates_are_counted(asked, tmp_path):

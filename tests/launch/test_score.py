@@ -7,23 +7,13 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exchange import UserError
 from launch.score import main
 
-from .conftest import ROOT, write_lines
-
-
-def mistake(*words: str | Path) -> str:
-    with pytest.raises(UserError) as caught:
-        main([*map(str, words)])
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
+from .conftest import ROOT, mistake, write_lines
 
 # Pairs.
 
@@ -130,7 +120,7 @@ def test_queries_of_other_dialects(tmp_path, database, capsys, caplog):
     assert [(one["status"], one["ex"]["set"]) for one in found] == [told for _, told in records]
     assert "do not run" in caplog.text  # the gold query that cannot be carried over
     write_lines(path, [{**pair, "pred": mysql, "dialect": "oracle"}])
-    assert "pairs.jsonl:1: " in mistake("--file", path, "--json")
+    assert "pairs.jsonl:1: " in mistake(main, ["--file", str(path), "--json"])
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path, database):
@@ -150,5 +140,6 @@ def test_a_reader_that_leaves_is_no_error(tmp_path, database):
 def test_nothing_is_written_over(tmp_path):
     path = write_lines(tmp_path / "pairs.jsonl", [{}])
     (tmp_path / "link.jsonl").symlink_to(path)
-    assert "link.jsonl" in mistake("--file", path, "--json", tmp_path / "link.jsonl")
+    words = ["--file", str(path), "--json", str(tmp_path / "link.jsonl")]
+    assert "link.jsonl" in mistake(main, words)
     assert path.read_text() == "{}\n"
