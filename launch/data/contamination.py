@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from exchange import UserError
-from launch.config import JobConfig
+from launch.config import DataSection, JobConfig
 from launch.evaluation.questions import TEST_SETS, Split
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import AbsentError, is_file, locate
@@ -63,23 +63,6 @@ class Overlap:
         """Say it in a line."""
         what = f"{self.count:,} x {self.kind} (such as {', '.join(self.examples)})"
         return f"{self.learn} and {self.measure} share {what}"
-
-
-def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = "") -> None:
-    """Raise a `UserError` if something is learned from that a test set has.
-
-    It says which databases to leave out, those that are `excluded` already too, and `more` advice.
-    """
-    refused = [overlap for overlap in overlaps if overlap.is_refused]
-    if not refused:
-        return
-    names = sorted({*excluded, *(name for one in refused for name in one.databases)})
-    listed = ", ".join(names[:_LISTED]) + ", ..." * (len(names) > _LISTED)
-    raise UserError(
-        f"{'; '.join(one.line() for one in refused)}; leave these out "
-        f"(data.train.exclude_databases='[{listed}]'){more}, or set data.overlap=tell to go on "
-        "with them"
-    )
 
 
 class OverlapIndex:
@@ -169,12 +152,40 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     sources, and with the run's own test questions. Generated data is left alone.
 
     Raises:
-        UserError: A test set has some of these questions or databases, and data.overlap=refuse.
+        UserError: A test set has some of these questions or databases, and data.overlap=refuse. It
+            says which databases to leave out, those that are left out already too.
     """
-    data = config.data
+    data, index = config.data, OverlapIndex()
     if data.root is None:
         return
-    root = data.root
+    for name, examples in _measured(data, data.root, splits).items():
+        for example in examples:
+            index.measure(name, example)
+    for name in _LEARNED:
+        for example in splits.get(name, ()):
+            index.learn(f"data.{name}", example)
+    overlaps = index.overlaps()
+    refused = [one for one in overlaps if one.is_refused and data.overlap == "refuse"]
+    if refused:
+        names = {
+            *data.train.exclude_databases,
+            *(name for one in refused for name in one.databases),
+        }
+        listed = ", ".join(sorted(names)[:_LISTED]) + ", ..." * (len(names) > _LISTED)
+        more = "" if data.validation is None else ", choose by others (data.held_out=200)"
+        raise UserError(
+            f"{'; '.join(one.line() for one in refused)}; leave these out "
+            f"(data.train.exclude_databases='[{listed}]'){more}, or set data.overlap=tell to go "
+            "on with them"
+        )
+    for overlap in overlaps:
+        _log.warning("%s", overlap.line())
+
+
+def _measured(
+    data: DataSection, root: Path, splits: Mapping[Split, Sequence[Example]]
+) -> dict[str, Sequence[Example]]:
+    """Collect the questions to measure by and to choose by."""
     places = {root / source.path for name in _LEARNED for source in data.of(name).sources}
     away = [one for one in sorted(places) if not one.resolve().is_relative_to(root.resolve())]
     measured = {name: found for place in (*away, root) for name, found in _test_sets(place)}
@@ -185,19 +196,7 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
         measured["data.test"] = splits.get("test", ())
     if data.validation is not None:
         measured["data.validation"] = splits.get("validation", ())
-    index = OverlapIndex()
-    for name, examples in measured.items():
-        for example in examples:
-            index.measure(name, example)
-    for name in _LEARNED:
-        for example in splits.get(name, ()):
-            index.learn(f"data.{name}", example)
-    overlaps = index.overlaps()
-    if data.overlap == "refuse":
-        more = "" if data.validation is None else ", choose by others (data.held_out=200)"
-        refuse(overlaps, excluded=data.train.exclude_databases, more=more)
-    for overlap in overlaps:
-        _log.warning("%s", overlap.line())
+    return measured
 
 
 def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:

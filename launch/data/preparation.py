@@ -159,7 +159,11 @@ def open_inspector(
     disk = shared_cache()
     prompts = Prompts(job.prompt, job.env)
     prompts.describe(descriptions)
-    tokens = _counter(tokenizer, prompts)
+    encode = None
+    if tokenizer is not None:  # of the learner's extra, and seconds to import
+        from minirl.model.tokenizer import ChatTokenizer
+
+        encode = ChatTokenizer(tokenizer).encode_chat
     rule, most = job.env.match, job.env.witnesses
     witnesses = WitnessStore(disk, match=rule, count=most) if most else None
 
@@ -179,21 +183,11 @@ def open_inspector(
             checked = check_gold(example, plain, backwards, disk)
             if witnesses is not None:
                 witnesses_of(example, witnesses)
-        return checked, len(prompts.matches(example)), tokens(example)
+        tokens = len(encode(prompts.training(example))) if encode else None
+        return checked, len(prompts.matches(example)), tokens
 
     with Executor(config, disk) as plain, Executor(reversed_of(config)) as backwards:
         yield inspect
-
-
-def _counter(tokenizer: Path | None, prompts: Prompts) -> Callable[[Example], int | None]:
-    """Make what counts the tokens of prompts, as a run does."""
-    if tokenizer is None:
-        return lambda _example: None
-    # Of the learner's extra, and seconds to import.
-    from minirl.model.tokenizer import ChatTokenizer
-
-    encode = ChatTokenizer(tokenizer).encode_chat
-    return lambda example: len(encode(prompts.training(example)))
 
 
 def _line(c: Checked) -> str:

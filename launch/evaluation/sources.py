@@ -199,7 +199,7 @@ def _data(config: JobConfig, split: Split) -> dict[str, Any]:
 def _contents(source: SourceConfig) -> dict[str, str]:
     """Digest the question files and databases of a source."""
     location = locate(source)
-    names = {kind.db_id for kind in index_of(location.files, location.layout).kinds}
+    names = {kind.db_id for kind in index_of(location.files, source.layout).kinds}
     databases = [path for name in names if (path := location.database(name))]
     return {"files": digest(location.files), "databases": digest(databases)}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 from pydantic import AliasChoices, Field
@@ -125,11 +124,6 @@ def read_corrections(name: str) -> Corrections:
             f"{path}: is another copy, its sha256 is {sha256[:12]} and not {pin['hash']}; bring "
             "the copy that was meant, or name this one"
         )
-    return _read(path, sha256)
-
-
-@lru_cache(maxsize=16)
-def _read(path: Path, sha256: str) -> Corrections:
     by_id: dict[str, CorrectionRecord] = {}
     for number, record in enumerate(read_records(path)):
         where = f"{path}: record {number}"

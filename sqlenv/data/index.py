@@ -145,10 +145,7 @@ def read_question(layout: Layout, file: Path, number: int, record: Record) -> Qu
     spec = DATASETS[layout]
     where = f"{file}: record {number}"
     if other := other_dataset(layout, record):
-        raise UserError(
-            f"{where} is of {other}, not of {layout} (it has {', '.join(list(record)[:8])}); "
-            f"give {layout}'s own file, or correct `layout`"
-        )
+        raise UserError(f"{where} is {other}")
     names = {"question": spec.question, "gold_sql": spec.gold, "evidence": spec.evidence}
     advice = f"correct it if the layout is really {layout}"
     return check(QuestionRecord, record, where=where, advice=advice, names=names)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from exchange import UserError
@@ -156,10 +156,10 @@ _NO_DATASETS = {
 
 def find_set(folder: Path, file: Path) -> SourceConfig:
     """Take a question file in a folder for the data set that its records are of."""
-    layout = other_dataset("spider", next(read_records(file)))
-    named = next((one for one in SETS.values() if one.layout == (layout or "spider")), None)
+    kind = _kind_of(next(read_records(file)))
+    named = next((one for one in SETS.values() if one.layout == kind), None)
     if named is None:
-        raise UserError(f"{file}: its records are of {layout}; give a file of questions")
+        raise UserError(f"{file}: its records are of {kind}; give a file of questions")
     return named.at(folder).model_copy(update={"split": "dev", "file": str(file)})
 
 
@@ -174,7 +174,6 @@ class Location:
     root: Path
     files: tuple[Path, ...]
     databases: tuple[Path, ...]
-    layout: Layout
 
     def database(self, db_id: str) -> Path | None:
         """Find a database's file; None where there is none."""
@@ -210,9 +209,7 @@ def locate(source: SourceConfig) -> Location:
         what = "is a file, not a data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
     check_open(source.path)
-    # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
-    near = (source.path / DATASETS[source.layout].omnisql, source.path)
-    deeper = tuple(folders_below(source.path))
+    near, deeper = _searched(source)
     # A file of one's own may lie away from the databases.
     elsewhere = ((), (*near, *deeper)) if source.file else ((),)
     problems: list[UserError] = []
@@ -240,36 +237,38 @@ def _location(
 ) -> Location:
     """Make sure that files are of a data set, and find its databases: beside them, or in others."""
     for file in files:
-        first = next(read_records(file))
-        if other := other_dataset(layout, first):
-            raise AbsentError(
-                f"{file}: its records are of {other} (they have {', '.join(list(first)[:8])}), not "
-                f"of {layout}; give {layout}'s own file, or correct `layout`"
-            )
+        if other := other_dataset(layout, next(read_records(file))):
+            raise AbsentError(f"{file}: its records are {other}")
     names, beside = DATASETS[layout].databases, files[0].parent
     paths = (base / name for base in (beside, root, *others) for name in names)
     if databases := tuple(dict.fromkeys(path for path in paths if path.is_dir())):
-        return Location(root, files, databases, layout)
+        return Location(root, files, databases)
     packed = sorted(beside.glob("*.zip"))
     advice = f"unpack {packed[0]}" if packed else "put the data set's databases there"
     raise UserError(f"{beside}: no folder {' or '.join(names)} in it; {advice}")
 
 
-def other_dataset(layout: Layout, record: Record) -> str:
-    """Name the data set of a record, where it is another one; empty where it may be this one."""
-    if DATASETS[layout].fields <= record.keys():
-        return ""
+def _kind_of(record: Record) -> str:
+    """Name the data set of a record; empty where it is of none."""
     kinds = {name: spec.fields for name, spec in DATASETS.items()} | _NO_DATASETS
     return next((name for name, fields in kinds.items() if fields <= record.keys()), "")
+
+
+def other_dataset(layout: Layout, record: Record) -> str:
+    """Say of which other data set a record is; empty where it may be of this one."""
+    other = "" if DATASETS[layout].fields <= record.keys() else _kind_of(record)
+    advice = f"give {layout}'s own file, or correct `layout`"
+    fields = ", ".join(list(record)[:8])
+    return f"of {other} (with {fields}), not of {layout}; {advice}" if other else ""
 
 
 def check_question_file(file: Path, *, key: str) -> None:
     """Refuse a file whose first record does not have the fields of a data set's questions."""
     try:
-        fields = next(read_records(file)).keys()
+        kind = _kind_of(next(read_records(file)))
     except UserError:
-        fields = frozenset()
-    if not any(spec.fields <= fields for spec in DATASETS.values()):
+        kind = ""
+    if kind not in DATASETS:
         raise UserError(f"{key} {file}: is a file, and not one of questions; give a folder")
 
 
@@ -288,8 +287,7 @@ def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
 
 def is_below(source: SourceConfig) -> bool:
     """Tell whether a source's files are in one of the folders that are searched."""
-    near = (source.path / DATASETS[source.layout].omnisql, source.path)
-    return any(question_files(root, source) for root in (*near, *folders_below(source.path)))
+    return any(question_files(root, source) for root in chain(*_searched(source)))
 
 
 def _nothing_found(source: SourceConfig) -> str:
@@ -305,7 +303,10 @@ def _nothing_found(source: SourceConfig) -> str:
     return f"{problem}; {advice}"
 
 
-def folders_below(root: Path) -> Iterator[Path]:
-    """List the folders up to two deeper that may be read."""
+def _searched(source: SourceConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """List the folders that may hold a source, and those up to two deeper that may be read."""
+    root = source.path
     paths = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
-    return islice((path for path in paths if path.is_dir() and _is_open(path)), _SEARCHED)
+    deeper = islice((path for path in paths if path.is_dir() and _is_open(path)), _SEARCHED)
+    # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
+    return (root / DATASETS[source.layout].omnisql, root), tuple(deeper)

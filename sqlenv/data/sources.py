@@ -109,7 +109,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.location = locate(self.source)
-        self.index = index_of(self.location.files, self.location.layout)
+        self.index = index_of(self.location.files, self.source.layout)
         self.report = SourceReport(self.name, len(self.index))
         self.drops = self.drops or UNUSABLE.union(self.config.exclude)
         if self.source.corrections:
