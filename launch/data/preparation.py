@@ -50,15 +50,14 @@ class SetReport:
     """What was found in a data set: counts, and the first questions by what is wrong with them."""
 
     pool: Pool
+    databases: int
     issues: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
-    databases: set[Path] = field(default_factory=set)
     with_matches: int = 0
     lengths: list[int] = field(default_factory=list)
 
     def add(self, checked: Checked, matches: int, tokens: int | None) -> None:
         """Count a question."""
-        self.databases.add(checked.example.database)
         self.with_matches += matches > 0
         self.lengths += [] if tokens is None else [tokens]
         for issue in checked.issues:
@@ -86,7 +85,8 @@ def prepare(
     # Sets to measure by come before those to learn from: `OverlapIndex` wants it.
     for name in sorted(sources, key=lambda name: sources[name].split == "train"):
         with progress_bar(f"reading {name}"):
-            reports[name] = SetReport(Pool(sources[name], _everything(job, sources[name])))
+            pool = Pool(sources[name], _everything(job, sources[name]))
+            reports[name] = SetReport(pool, len(pool.count_by_database()))
     _count_duplicates(reports)
     pools = [report.pool for report in reports.values()]
     total = sum(len(pool.index) for pool in pools)
@@ -204,7 +204,7 @@ def _show_counts(reports: Mapping[str, SetReport], job: JobConfig) -> None:
     for name, one in reports.items():
         report = one.pool.report
         left = Counter({issue: n for issue, n in report.found.items() if issue in one.pool.drops})
-        counts = f"{report.kept:,} of {report.records:,}", f"{len(one.databases):,}"
+        counts = f"{report.kept:,} of {report.records:,}", f"{one.databases:,}"
         row = [name, *counts, _counts(left), _counts(one.issues), f"{one.with_matches:,}"]
         limit = job.sampler if one.pool.source.split == "train" else job.evaluation_sampler
         rows.append([*row, _lengths(one.lengths, limit.max_prompt_tokens)][: len(titles)])

@@ -67,15 +67,14 @@ class Prompts:
 
     def training(self, example: Example, schema_text: str | None = None) -> Observation:
         """Put a question as training episodes do."""
-        if not isinstance(self._env, AgenticConfig):
-            return self.single_turn(example, schema_text)
         text = self.schema_text(example) if schema_text is None else schema_text
-        return agent_observation(example, text, self._env, style=self._config.style)
-
-    def single_turn(self, example: Example, schema_text: str | None = None) -> Observation:
-        """Put a question that one reply answers."""
-        text = self.schema_text(example) if schema_text is None else schema_text
+        if isinstance(self._env, AgenticConfig):
+            return agent_observation(example, text, self._env, style=self._config.style)
         return first_observation(example, text, style=self._config.style)
+
+    def single_turn(self, example: Example) -> Observation:
+        """Put a question that one reply answers."""
+        return first_observation(example, self.schema_text(example), style=self._config.style)
 
     def judge(self, example: Example, queries: Sequence[str]) -> Observation:
         """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""

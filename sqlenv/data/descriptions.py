@@ -14,7 +14,7 @@ from textwrap import shorten
 from exchange import UserError
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import DATASETS, Location
-from sqlenv.data.records import Record, TableNames, check, read_records
+from sqlenv.data.records import Record, TableNames, check, is_utf16, read_records
 from sqlenv.schema.reading import ColumnKey, Described, Descriptions, described_key
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ DESCRIPTION_CHARACTERS = 240
 """Full descriptions are cut here: some of BIRD's explain common sense at length."""
 
 _FIELDS = ("original_column_name", "column_name", "column_description", "value_description")
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _FOLDER = "database_description"
 
 
@@ -96,7 +95,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 def _decoded(content: bytes) -> str:
-    if content.startswith(_UTF16_MARKS):
+    if is_utf16(content):
         return content.decode("utf-16", errors="replace")
     try:
         return content.decode("utf-8-sig")

@@ -14,7 +14,7 @@ from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions
 from launch.evaluation.questions import TEST_SETS
 from sqlenv.data.layouts import set_name
-from tests.databases import make_file
+from tests.databases import make_file, write
 
 
 def job(root: Path, *overrides: str) -> JobConfig:
@@ -23,21 +23,15 @@ def job(root: Path, *overrides: str) -> JobConfig:
 
 
 def message(root: Path, *overrides: str) -> str:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"^[^\n]*\Z") as caught:
         check_questions(job(root, *overrides))
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-def bird(root: Path, split: str) -> Path:
-    return root / "bird" / {"train": "train", "dev": "dev_20240627"}[split]
+    return str(caught.value)
 
 
 def edit(path: Path, number: int, **changes: str) -> None:
     records = json.loads(path.read_text())
     records[number] |= changes
-    path.write_text(json.dumps(records))
+    write(path, records)
 
 
 # The configs.
@@ -107,6 +101,10 @@ TOTAL = "data.train.total=40"
 MINE = "bird/train/train_databases/mine"
 ALIKE = " who of DATABASE mine lives in new york, number 4? "
 OWN = "{layout: bird, path: ., split: train, file: train/mine.json}"
+AWAY = "{layout: spider, path: ../spider, split: test}"
+ONLY = "data.train.sources=[{layout: bird, path: ., split: train}]"
+TRAIN, DEV = "bird/train/train.json", "bird/dev_20240627/dev.json"
+PUB = "bird/dev_20240627/dev_databases/pub/pub.sqlite"
 CLEAN = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
 
 
@@ -117,22 +115,19 @@ def rename(root: Path) -> None:
 
 
 def same_file(root: Path) -> None:
-    pub = bird(root, "dev") / "dev_databases/pub/pub.sqlite"
-    pub.write_bytes((root / MINE / "mine.sqlite").read_bytes())
+    shutil.copy(root / MINE / "mine.sqlite", root / PUB)
 
 
 def same_tables(root: Path) -> None:
     """A database with the same tables and other rows is the same one, and so is a question."""
-    edit(bird(root, "dev") / "dev.json", 4, question=ALIKE)
+    edit(root / DEV, 4, question=ALIKE)
     same_file(root)
-    pub = bird(root, "dev") / "dev_databases/pub/pub.sqlite"
-    make_file(pub, "DELETE FROM person WHERE id = 4")
+    make_file(root / PUB, "DELETE FROM person WHERE id = 4")
 
 
 def own_test_set(root: Path) -> None:
-    records = json.loads((bird(root, "train") / "train.json").read_text())
-    mine = [record for record in records if record["db_id"] == "mine"]
-    (bird(root, "train") / "mine.json").write_text(json.dumps(mine))
+    asked = json.loads((root / TRAIN).read_text())
+    write(root / "bird/train/mine.json", [one for one in asked if one["db_id"] == "mine"])
 
 
 @pytest.mark.parametrize(
@@ -159,15 +154,7 @@ def test_a_test_set_neither_validates_nor_is_learned_from(downloads, split, sour
         (same_tables, "", (), ("bird-dev", "bird/dev/4")),
         # The run's own test questions, which need not be a published set's or below the root.
         (own_test_set, "", (f"data.test.sources=[{OWN}]",), ("data.test", "mine")),
-        (
-            rename,
-            "bird",
-            (
-                "data.train.sources=[{layout: bird, path: ., split: train}]",
-                "data.test.sources=[{layout: spider, path: ../spider, split: test}]",
-            ),
-            ("data.test", "mine"),
-        ),
+        (rename, "bird", (ONLY, f"data.test.sources=[{AWAY}]"), ("data.test", "mine")),
     ],
 )
 def test_what_a_test_set_has_is_refused(root, caplog, spoil, below, overrides, shared):
@@ -188,7 +175,7 @@ def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
     check_questions(job(root, f"data.train.sources={both}", TOTAL))
     assert not caplog.records
     # A question about other tables is one that anybody may ask.
-    edit(bird(root, "dev") / "dev.json", 4, question=ALIKE)
+    edit(root / DEV, 4, question=ALIKE)
     check_questions(job(root, TOTAL, CLEAN))
     assert "bird-dev" not in caplog.text
     assert "data.train and data.validation share" in caplog.text
@@ -196,18 +183,15 @@ def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
 
 def test_a_missing_database_is_told_with_the_setting_that_leaves_it_out(root):
     (root / MINE / "mine.sqlite").unlink()
-    only = "data.train.sources=[{layout: bird, path: ., split: train}]"
     leave = "data.train.drop_missing_database=true"
-    assert f"set {leave} to" in message(root, only)
-    check_questions(job(root, only, leave))
+    assert f"set {leave} to" in message(root, ONLY)
+    check_questions(job(root, ONLY, leave))
 
 
 def test_a_held_out_database_of_a_test_set_is_refused_too(root):
-    edit(bird(root, "dev") / "dev.json", 0, db_id="mill")
-    databases = bird(root, "train") / "train_databases"
-    shutil.copytree(databases / "mill", bird(root, "dev") / "dev_databases" / "mill")
-    only = "data.train.sources=[{layout: bird, path: ., split: train}]"
-    lines = {message(root, only, f"data.train.seed={seed}") for seed in range(6)}
+    edit(root / DEV, 0, db_id="mill")
+    shutil.copytree(root / MINE / "../mill", (root / PUB).parents[1] / "mill")
+    lines = {message(root, ONLY, f"data.train.seed={seed}") for seed in range(6)}
     assert {line.split(" and ")[0] for line in lines} == {"data.train", "data.validation"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -221,17 +222,11 @@ def test_a_database_that_cannot_be_read_is_counted(root: Path, run):
 
 
 def test_what_learning_and_measuring_share_is_told(root: Path, run):
-    # BIRD's dev database is a training database by another name, and asks one of its questions.
-    place = root / "bird" / "dev_20240627"
-    (place / "dev_databases/pub/pub.sqlite").write_bytes(
-        (root / "bird/train/train_databases/mill/mill.sqlite").read_bytes()
-    )
-    asked = json.loads((place / "dev.json").read_text())
-    asked[4]["question"] = " who of DATABASE mill lives in new york, number 4? "
-    (place / "dev.json").write_text(json.dumps(asked))
+    # BIRD's dev database is a training database by another name.
+    mill = root / "bird/train/train_databases/mill/mill.sqlite"
+    shutil.copy(mill, root / "bird/dev_20240627/dev_databases/pub/pub.sqlite")
     _, told = run(root, "--data", "bird-dev", "bird-train")
     assert "share 1 x database file (such as pub)" in told
-    assert "share 1 x question (such as bird/dev/4)" in told
     clean = "data.train.exclude_databases=[mill]"
     _, told = run(root, "--data", "bird-dev", "bird-train", clean)
     assert "contamination: none found" in told

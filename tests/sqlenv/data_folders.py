@@ -23,6 +23,15 @@ def bird(**fields):
     }  # fmt: skip
 
 
+SYNSQL = spider(sql="SELECT 1", external_knowledge="k", sql_complexity="Simple", cot="")
+TABLES = {
+    "db_id": "band",
+    "table_names_original": ["band"],
+    "column_names_original": [[-1, "*"], [0, "id"], [0, "name"]],
+    "column_names": [[-1, "*"], [0, "id"], [0, "stage name"]],
+}
+
+
 def load_one(path, layout="spider", executor=None, data=None, **source):
     sources = [{"layout": layout, "path": path, **source}]
     return load(DataConfig(sources=sources, **(data or {})), check=by_running(executor))

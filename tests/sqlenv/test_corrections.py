@@ -54,27 +54,25 @@ def test_published_forms_are_read(folder):
     assert (second.question, second.gold_sql, second.evidence) == ("How many?", "SELECT 2", "E")
     arcwise = {
         "question_id": 9,
+        "db_id": "band",
         "question": "?",
         "evidence": "",
         "SQL": "SELECT 3",
-        "db_id": "band",
     }
     first, second = lay(folder, arcwise).examples
     assert first.gold_sql == ASKED[0]["SQL"]
     assert (second.question, second.gold_sql, second.evidence) == ("?", "SELECT 3", "")
 
 
-def test_a_file_is_pinned_by_its_hash(folder):
-    record = {"question_id": 9, "db_id": "band", "gold_sql": "SELECT 3"}
-    write(folder / "fixed.json", [record])
-    own = hashlib.sha256((folder / "fixed.json").read_bytes()).hexdigest()
-    assert lay(folder, record, pin=f"@{own[:8]}").examples[1].gold_sql == "SELECT 3"
-    with pytest.raises(UserError, match=f"another copy, its sha256 is {own[:12]} and not abcdef0"):
-        lay(folder, record, pin="@abcdef0")
-
-
 GOOD: dict[str, Any] = {"question_id": 9, "db_id": "band", "gold_sql": "SELECT 3"}
 DAMAGED = json.loads((Path(__file__).parents[1] / "data/damaged_corrections.json").read_text())
+
+
+def test_a_file_is_pinned_by_its_hash(folder):
+    own = hashlib.sha256(write(folder / "fixed.json", [GOOD]).read_bytes()).hexdigest()
+    assert lay(folder, GOOD, pin=f"@{own[:8]}").examples[1].gold_sql == "SELECT 3"
+    with pytest.raises(UserError, match=f"another copy, its sha256 is {own[:12]} and not abcdef0"):
+        lay(folder, GOOD, pin="@abcdef0")
 
 
 @pytest.mark.parametrize("name", DAMAGED)

@@ -7,22 +7,13 @@ import pytest
 from exchange import UserError
 from tests.databases import write
 
-from .data_folders import bird, load_one, make_database, spider
-
-TABLES = {
-    "db_id": "band",
-    "table_names_original": ["band"],
-    "column_names_original": [[-1, "*"], [0, "id"]],
-    "column_names": [[-1, "*"], [0, "number"]],
-}
+from .data_folders import TABLES, bird, load_one, make_database, spider
 
 
 def message(path, layout="spider", **source):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"^[^\n]*\Z") as caught:
         load_one(path, layout, **source)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+    return str(caught.value)
 
 
 def test_folders_that_hold_nothing(tmp_path):
@@ -111,7 +102,7 @@ def test_names_that_no_file_can_have_are_names_of_no_file(tmp_path, name):
     "change",
     [
         {"table_names_original": ["band", 3]},
-        {"column_names": [[-1, "*"], [0, None]]},
+        {"column_names": [[-1, "*"], [0, None], [0, "name"]]},
         {"column_names": [[-1, "*"]]},
         {"column_names_original": [[-1, "*"], [4, "id"]]},
         {"column_names_original": None},

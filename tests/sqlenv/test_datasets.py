@@ -17,7 +17,7 @@ from sqlenv.schema.reading import Described, read_schema
 from sqlenv.schema.rendering import render_schema
 from tests.databases import write
 
-from .data_folders import bird, load_one, make_database, make_source, spider
+from .data_folders import SYNSQL, TABLES, bird, load_one, make_database, make_source, spider
 
 STATUS = Path("/proc/self/status")  # Linux has it
 
@@ -48,15 +48,8 @@ def test_spider_train_is_both_files_and_keeps_their_order(spider_folder):
 
 def test_natural_names_become_descriptions_and_omnisql_has_the_types(spider_folder):
     write(spider_folder / "dev.json", [spider()])
-    tables = {
-        "db_id": "band",
-        "table_names_original": ["band"],
-        "column_names_original": [[-1, "*"], [0, "id"], [0, "name"]],
-        "column_names": [[-1, "*"], [0, "id"], [0, "stage name"]],
-        "primary_keys": [[1, 2]],
-    }
     for types, shown in ({}, "TEXT"), ({"column_types": ["text", "number", "text"]}, "text"):
-        write(spider_folder / "tables.json", [tables | types, {"db_id": "unused"}])
+        write(spider_folder / "tables.json", [TABLES | types, {"db_id": "unused"}])
         data = load_one(spider_folder, split="dev")
         database = data.examples[0].database
         schema = read_schema(database, descriptions=data.descriptions[database])
@@ -87,13 +80,12 @@ def test_omnisql_root_holds_every_layout(tmp_path):
     make_database(tmp_path / "SynSQL-2.5M" / "databases")
     write(tmp_path / "spider" / "dev.json", [spider()])
     write(tmp_path / "Spider-Syn" / "dev.json", [spider(SpiderSynQuestion="synonym?")])
-    synsql = {"external_knowledge": "k", "sql_complexity": "Complex", "sql": "SELECT 1"}
-    write(tmp_path / "SynSQL-2.5M" / "data.json", [spider(**synsql)])
+    write(tmp_path / "SynSQL-2.5M" / "data.json", [SYNSQL])
     assert load_one(tmp_path, "spider", split="dev").examples[0].question == "Which names?"
     (example,) = load_one(tmp_path, "spider-syn", split="dev").examples
     assert (example.question, example.database.is_file()) == ("synonym?", True)
     (example,) = load_one(tmp_path, "synsql").examples
-    assert (example.difficulty, example.evidence) == ("Complex", "k")
+    assert (example.difficulty, example.evidence) == ("Simple", "k")
 
 
 def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
@@ -213,10 +205,8 @@ def test_a_sample_makes_up_for_failing_golds_and_checks_no_more_than_it_must(spi
 
 def test_a_large_file_is_sampled_in_little_memory(tmp_path):
     make_database(tmp_path / "databases")
-    more = {"sql_complexity": "Simple", "external_knowledge": "", "sql": "SELECT 1"}
-    records = (spider(**more, cot="c" * 8_000, number=number) for number in range(4_000))
-    (tmp_path / "data.json").write_text(f"[{', '.join(map(json.dumps, records))}]")
-    size_bytes = (tmp_path / "data.json").stat().st_size
+    records = (SYNSQL | {"cot": "c" * 8_000, "number": number} for number in range(4_000))
+    size_bytes = write(tmp_path / "data.json", [*records]).stat().st_size
     tracemalloc.start()
     try:
         data = load_one(tmp_path, "synsql", limit=100)
@@ -236,8 +226,9 @@ def test_a_large_file_is_sampled_in_little_memory(tmp_path):
 
 def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypatch):
     make_database(tmp_path / "databases")
-    more = {"sql_complexity": "Simple", "external_knowledge": "", "sql": "SELECT 1"}
-    records = [spider(**more, cot="\u00e9 \u4e2d" * number, number=number) for number in range(400)]
+    records = [
+        SYNSQL | {"cot": "\u00e9 \u4e2d" * number, "number": number} for number in range(400)
+    ]
     path = tmp_path / "data.json"
     path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
     first = load_one(tmp_path, "synsql", limit=20)

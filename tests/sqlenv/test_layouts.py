@@ -13,37 +13,25 @@ from exchange import UserError
 from sqlenv.data.layouts import SETS, AbsentError, locate
 from tests.databases import write
 
-from .data_folders import bird, make_database, spider
+from .data_folders import SYNSQL, bird, make_database, spider
 
 SYN = {"db_id": "band", "SpiderSynQuestion": "?", "SpiderQuestion": "?", "query": "SELECT 1"}
-SYNSQL = spider(sql="SELECT 1", external_knowledge="", sql_complexity="Simple", cot="")
 SPIDER2 = {"instance_id": "local1", "db": "band", "question": "Q", "external_knowledge": None}
 
 # Each download as it is unpacked: its question files by set, a record, its folders of databases.
-SINGLE: dict[str, tuple[dict[str, str], Any, tuple[str, ...]]] = {
-    "spider_data": (
-        {"spider-train": "train_spider.json", "spider-dev": "dev.json", "spider-test": "test.json"},
-        *(spider(), ("database",)),
-    ),
-    "Spider-Syn": (
-        {"spider-syn-train": "train_spider.json", "spider-syn": "dev.json"},
-        *(SYN, ("database",)),
-    ),
-    "Spider-DK": ({"spider-dk": "Spider-DK.json"}, spider(type="x"), ("database",)),
-    "spider-realistic": (
-        {"spider-realistic": "spider-realistic.json"},
-        *(spider(), ("database",)),
-    ),
-    "bird": (
-        {"bird-train": "train/train.json", "bird-dev": "dev_20240627/dev.json"},
-        *(bird(), ("train/train_databases", "dev_20240627/dev_databases")),
-    ),
-    "minidev": ({"bird-minidev": "mini_dev_sqlite.json"}, bird(), ("dev_databases",)),
-    "SynSQL-2.5M": ({"synsql": "data.json"}, SYNSQL, ("databases",)),
-    "spider2-lite": (
-        {"spider2-local": "spider2-lite.jsonl"},
-        *(SPIDER2, ("resource/databases/spider2-localdb",)),
-    ),
+SPIDER = {"spider-train": "train_spider.json", "spider-dev": "dev.json", "spider-test": "test.json"}
+SYNS = {"spider-syn-train": "train_spider.json", "spider-syn": "dev.json"}
+BIRD = {"bird-train": "train/train.json", "bird-dev": "dev_20240627/dev.json"}
+BIRDS = ["train/train_databases", "dev_20240627/dev_databases"]
+SINGLE: dict[str, tuple[dict[str, str], Any, list[str]]] = {
+    "spider_data": (SPIDER, spider(), ["database"]),
+    "Spider-Syn": (SYNS, SYN, ["database"]),
+    "Spider-DK": ({"spider-dk": "Spider-DK.json"}, spider(type="x"), ["database"]),
+    "realistic": ({"spider-realistic": "spider-realistic.json"}, spider(), ["database"]),
+    "bird": (BIRD, bird(), BIRDS),
+    "minidev": ({"bird-minidev": "mini_dev_sqlite.json"}, bird(), ["dev_databases"]),
+    "SynSQL-2.5M": ({"synsql": "data.json"}, SYNSQL, ["databases"]),
+    "spider2-lite": ({"spider2-local": "spider2-lite.jsonl"}, SPIDER2, ["spider2-localdb"]),
 }
 
 
