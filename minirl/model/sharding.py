@@ -226,11 +226,6 @@ def platform_of(mesh: Mesh | None) -> str:
     return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
 
 
-def mesh_of(tree: Any) -> Mesh | None:
-    """Return the mesh that the first array of a tree lies on; None for a single device."""
-    return getattr(jax.tree.leaves(tree)[0].sharding, "mesh", None)
-
-
 def param_path(path: tuple[Any, ...]) -> str:
     """Write a key path of a parameter tree as, for example, `layers.q`."""
     keys = [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]

@@ -113,7 +113,7 @@ class Rollout:
         tokenizer: Encodes each observation once.
         environment: Called from several threads at a time, but never twice for one episode.
         examples: What episodes start from, opaque here.
-        config: Token limits, and how tokens are drawn where `decoding` does not say.
+        config: Token limits.
         first_episode: Number of the first episode, the others count on from it. Numbers decide
             the random streams: do not use one twice in a run.
         max_turns: The most replies that an episode can take, if known: the slot of a last reply
@@ -134,7 +134,7 @@ class Rollout:
     config: SamplerConfig
     group_size: int
     first_episode: int
-    decoding: Decoding | None = None
+    decoding: Decoding = field(default_factory=Decoding)
     max_turns: int | None = None
     env_workers: int = 32
     ended: Callable[[int, list[Trajectory]], None] | None = None
@@ -297,8 +297,7 @@ class Rollout:
         """Ask for the next reply."""
         limit = min(self._longest_reply, self._room(episode))
         ids = tuple(episode.ids)
-        decoding = self.decoding or Decoding(self.config.temperature, self.config.top_p)
-        self.sampler.submit(Request(episode.number, ids, limit, decoding))
+        self.sampler.submit(Request(episode.number, ids, limit, self.decoding))
 
     def _step(self, episode: _Play, reply: Reply) -> None:
         """Append a reply and let the environment judge it."""

@@ -22,7 +22,6 @@ from minirl.model.sharding import (
     MESH_AXES,
     PARAM_AXES,
     device_bytes,
-    mesh_of,
     param_path,
     param_shardings,
     with_shardings,
@@ -96,7 +95,8 @@ def local_params(params: nnx.State, target: Mesh | None, dtype: Any) -> nnx.Stat
     All processes have to call it. Weights on no mesh stay where they are; what lies whole on every
     device may share the learner's memory, so the copy has to go before an update.
     """
-    mesh = mesh_of(params) if jax.tree.leaves(params) else None
+    leaves = jax.tree.leaves(params)
+    mesh = getattr(leaves[0].sharding, "mesh", None) if leaves else None
     if mesh is None:
         return params
     shape = (1, 1, 1) if target is None else target.devices.shape

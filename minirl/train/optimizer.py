@@ -76,23 +76,17 @@ def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
         Its rise is continuous, as the paper's words have it; the released code counts it from
         step 0, so that the rate jumps where the flat part ends.
     """
-    peak = config.learning_rate
-    rise, top = _rise(config, steps=steps)
+    peak, low = config.learning_rate, config.final_fraction * config.learning_rate
+    top: Any = config.warmup_steps
+    rise = optax.linear_schedule(peak / max(1, top), peak, top)
+    if config.schedule == "ramp_cosine":
+        whole: Any = steps  # of which optax takes parts of a step too
+        flat, top = _FLAT_SHARE * whole, _RAMP_SHARE * whole
+        rise = optax.linear_schedule(low, peak, top - flat, transition_begin=flat)
     after = optax.constant_schedule(peak)
     if config.schedule != "constant":
         after = optax.cosine_decay_schedule(peak, max(1, steps - top), config.final_fraction)
     return optax.join_schedules([rise, after], [top])
-
-
-def _rise(config: OptimizerConfig, *, steps: int) -> tuple[Rate, Any]:
-    """Return the rate up to its maximum, and after how many steps, or parts of one, that is."""
-    peak, warmup = config.learning_rate, config.warmup_steps
-    if config.schedule != "ramp_cosine":
-        return optax.linear_schedule(peak / max(1, warmup), peak, warmup), warmup
-    flat: Any = _FLAT_SHARE * steps
-    top: Any = _RAMP_SHARE * steps
-    low = config.final_fraction * peak
-    return optax.linear_schedule(low, peak, top - flat, transition_begin=flat), top
 
 
 class GuardState(NamedTuple):

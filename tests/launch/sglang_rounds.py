@@ -23,7 +23,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import Rollout
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
-from minirl.types import Trajectory
+from minirl.types import Decoding, Trajectory
 
 from .sglang_server import OPTIONS, VARIABLES
 
@@ -99,7 +99,8 @@ class Served:
         first, self.episodes = self.episodes, self.episodes + len(examples)
         groups = Rollout(
             self.sampler, self.tokenizer, environment or Talk(), examples,
-            config=SAMPLER, group_size=1, first_episode=first, max_turns=TURNS,
+            config=SAMPLER, decoding=Decoding(SAMPLER.temperature), group_size=1,
+            first_episode=first, max_turns=TURNS,
         ).play()  # fmt: skip
         return [group[0] for group in groups]
 
