@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache, partial
+from typing import Any
 
 import apsw
 
@@ -29,11 +30,11 @@ CLOCK_FUNCTIONS = frozenset(
 
 def add_functions(connection: apsw.Connection) -> None:
     """Replace `trim`, `ltrim`, `rtrim` and `unhex` of two arguments."""
-    floats = cache(partial(apsw.Connection, ":memory:"))  # 70 kB, which few queries need
+    plain = cache(partial(apsw.Connection, ":memory:"))  # 70 kB, which few queries need
     for name, function in REPLACED.items():
         connection.create_scalar_function(
             name,
-            _of_texts(function, floats),
+            _of_texts(function, plain),
             2,
             deterministic=True,
             flags=apsw.SQLITE_INNOCUOUS,  # as SQLite's own: views and generated columns may call it
@@ -80,20 +81,14 @@ def unhex(text: str, ignored: str) -> bytes | None:
 
 
 def _of_texts(
-    function: Callable[[str, str], str | bytes | None], floats: Callable[[], apsw.Connection]
+    function: Callable[[str, str], str | bytes | None], plain: Callable[[], apsw.Connection]
 ) -> Callable[..., str | bytes | None]:
     """Make a SQL function of one that takes two texts: SQLite reads any value as a text."""
 
-    def text(value: Value) -> str:
-        if isinstance(value, bytes):
-            return value.decode()
-        if isinstance(value, float):  # each version of SQLite writes them its own way
-            value = floats().execute("SELECT CAST(? AS TEXT)", (value,)).get
-        return str(value)
-
-    def call(*values: Value) -> str | bytes | None:
-        first, second = values
-        return None if first is None or second is None else function(text(first), text(second))
+    def call(*values: Any) -> str | bytes | None:
+        if not all(isinstance(value, str) for value in values):
+            values = plain().execute("SELECT CAST(? AS TEXT), CAST(? AS TEXT)", values).get
+        return None if None in values else function(*values)
 
     return call
 
