@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from exchange import UserError
+from launch import cli
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.types import Example
@@ -210,6 +211,20 @@ def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bird(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same questions as a BIRD folder."""
     return make_bird(tmp_path_factory.mktemp("bird"))
+
+
+@pytest.fixture
+def ended(monkeypatch, capsys) -> Callable[..., tuple[int | str | None, str, str]]:
+    """Return what runs a command as `python -m` does: its exit status and what it printed."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which a command sets
+
+    def run(main: Callable[[list[str]], object], *words: str) -> tuple[int | str | None, str, str]:
+        monkeypatch.setattr(sys, "argv", ["x", *words])
+        with pytest.raises(SystemExit) as caught:
+            cli.run(main)
+        return caught.value.code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Trajectory
 
-from .sglang_server import OPTIONS, VARIABLES
+from .sglang_server import ARGUMENTS, VARIABLES
 
 TURNS, REPLY_TOKENS = 4, 16
 SHAPE = TinyConfig(vocab_size=512, hidden_size=64, intermediate_size=128, layers=2)
@@ -134,8 +134,7 @@ def _drawn(params: nnx.State, seed: int) -> nnx.State:
 
 def launched(python: str, **settings: Any) -> SglangConfig:
     """Return settings that start two servers on this machine's CPU."""
-    arguments = {name: value for name, value in OPTIONS.items() if name != "dtype"}
-    arguments["lora-backend"] = "torch_native"  # where there are adapters
+    arguments = ARGUMENTS | {"lora-backend": "torch_native"}  # where there are adapters
     return SglangConfig(
         launch=2, python=python, arguments=arguments, variables=VARIABLES, **settings
     )

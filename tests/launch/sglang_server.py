@@ -25,6 +25,8 @@ OPTIONS = {
     "max-total-tokens": 16384,
     "max-running-requests": 8,
 }
+ARGUMENTS = {name: value for name, value in OPTIONS.items() if name != "dtype"}
+"""The same for servers that a job starts, which names their dtype itself."""
 VARIABLES = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "PYTHONPATH": str(SHIM),

@@ -127,7 +127,7 @@ def test_what_jax_does_not_find_is_told_in_a_line(command, place, tiny):
     taken.close()
 
 
-def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(monkeypatch, capsys):
+def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(ended):
     class Ours:
         def __init__(self, words: str) -> None:
             self.words = words
@@ -135,16 +135,11 @@ def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(monk
         def __del__(self) -> None:
             raise RuntimeError(self.words)
 
-    monkeypatch.setattr(sys, "argv", ["x"])
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which a command sets
-
     def main(_arguments: list[str]) -> None:
         for words in ("a bug", "Event loop is closed"):
             Ours(words)
 
-    with pytest.raises(SystemExit):
-        cli.run(main)
-    told = capsys.readouterr().err
+    told = ended(main)[2]
     assert ("a bug" in told, "Event loop" in told) == (True, False)
 
 
@@ -283,15 +278,13 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_
         (OSError(errno.EBADF, "ours", "f"), None),
     ],
 )
-def test_errors_of_the_system_are_told_in_a_line(error, told, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which a command sets
-    monkeypatch.setattr(sys, "argv", ["x"])
-
+def test_errors_of_the_system_are_told_in_a_line(error, told, ended):
     def main(_arguments: list[str]) -> None:
         raise error
 
-    with pytest.raises(SystemExit if told else type(error)):
-        cli.run(main)
-    line = capsys.readouterr().err
-    assert (line.count("\n"), line.startswith("error: ")) == ((1, True) if told else (0, False))
-    assert (told or "") in line
+    if told is None:
+        with pytest.raises(type(error)):
+            ended(main)
+    else:
+        line = ended(main)[2]
+        assert (line.count("\n"), line.startswith("error: "), told in line) == (1, True, True)

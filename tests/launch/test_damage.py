@@ -8,13 +8,11 @@ import json
 import os
 import shutil
 import sqlite3
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launch import cli
 from launch import eval as evaluating
 from launch import score as scoring
 
@@ -59,18 +57,10 @@ def arguments(command: str, root: Path) -> list[str]:
 
 
 @pytest.fixture
-def run(monkeypatch, capsys) -> Callable[[str, list[str]], tuple[int | str | None, str, str]]:
-    """Return what runs a command as `python -m` does: its exit status and what it printed."""
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which a command sets
-
-    def run(command: str, words: list[str]) -> tuple[int | str | None, str, str]:
-        monkeypatch.setattr(sys, "argv", ["x", *words])
-        main = evaluating.main if command == EVAL else scoring.main
-        with pytest.raises(SystemExit) as caught:
-            cli.run(main)
-        return caught.value.code, *capsys.readouterr()
-
-    return run
+def run(ended) -> Callable[[str, list[str]], tuple[int | str | None, str, str]]:
+    """Return what runs a command by its name."""
+    mains = {EVAL: evaluating.main, PAIRS: scoring.main}
+    return lambda command, words: ended(mains[command], *words)
 
 
 @pytest.fixture

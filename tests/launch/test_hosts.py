@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,12 +10,11 @@ import pytest
 
 from minirl.run import preemption
 from tests.minirl import toy_run
-from tests.minirl.conftest import ToyTokenizer, toy_model
+from tests.minirl.conftest import TOY
 from tests.minirl.processes import LIMIT_S, ends, start
 
 # `ends` kills what hangs, and tells what it said, before pytest ends the test.
 pytestmark = pytest.mark.timeout(2 * LIMIT_S + 120)
-TOY = SimpleNamespace(model=toy_model, Tokenizer=ToyTokenizer)
 # The toy run as a command.
 RUN = """
 import toy_run

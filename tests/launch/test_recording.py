@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from launch.reporting.record import StepRecorder, open_records, within_limit
 from tests.minirl import toy_run
-from tests.minirl.conftest import ToyTokenizer, toy_model
+from tests.minirl.conftest import TOY
 
 from .conftest import json_lines
-
-TOY = SimpleNamespace(model=toy_model, Tokenizer=ToyTokenizer)
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """The lines that a toy run writes."""
     folder = tmp_path_factory.mktemp("recorded")
-    recorder = StepRecorder(folder, ToyTokenizer().decode, has_tokens=True)
+    recorder = StepRecorder(folder, TOY.Tokenizer().decode, has_tokens=True)
     trainer = toy_run.make_trainer(TOY, folder, steps=4, write=recorder.write)
     trainer.run(lambda *_: None)
     return json_lines(folder / "trajectories.jsonl")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,10 +16,9 @@ from launch.job import restart, rise_p_value, second_optimizer, train_second_sta
 from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
 from tests.minirl import toy_run
-from tests.minirl.conftest import ToyTokenizer, toy_model
+from tests.minirl.conftest import TOY
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "schedule.json").read_text())
-TOY = SimpleNamespace(model=toy_model, Tokenizer=ToyTokenizer)
 
 
 def ramp():

@@ -23,7 +23,7 @@ from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Request
 
 from .conftest import TINY
-from .sglang_server import OPTIONS, VARIABLES, serve
+from .sglang_server import ARGUMENTS, VARIABLES, serve
 
 LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
 LONG = 64
@@ -84,9 +84,8 @@ def test_a_server_is_given_adapters_alone(sglang_python, model, tmp_path):
     policy, tokenizer = huggingface.load(model), ChatTokenizer(model)
     add_adapters(policy, lora, seed=0)
     params, rng = trained(policy), np.random.default_rng(0)
-    arguments = {name: value for name, value in OPTIONS.items() if name != "dtype"}
     config = SglangConfig(
-        launch=1, python=sglang_python, arguments=arguments | {"lora-backend": "torch_native"},
+        launch=1, python=sglang_python, arguments=ARGUMENTS | {"lora-backend": "torch_native"},
         variables=VARIABLES, wait_s=480,
     )  # fmt: skip
     gaps, request = [], Request(1, (5, 6, 7), LONG, Decoding())

@@ -16,12 +16,11 @@ import pytest
 import yaml
 
 from .conftest import ROOT, TINY
-from .sglang_server import OPTIONS, VARIABLES
+from .sglang_server import ARGUMENTS, VARIABLES
 
 STEPS, EPISODES = 8, 4
 EVALUATION = TINY["evaluation"]
 MEASURED = {1: EVALUATION["questions"], STEPS: EVALUATION["validation_questions"]}
-ARGUMENTS = {name: value for name, value in OPTIONS.items() if name != "dtype"}
 
 
 def write_config(folder: Path, python: str) -> Path:

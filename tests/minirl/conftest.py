@@ -109,20 +109,23 @@ def run(sampler: NativeSampler, requests: Sequence[Any]) -> dict[int, Any]:
     return replies
 
 
+TOY: Any = SimpleNamespace(
+    CONFIG=CONFIG,
+    Message=Message,
+    Tokenizer=ToyTokenizer,
+    NEVER=NEVER,
+    STOP_IDS=STOP_IDS,
+    model=toy_model,
+    sampler=make_sampler,
+    next_logprobs=next_logprobs,
+    run=run,
+)
+
+
 @pytest.fixture(scope="session")
 def toy() -> Any:
     """Hand the helpers of this file to the tests."""
-    return SimpleNamespace(
-        CONFIG=CONFIG,
-        Message=Message,
-        Tokenizer=ToyTokenizer,
-        NEVER=NEVER,
-        STOP_IDS=STOP_IDS,
-        model=toy_model,
-        sampler=make_sampler,
-        next_logprobs=next_logprobs,
-        run=run,
-    )
+    return TOY
 
 
 @pytest.fixture
