@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
 class UserError(Exception):
     """A mistake of the user: one line with what is wrong, where, and what to do."""
+
+
+@contextmanager
+def named(key: str) -> Generator[None]:
+    """Lead mistakes that are found by the setting or option that they are of."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

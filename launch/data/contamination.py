@@ -10,12 +10,11 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from exchange import UserError
 from launch.config import DataSection, JobConfig
@@ -42,17 +41,14 @@ class Overlap:
 
     Attributes:
         learn, measure: The sets.
-        count: Databases, or questions to measure by.
-        examples: Some of them.
-        databases: All databases to learn from that are concerned.
+        shared: By database, or by question to measure by, the databases to learn from that are
+            concerned.
     """
 
     learn: str
     measure: str
     kind: Kind
-    count: int
-    examples: tuple[str, ...]
-    databases: tuple[str, ...]
+    shared: Mapping[str, set[str]]
 
     @property
     def is_refused(self) -> bool:
@@ -61,7 +57,8 @@ class Overlap:
 
     def line(self) -> str:
         """Say it in a line."""
-        what = f"{self.count:,} x {self.kind} (such as {', '.join(self.examples)})"
+        examples = ", ".join(sorted(self.shared)[:_NAMED])
+        what = f"{len(self.shared):,} x {self.kind} (such as {examples})"
         return f"{self.learn} and {self.measure} share {what}"
 
 
@@ -74,60 +71,48 @@ class OverlapIndex:
     """
 
     def __init__(self) -> None:
-        # By set, the names of databases by their files.
-        self._learned: defaultdict[str, dict[Path, str]] = defaultdict(dict)
-        self._measured: defaultdict[str, dict[Path, str]] = defaultdict(dict)
-        self._questions: defaultdict[bytes, list[tuple[str, Example]]] = defaultdict(list)
-        self._found: defaultdict[tuple[str, str, Kind], dict[str, str]] = defaultdict(dict)
+        # By what may be the same, the questions to measure by that have it, and their sets.
+        self._known: defaultdict[tuple[Kind, Any], list[tuple[str, Example]]] = defaultdict(list)
+        self._databases: set[tuple[str, str, Path]] = set()
+        # By sets and kind, what is measured by, and the databases to learn from that share it.
+        self._found: defaultdict[tuple[str, str, Kind], defaultdict[str, set[str]]]
+        self._found = defaultdict(lambda: defaultdict(set))
         self._shape = cache(_shape)
 
     def measure(self, name: str, example: Example) -> None:
         """Add a question to measure by; all of them come before those to learn from."""
-        self._measured[name][example.database] = example.db_id
-        self._questions[_key(example.question)].append((name, example))
+        for trait in self._traits("measure", name, example):
+            self._known[trait].append((name, example))
 
     def learn(self, name: str, example: Example) -> None:
         """Compare a question to learn from, or to choose by, with those of other sets."""
-        self._learned[name][example.database] = example.db_id
-        for other, known in self._questions.get(_key(example.question), ()):
-            if other != name and (
-                known.db_id == example.db_id
-                or self._shape(known.database) == self._shape(example.database)
-            ):
-                self._found[name, other, "question"][known.id] = example.db_id
+        for kind, value in self._traits("learn", name, example):
+            for other, known in self._known.get((kind, value), ()):
+                if other != name and self._is_same(kind, known, example):
+                    what = known.id if kind == "question" else known.db_id
+                    self._found[name, other, kind][what].add(example.db_id)
 
     def overlaps(self) -> list[Overlap]:
         """List what stands on both sides: databases, then questions."""
-        found = []
-        for there, here in product(self._learned, self._measured):
-            if there != here:
-                found += self._of_databases(there, here)
-        for key, ids in sorted(self._found.items()):
-            names = tuple(sorted(set(ids.values())))
-            found.append(Overlap(*key, len(ids), tuple(sorted(ids)[:_NAMED]), names))
-        return found
+        order = sorted(self._found, key=lambda key: (key[2] == "question", key))
+        return [Overlap(*key, self._found[key]) for key in order]
 
-    def _of_databases(self, there: str, here: str) -> Iterator[Overlap]:
-        known, entries = self._learned[there], self._measured[here]
-        # Only files of one size can be the same: no other is read.
-        sizes = {_size(path) for path in known} & {_size(path) for path in entries} - {None}
-        traits: Mapping[Kind, Callable[[Path, str], str | None]] = {
-            "database name": lambda _path, name: name,
-            "database file": lambda path, _: fingerprint(path) if _size(path) in sizes else None,
-        }
-        for kind, trait in traits.items():
-            seen = defaultdict(list)
-            for path, name in known.items():
-                seen[trait(path, name)].append(name)
-            seen.pop(None, None)
-            if same := [one for one in entries.items() if trait(*one) in seen]:
-                shown = tuple(name for _, name in same[:_NAMED])
-                names = tuple(name for one in same for name in seen[trait(*one)])
-                yield Overlap(there, here, kind, len(same), shown, names)
+    def _traits(self, side: str, name: str, example: Example) -> Iterator[tuple[Kind, Any]]:
+        """Give what may stand on the other side too; of a database once."""
+        yield "question", _key(example.question)
+        database = example.database
+        if (side, name, database) not in self._databases:
+            self._databases.add((side, name, database))
+            yield "database name", example.db_id
+            if is_file(database):
+                # Files of other sizes are not the same: none is read.
+                yield "database file", database.stat().st_size
 
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if is_file(path) else None
+    def _is_same(self, kind: Kind, known: Example, example: Example) -> bool:
+        if kind == "database file":
+            return fingerprint(known.database) == fingerprint(example.database)
+        is_named = known.db_id == example.db_id
+        return is_named or self._shape(known.database) == self._shape(example.database)
 
 
 def _shape(path: Path) -> str:
@@ -167,10 +152,8 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     overlaps = index.overlaps()
     refused = [one for one in overlaps if one.is_refused and data.overlap == "refuse"]
     if refused:
-        names = {
-            *data.train.exclude_databases,
-            *(name for one in refused for name in one.databases),
-        }
+        names = set(data.train.exclude_databases)
+        names = names.union(*(found for one in refused for found in one.shared.values()))
         listed = ", ".join(sorted(names)[:_LISTED]) + ", ..." * (len(names) > _LISTED)
         more = "" if data.validation is None else ", choose by others (data.held_out=200)"
         raise UserError(

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from exchange import UserError
+from exchange import UserError, named
 from launch.config import JobConfig
 from launch.data.contamination import check_overlap
 from launch.data.gold_checks import check_for
@@ -51,10 +51,8 @@ def check_data(config: JobConfig, split: Split) -> None:
             "(docs/data.md) or set data.root=FOLDER"
         )
     for number, source in enumerate(rooted(config.data.of(split), root).sources):
-        try:
+        with named(f"{_section_of(config, split)}.sources.{number}"):
             locate(source)
-        except UserError as error:
-            raise UserError(f"{_section_of(config, split)}.sources.{number}: {error}") from None
 
 
 def rooted(split: DataConfig, root: Path) -> DataConfig:
@@ -80,11 +78,9 @@ def held_out(
     if config.data.held_out is None:
         return None
     data, advice = rooted(config.data.train, root), _advice("data.train")
-    try:
+    with named("data.held_out"):
         check = check_for(data, executor, shared_cache())
         return hold_out(data, config.data.held_out, check, advice=advice)
-    except UserError as error:
-        raise UserError(f"data.held_out: {error}") from None
 
 
 def load_split(
@@ -101,12 +97,10 @@ def load_split(
         return held is None or split == "test" or (db_id in held) == (split == "validation")
 
     advice = _advice(_section_of(config, split))
-    try:
+    with named(f"data.{split}"):
         data = rooted(config.data.of(split), root)
         check = check_for(data, executor, shared_cache())
         return load(data, check=check, accept=accept, advice=advice)
-    except UserError as error:
-        raise UserError(f"data.{split}: {error}") from None
 
 
 def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, LoadedData]:
@@ -121,10 +115,8 @@ def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, 
     loaded = {split: load_split(config, split, root, held=held) for split in SPLITS}
     for split, data in loaded.items():
         for database in dict.fromkeys(example.database for example in data.examples):
-            try:
+            with named(f"data.{split}"):
                 check_database(database)
-            except UserError as error:
-                raise UserError(f"data.{split}: {error}") from None
     check_overlap(config, {split: data.examples for split, data in loaded.items()})
     return loaded
 

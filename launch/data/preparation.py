@@ -215,10 +215,9 @@ def _lengths(lengths: Sequence[int], limit: int) -> str:
     """Describe the lengths of prompts, and how many are over the job's limit."""
     if not lengths:
         return "-"
-    ordered = sorted(lengths)
-    median, p95 = (ordered[-(-len(ordered) * share // 100) - 1] for share in (50, 95))
-    over = sum(length > limit for length in ordered)
-    return f"{median:,} / {p95:,} / {ordered[-1]:,}" + f"; {over:,} over {limit:,}" * bool(over)
+    median, p95, longest = np.percentile(lengths, [50, 95, 100], method="inverted_cdf")
+    over = sum(length > limit for length in lengths)
+    return f"{median:,} / {p95:,} / {longest:,}" + f"; {over:,} over {limit:,}" * bool(over)
 
 
 def _counts(issues: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal, get_args
 
-from exchange import UserError
+from exchange import UserError, named
 from sqlenv.config import AnswerConfig, SourceConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.data.layouts import DATASETS, SETS, NamedSet, check_question_file, is_below, locate
@@ -159,11 +159,9 @@ def read_corrected(name: str, examples: Sequence[Example]) -> Corrected:
     Raises:
         UserError: It is another copy, damaged, or about other questions.
     """
-    try:
+    with named("--corrections"):
         corrections = read_corrections(name)
         corrections.check(examples)
-    except UserError as error:
-        raise UserError(f"--corrections: {error}") from None
     asked_anew, found = set[str](), dict[str, Example]()
     for example in examples:
         laid = corrections.lay(example)
