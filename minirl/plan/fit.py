@@ -349,7 +349,7 @@ def abstract_batch(shape: Shape, mesh: Mesh | None, *, top: int = 0) -> Batch:
     """Return the shapes and shardings of a micro-batch, on all devices (`empty_batch`)."""
 
     def abstract(array: Any) -> Any:
-        axes = ("batch", "position")[: array.ndim]
+        axes = ("batch", *("position",) * (array.ndim - 1))
         sharding = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 

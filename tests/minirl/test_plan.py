@@ -65,6 +65,14 @@ def test_bytes_are_those_of_the_compiled_programs():
     assert optimizer == pytest.approx(1.5 * weights, abs=256)
 
 
+def test_a_batch_with_the_likeliest_ids_is_split_by_rows_alone():
+    mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    batch = abstract_batch(Shape(64, 1, 8, 2, 16), mesh, top=3)
+    for array in (batch.top_ids_XTK, batch.target_XT):
+        assert array.sharding.shard_shape(array.shape) == (1, *array.shape[1:])
+    assert batch.top_ids_XTK.shape == (4, 64, 3)
+
+
 def test_flops_are_those_of_the_unrolled_program():
     tokens = Tokens(prompts=2, prompt=96, answers=4, answer=64)
     _, lowered = programs_of(work_of(SHAPE, remat="none"), shape_of(tokens))
