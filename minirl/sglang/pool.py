@@ -13,17 +13,11 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_after_delay,
-    wait_fixed,
-)
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from exchange import UserError
 from minirl.config import SglangConfig
@@ -96,34 +90,7 @@ class ServerPool:
             UserError: Servers refuse the request.
             LostError: No server is left, or none has answered.
         """
-        places = itertools.count(request.episode)
-        stop, failures = stop_after_attempt(_TRIES), retry_if_exception_type(_FAILURES)
-        retrying = AsyncRetrying(retry=failures, stop=stop, reraise=True)
-        try:
-            generated = await retrying(self._try, places, request, stop_ids)
-        except RejectedError as error:
-            raise UserError(f"{error}; servers refuse this request, see their logs") from None
-        except ServerError as error:
-            raise LostError(f"a request failed {_TRIES} times, at last by {error}") from None
-        self._events["requests"] += 1
-        self._events["tokens"] += len(request.ids)
-        self._events["cached"] += generated.cached
-        return generated
-
-    async def numbers(self) -> dict[str, float]:
-        """Return metrics of what happened since this was last asked."""
-        used = [server for server in self._servers if server.is_used]
-        numbers = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
-        numbers[IN_USE] = float(len(used))
-        numbers[PROBE_GAP] = max((server.gap for server in used), default=0.0)
-        numbers["sglang/cached_share"] = self._events["cached"] / max(self._events["tokens"], 1)
-        self._events.clear()
-        return numbers
-
-    async def _try(
-        self, places: Iterator[int], request: Request, stop_ids: Sequence[int]
-    ) -> Generated:
-        """Ask the server at the next place that is in use; leave it out if it fails."""
+        places, failures = itertools.count(request.episode), 0
         while True:
             await self._wait_for_any()
             server = self._servers[next(places) % len(self._servers)]
@@ -134,10 +101,27 @@ class ServerPool:
                     if server.is_used:  # still
                         return await self._ask(server, request, stop_ids)
             except _FAILURES as error:
+                failures += 1
                 self._events["retries"] += 1
                 if isinstance(error, ServerError):
                     self._leave_out(server, error)
-                raise
+                if failures < _TRIES:
+                    continue
+                if isinstance(error, ServerError):
+                    raise LostError(
+                        f"a request failed {failures} times, at last by {error}"
+                    ) from None
+                raise UserError(f"{error}; servers refuse this request, see their logs") from None
+
+    async def numbers(self) -> dict[str, float]:
+        """Return metrics of what happened since this was last asked."""
+        used = [server for server in self._servers if server.is_used]
+        numbers = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
+        numbers[IN_USE] = float(len(used))
+        numbers[PROBE_GAP] = max((server.gap for server in used), default=0.0)
+        numbers["sglang/cached_share"] = self._events["cached"] / max(self._events["tokens"], 1)
+        self._events.clear()
+        return numbers
 
     async def _ask(self, server: Server, request: Request, stop_ids: Sequence[int]) -> Generated:
         # Newer weights may be on their way: until they are there, these are right.
@@ -150,6 +134,9 @@ class ServerPool:
         for name in set(generated.versions):
             if name not in self._pushed or self._pushed[name].number < oldest:
                 raise server.error("stale", f"replies with weights {name}")
+        self._events["requests"] += 1
+        self._events["tokens"] += len(request.ids)
+        self._events["cached"] += generated.cached
         return generated
 
     def _leave_out(self, server: Server, error: ServerError) -> None:
