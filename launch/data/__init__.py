@@ -1,1 +1,1 @@
-"""The data of a job: checked before it starts, prepared once, put into prompts."""
+"""The data of a job: checked before it starts, and put into prompts."""

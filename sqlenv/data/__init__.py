@@ -1,4 +1,4 @@
-"""Data sets: layouts, loading, checks, prepared folders.
+"""Data sets: layouts, loading, checks, corrections.
 
 Whatever is wrong with one is a `UserError` that names the file, and the record in it.
 """

@@ -1,6 +1,7 @@
-"""What a question file holds, without its texts: a file is read once, and then only what is used.
+"""What question files hold, without their texts: each is read once, and then only what is used.
 
-The index of a file is in the shared cache, under the file's contents. A million records take 30 MB.
+The index of a source's files is in the shared cache, under their contents. A million records take
+32 MB.
 """
 
 from __future__ import annotations

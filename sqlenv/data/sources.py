@@ -140,7 +140,8 @@ class Pool:
         counts = Counter[str]()
         codes = self.index.rows["kind"][self.waiting]
         for kind, count in zip(self.index.kinds, np.bincount(codes).tolist(), strict=False):
-            counts += {kind.db_id: count}
+            if count:
+                counts[kind.db_id] += count
         return counts
 
     def draw(self, count: int | None = None) -> Iterator[tuple[int, Example]]:

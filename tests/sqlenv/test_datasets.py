@@ -75,19 +75,6 @@ def test_bird_takes_the_newest_dev_folder_and_its_descriptions(tmp_path):
     assert data.descriptions[example.database] == {("band", "name"): Described("new name")}
 
 
-def test_omnisql_root_holds_every_layout(tmp_path):
-    make_database(tmp_path / "spider" / "database")
-    make_database(tmp_path / "SynSQL-2.5M" / "databases")
-    write(tmp_path / "spider" / "dev.json", [spider()])
-    write(tmp_path / "Spider-Syn" / "dev.json", [spider(SpiderSynQuestion="synonym?")])
-    write(tmp_path / "SynSQL-2.5M" / "data.json", [SYNSQL])
-    assert load_one(tmp_path, "spider", split="dev").examples[0].question == "Which names?"
-    (example,) = load_one(tmp_path, "spider-syn", split="dev").examples
-    assert (example.question, example.database.is_file()) == ("synonym?", True)
-    (example,) = load_one(tmp_path, "synsql").examples
-    assert (example.difficulty, example.evidence) == ("Simple", "k")
-
-
 def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
     document = tmp_path / "resource" / "documents" / "hint.md"
     document.parent.mkdir(parents=True)

@@ -11,11 +11,12 @@ import pytest
 
 from exchange import UserError
 from sqlenv.data.layouts import SETS, AbsentError, locate
+from sqlenv.data.loading import read_all
 from tests.databases import write
 
 from .data_folders import SYNSQL, bird, make_database, spider
 
-SYN = {"db_id": "band", "SpiderSynQuestion": "?", "SpiderQuestion": "?", "query": "SELECT 1"}
+SYN = {"db_id": "band", "SpiderSynQuestion": "synonym?", "SpiderQuestion": "?", "query": "SELECT 1"}
 SPIDER2 = {"instance_id": "local1", "db": "band", "question": "Q", "external_knowledge": None}
 
 # Each download as it is unpacked: its question files by set, a record, its folders of databases.
@@ -32,6 +33,13 @@ SINGLE: dict[str, tuple[dict[str, str], Any, list[str]]] = {
     "minidev": ({"bird-minidev": "mini_dev_sqlite.json"}, bird(), ["dev_databases"]),
     "SynSQL-2.5M": ({"synsql": "data.json"}, SYNSQL, ["databases"]),
     "spider2-lite": ({"spider2-local": "spider2-lite.jsonl"}, SPIDER2, ["spider2-localdb"]),
+}
+# What questions say in other layouts than Spider's: the text, the evidence, the difficulty.
+TOLD = {
+    "spider-syn": ("synonym?", "", "easy"),
+    "bird": ("Q", "E", "simple"),
+    "synsql": ("Which names?", "k", "Simple"),
+    "spider2": ("Q", "", ""),
 }
 
 
@@ -58,6 +66,10 @@ def test_a_single_download_is_found_as_it_is(tmp_path: Path, name: str):
     folder = make_single(tmp_path, name)
     for root in (folder, tmp_path):
         assert set(found(root)) == set(SINGLE[name][0])
+        for one in SINGLE[name][0]:
+            (example,) = read_all(SETS[one].at(root))
+            told = (example.question, example.evidence, example.difficulty)
+            assert told == TOLD.get(SETS[one].layout, ("Which names?", "", "easy"))
 
 
 def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
