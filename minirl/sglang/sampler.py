@@ -257,13 +257,8 @@ class SglangSampler:
 
     def submit(self, request: Request) -> None:
         """Ask for a reply; return at once."""
-        episode, vocab_size = request.episode, self._servers.requirements.vocab_size
-        if not request.ids or request.max_tokens < 1:
-            raise ValueError(f"episode {episode}: an empty prompt or reply was asked for")
-        # A server dies of an id that its embedding lacks.
-        if min(request.ids) < 0 or max(request.ids) >= vocab_size:
-            raise ValueError(f"episode {episode}: ids outside of the model's vocabulary")
-        stop_ids = tuple(self._tokenizer.stop_ids)
+        # Ids that the embedding lacks, of which servers die, are refused in tokenizers and answers.
+        episode, stop_ids = request.episode, tuple(self._tokenizer.stop_ids)
         future = self._servers.start(self._servers.pool.sample(request, stop_ids))
         self._asked[episode] = future
         future.add_done_callback(lambda ended: self._ended.put((episode, ended)))

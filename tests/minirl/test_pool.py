@@ -20,7 +20,7 @@ from minirl.errors import LostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.answers import Generated, Requirements, ServerInfo
-from minirl.sglang.sampler import Servers, SglangSampler
+from minirl.sglang.sampler import Servers
 from minirl.sglang.server import PushedWeights
 from minirl.types import Decoding, Request
 
@@ -296,18 +296,6 @@ def test_a_server_of_ours_is_started_anew_if_it_hangs_and_not_while_it_starts(
     assert SEEN["restarted"] == nurses[0].starts
     assert not (is_starting and fakes[0].faults["/health"])  # refused so many times
     assert fakes[0].weights == "a"
-
-
-def test_what_would_kill_a_server_is_never_sent(fakes, serve, toy):
-    servers = serve(fakes)
-    sampler = SglangSampler(toy.Tokenizer(), servers, logprobs=lambda *_: np.zeros(0))
-    for fake in fakes:
-        fake.bodies.clear()
-    for ids, tokens in (((5, VOCAB), 4), ((-1, 5), 4), ((), 4), ((5,), 0)):
-        with pytest.raises(ValueError, match="episode 7"):
-            sampler.submit(Request(7, ids, tokens, Decoding()))
-    assert sampler.advance(max_steps=1) == []
-    assert [fake.bodies for fake in fakes] == [[], []]
 
 
 def test_when_none_is_left_the_rest_waits_and_goes_on(fakes, serve):
