@@ -19,6 +19,7 @@ from launch.files import short
 from launch.run_folder import ANSWERS
 from rewards.verbal import Ask
 from sqlenv.cache import DiskCache
+from sqlenv.executor.database import fingerprint
 from sqlenv.types import Answer as ReadReply
 from sqlenv.types import Example, Observation
 
@@ -70,7 +71,9 @@ class Sampled:
 
 
 class SampleCache:
-    """Samples of questions in the cache of responses, by what decides them."""
+    """Samples of questions in the cache of responses, by what decides them: settings, a question's
+    number, which seeds them, its words, and the bytes of its database.
+    """
 
     def __init__(self, folder: Path, settings: object = None) -> None:
         self._folder, self._settings = folder / ANSWERS, short(json.dumps(settings).encode())
@@ -90,7 +93,9 @@ class SampleCache:
                 cache[self._key(number, examples[number])] = asdict(one)
 
     def _key(self, number: int, example: Example) -> str:
-        return f"{self._settings} {number} {example.id}"
+        asked = [number, example.id, example.question, example.evidence]
+        asked.append(fingerprint(example.database))
+        return f"{self._settings} {short(json.dumps(asked).encode())}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,11 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, s
     found = asks.answers(asked, cache, lambda *_: None, stops=True)
     assert [one.turns for one in found] == [(2,), (1,), (2,), (1,)]
     assert cache.read(asked) == found
+    # Other words, or another database, are another question.
+    other = tmp_path / "other.sqlite"
+    other.write_bytes(example.database.read_bytes() + b"-")
+    for change in ({"question": "Who?"}, {"evidence": "20 is old"}, {"database": other}):
+        assert cache.read([*asked[:2], replace(asked[2], **change), asked[3]]) == found[:2]
     # After a kill before the last was kept: that question is asked again, no other one is.
     with Cache(str(tmp_path / "answers"), disk=JSONDisk) as kept:
         del kept[[*kept][-1]]
