@@ -21,10 +21,10 @@ from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
-from minirl.train.batching import Groups, MicroBatches
+from minirl.train.batching import MicroBatches
 from minirl.train.losses import likelihood
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
-from minirl.train.update import Learner, TrainState
+from minirl.train.update import Learner
 from minirl.types import Progress, Tokenizer, TokenRow
 
 
@@ -145,22 +145,13 @@ def supervise(
     rows = [as_row(demonstration) for demonstration in demonstrations]
     keys = (demonstration.key for demonstration in demonstrations)
     kinds = tuple((key, len(row.ids)) for key, row in zip(keys, rows, strict=True))
-
-    def step(state: TrainState, groups: Groups) -> tuple[TrainState, dict[str, float]]:
-        batches = MicroBatches(
-            groups,
-            aggregation="token_mean",
-            sizes=config.batching,
-            pad_id=tokenizer.pad_id,
-            parts=row_parts(model.mesh),
-        )
-        state, stats, _ = learner.update(
-            state, batches, rate=float(rate(done)), check=distributed.check
-        )
-        where = {"step": done + 1, "folder": folder, "key": "warm_start.guard"}
-        stop_after_skips(state.opt_state, config, stats, groups, **where)
-        return state, {f"sft/{name}": value for name, value in stats.items()}
-
+    cut = partial(
+        MicroBatches,
+        aggregation="token_mean",
+        sizes=config.batching,
+        pad_id=tokenizer.pad_id,
+        parts=row_parts(model.mesh),
+    )
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.newest_step()
         if done:
@@ -172,8 +163,13 @@ def supervise(
                     chosen = groups_of_step(kinds, done, config=config, seed=seed)
                     groups = [share_prefix([rows[n] for n in group]) for group in chosen]
                     with watch.phase("update"):
-                        state, numbers = step(state, groups)
+                        state, stats, _ = learner.update(
+                            state, cut(groups), rate=float(rate(done)), check=distributed.check
+                        )
                     done += 1
+                    where = {"step": done, "folder": folder, "key": "warm_start.guard"}
+                    stop_after_skips(state.opt_state, config, stats, groups, **where)
+                    numbers = {f"sft/{name}": value for name, value in stats.items()}
                     metrics.write(done, numbers | watch.numbers())
                     if done % config.checkpoint_every == 0 or done == config.steps:
                         checkpoints.save(done, state, {}, score=-numbers["sft/loss"])
