@@ -202,11 +202,11 @@ def _show_counts(reports: Mapping[str, SetReport], job: JobConfig) -> None:
     titles += ["prompt tokens: median / 95 % / longest"] * any(r.lengths for r in reports.values())
     rows = []
     for name, one in reports.items():
-        report = one.pool.report
-        left = Counter({issue: n for issue, n in report.found.items() if issue in one.pool.drops})
-        counts = f"{report.kept:,} of {report.records:,}", f"{one.databases:,}"
+        pool = one.pool
+        left = Counter({issue: n for issue, n in pool.found.items() if issue in pool.drops})
+        counts = f"{pool.kept:,} of {len(pool.index):,}", f"{one.databases:,}"
         row = [name, *counts, _counts(left), _counts(one.issues), f"{one.with_matches:,}"]
-        limit = job.sampler if one.pool.source.split == "train" else job.evaluation_sampler
+        limit = job.sampler if pool.source.split == "train" else job.evaluation_sampler
         rows.append([*row, _lengths(one.lengths, limit.max_prompt_tokens)][: len(titles)])
     show_table("Questions", [titles, *rows])
 

@@ -14,7 +14,7 @@ import numpy as np
 from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
-from sqlenv.data.sources import OTHER_ENGINE, OTHER_KIND, Accept, Check, Pool, SourceReport
+from sqlenv.data.sources import OTHER_ENGINE, OTHER_KIND, Accept, Check, Pool
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 
@@ -23,17 +23,18 @@ from sqlenv.types import Example
 class LoadedData:
     """The questions of a run, in the order of the sources and of their files.
 
-    `descriptions` is what is said of columns, by database, as `read_schema` takes it.
+    `pools` count what was found in each source; `descriptions` is what is said of columns, by
+    database, as `read_schema` takes it.
     """
 
     examples: tuple[Example, ...]
-    reports: tuple[SourceReport, ...]
+    pools: Sequence[Pool]
     wanted: int | None
     descriptions: Mapping[Path, Descriptions]
 
     def lines(self) -> list[str]:
         """Say what was found: a line a source, and one more when there are too few questions."""
-        lines = [report.line() for report in self.reports]
+        lines = [pool.line() for pool in self.pools]
         if self.wanted and len(self.examples) < self.wanted:
             many = len(self.examples)
             lines.append(f"only {many:,} of the {self.wanted:,} questions asked for")
@@ -65,13 +66,12 @@ def load(
         chosen += examples
         by_name = {example.db_id: example.database for example in examples}
         descriptions |= read_descriptions(pool.location, pool.source, by_name)
-    reports = tuple(pool.report for pool in pools)
     if not chosen:
-        raise UserError(f"no question is left; {'; '.join(r.line() for r in reports)}")
+        raise UserError(f"no question is left; {'; '.join(pool.line() for pool in pools)}")
     names = Counter(example.id for example in chosen)
     if twice := [name for name, count in names.items() if count > 1]:
         raise UserError(f"the same questions come twice in sources, the first is {twice[0]}")
-    return LoadedData(tuple(chosen), reports, config.total, descriptions)
+    return LoadedData(tuple(chosen), pools, config.total, descriptions)
 
 
 def open_pools(
@@ -108,7 +108,7 @@ def read_all(source: SourceConfig, *, needs_databases: bool = True) -> tuple[Exa
     pool = Pool(whole, config, advice=advice, drops=frozenset({OTHER_ENGINE, OTHER_KIND}))
     if examples := tuple(example for _, example in pool.draw()):
         return examples
-    raise UserError(f"no question is left; {pool.report.line()}")
+    raise UserError(f"no question is left; {pool.line()}")
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:

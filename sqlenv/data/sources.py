@@ -55,29 +55,6 @@ Accept = Callable[[str], bool]
 
 
 @dataclass(slots=True)
-class SourceReport:
-    """What was found in one source: its records, golds executed, questions kept.
-
-    `found` counts each issue, dropped or not; `failures` are the first gold queries that fail or
-    cannot be transpiled, and why.
-    """
-
-    name: str
-    records: int = 0
-    checked: int = 0
-    kept: int = 0
-    found: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def line(self) -> str:
-        """Say it in a line."""
-        issues = "".join(f", {count:,} {issue}" for issue, count in sorted(self.found.items()))
-        checks = f", {self.checked:,} golds executed" if self.checked else ""
-        failures = f" ({'; '.join(self.failures)})" if self.failures else ""
-        return f"{self.name}: {self.kept:,} of {self.records:,} questions{checks}{issues}{failures}"
-
-
-@dataclass(slots=True)
 class Pool:
     """Questions of one source that may be used, drawn one after the other.
 
@@ -92,6 +69,9 @@ class Pool:
         drops: Issues that leave a question out; by default those that the config names, and
             whatever keeps a query from being run.
         waiting: Positions of those that are not drawn yet.
+        found: How many questions have each issue, left out or not.
+        checked, kept: How many gold queries were executed, and how many questions drawn.
+        failures: The first gold queries that fail or cannot be transpiled, and why.
     """
 
     source: SourceConfig
@@ -104,13 +84,15 @@ class Pool:
     corrections: Corrections | None = field(default=None, init=False)
     location: Location = field(init=False)
     index: QuestionIndex = field(init=False)
-    report: SourceReport = field(init=False)
     waiting: np.ndarray = field(init=False)
+    found: Counter[str] = field(default_factory=Counter)
+    checked: int = 0
+    kept: int = 0
+    failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.location = locate(self.source)
         self.index = index_of(self.location.files, self.source.layout)
-        self.report = SourceReport(self.name, len(self.index))
         self.drops = self.drops or UNUSABLE.union(self.config.exclude)
         if self.source.corrections:
             corrections = read_corrections(self.source.corrections)
@@ -133,7 +115,15 @@ class Pool:
     @property
     def is_spent(self) -> bool:
         """Tell whether there is nothing more to draw."""
-        return not len(self.waiting) or self.report.kept == self.source.limit
+        return not len(self.waiting) or self.kept == self.source.limit
+
+    def line(self) -> str:
+        """Say in a line what was found."""
+        issues = "".join(f", {count:,} {issue}" for issue, count in sorted(self.found.items()))
+        checks = f", {self.checked:,} golds executed" if self.checked else ""
+        failures = f" ({'; '.join(self.failures)})" if self.failures else ""
+        counts = f"{self.kept:,} of {len(self.index):,} questions"
+        return f"{self.name}: {counts}{checks}{issues}{failures}"
 
     def count_by_database(self) -> Counter[str]:
         """Count the questions that are not drawn yet by the names of their databases."""
@@ -149,7 +139,7 @@ class Pool:
 
         At most `BATCH` are in memory at a time.
         """
-        bounds = (count, self.source.limit and self.source.limit - self.report.kept)
+        bounds = (count, self.source.limit and self.source.limit - self.kept)
         wanted = min((bound for bound in bounds if bound is not None), default=len(self.waiting))
         while wanted and len(self.waiting):
             positions, self.waiting = np.split(self.waiting, [min(wanted, BATCH)])
@@ -167,7 +157,7 @@ class Pool:
         kinds, codes = self.index.kinds, self.index.rows["kind"]
         issues = [self._issues(kind, database_of) for kind in kinds]
         for code, count in enumerate(np.bincount(codes).tolist()):
-            self.report.found.update(dict.fromkeys(issues[code], count))
+            self.found.update(dict.fromkeys(issues[code], count))
             if MISSING_DATABASE in issues[code] and not self.config.drop_missing_database:
                 raise UserError(f"{self._no_database(code)}, or {self.advice}")
         may = [
@@ -178,7 +168,7 @@ class Pool:
         if "duplicate" not in self.drops:
             return positions
         is_first = first_times(self.index.rows["text"][positions], self.seen)
-        self.report.found["duplicate"] += int(np.sum(~is_first))
+        self.found["duplicate"] += int(np.sum(~is_first))
         return positions[is_first]
 
     def _issues(self, kind: RecordKind, database_of: Callable[[str], Path | None]) -> set[str]:
@@ -204,16 +194,16 @@ class Pool:
         found = {position: _look(read[position]) for position in positions}
         if self.check is not None:
             asked = [at for at, one in found.items() if one.example.gold_sql and not one.issues]
-            self.report.checked += len(asked)
+            self.checked += len(asked)
             found |= zip(asked, self.check([read[position] for position in asked]), strict=True)
         for position, one in found.items():
-            self.report.found.update(one.issues)
+            self.found.update(one.issues)
             if {NOT_TRANSPILED, "failing"}.intersection(one.issues):
                 self._refuse_correction(one)
-                if len(self.report.failures) < _NAMED_FAILURES:
-                    self.report.failures.append(f"{one.example.id}: {one.note}")
+                if len(self.failures) < _NAMED_FAILURES:
+                    self.failures.append(f"{one.example.id}: {one.note}")
             if self.drops.isdisjoint(one.issues):
-                self.report.kept += 1
+                self.kept += 1
                 yield position, one.example
 
     def _refuse_correction(self, checked: Checked) -> None:

@@ -89,7 +89,7 @@ def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
     data = load_one(tmp_path, "spider2", split="test", data={"exclude": ()})
     (example,) = data.examples
     assert (example.id, example.evidence, example.gold_sql) == ("spider2/local1", "read me", "")
-    assert data.reports[0].found == {"not for SQLite": 1, "blank": 1}
+    assert data.pools[0].found == {"not for SQLite": 1, "blank": 1}
 
 
 # Gold queries.
@@ -114,10 +114,10 @@ def test_bad_golds_are_counted_and_dropped_by_name(spider_folder, runner, drops,
     write(spider_folder / "dev.json", [spider(query) for query in GOLDS])
     data = load_one(spider_folder, split="dev", executor=runner, data=drops)
     assert ids(data) == [f"spider/dev/{index}" for index in kept]
-    report = data.reports[0]
-    assert report.found == {"failing": 1, "empty": 1, "blank": 1, "scalar": 1}
+    pool = data.pools[0]
+    assert pool.found == {"failing": 1, "empty": 1, "blank": 1, "scalar": 1}
     # The blank one is never executed.
-    assert (report.records, report.checked, report.kept) == (5, 4, len(kept))
+    assert (len(pool.index), pool.checked, pool.kept) == (5, 4, len(kept))
     assert "spider/dev/1: no such column: nme" in data.lines()[0]
 
 
@@ -142,7 +142,7 @@ def mixture(folder, *sizes):
 
 
 def counts(data):
-    return [report.kept for report in data.reports]
+    return [pool.kept for pool in data.pools]
 
 
 def test_a_mixture_follows_the_weights(tmp_path):
@@ -187,7 +187,7 @@ def test_a_sample_makes_up_for_failing_golds_and_checks_no_more_than_it_must(spi
     write(spider_folder / "dev.json", [spider(query) for query in golds])
     data = load_one(spider_folder, split="dev", executor=runner, limit=30)
     assert [e.gold_sql for e in data.examples] == [golds[0]] * 30
-    assert 30 < data.reports[0].checked < 94
+    assert 30 < data.pools[0].checked < 94
 
 
 def test_a_large_file_is_sampled_in_little_memory(tmp_path):
@@ -200,7 +200,7 @@ def test_a_large_file_is_sampled_in_little_memory(tmp_path):
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert data.reports[0].records == 4_000
+    assert len(data.pools[0].index) == 4_000
     assert peak_bytes < 1_000_000 < size_bytes / 4
     if STATUS.exists():  # tracemalloc does not see the mapped file
         held = [mapped_bytes() for _ in read_records(tmp_path / "data.json")]
@@ -237,7 +237,7 @@ def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypa
     assert len(read) == 20
     # Another file of the same name is another one.
     path.write_text(json.dumps(records[:30]), encoding="utf-8")
-    assert load_one(tmp_path, "synsql").reports[0].records == 30
+    assert len(load_one(tmp_path, "synsql").pools[0].index) == 30
 
 
 # The real files.
@@ -260,6 +260,6 @@ def test_real_spider_train_counts(shared):
 def test_real_dev_counts(shared, runner, layout, file, empty):
     folder = shared / "data" / {"spider": "spider_data", "bird": "bird_dev"}[layout]
     data = load_one(folder, layout, runner, {"exclude": ["failing"]}, file=file)
-    assert data.reports[0].found["empty"] == empty
-    assert not data.reports[0].found["failing"]
+    assert data.pools[0].found["empty"] == empty
+    assert not data.pools[0].found["failing"]
     assert Counter(example.difficulty for example in data.examples) == LEVELS[file]

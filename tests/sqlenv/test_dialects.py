@@ -159,12 +159,12 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, runner):
     assert [(e.question, e.dialect) for e in loaded.examples] == [
         ("0?", "mysql"), ("2?", "postgres"), ("3?", "sqlite")
     ]  # fmt: skip
-    (report,) = loaded.reports
-    assert report.found == {
+    (pool,) = loaded.pools
+    assert pool.found == {
         NOT_TRANSPILED: 1, OTHER_ENGINE: 1, "failing": 1, "empty": 1, "scalar": 2
     }  # fmt: skip
-    assert "dev/1: not transpiled from MySQL: " in report.line()
-    assert "1 not transpiled to SQLite" in report.line()
+    assert "dev/1: not transpiled from MySQL: " in pool.line()
+    assert "1 not transpiled to SQLite" in pool.line()
 
 
 def test_real_pairs_of_postgresql_and_sqlite_agree(shared, runner):
