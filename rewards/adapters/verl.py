@@ -1,6 +1,7 @@
 """verl's form of a reward: `compute_score`, named in `reward.custom_reward_function`.
 
-`compute_scores` is the same for its reward manager `batch`, which asks for a whole batch at once.
+`compute_scores` is the same for reward managers that ask for a whole batch at once, such as `batch`
+of earlier versions.
 """
 
 from __future__ import annotations

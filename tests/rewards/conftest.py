@@ -49,9 +49,9 @@ def interpreter_of(library: str) -> str:
     They need other versions than ours and one another's, so each may have an environment of its
     own: MINIRL_TRL_PYTHON and so on name its interpreter.
     """
-    module, name = {"skyrl": "skyrl_gym"}.get(library, library), f"MINIRL_{library.upper()}_PYTHON"
-    if not os.environ.get(name) and importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed here: set {name} to a Python that has it")
+    name = f"MINIRL_{library.upper()}_PYTHON"
+    if not os.environ.get(name) and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed here: set {name} to a Python that has it")
     return os.environ.get(name) or sys.executable
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from safetensors.numpy import load_file
 
 from exchange import Message, UserError
 from launch import prepare
@@ -96,31 +97,107 @@ def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
         example_of({"database": database, "gold_sql": "SELECT 1", "grading_method": "subset,<,1"})
 
 
-@pytest.mark.parametrize("trainer", ["trl", "verl", "skyrl"])
+# The tiny policy's rows, model and step on a CPU, beside what the page says.
+FEW = {
+    "verl": """
+        data.train_batch_size=2 data.max_response_length=40 data.dataloader_num_workers=0
+        actor_rollout_ref.model.path=model actor_rollout_ref.model.use_remove_padding=false
+        +actor_rollout_ref.model.override_config.attn_implementation=sdpa
+        actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.fsdp_config.strategy=fsdp2
+        actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.optim.lr=1e-3
+        actor_rollout_ref.actor.fsdp_config.use_torch_compile=false
+        actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]
+        actor_rollout_ref.rollout.name=tiny actor_rollout_ref.rollout.tensor_model_parallel_size=1
+        actor_rollout_ref.rollout.agent.num_workers=1 reward.num_workers=1
+        trainer.device=cpu trainer.n_gpus_per_node=1 trainer.total_training_steps=1
+        trainer.val_before_train=true trainer.test_freq=-1 trainer.save_freq=1
+        trainer.default_local_dir=trained trainer.logger=[file]
+        transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+        ray_kwargs.ray_init.num_cpus=8 +ray_kwargs.ray_init.num_gpus=1
+        +ray_kwargs.ray_init.include_dashboard=false
+    """,
+    "skyrl": """
+        data.val_data=[] data.dataloader.num_workers=0
+        trainer.policy.model.path=model trainer.policy.optimizer_config.lr=1e-3
+        trainer.flash_attn=false trainer.remove_microbatch_padding=false
+        trainer.algorithm.use_kl_loss=false trainer.train_batch_size=2
+        trainer.policy_mini_batch_size=2 trainer.micro_forward_batch_size_per_gpu=16
+        trainer.micro_train_batch_size_per_gpu=16 generator.sampling_params.max_generate_length=40
+        generator.inference_engine.num_engines=1 trainer.placement.colocate_all=false
+        trainer.placement.policy_num_gpus_per_node=1 trainer.placement.ref_num_gpus_per_node=1
+        trainer.max_training_steps=1 trainer.eval_interval=-1 trainer.ckpt_interval=-1
+        trainer.hf_save_interval=1 trainer.export_path=trained trainer.ckpt_path=checkpoints
+        trainer.log_path=logs
+    """,
+}
+ADAPTERS = ROOT / "tests" / "rewards" / "adapters"
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ADAPTERS))),
+    "HF_HUB_OFFLINE": "1",
+    "XLA_FLAGS": "",  # those of these tests are our JAX's
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VERL_USE_EXTERNAL_MODULES": "verl_cpu",
+    "VERL_PLATFORM": "cpu",
+    "VERL_ENGINE_DEVICE": "cuda",
+    "VERL_FILE_LOGGER_PATH": "verl.log",
+}
+
+
+def lines_of(words: str) -> str:
+    """Return the page's lines after a sentence that ends with these words; a command is one."""
+    block = re.search(rf"{re.escape(words)}:\n\n((?:(?: {{4}}.*)?\n)+)", PAGE)
+    assert block
+    return textwrap.dedent(block[1]).replace("\\\n", "")
+
+
+def run(trainer: str, *line: str) -> str:
+    done = subprocess.run(
+        [interpreter_of(trainer), *line], env=os.environ | ENVIRONMENT, capture_output=True,
+        text=True, check=False, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def take_step(trainer: str) -> float:
+    """Take a step in the working folder; return the mean reward of its replies."""
+    if trainer == "trl":
+        script = str(ADAPTERS / "trl_step.py")
+        logged = json.loads(
+            run(trainer, script, "model", lines_of("takes a function")).splitlines()[-1]
+        )
+        assert logged["rewards/sql_reward/mean"] == logged["sql/correct"] == logged["reward"]
+        return logged["reward"]
+    if trainer == "verl":
+        command = shlex.split(lines_of("takes a function by its settings"))[1:]
+        run(trainer, *command, *FEW["verl"].split())
+        begin, end = (
+            json.loads(line)["data"] for line in Path("verl.log").read_text().splitlines()
+        )
+        assert begin["val-core/sql/acc/mean@1"] == begin["val-aux/sql/reward/execution/mean@1"]
+        assert begin["val-aux/sql/sql_found/mean@1"] > 0
+        return end["critic/rewards/mean"]
+    Path("train_sql.py").write_text(lines_of("registers (`train_sql.py`)"))
+    _, script, *settings = shlex.split(lines_of("and runs with"))
+    on_cpu = f"import runpy, skyrl_cpu; runpy.run_path({script!r}, run_name='__main__')"
+    run(trainer, "-c", on_cpu, *settings, *FEW["skyrl"].split())
+    logged = json.loads(Path("skyrl.log").read_text())
+    assert logged["environment/correct"] == logged["reward/avg_raw_reward"]
+    return logged["reward/avg_raw_reward"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("trainer", get_args(Trainer))
 def test_the_real_library_takes_a_step_with_them(place: Path, trainer: str):
-    interpreter = interpreter_of(trainer)
+    """Rows, replies, our reward, advantages, loss, optimizer: the library's own trainer."""
+    interpreter_of(trainer)
     ((words, _, out),) = (one for one in COMMANDS if one[1] == trainer)
-    name = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}[trainer]
-    ((_, block),) = re.findall(rf"^({name} loads .*:\n\n)((?: {{4}}.*\n)+)", PAGE, re.M)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    for line in (
-        ["-m", "launch.prepare", *shlex.split(words), *SMALL],
-        [
-            str(ROOT / "tests/rewards/adapters/exported_rows.py"),
-            trainer,
-            out,
-            textwrap.dedent(block),
-        ],
-    ):
-        done = subprocess.run(
-            [interpreter, *line], env=environment, capture_output=True, text=True, check=False,
-            timeout=250,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told.pop("rows") == 8
-    assert told in (
-        {"steps": 1, "reward": 0.0},
-        {"acc": [1.0, 0.0]},
-        {"done": True, "correct": True},
-    )
+    run(trainer, "-m", "launch.prepare", *shlex.split(words), *SMALL)
+    run(trainer, str(ADAPTERS / "tiny_policy.py"), out, "model")
+    # Groups with right and wrong replies.
+    assert 0 < take_step(trainer) < 1
+    (trained,) = Path("trained").rglob("model.safetensors")
+    before, after = (load_file(path) for path in (Path("model/model.safetensors"), trained))
+    moved = [float(abs(after[name] - weight).max()) for name, weight in before.items()]
+    # One step of AdamW moves by the learning rate where there is a gradient.
+    assert max(moved) == pytest.approx(1e-3, rel=0.1)

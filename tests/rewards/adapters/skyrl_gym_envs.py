@@ -1,6 +1,6 @@
 """Our environments, registered, made and played in the real SkyRL-gym.
 
-    python tests/rewards/adapters/skyrl_step.py DATABASE LINES
+    python tests/rewards/adapters/skyrl_gym_envs.py DATABASE LINES
 
 LINES are those of docs/rewards.md, which make `env` out of `row`. Needs skyrl-gym.
 Prints one JSON object.
