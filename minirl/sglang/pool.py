@@ -93,9 +93,9 @@ class ServerPool:
         places, failures = itertools.count(request.episode), 0
         while True:
             await self._wait_for_any()
-            server = self._servers[next(places) % len(self._servers)]
-            if not server.is_used:
-                continue
+            # By number among those in use, so that a lost server's episodes go to all of them.
+            used = [server for server in self._servers if server.is_used]
+            server = used[next(places) % len(used)]
             try:
                 async with server.slots:
                     if server.is_used:  # still

@@ -271,6 +271,20 @@ def test_episodes_are_shared_out_and_stay_at_their_server(fakes, serve):
     assert numbers(servers)["cached_share"] == pytest.approx(1 / 3)  # as the fakes say
 
 
+def test_the_episodes_of_a_lost_server_are_shared_out_over_the_others(fakes, serve):
+    third = Fake()
+    try:
+        servers = serve([*fakes, third])
+        third.down = True
+        ask(servers, range(6))
+        before = [len(fake.bodies) for fake in fakes]
+        ask(servers, range(12))
+        counts = zip(fakes, before, strict=True)
+        assert [len(fake.bodies) - count for fake, count in counts] == [6, 6]
+    finally:
+        third.close()
+
+
 def test_a_server_that_hangs_gives_its_requests_up_long_before_their_deadline(fakes, serve):
     servers = serve(fakes, timeout_s=90, health_s=3)
     fakes[0].faults["/generate"] = ["hang", "hang"]
