@@ -24,7 +24,7 @@ from minirl.sglang.sampler import Servers
 from minirl.sglang.server import PushedWeights
 from minirl.types import Decoding, Request
 
-from .fake_sglang import STOP, VOCAB
+from .fake_sglang import STOP, VOCAB, Fake
 
 REQUEST = Request(0, (5, 6, 7), 8, Decoding())
 NUMBERS = itertools.count()
