@@ -1,4 +1,4 @@
-"""The record of an evaluation in files."""
+"""What an evaluation is by, and its record in files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from exchange import UserError
 from launch import read_result
 from launch.evaluation.evaluate import write_trajectories
+from launch.evaluation.questions import own_set, rule_of
 from launch.evaluation.responses import Sampled
 from launch.evaluation.results import (
     ModelFacts,
@@ -20,7 +21,7 @@ from launch.evaluation.results import (
     summarise,
     write_result,
 )
-from sqlenv.config import ExecutorConfig
+from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.types import Example
 
 
@@ -76,3 +77,13 @@ def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
     episode, answer = (json.loads(one)["trajectories"][0]["turns"] for one in lines)
     assert [turn["correct"] for turn in episode] == [False, True]
     assert [(turn["correct"], turn["result"]) for turn in answer] == [(True, {"status": "ok"})]
+
+
+def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():
+    """An official rule keeps its name for itself."""
+    asks = AnswerConfig(match="spider_ex", witnesses=2)
+    found = own_set("test", (), asks)
+    assert found.measures == ("witness", "spider_ex")
+    assert rule_of(found.measures) == "spider_ex"
+    assert found.witnesses == 2
+    assert own_set("test", (), AnswerConfig(match="spider_ex")).measures == ("spider_ex",)

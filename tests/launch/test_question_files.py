@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from exchange import UserError
-from launch.evaluation.questions import find, folder_and_file, own_set, rule_of
-from sqlenv.config import AnswerConfig
+from launch.evaluation.questions import find, folder_and_file
 from tests.databases import write
 
 from .small_sets import make_bird, make_spider
@@ -65,12 +64,7 @@ def test_a_file_is_taken_by_name_or_path(root, tmp_path, monkeypatch, questions,
         ("spider-dev", "downloads", "none.json", r"^--file none\.json: "),
         ("spider-dev", "downloads", "HERE/none.json", r"^--file \S*/none\.json: "),
         ("spider-dev", "none", "", r"^--data-root \S*none: "),
-        (
-            "spider-dev",
-            "downloads/spider_data",
-            "",
-            r"^--data-root: .*; .*--file NAME$",
-        ),
+        ("spider-dev", "downloads/spider_data", "", r"^--data-root: .*; .*--file NAME$"),
         # Nobody is told to put databases into the folder of another data set.
         (
             *("spider-dev", "downloads", "HERE/downloads/bird_data/dev.json"),
@@ -98,13 +92,3 @@ def test_a_set_whose_file_has_a_name_of_its_own_is_that_file(root):
     (folder / "mini_dev_sqlite.json").write_text((folder / "dev.json").read_text())
     _, (first, *_) = find("bird-minidev", root)
     assert first.id == "bird/mini_dev_sqlite/0"
-
-
-def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():
-    """An official rule keeps its name for itself."""
-    asks = AnswerConfig(match="spider_ex", witnesses=2)
-    found = own_set("test", (), asks)
-    assert found.measures == ("witness", "spider_ex")
-    assert rule_of(found.measures) == "spider_ex"
-    assert found.witnesses == 2
-    assert own_set("test", (), AnswerConfig(match="spider_ex")).measures == ("spider_ex",)
