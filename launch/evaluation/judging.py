@@ -79,6 +79,8 @@ class _Judge:
     def run(
         self, sampled: Sequence[Sampled], decode: Decode
     ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
+        if self._questions.corrected is not None:
+            self._check_corrected([*self._questions.corrected.examples.values()])
         samples = [one.queries for one in sampled]
         answers = [each[0] for each in samples]
         right: list[list[bool]] = []
@@ -142,7 +144,6 @@ class _Judge:
         corrected = self._questions.corrected
         if corrected is None:
             return [*judged]
-        self._check_corrected([*corrected.examples.values()])
         first = self._measures[0]
         scores = [one and one.scores[first] for one in judged]
         for measure in (first, "graded"):
@@ -166,12 +167,13 @@ class _Judge:
         """Refuse corrected gold queries that fail."""
         queries = [(one, sql) for one in examples for sql in (one.gold_sql, *one.alternatives)]
         results = run_many(self._executor.gold_many, queries)
-        for (example, _), result in zip(queries, results, strict=True):
-            if not isinstance(result, Table):
-                raise UserError(
-                    f"--corrections: question {example.question_id}: its gold query fails "
-                    f"({describe_failure(result)}); correct it, or take it out"
-                )
+        failing = [
+            f"question {example.question_id}: its gold query fails ({describe_failure(result)})"
+            for (example, _), result in zip(queries, results, strict=True)
+            if not isinstance(result, Table)
+        ]
+        if failing:
+            raise UserError(f"--corrections: {'; '.join(failing)}; correct that, or take it out")
 
     def _is_right(self, one: Judgement | None) -> bool:
         return one is not None and one.scores[self._measures[0]] == 1

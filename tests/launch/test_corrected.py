@@ -59,8 +59,13 @@ def test_another_copy_is_another_evaluation(bird, tmp_path):
 
 
 def test_corrections_of_something_else_are_refused(bird, tmp_path):
-    other, failing = [{**FIXED[0], "db_id": "shop"}], [{**FIXED[0], "SQL": "SELECT x FROM pet"}]
+    other = [{**FIXED[0], "db_id": "shop"}]
+    failing = [{**one, "SQL": "SELECT x FROM pet"} for one in FIXED[:2]]
     with pytest.raises(UserError, match=r"^--corrections: .* is about database shop"):
         evaluate(bird, tmp_path, GOLDS, other)
-    with pytest.raises(UserError, match=r"^--corrections: .*question 1: its gold"):
+    with pytest.raises(
+        UserError, match=r"^--corrections: question 1: its gold.*question 2: its gold"
+    ):
         evaluate(bird, tmp_path, GOLDS, failing)
+    # Before anything is judged, so that no verdicts of these are in the way of others.
+    evaluate(bird, tmp_path, GOLDS, FIXED)
