@@ -127,7 +127,11 @@ class Payload:
             self.views[view] = prefix + _VIEWS.get(where, f"step {where}")
             self._add(view, groups, right)
         missing = [f"{' and '.join(files)}: {words}" for words, files in damage.items()]
-        hints = filter(None, (one.notes.get("hint") for one in run.reports.values()))
+        hints = [
+            f"{where}: {words}" if run.is_training else words
+            for where, one in run.reports.items()
+            if (words := one.notes.get("hint"))
+        ]
         self.notes += [f"{run.name}: {words}" for words in (*run.notes, *missing, *hints)]
 
     def _add(

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,7 +25,7 @@ _MARKS = (VERDICTS, METRICS, CONFIG)
 """Files of which a folder of a run or of a result has at least one."""
 _DEPTH = 3
 """How many folders below a given one a run may lie."""
-_WORD = re.compile(r"[^-_./]*[-_./]?")
+_SEPARATOR = re.compile(r"([-_./])")
 _LONG = 8  # characters that names have to share to be shortened
 _SEED = re.compile(r"[-_]?seed\d+")
 _ENDS = ("before", "after")
@@ -105,13 +106,19 @@ def without_seed(name: str) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Leave out what names begin with alike, whole words of it, where that is long."""
-    words = [_WORD.findall(name) for name in names]
-    count = 0
-    while all(len(each) > count + 1 and each[count] == words[0][count] for each in words):
-        count += 1
-    is_long = len(names) > 1 and len("".join(words[0][:count])) >= _LONG
-    return ["".join(each[count:]) for each in words] if is_long else list(names)
+    """Leave out what names begin and end with alike, whole words of it, where that is long."""
+    words = [_SEPARATOR.split(name) for name in names]
+    ends = [each[::-1] for each in _without_start(words)]
+    return ["".join(each[::-1]) for each in _without_start(ends)]
+
+
+def _without_start(names: Sequence[list[str]]) -> list[list[str]]:
+    """Leave out the words that all begin with, each with its separator, where that is long."""
+    alike = takewhile(lambda words: len({*words}) == 1, zip(*names, strict=False))
+    shared = [word for word, *_ in alike]
+    count = len(shared) // 2 * 2
+    is_long = len(names) > 1 and len("".join(shared[:count])) >= _LONG
+    return [each[count if is_long else 0 :] for each in names]
 
 
 def _distinct(names: Sequence[str]) -> tuple[int, int]:

@@ -247,9 +247,11 @@ def test_names_are_the_ends_of_paths_that_tell_runs_and_configurations_apart(pla
     assert shown_names(both) == ["ours/dev", "ours/dk", "base"]
 
 
-def test_long_beginnings_that_all_names_share_are_left_out():
+def test_long_beginnings_and_ends_that_all_names_share_are_left_out():
     names = ["spider-dev-gpt4.jsonl", "spider-dev-graphix.sql"]
     assert short_names(names) == ["gpt4.jsonl", "graphix.sql"]
+    names = ["evals/run-7b_zero-spider-dev-greedy", "evals/run-codex-spider-dev-greedy"]
+    assert short_names(names) == ["7b_zero", "codex"]
     assert short_names(["run-seed0", "run-seed1"]) == ["run-seed0", "run-seed1"]
     assert short_names(["spider-dev-greedy", "spider-dev"]) == ["spider-dev-greedy", "spider-dev"]
     assert short_names(["spider-dev-one"]) == ["spider-dev-one"]
