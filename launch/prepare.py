@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -76,8 +77,12 @@ def check(
         ),
     ] = None,
     out: Annotated[
-        Path, Parameter(help="file to write, each time anew (default: doubtful.jsonl)")
-    ] = Path("doubtful.jsonl"),
+        Path | None,
+        Parameter(
+            help="file to write, each time anew (default: doubtful.jsonl, or with --export "
+            "TRAINER.jsonl)"
+        ),
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         Parameter(help="count the tokens of prompts with that of this Hugging Face folder"),
@@ -85,6 +90,9 @@ def check(
     dialect: options.Dialect = "sqlite",
 ) -> None:
     """Check data sets, and warm the cache."""
+    out = out or Path(f"{export or 'doubtful'}.jsonl")
+    if export:
+        _check_rows_file(out)
     # What follows --data may be a setting too.
     job = load_config(cfg, [*overrides, *(word for word in data if "=" in word)])
     if tokenizer:
@@ -155,7 +163,7 @@ def _export(
         cli.output.print(line, soft_wrap=True)
     prompts.describe(loaded.descriptions)
     written = rows(trainer, loaded.examples, prompts.training)
-    write_rows(out, written)
+    _write_rows(out, written)
     cli.output.print(f"{len(written):,} rows for {trainer}: {out}", soft_wrap=True)
 
 
@@ -228,28 +236,28 @@ _FORMS: Mapping[Trainer, Callable[[Sequence[Row], str, Row], Row]] = {
 }
 
 
-def write_rows(path: Path, written: Sequence[Row]) -> None:
-    """Write rows as Parquet (.parquet) or as JSON lines (.jsonl), whole or not at all.
+def _check_rows_file(path: Path) -> None:
+    """Refuse a file that rows cannot be written to, before the work that makes them."""
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise UserError(f"--out {path}: name a .parquet or a .jsonl file")
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise UserError(
+            f"--out {path}: Parquet needs pyarrow, which TRL and verl bring along: "
+            "pip install pyarrow, or name a .jsonl file"
+        )
 
-    Raises:
-        UserError: The file is to be of another kind, or Parquet cannot be written here.
-    """
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError:
-            raise UserError(
-                f"--out {path}: Parquet needs pyarrow, which TRL and verl bring along: "
-                "pip install pyarrow, or name a .jsonl file"
-            ) from None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(pyarrow.Table.from_pylist(list(written)), path)
-    elif path.suffix == ".jsonl":
+
+def _write_rows(path: Path, written: Sequence[Row]) -> None:
+    """Write rows as Parquet (.parquet) or as JSON lines (.jsonl), whole or not at all."""
+    if path.suffix == ".jsonl":
         with whole_file(path) as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in written)
-    else:
-        raise UserError(f"--out {path}: name a .parquet or a .jsonl file")
+        return
+    import pyarrow
+    from pyarrow import parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(list(written)), path)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,14 @@ def test_rows_have_what_each_trainer_loads(place: Path):
     assert verl["extra_info"]["database"] == skyrl["database"] == first["database"]
 
 
+def test_a_file_that_rows_cannot_be_written_to_is_refused_before_the_work(place: Path):
+    words = shlex.split(COMMANDS[0][0])
+    with pytest.raises(UserError, match=r"^--out rows\.csv: name a \.parquet or a \.jsonl file"):
+        prepare.main([*words, "--out", "rows.csv", "data.root=nowhere"])
+    prepare.main([*words[: words.index("--out")], *SMALL])
+    assert Path("trl.jsonl").is_file()
+
+
 def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
     """Where one question has them; a Parquet file has the same columns in all rows."""
     database = make_file(place / "a.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (1), (2)")
