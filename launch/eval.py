@@ -232,6 +232,7 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
 
     from launch.build import SqlSide, demo_folder
     from launch.evaluation.evaluate import judge_answers
+    from launch.evaluation.judging import check_corrected
     from launch.evaluation.questions import check_databases
     from launch.run_folder import claimed
 
@@ -249,8 +250,10 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
         sql = stack.enter_context(SqlSide(config, demo_folder(config, out or Path())))
         examples = source.questions(split, sql)
         questions = _questions(given, config, examples)
-        if source.is_asked:  # before hours of sampling
+        if source.is_asked or questions.corrected:  # before hours of sampling
             check_databases(questions.databases | questions.suite_files)
+        if questions.corrected:
+            check_corrected(questions.corrected, executor)
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
             samples, notes = source.answers(examples, sql, out or Path(), show)

@@ -17,6 +17,7 @@ from launch.evaluation.questions import (
     REFERENCED,
     TEXTUAL,
     WITNESS,
+    Corrected,
     QuestionSet,
     check_databases,
     rule_of,
@@ -42,6 +43,24 @@ _SECONDS = (1.0, 4.0)
 _Asked = tuple[int, str]
 """A query for a question, which is given by number."""
 _T = TypeVar("_T")
+
+
+def check_corrected(corrected: Corrected, executor: Executor) -> None:
+    """Refuse corrected gold queries that fail."""
+    examples = corrected.examples.values()
+    queries = [(one, sql) for one in examples for sql in (one.gold_sql, *one.alternatives)]
+    results = run_many(executor.gold_many, queries)
+    failing = {
+        example.question_id: describe_failure(result)
+        for (example, _), result in zip(queries, results, strict=True)
+        if not isinstance(result, Table)
+    }
+    if failing:
+        told = "; ".join(f"question {number} ({failure})" for number, failure in failing.items())
+        raise UserError(
+            f"--corrections: {corrected.pin}: gold queries fail: {told}; correct them, or take "
+            "them out"
+        )
 
 
 def judge(
@@ -79,8 +98,6 @@ class _Judge:
     def run(
         self, sampled: Sequence[Sampled], decode: Decode
     ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
-        if self._questions.corrected is not None:
-            self._check_corrected([*self._questions.corrected.examples.values()])
         samples = [one.queries for one in sampled]
         answers = [each[0] for each in samples]
         right: list[list[bool]] = []
@@ -162,18 +179,6 @@ class _Judge:
             else one
             for example, one, score in zip(self._examples, judged, scores, strict=True)
         ]
-
-    def _check_corrected(self, examples: Sequence[Example]) -> None:
-        """Refuse corrected gold queries that fail."""
-        queries = [(one, sql) for one in examples for sql in (one.gold_sql, *one.alternatives)]
-        results = run_many(self._executor.gold_many, queries)
-        failing = [
-            f"question {example.question_id}: its gold query fails ({describe_failure(result)})"
-            for (example, _), result in zip(queries, results, strict=True)
-            if not isinstance(result, Table)
-        ]
-        if failing:
-            raise UserError(f"--corrections: {'; '.join(failing)}; correct that, or take it out")
 
     def _is_right(self, one: Judgement | None) -> bool:
         return one is not None and one.scores[self._measures[0]] == 1
