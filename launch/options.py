@@ -10,7 +10,7 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from cyclopts.validators import Number
 
 from exchange import UserError
@@ -121,6 +121,9 @@ class Command:
             return self._app.parse_args(words, exit_on_error=False, print_error=False)[:2]
         except CycloptsError as error:
             said = " ".join(str(error).split())
+            if isinstance(error, MissingArgumentError) and (missing := error.argument):
+                # An option that is not there at all is no option without its argument.
+                said = said if error.keyword or missing.tokens else f"{missing.name} is missing."
             raise UserError(f"{self._app.name[0]}: {said} {_elsewhere(said)}See --help.") from None
 
 

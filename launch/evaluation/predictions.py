@@ -250,6 +250,11 @@ def _query(value: Any) -> str:
 def _record(place: str, record: Any) -> _Prediction:
     if isinstance(record, str):
         return _Prediction(place, (_query(record),))
+    if record is None:
+        raise UserError(
+            f"{place}: no JSON object, or one that is cut off; queries without JSON, one a line, "
+            "go into a file named .sql"
+        )
     fields = [name for name in _QUERY_FIELDS if isinstance(record, dict) and name in record]
     if not fields:
         raise UserError(
@@ -289,9 +294,10 @@ def _json(path: Path) -> list[_Prediction]:
     numbered = entries if isinstance(entries, dict) else {}
     if not numbered:
         form = f'{{"0": "SQL{BIRD_MARK}db_id"}}'.replace("\t", "\\t")
+        cut = "broken JSON, or " if entries is None else ""
         raise UserError(
-            f"{path}: not of BIRD's form {form}; one query a line goes into a file that does not "
-            "end in .json"
+            f"{path}: {cut}not of BIRD's form {form}; one query a line goes into a file that does "
+            "not end in .json"
         )
     places = [str(number) for number in range(len(numbered))]
     has_places = numbered.keys() == {*places}

@@ -91,8 +91,9 @@ def find(
     below the root, or a path. The dialect is that of gold queries and predictions.
     """
     if not root.is_dir():
-        raise UserError(f"{key} {root}: no such folder or file; check the path")
-    source = SETS[name].at(root).model_copy(update={"dialect": dialect})
+        advice = "check the path" if key == "--data-root" else "set it, or give --data-root FOLDER"
+        raise UserError(f"{key} {root}: no such folder or file; {advice}")
+    source = SETS[name].at(root, dialect)
     source = source.model_copy(update={"file": file}) if file else source
     # What lies below the root goes before what lies here.
     if file and not is_below(source) and Path(file).is_file():

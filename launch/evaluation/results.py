@@ -346,7 +346,7 @@ def _command(path: Path) -> str:
     """Write the command that judges the answers of a result again."""
     folder = path if path.is_dir() else path.parent
     if not (folder / PREDICTIONS).exists():
-        return "python -m launch.eval, as it was made"
+        return "python -m launch.eval, as it was made (a file of answers: --predictions FILE)"
     answers = f"--predictions {folder / PREDICTIONS}"
     return f"python -m launch.eval {answers} --data NAME --data-root DIR --out FOLDER"
 

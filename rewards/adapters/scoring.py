@@ -176,9 +176,10 @@ def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> Adapter
         config = AdapterConfig.model_validate(_plain(settings or {}))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        place = ".".join(map(str, first["loc"]))
+        where = ": ".join(filter(None, ("settings of the SQL reward", place)))
         advice = _advice(first["loc"], first["input"])
-        raise UserError(f"settings of the SQL reward: {where}: {first['msg']}{advice}") from None
+        raise UserError(f"{where}: {first['msg']}{advice}") from None
     for clash in clashes(config.reward, config.env):
         if clash.is_there:
             raise UserError(f"settings of the SQL reward: {clash.told(config)}")
@@ -187,7 +188,7 @@ def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> Adapter
 
 def _advice(place: tuple[int | str, ...], given: Any) -> str:
     """Say where a `kind` goes that stands elsewhere."""
-    if place[:1] == ("kind",):
+    if place[:1] == ("kind",) or (not place and isinstance(given, str)):
         return f'; write {{"reward": {{"kind": "{given}"}}}} (or "env")'
     is_section = len(place) == 1 and place[0] in ("reward", "env")
     if is_section and isinstance(given, str):

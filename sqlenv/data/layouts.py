@@ -11,6 +11,7 @@ from pathlib import Path
 from exchange import UserError
 from sqlenv.config import Layout, SourceConfig, Split
 from sqlenv.data.records import Record, read_records
+from sqlenv.types import Dialect
 
 _SEARCHED = 1_000  # folders that are looked at
 
@@ -29,9 +30,13 @@ class NamedSet:
     questions: int = 0
     comparators: tuple[str, ...] = ()
 
-    def at(self, folder: Path) -> SourceConfig:
-        """Take it from a folder."""
-        return SourceConfig(layout=self.layout, path=folder, split=self.split, file=self.file)
+    def at(self, folder: Path, dialect: Dialect = "sqlite") -> SourceConfig:
+        """Take it from a folder, with the file that has its gold queries in a dialect."""
+        name = "postgresql" if dialect == "postgres" else dialect
+        file = self.file.replace("sqlite", name)
+        return SourceConfig(
+            layout=self.layout, path=folder, split=self.split, file=file, dialect=dialect
+        )
 
 
 @dataclass(frozen=True, slots=True)

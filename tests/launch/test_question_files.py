@@ -80,6 +80,8 @@ def test_what_is_not_there_is_told_by_its_option(root, tmp_path, name, place, fi
 def test_the_option_that_was_given_is_named(root):
     with pytest.raises(UserError, match=rf"^data\.root: spider-test: {root}: no test\.json in it"):
         find("spider-test", root, key="data.root")
+    with pytest.raises(UserError, match=r"^data\.root no: .*; set it, or give --data-root FOLDER"):
+        find("spider-test", Path("no"), key="data.root")
     predictions = root / "spider_data" / "model.sql"
     predictions.write_text("SELECT 1\n")
     with pytest.raises(UserError, match=r"^--data-root \S*model\.sql: is a file, and not one of "):
@@ -89,6 +91,11 @@ def test_the_option_that_was_given_is_named(root):
 def test_a_set_whose_file_has_a_name_of_its_own_is_that_file(root):
     """Mini-Dev lies beside BIRD's dev set."""
     folder = root / "bird_data"
-    (folder / "mini_dev_sqlite.json").write_text((folder / "dev.json").read_text())
+    for name in ("sqlite", "postgresql"):
+        (folder / f"mini_dev_{name}.json").write_text((folder / "dev.json").read_text())
     _, (first, *_) = find("bird-minidev", root)
     assert first.id == "bird/mini_dev_sqlite/0"
+    _, (first, *_) = find("bird-minidev", root, dialect="postgres")
+    assert (first.id, first.dialect) == ("bird/mini_dev_postgresql/0", "postgres")
+    with pytest.raises(UserError, match=r"no mini_dev_mysql\.json in it"):
+        find("bird-minidev", root, dialect="mysql")
