@@ -12,7 +12,7 @@ from typing import Any
 
 from exchange import UserError
 from launch.evaluation.replies import Decode
-from launch.evaluation.results import QuestionVerdict
+from launch.evaluation.results import PREDICTIONS, QuestionVerdict
 from launch.files import read_lines, read_plain_lines, read_text, write_text
 from sqlenv.sql.answers import answer_of
 from sqlenv.sql.lexer import one_line
@@ -208,6 +208,7 @@ def _by_order(
 
 
 def _predictions(path: Path) -> list[_Prediction]:
+    path = path / PREDICTIONS if (path / PREDICTIONS).is_file() else path  # a result of ours
     if path.is_dir():
         return _folder(path)
     if path.suffix == ".json":
@@ -263,6 +264,10 @@ def _record(place: str, record: Any) -> _Prediction:
         )
     filled = [record[name] for name in fields if record[name]]
     queries = filled[0] if filled else ""
+    if isinstance(queries, dict):
+        raise UserError(
+            f"{place}: its query is an object, as in a file of questions; give queries as text"
+        )
     if not isinstance(queries, list) or not queries:
         queries = [queries]
     ids = ((name, record[name]) for name in _ID_FIELDS if record.get(name) is not None)

@@ -226,6 +226,8 @@ def question_set(
     if corrected is not None and measures[0] not in COMPARATORS.keys() - REFERENCED:
         raise UserError(f"--corrections: {measures[0]} judges by no gold query; name another first")
     suite: Mapping[str, tuple[Path, ...]] = {}
+    if test_suite is not None and SUITED.isdisjoint(measures):
+        raise UserError(f"--test-suite: none of {', '.join(measures)} uses one; leave it out")
     if not SUITED.isdisjoint(measures):
         if test_suite is not None and not test_suite.is_dir():
             raise UserError(f"--test-suite {test_suite}: no such folder")

@@ -330,6 +330,12 @@ def read_report(path: Path) -> Report:
     if is_folder:
         lines = read_lines(file, QuestionVerdict, advice=advice)
         report = replace(report, questions=[verdict for _, verdict in lines])
+    count, expected = len(report.questions), report.settings.questions
+    if count < expected:
+        raise UserError(
+            f"{file}: cut off, holds {count:,} of {expected:,} questions; fetch it again, or "
+            "repeat the command that made it, with another --out"
+        )
     # In a string quotes are escaped.
     if report.questions and b', "gold": "' in file.read_bytes():
         tell_former(file)

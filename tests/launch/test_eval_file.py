@@ -43,6 +43,23 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
+def test_a_result_is_a_file_of_predictions_and_refused_where_it_is_cut_off(spider, tmp_path):
+    path, folder = write(tmp_path / "mixed.sql", MIXED), tmp_path / "result"
+    first = evaluate(path, spider, tmp_path / "o.json", "--out", str(folder))
+    again = evaluate(folder, spider, tmp_path / "p.json")
+    assert verdicts(again, "spider_ex") == verdicts(first, "spider_ex")
+    file = folder / "predictions.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match=r"predictions\.jsonl: cut off, holds 2 of 5 questions"):
+        report.main([str(folder), "--out", str(tmp_path / "page.html")])
+
+
+def test_a_test_suite_that_no_measure_uses_is_refused(bird, tmp_path):
+    path = write(tmp_path / "mixed.sql", MIXED)
+    with pytest.raises(UserError, match=r"^--test-suite: none of bird_ex uses one"):
+        evaluate(path, bird, tmp_path / "o.json", "--test-suite", str(tmp_path), data="bird-dev")
+
+
 def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, capsys):
     path = write(tmp_path / "mixed.sql", MIXED)
     names = "spider_ex,spider_ts,bird_ex,set,ex_f,csmr"
