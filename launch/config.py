@@ -352,7 +352,9 @@ def _explain(error: ValidationError, raw: Any) -> str:
     path = ".".join(keys)
     if first["type"] == "contradiction":
         return ".".join(filter(None, (path, first["msg"])))
-    unknown = f"unknown key{kind}; {_meant(path)}docs/configuration.md lists all"
+    # A run's own config may be of an earlier version.
+    lists = "docs/configuration.md lists all, CHANGELOG.md what was removed"
+    unknown = f"unknown key{kind}; {_meant(path)}{lists}"
     return f"{path}: {unknown if first['type'] == 'extra_forbidden' else describe(first)}"
 
 

@@ -15,7 +15,7 @@ from launch.evaluation.replies import Decode
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 
-from .conftest import mistake
+from .conftest import ROOT, mistake
 
 DEMO = "progress-demo.yaml"
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
@@ -84,6 +84,18 @@ def test_a_wrong_setting_is_named_with_its_path(override):
 
 def test_what_is_left_of_another_kind_is_named_with_both():
     assert "env.turns: unknown key of kind single_turn" in message(DEMO, "env.kind=single_turn")
+
+
+def test_a_key_of_an_earlier_version_is_looked_up_where_removals_are_listed(tmp_path):
+    written = dump(load_config(DEMO, []))
+    key = "feedback_exec_error"
+    path = tmp_path / "config.yaml"
+    path.write_text(written.replace("env:\n", f"env:\n  {key}: false\n"), encoding="utf-8")
+    told = message(str(path))
+    assert told.startswith(f"{path}: env.{key}: unknown key")
+    assert "CHANGELOG.md" in told
+    removed = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("### Removed")[1]
+    assert f"`env.{key}`" in removed
 
 
 @pytest.mark.parametrize("case", [*CASES["contradictions"], *CASES["clashes"]])
