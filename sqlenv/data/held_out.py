@@ -18,11 +18,7 @@ def validation_of(config: DataConfig, count: int) -> DataConfig:
 
 
 def hold_out(
-    config: DataConfig,
-    count: int,
-    check: Check | None = None,
-    *,
-    advice: str = "",
+    config: DataConfig, count: int, check: Check | None = None, *, advice: str = ""
 ) -> frozenset[str]:
     """Choose databases to hold out, by `config.seed` and their names alone.
 

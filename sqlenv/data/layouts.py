@@ -102,10 +102,7 @@ DATASETS: Mapping[Layout, DatasetSpec] = {
         "Spider-DK", {"dev": ("Spider-DK.json",)}, databases=_SPIDERS, is_graded=True
     ),
     "spider-realistic": DatasetSpec(
-        "spider-realistic",
-        {"dev": ("spider-realistic.json",)},
-        databases=_SPIDERS,
-        is_graded=True,
+        "spider-realistic", {"dev": ("spider-realistic.json",)}, databases=_SPIDERS, is_graded=True
     ),
     "synsql": DatasetSpec(
         "SynSQL-2.5M",
@@ -270,11 +267,10 @@ def other_dataset(layout: Layout, record: Record) -> str:
 def check_question_file(file: Path, *, key: str) -> None:
     """Refuse a file whose first record does not have the fields of a data set's questions."""
     try:
-        kind = _kind_of(next(read_records(file)))
+        find_set(file.parent, file)
     except UserError:
-        kind = ""
-    if kind not in DATASETS:
-        raise UserError(f"{key} {file}: is a file, and not one of questions; give a folder")
+        what = "is a file, and not one of questions; give a folder"
+        raise UserError(f"{key} {file}: {what}") from None
 
 
 def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:

@@ -24,11 +24,8 @@ def split(
     """Hold out, and load what is left and what is held out."""
     held = hold_out(config, count, by_running(runner))
     rest = load(config, check=by_running(runner), accept=lambda db_id: db_id not in held)
-    own = load(
-        validation_of(config, count),
-        check=by_running(runner),
-        accept=lambda db_id: db_id in held,
-    )
+    validation = validation_of(config, count)
+    own = load(validation, check=by_running(runner), accept=lambda db_id: db_id in held)
     assert databases(own) <= held
     assert not databases(rest) & held
     return held, rest, own
@@ -73,9 +70,8 @@ def test_of_a_mixture_every_source_gives_its_share(tmp_path, runner):
 
 
 def test_more_than_there_is_is_refused(tmp_path, runner):
-    config = DataConfig(
-        sources=(make_source(tmp_path, "own", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),)
-    )
+    source = make_source(tmp_path, "own", {"a": [RIGHT] * 3, "b": [WRONG] * 3})
+    config = DataConfig(sources=(source,))
     with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
         hold_out(config, 4, by_running(runner))
     assert hold_out(config, 3, by_running(runner)) == {"a"}
