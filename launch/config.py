@@ -79,7 +79,7 @@ class RunConfig(Settings):
     dir: Path | None = None
     """Run folder; None for runs/<name>-seed<seed>."""
     trackio: str | None = None
-    """Project of Trackio, where that is installed, to log each step in too; None for none."""
+    """Trackio project to log to, if Trackio is installed."""
 
 
 class DataSection(Settings):
@@ -96,7 +96,7 @@ class DataSection(Settings):
     """Number of questions to hold out of `train` to choose checkpoints by (docs/data.md)."""
     test: DataConfig
     overlap: Literal["refuse", "tell"] = "refuse"
-    """What to do about contamination (docs/data.md)."""
+    """Refuse or report contamination (docs/data.md)."""
 
     @model_validator(mode="after")
     def _check(self) -> DataSection:
@@ -122,7 +122,7 @@ class DataSection(Settings):
 
 
 class PromptConfig(Settings):
-    """How a question is asked."""
+    """How questions are asked."""
 
     style: PromptStyle = "progress"
     """Wording."""
@@ -156,7 +156,7 @@ class EvalConfig(Settings):
     """Where the query of a reply is; None for `env.wrapping` of trained models, and `any` for
     others."""
     episode: Literal["single_turn", "agentic"] = "single_turn"
-    """Answer in one reply, or in the tool-calling episode of `env` (`agentic`)."""
+    """Answer in one reply, or in an episode with tool calls (`agentic`)."""
     max_prompt_tokens: PositiveInt | None = None
     """Longest prompt; longer ones are wrong, and counted. None for `sampler.max_prompt_tokens`."""
     max_response_tokens: PositiveInt | None = None
@@ -183,7 +183,7 @@ class VerbalConfig(JudgeConfig):
     send_seed: bool = True
     """Send a seed with requests, which a few services refuse."""
     parallel: PositiveInt = 16
-    """Calls under way at a time."""
+    """Concurrent calls."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Longest wait for an answer, in seconds."""
     retries: int = Field(default=6, ge=0)
@@ -207,7 +207,7 @@ class CourseConfig(TrainConfig):
     epochs: PositiveInt | None = None
     """Passes over the `data.train.total` questions, instead of `steps`."""
     second_stage: SecondStage | None = None
-    """A second stage; None for none."""
+    """Settings of a second stage, if any."""
     sample_tokens: bool = False
     """Also record the advantage and log-probabilities of each token."""
 

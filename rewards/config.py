@@ -93,10 +93,10 @@ class PaverlConfig(Settings):
     """Reward the share of gold columns (EX_f), or only all of them (`binary`, EX_b)."""
 
     extra_columns: int = Field(default=5, ge=1)
-    """Number of extra columns that fails EX_b (tau)."""
+    """Number of extra columns at which EX_b is 0 (tau)."""
 
     all_columns: float = 10.0
-    """Reward of all gold columns, times EX_f for some."""
+    """Reward of all gold columns; of some, times EX_f."""
 
     executed: float = 0.5
     """Reward of a query that runs without a gold column."""
@@ -148,7 +148,7 @@ class JudgeConfig(Settings):
     """Distinct executable candidates of a question (K)."""
 
     attempts: int = Field(default=200, ge=1)
-    """Most answers sampled to find them."""
+    """Maximum number of answers sampled to find them."""
 
     judgements: int = Field(default=20, ge=1)
     """Judgements of the set of candidates."""

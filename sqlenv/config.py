@@ -46,10 +46,10 @@ class SourceConfig(Settings):
     """Dialect of the gold queries, unless a record names one (docs/data.md)."""
 
     weight: float = Field(default=1.0, gt=0)
-    """Share of `total`, relative to the other sources."""
+    """Relative share of `total`."""
 
     limit: int | None = Field(default=None, ge=1)
-    """Most questions of this source, sampled by seed; None for all."""
+    """Maximum number of questions, sampled by seed; None for all."""
 
     levels: tuple[str, ...] = ()
     """SynSQL's levels to take (Simple, Moderate, Complex, Highly Complex); none for all."""
@@ -71,10 +71,10 @@ class DataConfig(Settings):
     """Seed of the sample and of held-out databases."""
 
     exclude: tuple[GoldIssue, ...] = ("blank", "failing", "empty")
-    """Questions to leave out by their gold query (names: docs/data.md)."""
+    """Questions to leave out, by their gold query (docs/data.md)."""
 
     exclude_databases: tuple[str, ...] = ()
-    """Databases to leave out, such as those of a test set."""
+    """Databases to leave out, such as a test set's."""
 
     drop_missing_database: bool = False
     """Leave out questions without a database instead of refusing to start."""
@@ -110,7 +110,7 @@ class ExecutorConfig(Settings):
     """Threads of this process, or worker processes (`process`; docs/executor.md)."""
 
     workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
-    """Queries that run at a time, with one place for quick ones; default: one a CPU core, at most
+    """Concurrent queries, one place being kept for quick ones; default: one per CPU core, at most
     16."""
 
     timeout_s: float = Field(default=30.0, gt=0, le=1_000_000)
@@ -163,14 +163,14 @@ class AnswerConfig(Settings):
     """How the query of an answer is found and judged."""
 
     match: ExecutionMatch = "set"
-    """Comparator that decides which query is right (docs/evaluation.md)."""
+    """Comparator that decides whether a query is right (docs/evaluation.md)."""
 
     numbers: Numbers = "close"
     """`close` ignores the last bits of numbers (relative 1e-12) in `match` and in all rewards;
     official comparators stay exact."""
 
     witnesses: int = Field(default=0, ge=0, le=16)
-    """Small databases on which an answer has to give the gold's result too (docs/rewards.md)."""
+    """Small databases on which an answer must also give the gold result (docs/rewards.md)."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the query of a reply is (docs/rewards.md)."""
@@ -195,7 +195,7 @@ class DiagnosedConfig(AnswerConfig):
     """Tag of the union."""
 
     turns: int = Field(default=4, ge=1)
-    """Most attempts (T)."""
+    """Maximum number of attempts (T)."""
 
 
 class AgenticConfig(AnswerConfig):
@@ -208,7 +208,7 @@ class AgenticConfig(AnswerConfig):
     """Where the query of the final message is."""
 
     calls: int = Field(default=3, ge=1)
-    """Most tool calls before the answer."""
+    """Maximum number of tool calls before the answer."""
 
     tool: str = Field(default="run_sql_remote", min_length=1)
     """Name of the tool; execute_sql in appendix A."""

@@ -50,10 +50,10 @@ class AlgorithmConfig(Settings):
     kl_estimator: KlEstimator = "k3"
     """Estimator of the KL."""
     kl_in: KlPlace = "loss"
-    """Where the KL counts: in the `loss`, with a gradient, in the `reward` of a trajectory, or in
-    the `credit` of each token."""
+    """Add the KL to the `loss`, to the `reward` of a trajectory, or to the `credit` of each
+    token."""
     correction: Correction = "truncated"
-    """Weight for the gap between sampler and learner (formulas: docs/training.md)."""
+    """Correction of the gap between sampler and learner (docs/training.md)."""
     correction_level: CorrectionLevel = "token"
     """Ratio of each token, the geometric mean of a row (`sequence`), or its `product`."""
     correction_low: float = Field(default=0.5, gt=0, le=1)
@@ -61,7 +61,7 @@ class AlgorithmConfig(Settings):
     correction_high: float = Field(default=2.0, ge=1)
     """Upper bound of the ratio."""
     score_centering: int = Field(default=0, ge=0)
-    """Number of the sampler's likeliest tokens over which its drift is removed from the gradient
+    """Number of the sampler's likeliest tokens by which its drift is removed from the gradient
     (arXiv:2609.20807); 0 disables it."""
     mask_cut_off: bool = False
     """Exclude truncated replies from the loss (DAPO's overlong filtering)."""
@@ -70,7 +70,7 @@ class AlgorithmConfig(Settings):
     correctness_filter: Literal["none", "mixed"] = "none"
     """`mixed` trains only on groups with both correct and wrong trajectories."""
     max_rounds: PositiveInt = 1
-    """Dynamic sampling: most rollouts of a step, until enough groups pass the filters."""
+    """Dynamic sampling: maximum number of rollouts until enough groups pass the filters."""
     overlong_tokens: int = Field(default=0, ge=0)
     """Last tokens of `sampler.max_response_tokens` over which a penalty grows to 1; 0 disables
     it."""

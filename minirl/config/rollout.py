@@ -25,7 +25,7 @@ class SamplerConfig(Settings):
     """How episodes are sampled."""
 
     slots: PositiveInt = 64
-    """Episodes decoded side by side by the native sampler."""
+    """Episodes that the native sampler decodes in parallel."""
     max_prompt_tokens: PositiveInt = 6000
     """Longest first observation."""
     max_response_tokens: PositiveInt = 8192
@@ -36,8 +36,8 @@ class SamplerConfig(Settings):
     """Key/value cache of a device, in 10^9 bytes; None for what all slots need, at most 90 % of the
     memory that weights and optimizer leave (TPU 28 %; CPU a quarter of all)."""
     repeatable: bool | None = None
-    """Take environments' results in the order of the replies, so that runs repeat bit by bit; None
-    for true on CPUs alone."""
+    """Handle environments' results in the order of the replies, so that runs repeat bit by bit;
+    None for true on CPUs only."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -56,24 +56,24 @@ class SglangConfig(Settings):
     urls: tuple[str, ...] = ()
     """Running servers, http://HOST:PORT each."""
     launch: int = Field(default=0, ge=0)
-    """Servers that each process starts on its host and stops at its end."""
+    """Servers that each process starts on its host, and stops."""
     python: str | None = None
     """Interpreter of SGLang's environment; None for MINIRL_SGLANG_PYTHON, else this one."""
     arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Options of launched servers, such as {mem-fraction-static: 0.8}; true for flags."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """Further environment variables of launched servers."""
+    """Environment variables of launched servers."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each launched server, such as ["0,1", "2,3"]; none for the run's."""
     weights: Path | None = None
-    """Folder that servers see at the same path, with room for two copies; None for `weights` in the
-    run folder."""
+    """Folder for new weights, at the same path on all hosts, with room for two copies; None for
+    `weights` in the run folder."""
     parallel: PositiveInt = 256
-    """Most requests under way at a server."""
+    """Concurrent requests to a server."""
     timeout_s: PositiveFloat = 600.0
-    """Longest wait for a reply; the server is then taken out."""
+    """Longest wait for a reply before a server is taken out."""
     health_s: PositiveFloat = 30.0
-    """Longest time without an answer to a health check."""
+    """Longest wait for an answer to a health check."""
     wait_s: PositiveFloat = 600.0
     """Longest wait for a server to start, to load weights, or to come back when none is left; then
     the run is saved and stops."""
@@ -109,12 +109,12 @@ class SglangConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    """Who samples the episodes of training and evaluation."""
+    """The sampler of training and evaluation."""
 
     backend: Literal["native", "sglang"] = "native"
     sglang: SglangConfig = SglangConfig()
     lag: int = Field(default=0, ge=0)
-    """Rollouts that servers sample ahead of the step that trains on them."""
+    """Rollouts that servers sample ahead of training."""
 
     @model_validator(mode="after")
     def _check(self) -> RolloutConfig:

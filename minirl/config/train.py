@@ -90,7 +90,7 @@ class MeshConfig(Settings):
 
 
 class BatchingConfig(Settings):
-    """How a batch is split for memory; gradients differ by rounding only."""
+    """How a batch is split to save memory; gradients differ only by rounding."""
 
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
     """Tokens of a micro-batch for each data x fsdp part, prompts counted once a group; `auto` is
@@ -114,7 +114,7 @@ class GuardConfig(Settings):
     """Skip a gradient whose norm exceeds both the recent median and `max_grad_norm` by this factor;
     None disables it."""
     window: PositiveInt = 16
-    """Norms in the median; before that many, none is too large."""
+    """Number of norms in the median; none is too large before."""
     max_skipped: PositiveInt = 5
     """Skipped updates in a row that end the run; the last batch is saved as skipped.npz."""
 
@@ -143,7 +143,7 @@ class SftConfig(_Phase):
     steps: PositiveInt = 500
     groups_per_step: PositiveInt = 32
     group_size: PositiveInt = 1
-    """Demonstrations of one database that share the beginning of their prompts."""
+    """Demonstrations about one database, which share the beginning of their prompts."""
     learn_prompt: bool = False
     """Also learn prompts, beyond what a group shares, which teaches an untrained model to copy
     names."""
@@ -168,10 +168,10 @@ class TrainConfig(_Phase):
     checkpoint_every: PositiveInt = 20
     """Steps between checkpoints; the newest two and the best weights are kept."""
     kl_every: PositiveInt | None = None
-    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; None
+    """Steps between measurements of the KL to the initial weights if `algorithm.kl_coef` is 0; None
     disables them."""
     sample_every: PositiveInt = 10
-    """Steps between those whose groups are recorded (docs/reports.md)."""
+    """Steps between records of whole groups (docs/reports.md)."""
     env_workers: PositiveInt = 32
     """Threads that run environments."""
 
