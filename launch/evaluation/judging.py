@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain, compress
 from time import perf_counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exchange import UserError
@@ -40,8 +40,8 @@ _FIRST, _MOST = 32, 256
 _SECONDS = (1.0, 4.0)
 """What takes less than the first is done more at a time, what takes more than the second less."""
 
-_Asked = tuple[int, str]
-"""A query for a question, which is given by number."""
+_Asked = tuple[Example, str]
+"""A query for a question."""
 _T = TypeVar("_T")
 
 
@@ -102,19 +102,22 @@ class _Judge:
         answers = [each[0] for each in samples]
         right: list[list[bool]] = []
         if len(samples[0]) > 1:
-            unique = [*dict.fromkeys((n, sql) for n, each in enumerate(samples) for sql in each)]
+            numbered = zip(self._examples, samples, strict=True)
+            asked = [[(example, sql) for sql in each] for example, each in numbered]
+            unique = [*dict.fromkeys(chain.from_iterable(asked))]
             judged = self._score("samples", unique, self._measures[:1])
             known = dict(zip(unique, map(self._is_right, judged), strict=True))
-            right = [[known[n, sql] for sql in each] for n, each in enumerate(samples)]
+            right = [[known[one] for one in each] for each in asked]
             if decode.kind == "vote":
                 votes = dict(zip(unique, self._votes(unique, decode.vote_by), strict=True))
-                ballots = [[votes[n, sql] for sql in each] for n, each in enumerate(samples)]
+                ballots = [[votes[one] for one in each] for each in asked]
                 answers = choose(samples, ballots, spider=_is_spider(self._examples[0]))
             else:
-                pairs = zip(samples, right, strict=True)
-                answers = [each[marks.index(True) if any(marks) else 0] for each, marks in pairs]
+                marked = zip(samples, right, strict=True)
+                answers = [each[marks.index(True) if any(marks) else 0] for each, marks in marked]
         labels = self._thread.submit(_labels, self._examples, answers)
-        judged = self._score("verdicts", [*enumerate(answers)], self._measures)
+        pairs = [*zip(self._examples, answers, strict=True)]
+        judged = self._score("verdicts", pairs, self._measures)
         right = right or [[self._is_right(one)] for one in judged]
         judged = self._with_corrected(answers, judged)
         columns = (self._examples, sampled, answers, judged, right, labels.result())
@@ -164,14 +167,14 @@ class _Judge:
         first = self._measures[0]
         scores = [one and one.scores[first] for one in judged]
         for measure in (first, "graded"):
-            asked = [
-                (n, sql)
+            asked = {
+                n: (laid, sql)
                 for n, (example, sql) in enumerate(zip(self._examples, answers, strict=True))
                 if (laid := corrected.examples.get(example.id))
                 and bool(laid.grading_method) == (measure == "graded")
-            ]
-            found = self._score(f"corrected {measure}", asked, (measure,), corrected.examples)
-            for (n, _), one in zip(asked, found, strict=True):
+            }
+            found = self._score(f"corrected {measure}", [*asked.values()], (measure,))
+            for n, one in zip(asked, found, strict=True):
                 scores[n] = one and one.scores[measure]
         return [
             one and replace(one, scores={**one.scores, CORRECTED: score})
@@ -189,36 +192,25 @@ class _Judge:
         with Executor(config.model_copy(update=limits)) as executor:
 
             def vote(part: Sequence[_Asked]) -> list[str | None]:
-                examples = self._examples
-                pairs = [(examples[n].database, _on_sqlite(examples[n], sql)) for n, sql in part]
-                return executor.votes(pairs, by)
+                return executor.votes(
+                    [(example.database, _on_sqlite(example, sql)) for example, sql in part], by
+                )
 
             return self._resume("votes", asked, vote)
 
     def _score(
-        self,
-        phase: str,
-        asked: Sequence[_Asked],
-        measures: Sequence[str],
-        others: Mapping[str, Example] = MappingProxyType({}),
+        self, phase: str, asked: Sequence[_Asked], measures: Sequence[str]
     ) -> list[Judgement | None]:
-        """Judge queries; there is no verdict on those for a question without a gold query. Of some
-        questions others, by id, have the gold query.
-        """
+        """Judge queries; there is no verdict on those for a question without a gold query."""
         references = self._questions.references
+        has_gold = [bool(one.gold_sql or one.id in references) for one, _ in asked]
 
         def work(part: Sequence[_Asked]) -> list[Any]:
-            golds = [
-                self._examples[n].gold_sql or self._examples[n].id in references for n, _ in part
-            ]
-            known = [one for one, gold in zip(part, golds, strict=True) if gold]
-            found = iter(self._judge(known, measures, others) if known else ())
-            judged = (next(found) if gold else None for gold in golds)
-            return [
-                one and [dict(one.scores), one.predicted, one.gold, one.is_late] for one in judged
-            ]
+            judged = self._judge(part, measures)
+            return [[dict(one.scores), one.predicted, one.gold, one.is_late] for one in judged]
 
-        return [one and Judgement(*one) for one in self._resume(phase, asked, work)]
+        found = iter(self._resume(phase, [*compress(asked, has_gold)], work))
+        return [Judgement(*next(found)) if gold else None for gold in has_gold]
 
     def _resume(
         self, phase: str, asked: Sequence[_Asked], work: Callable[[Sequence[_Asked]], list[_T]]
@@ -238,9 +230,7 @@ class _Judge:
                 show(len(found), total, "")
         return found
 
-    def _judge(
-        self, asked: Sequence[_Asked], measures: Sequence[str], others: Mapping[str, Example]
-    ) -> list[Judgement]:
+    def _judge(self, asked: Sequence[_Asked], measures: Sequence[str]) -> list[Judgement]:
         """Judge queries in the forms that the comparators' programs read predictions in; how they
         end is said of the form of the first one.
         """
@@ -250,25 +240,30 @@ class _Judge:
                 forms.setdefault(_form_of(name), []).append(name)
         # Without any comparator, how the queries end is still asked.
         parts = [
-            self._executor.judge([self._case(n, written(sql), others) for n, sql in asked], names)
-            for written, names in (forms or {str: []}).items()
+            (names, self._executor.judge(self._cases(asked, form), names))
+            for form, names in (forms or {str: []}).items()
         ]
-        partial = self._partial(asked, [name for name in measures if name in PARTIAL])
-        textual = self._textual(asked, [name for name in measures if name in TEXTUAL])
+        columns: dict[str, Sequence[float]] = {
+            name: [one.scores[name] for one in judged] for names, judged in parts for name in names
+        }
+        if not {*PARTIAL}.isdisjoint(measures):
+            columns |= self._partial(asked, measures)
+        if not {*TEXTUAL}.isdisjoint(measures):
+            columns |= self._textual(asked)
         if WITNESS in measures:
-            for one, score in zip(partial, self._on_witnesses(asked, others), strict=True):
-                one[WITNESS] = score
-        judged = []
-        for columns, texts, *own in zip(partial, textual, *parts, strict=True):
-            scores = (
-                columns | texts | {name: score for one in own for name, score in one.scores.items()}
+            columns[WITNESS] = self._on_witnesses(asked)
+        scores = zip(*(columns[name] for name in measures), strict=True)
+        ends = zip(*(judged for _, judged in parts), strict=True)
+        return [
+            replace(
+                own[0],
+                scores=dict(zip(measures, each, strict=True)),
+                is_late=any(one.is_late for one in own),
             )
-            in_order = {name: scores[name] for name in measures}
-            is_late = any(one.is_late for one in own)
-            judged.append(Judgement(in_order, own[0].predicted, own[0].gold, is_late))
-        return judged
+            for each, own in zip(scores, ends, strict=True)
+        ]
 
-    def _partial(self, asked: Sequence[_Asked], names: Sequence[str]) -> list[dict[str, float]]:
+    def _partial(self, asked: Sequence[_Asked], measures: Sequence[str]) -> dict[str, list[float]]:
         """Run queries, and compare the results with the gold result: of Spider 2 with every one
         that counts.
 
@@ -276,78 +271,65 @@ class _Judge:
         PaVeRL-SQL's measures are of the golden table, and of several the best counts, as in its
         released program.
         """
-        if not names:
-            return [{} for _ in asked]
-        from rewards.columns import (
-            binary_accuracy,
-            csmr,
-            evaluated_accuracy,
-            fractional_accuracy,
-        )
+        from rewards import columns
 
-        functions: Mapping[str, Callable[[Result, Result], float]] = {
-            "ex_f": fractional_accuracy,
-            "ex_b": binary_accuracy,
-            "ex_f_code": evaluated_accuracy,
-            "csmr": csmr,
-        }
-        references = self._questions.references
-        texts = [(self._examples[place], sql) for place, sql in asked]
-        results = run_many(self._executor.execute_many, texts)
-        if references:
+        results = run_many(self._executor.execute_many, asked)
+        if references := self._questions.references:
             from sqlenv.evaluators.spider2 import as_read
 
             results = [as_read(one) if isinstance(one, Table) else one for one in results]
-            golds = [list(references[example.id].tables) for example, _ in texts]
+            golds = [references[example.id].tables for example, _ in asked]
         else:
-            queries = [(example, example.gold_sql) for example, _ in texts]
+            queries = [(example, example.gold_sql) for example, _ in asked]
             golds = [[gold] for gold in run_many(self._executor.gold_many, queries)]
-        return [
-            {
-                name: max((functions[name](one, gold) for gold in each), default=0.0)
-                for name in names
-            }
-            for one, each in zip(results, golds, strict=True)
-        ]
+        functions: Mapping[str, Callable[[Result, Result], float]] = {
+            "ex_f": columns.fractional_accuracy,
+            "ex_b": columns.binary_accuracy,
+            "ex_f_code": columns.evaluated_accuracy,
+            "csmr": columns.csmr,
+        }
+        return {
+            name: [
+                max((function(one, gold) for gold in each), default=0.0)
+                for one, each in zip(results, golds, strict=True)
+            ]
+            for name, function in functions.items()
+            if name in measures
+        }
 
-    def _textual(self, asked: Sequence[_Asked], names: Sequence[str]) -> list[dict[str, float]]:
+    def _textual(self, asked: Sequence[_Asked]) -> dict[str, list[float]]:
         """Compare queries with the text of the gold query, as the reward families do."""
-        if not names:
-            return [{} for _ in asked]
         from rewards.workbench import Workbench
 
         bench = self._bench = self._bench or Workbench(self._executor)
-        found = []
-        for place, sql in asked:
-            one = bench.score(self._examples[place], sql)
-            every = {"struct": one.diagnosis.struct, "lex": one.lexical, "clause": one.expo}
-            found.append({name: every[name] for name in names})
-        return found
+        scored = (bench.score(example, sql) for example, sql in asked)
+        rows = [(one.diagnosis.struct, one.lexical, one.expo) for one in scored]
+        return dict(zip(TEXTUAL, map(list, zip(*rows, strict=True)), strict=True))
 
-    def _on_witnesses(self, asked: Sequence[_Asked], others: Mapping[str, Example]) -> list[float]:
+    def _on_witnesses(self, asked: Sequence[_Asked]) -> list[float]:
         """Judge queries on witnesses too."""
         # With sqlglot, as `_labels`.
         from sqlenv.witness.refutation import judge_on_witnesses
         from sqlenv.witness.store import WitnessStore
 
         rule = rule_of(self._measures)
-        written = _form_of(rule)
-        cases = [self._case(number, written(sql), others) for number, sql in asked]
         store = WitnessStore(shared_cache(), match=rule, count=self._questions.witnesses)
-        return judge_on_witnesses(cases, rule, self._executor, store)
+        return judge_on_witnesses(self._cases(asked, _form_of(rule)), rule, self._executor, store)
 
-    def _case(self, place: int, sql: str, others: Mapping[str, Example]) -> Case:
-        own = self._examples[place]
-        example = others.get(own.id, own)
-        return Case(
-            predicted=_on_sqlite(example, sql),
-            gold=_on_sqlite(example, example.gold_sql),
-            database=example.database,
-            suite=self._questions.suite.get(example.db_id, ()),
-            reference=self._questions.references.get(example.id),
-            alternatives=tuple(_on_sqlite(example, gold) for gold in example.alternatives),
-            grading_method=example.grading_method,
-        )
+    def _cases(self, asked: Sequence[_Asked], form: Callable[[str], str]) -> list[Case]:
+        questions = self._questions
+        return [
+            Case(
+                predicted=_on_sqlite(example, form(sql)),
+                gold=_on_sqlite(example, example.gold_sql),
+                database=example.database,
+                suite=questions.suite.get(example.db_id, ()),
+                reference=questions.references.get(example.id),
+                alternatives=tuple(_on_sqlite(example, gold) for gold in example.alternatives),
+                grading_method=example.grading_method,
+            )
+            for example, sql in asked
+        ]
 
 
 def _form_of(measure: str) -> Callable[[str], str]:
