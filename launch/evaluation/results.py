@@ -7,11 +7,9 @@ in `before/` and `after/` of a run of launch.train. docs/evaluation.md describes
 from __future__ import annotations
 
 import json
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +20,6 @@ from launch.evaluation.replies import NO_REPLIES, Outcomes
 from launch.evaluation.statistics import mean_interval, paired_difference, pass_at_k
 from launch.files import write_json, write_text
 from minirl.run.files import read_json, read_lines
-
-_log = logging.getLogger(__name__)
 
 PREDICTIONS = "predictions.jsonl"
 """The lines of the questions in a folder of results."""
@@ -336,16 +332,7 @@ def read_report(path: Path) -> Report:
             f"{file}: cut off, holds {count:,} of {expected:,} questions; fetch it again, or "
             "repeat the command that made it, with another --out"
         )
-    # In a string quotes are escaped.
-    if report.questions and b', "gold": "' in file.read_bytes():
-        tell_former(file)
     return report
-
-
-@cache
-def tell_former(file: Path) -> None:
-    """Say, once for a file, that it has a name of earlier versions."""
-    _log.info("%s: gold is read as gold_sql", file)
 
 
 def _command(path: Path) -> str:

@@ -20,7 +20,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
-from launch.evaluation.results import QuestionVerdict, summary, tell_former
+from launch.evaluation.results import QuestionVerdict, summary
 from launch.reporting.alignment import align
 from launch.reporting.answer import answer
 from launch.reporting.record import RECORDS, RECORDS_VERSION
@@ -286,7 +286,7 @@ def _recorded(
     else:
         groups = (line for line in lines if isinstance(line, dict) and _is_group(line))
         for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
-            yield step, [_for_javascript(_named(group, folder / name)) for group in part]
+            yield step, [*map(_for_javascript, part)]
         if not damaged:
             return
         words = cut_off(damaged[0])
@@ -347,15 +347,12 @@ def _is_right(member: Mapping[str, Any]) -> bool:
     return bool(member.get("correct", own))
 
 
-def _named(group: Group, file: Path) -> Group:
-    if "gold" in group:
-        tell_former(file)
-        group["gold_sql"] = group.pop("gold")
-    return group
-
-
 def _for_javascript(group: Group) -> Group:
-    """Count characters, up to a place, as JavaScript does, which counts some of them twice."""
+    """Count characters, up to a place, as JavaScript does, which counts some of them twice; a name
+    of earlier versions is read.
+    """
+    if "gold" in group:
+        group["gold_sql"] = group.pop("gold")
     for member in group["trajectories"]:
         for span in member.get("spans", ()):
             text = member["turns"][span[0]]["reply"]
