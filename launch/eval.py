@@ -172,6 +172,7 @@ def _find(given: Options, settings: Sequence[str]) -> tuple[Source, Split]:
     """Find whose answers are judged: those in a file, of an endpoint, or of a policy of ours."""
     from launch.config import load_config
     from launch.data.preflight import check_data
+    from launch.evaluation.results import ModelFacts
     from launch.policy import PLAIN, find_subject
 
     checkpoint: Path | None = None
@@ -199,13 +200,14 @@ def _find(given: Options, settings: Sequence[str]) -> tuple[Source, Split]:
     if given.predictions:
         from launch.evaluation.sources import FileSource
 
-        name = name or given.predictions.stem
-        return FileSource(config, decode, name, name, given.predictions, every), split
+        facts = ModelFacts(name or given.predictions.stem)
+        return FileSource(config, decode, facts, given.predictions, every), split
     if given.endpoint and given.model:
         from launch.evaluation.sources import EndpointSource
 
         config = config.for_untrained()
-        return EndpointSource(config, decode, name, given.model, given.endpoint), split
+        facts = ModelFacts(name, given.model)
+        return EndpointSource(config, decode, facts, given.endpoint), split
     from launch.policy import find_policy
 
     policy = find_policy(config, checkpoint)
@@ -266,7 +268,7 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
             source.decode,
             executor,
             notes=notes,
-            model=source.facts(),
+            model=source.facts,
             seed=config.seed,
             prompts=prompts,
             is_asked=source.is_asked,
@@ -339,12 +341,14 @@ def _folder(source: Source, given: Options) -> Path | None:
         return given.out
     config, data = source.config, given.data
     if not source.is_asked:
-        return Path("evals") / "-".join((source.name, data, source.decode.name))
+        return Path("evals") / "-".join((source.facts.name, data, source.decode.name))
     layouts = [one.layout for one in config.data.of(data).sources] if data in SPLITS else []
-    sampler = filter(None, [source.facts().sampler])
+    sampler = filter(None, [source.facts.sampler])
     size = [f"limit{given.limit}"] if given.limit else []
     ends = (source.decode.name, *size, f"seed{config.seed}")
-    return Path("evals") / "-".join((source.name, *sampler, *dict.fromkeys(layouts), data, *ends))
+    return Path("evals") / "-".join(
+        (source.facts.name, *sampler, *dict.fromkeys(layouts), data, *ends)
+    )
 
 
 def _check(given: Options, overrides: Sequence[str]) -> None:

@@ -49,26 +49,22 @@ class CheckpointSource(Source):
         cls, config: JobConfig, decode: Decode, policy: PolicySource, accelerator: str
     ) -> CheckpointSource:
         """Take a policy as it was trained, or one that a job's settings did not train."""
-        config = config if policy.run else config.for_untrained()
-        return cls(config, decode, policy.name, _identity(policy), policy, accelerator)
-
-    def tokenizer(self) -> ChatTokenizer:
-        """Read the tokenizer from the policy's folder."""
-        return ChatTokenizer(self.policy.model)
-
-    def facts(self) -> ModelFacts:
-        """Describe the model, and what it was trained from."""
-        policy, run = self.policy, self.policy.run
-        base, backend = run.model.path if run else policy.model, self.config.rollout.backend
-        return ModelFacts(
-            self.name,
+        run, backend = policy.run, config.rollout.backend
+        base = run.model.path if run else policy.model
+        facts = ModelFacts(
+            policy.name,
             str(policy.model),
             str(policy.checkpoint) if policy.checkpoint else None,
-            self.identity,
+            _identity(policy),
             base.name if base else "tiny",
             run.reward.kind if run else None,
             None if backend == "native" else backend,
         )
+        return cls(config if run else config.for_untrained(), decode, facts, policy, accelerator)
+
+    def tokenizer(self) -> ChatTokenizer:
+        """Read the tokenizer from the policy's folder."""
+        return ChatTokenizer(self.policy.model)
 
     def _own_settings(self) -> Mapping[str, Any]:
         config = self.config

@@ -50,18 +50,20 @@ Answers = tuple[Sequence[Sampled], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Source(ABC):
-    """Whoever answers: a model behind an endpoint, a policy of ours (`checkpoint.py`), or a file.
-
-    The name is for folders. The identity is what decides the answers: the endpoint's model, not its
-    address, since a server may move; of a policy the digest of its weights, not their path.
-    """
+    """Whoever answers: a model behind an endpoint, a policy of ours (`checkpoint.py`), a file."""
 
     config: JobConfig
     decode: Decode
-    name: str
-    identity: str
+    facts: ModelFacts
     is_asked: ClassVar[bool] = True
     """Whether answers take time or money, and are kept."""
+
+    @property
+    def identity(self) -> str:
+        """Return what decides the answers: the endpoint's model, not its address, since a server
+        may move; of a policy the digest of its weights, not their path.
+        """
+        return self.facts.weights or self.facts.model or self.facts.name
 
     @property
     def is_judge(self) -> bool:
@@ -79,10 +81,6 @@ class Source(ABC):
     def tokenizer(self) -> ChatTokenizer | None:
         """Return the model's tokenizer, if it is here."""
         return None
-
-    @abstractmethod
-    def facts(self) -> ModelFacts:
-        """Describe the model, as a table of runs has to know it."""
 
     @abstractmethod
     def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
@@ -123,10 +121,6 @@ class EndpointSource(Source):
 
     url: str
 
-    def facts(self) -> ModelFacts:
-        """Describe the model."""
-        return ModelFacts(self.name, self.identity)
-
     def _own_settings(self) -> Mapping[str, Any]:
         places = {"model": self.identity}
         return {"endpoint": self.identity, **self._verbal_settings(), "places": places}
@@ -164,10 +158,6 @@ class FileSource(Source):
         limit = self.config.evaluation.of(split)
         numbers = sample_numbers(len(self.every), limit, seed=self.config.seed)
         return tuple(self.every[number] for number in numbers)
-
-    def facts(self) -> ModelFacts:
-        """Name the model."""
-        return ModelFacts(self.name)
 
     def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
         """Read the file."""
