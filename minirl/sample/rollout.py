@@ -119,8 +119,6 @@ class Rollout:
         max_turns: The most replies that an episode can take, if known: the slot of a last reply
             is then free before the environment has judged it.
         env_workers: Threads that wait for environments.
-        ended: Called with (index, group) when all episodes of an example have ended; at once and
-            with none where it is left out.
         failed: Called with (index, error) when an environment has failed: the example's group is
             dropped, and the rollout goes on unless this raises. None to raise the error.
         check: Called now and then; the rollout ends with what it raises.
@@ -137,7 +135,6 @@ class Rollout:
     decoding: Decoding = field(default_factory=Decoding)
     max_turns: int | None = None
     env_workers: int = 32
-    ended: Callable[[int, list[Trajectory]], None] | None = None
     failed: Callable[[int, Exception], None] | None = None
     check: Callable[[], None] = preemption.check
 
@@ -244,7 +241,6 @@ class Rollout:
                 self._over += 1
                 self.sampler.release(episode.number)
         self._groups[n] = []
-        self._tell_if_ended(n)
 
     def _reset(self, example: Any) -> list[tuple[Any, Sequence[Message]]]:
         """Reset a group's environments one after the other: a prompt is made once for all."""
@@ -266,8 +262,6 @@ class Rollout:
             self._too_long.append((longest, self.examples[n]))
             group = []
         self._groups[n] = group
-        if not group:
-            self._tell_if_ended(n)
         for episode in group:
             self._episodes[episode.number] = episode
             self._ask(episode)
@@ -305,7 +299,7 @@ class Rollout:
         episode.ids += reply.ids
         if self._is_last(episode):
             self.sampler.release(episode.number)
-        step, n = self.environment.step, self._example(episode)
+        step, n = self.environment.step, (episode.number - self.first_episode) // self.group_size
         self._call(n, partial(self._observe, episode), step, episode.state, reply.text)
 
     def _observe(self, episode: _Play, result: tuple[Any, Sequence[Message] | None]) -> None:
@@ -329,13 +323,3 @@ class Rollout:
             self._over += 1
             if not was_last:
                 self.sampler.release(episode.number)
-            self._tell_if_ended(self._example(episode))
-
-    def _example(self, episode: _Play) -> int:
-        return (episode.number - self.first_episode) // self.group_size
-
-    def _tell_if_ended(self, n: int) -> None:
-        """Hand a group on when all its episodes have ended."""
-        group = self._groups[n]
-        if self.ended is not None and all(episode.ended for episode in group):
-            self.ended(n, [episode.trajectory() for episode in group])

@@ -200,15 +200,13 @@ def test_a_group_whose_environment_fails_is_dropped_and_the_others_go_on(toy):
                     raise sqlite3.OperationalError("database is locked")
             return super().step(episode, reply)
 
-    sampler, failed, told = toy.sampler(toy.model()), {}, []
+    sampler, failed = toy.sampler(toy.model()), {}
     groups = play(
         toy, sampler, Failing(toy.Message, turns=3), ["A", "K", "L", "B"], group_size=3,
         failed=lambda n, error: failed.update({n: str(error)}),
-        ended=lambda n, group: told.append((n, len(group))),
     )  # fmt: skip
     assert [len(group) for group in groups] == [3, 0, 0, 3]
     assert failed == {1: "database is locked", 2: "a lost disk"}
-    assert sorted(told) == [(0, 3), (1, 0), (2, 0), (3, 3)]
     assert all(len(one.turns) == 2 for one in (*groups[0], *groups[3]))
     groups = play(toy, sampler, Turns(toy.Message, turns=1), ["A", "B"], group_size=4)
     assert [len(group) for group in groups] == [4, 4]
