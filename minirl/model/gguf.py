@@ -1,8 +1,8 @@
 """GGUF files, llama.cpp's format, as the files of a Hugging Face folder.
 
-The package `gguf` reads the file and takes quantised weights back to float32. What is left are
-names, and the order of rows: for Llama's shape the converter of llama.cpp changes the pairs that
-the rotary embedding turns from halves of a head to neighbours.
+The package `gguf` reads the file, has the names of tensors, and takes quantised weights back to
+float32. What is left is the order of rows: for Llama's shape the converter of llama.cpp changes the
+pairs that the rotary embedding turns from halves of a head to neighbours.
 
 The tokenizer is byte-level BPE from the file's tokens and merges. The file names how a text is
 split before merging (`tokenizer.ggml.pre`), and llama.cpp has the rule of each name; `_SPLITS` has
@@ -19,6 +19,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf import MODEL_ARCH, get_tensor_name_map
 from gguf.quants import dequantize
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers as pre
@@ -28,22 +29,6 @@ from minirl.model.config import parse_config
 from minirl.model.decoder import rotary_frequencies
 
 _ARCHITECTURES = ("qwen2", "qwen3", "llama")
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _EMBEDDING, _OUTPUT, _STRETCH = "token_embd.weight", "output.weight", "rope_freqs.weight"
 # The part of a file's names after the architecture -> the key of config.json.
 _KEYS = {
@@ -157,7 +142,8 @@ def read_tensors(
     Raises:
         UserError: The file holds other tensors than these, or of other shapes.
     """
-    names = {name: _name_in_file(name) for name in shapes}
+    table = get_tensor_name_map(MODEL_ARCH[source.architecture.upper()], source.get("block_count"))
+    names = {name: table.get_name(name, (".weight", ".bias")) or name for name in shapes}
     missing = [theirs for theirs in names.values() if theirs not in source.tensors]
     extra = sorted(set(source.tensors) - set(names.values()) - {_OUTPUT, _STRETCH})
     for wrong, what in ((missing, "is missing"), (extra, "is not of such a model")):
@@ -178,14 +164,6 @@ def read_tensors(
         finer = max(_EMBEDDING, _OUTPUT, key=lambda name: source.tensors[name].n_bytes)
         names["model.embed_tokens.weight"] = finer
     return ((name, _read(source, theirs)) for name, theirs in names.items())
-
-
-def _name_in_file(name: str) -> str:
-    parameter, _, end = name.rpartition(".")
-    if not parameter.startswith("model.layers."):
-        return f"{_NAMES[parameter]}.{end}"
-    _, _, layer, part = parameter.split(".", 3)
-    return f"blk.{layer}.{_NAMES[part]}.{end}"
 
 
 def _read(source: GgufFile, name: str) -> np.ndarray:
