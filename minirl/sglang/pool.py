@@ -29,7 +29,6 @@ from minirl.types import Request
 
 _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
-_FAILURES = (ServerError, RejectedError)
 _TRIES = 12
 """Of a request, before the run stops."""
 # Times that a launched server may hang, or compute something else with the right weights (those
@@ -100,18 +99,18 @@ class ServerPool:
                 async with server.slots:
                     if server.is_used:  # still
                         return await self._ask(server, request, stop_ids)
-            except _FAILURES as error:
+            except ServerError as error:
                 failures += 1
                 self._events["retries"] += 1
-                if isinstance(error, ServerError):
+                is_rejected = isinstance(error, RejectedError)
+                if not is_rejected:
                     self._leave_out(server, error)
                 if failures < _TRIES:
                     continue
-                if isinstance(error, ServerError):
-                    raise LostError(
-                        f"a request failed {failures} times, at last by {error}"
-                    ) from None
-                raise UserError(f"{error}; servers refuse this request, see their logs") from None
+                if is_rejected:
+                    words = "servers refuse this request, see their logs"
+                    raise UserError(f"{error}; {words}") from None
+                raise LostError(f"a request failed {failures} times, at last by {error}") from None
 
     async def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
@@ -170,7 +169,7 @@ class ServerPool:
                     continue
                 await self._bring_back(server)
                 pause_s, hangs = _FIRST_PAUSE_S, 0
-            except (*_FAILURES, UserError, OSError) as error:
+            except (ServerError, UserError, OSError) as error:
                 is_slow = time.monotonic() - begun > min(_AT_ONCE_S, self._config.health_s / 2)
                 hangs += is_slow or getattr(error, "kind", "") == "differs"
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -182,7 +181,7 @@ class ServerPool:
         try:
             if server.waiting and not server.lock.locked():
                 await server.check_health()
-        except _FAILURES as error:
+        except ServerError as error:
             if not server.lock.locked():  # it is well, and paused for new weights
                 self._leave_out(server, ServerError("hung", str(error)))
                 server.give_up()
@@ -212,14 +211,15 @@ class ServerPool:
         async def check() -> None:
             if child is not None and not child.is_running:
                 raise UserError(f"rollout.sglang.launch: a server ended: {child.log_tail()}")
-            await server.check_ready()
+            try:
+                await server.check_ready()
+            except RejectedError as error:
+                raise UserError(f"rollout.sglang: this is no SGLang server: {error}") from None
 
         failures = retry_if_exception_type(ServerError)
         stop, wait = stop_after_delay(wait_s), wait_fixed(_FIRST_PAUSE_S)
         try:
             await AsyncRetrying(retry=failures, stop=stop, wait=wait, reraise=True)(check)
-        except RejectedError as error:
-            raise UserError(f"rollout.sglang: this is no SGLang server: {error}") from None
         except ServerError as error:
             advice = child.log_tail() if child else "start it, or take it out of the list"
             raise UserError(
@@ -232,14 +232,12 @@ class ServerPool:
         try:
             async with server.lock:
                 await server.load(weights)
-        except _FAILURES as error:
-            if isinstance(error, RejectedError):
-                if is_first:
-                    raise UserError(
-                        f"a server does not take the learner's weights ({error}); it has to serve "
-                        "the same model, and to see rollout.sglang.weights at the same path"
-                    ) from None
-                error = ServerError("status", str(error))
+        except ServerError as error:
+            if is_first and isinstance(error, RejectedError):
+                raise UserError(
+                    f"a server does not take the learner's weights ({error}); it has to serve the "
+                    "same model, and to see rollout.sglang.weights at the same path"
+                ) from None
             if error.kind == "differs":
                 raise UserError(str(error)) from None
             self._leave_out(server, error)

@@ -41,8 +41,10 @@ class ServerError(Exception):
         self.kind: Failure = kind
 
 
-class RejectedError(Exception):
-    """A server understood a request and will never accept it (a status of 400 to 499)."""
+class RejectedError(ServerError):
+    """A server understood a request and will never accept it (a status of 400 to 499); it is well,
+    and serves others.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ def make_session() -> aiohttp.ClientSession:
 class Server:
     """A server and what is known of it. To be made in a running event loop.
 
-    Methods that ask it raise `ServerError` where it does not answer, or its answer cannot be true,
-    and `RejectedError` where it will never do what was asked.
+    Methods that ask it raise `ServerError` where it does not answer, or its answer cannot be true;
+    that is a `RejectedError` where it will never do what was asked.
 
     Attributes:
         child: Its process, if this process started it.
@@ -157,7 +159,7 @@ class Server:
 
     async def abort(self, rid: str) -> None:
         """Stop a request; a server that cannot be told is left alone."""
-        with suppress(ServerError, RejectedError):
+        with suppress(ServerError):
             await self._post("/abort_request", {"rid": rid})
 
     async def check_health(self) -> None:
@@ -286,7 +288,7 @@ class Server:
             raise self.error("deadline", f"{path}: no answer within {timeout_s:g} s") from None
         message = f"{path}: {response.status} {_shown(content)}"
         if 400 <= response.status < 500 and response.status not in (408, 429):
-            raise RejectedError(f"{self.url}: {message}")
+            raise RejectedError("status", f"{self.url}: {message}")
         if not 200 <= response.status < 300:
             raise self.error("status", message)
         return content
