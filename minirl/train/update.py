@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import split
-from minirl.model.sharding import constrain_params, row_parts, split_rows, with_shardings
+from minirl.model.sharding import constrain_params, row_parts, split_rows
 from minirl.run import activity, distributed
 from minirl.train.batching import Batch
 
@@ -231,15 +231,12 @@ class Learner:
                 yield distributed.whole(logp[-1])
 
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
-        """Yield the programs of an update by name, from shapes and places alone."""
-        total = with_shardings(
-            jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state.params),
-            self._mesh,
-        )
-        arguments = (total, state.params, self._frozen, batch, batch.sampler_logp_BC)
+        """Yield the programs of an update by name, of a state and a batch of shapes and places."""
+        gradient = state.params  # which is split as they are
+        arguments = (gradient, state.params, self._frozen, batch, batch.sampler_logp_BC)
         yield "gradient", self._accumulate.lower(*arguments)
         scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * 2
-        yield "apply", self._apply.lower(*state, total, *scalars)
+        yield "apply", self._apply.lower(*state, gradient, *scalars)
 
     def _put(self, batch: Batch) -> Batch:
         if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):
