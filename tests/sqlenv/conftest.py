@@ -9,7 +9,7 @@ import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
-from sqlenv.types import Example
+from sqlenv.types import Example, Table
 from tests.databases import make_file
 
 from . import data_folders
@@ -47,6 +47,13 @@ SMALL: dict[str, Any] = {
 def make_database(path: Path) -> Path:
     wide = f"CREATE TABLE wide ({', '.join(f'c{i}' for i in range(1500))})"
     return make_file(path, f"{SCHEMA}{wide}; INSERT INTO wide (c0) VALUES (1)")
+
+
+def table_of(executor: Executor, database: Path, sql: str) -> Table:
+    """Execute a query that gives a table."""
+    result = executor.execute(database, sql)
+    assert isinstance(result, Table), (sql, result)
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from sqlenv.config import OFFICIAL, ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Denied, Table, TooLarge
 from tests.sqlenv.cases import read_cases
-from tests.sqlenv.conftest import SMALL, make_database, make_file
+from tests.sqlenv.conftest import SMALL, make_database, make_file, table_of
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +29,13 @@ def test_what_depends_on_chance_or_a_running_clock_is_marked(today: Path, isolat
     for config, marked in ((still, {"chance"}), (running, {"chance", "clock"})):
         with Executor(config) as executor:
             for sql, needs in read_cases("clock or chance") * 2:
-                result = executor.execute(today, sql)
-                assert isinstance(result, Table), sql
-                assert result.nondeterministic == (needs in marked), sql
+                found = table_of(executor, today, sql)
+                assert found.nondeterministic == (needs in marked), sql
 
 
 def test_the_clock_stands_still(executor: Executor, today: Path) -> None:
-    cases = read_cases("a clock that stands still")
-    for sql, row in cases:
-        result = executor.execute(today, sql)
-        assert isinstance(result, Table), sql
-        assert result.rows == (tuple(row),), sql
+    for sql, row in read_cases("a clock that stands still"):
+        assert table_of(executor, today, sql).rows == (tuple(row),), sql
         assert executor.gold(today, sql) is executor.gold(today, sql)
     # Two executors of a process have their own clocks, and one of official verdicts the time's.
     settings = executor.config.model_copy(update={"now": datetime(2001, 2, 3, tzinfo=UTC)})
@@ -49,9 +45,8 @@ def test_the_clock_stands_still(executor: Executor, today: Path) -> None:
     assert OFFICIAL.now is None
     with Executor(settings.model_copy(update={"now": None})) as other:
         before_s = int(time.time())
-        result = other.execute(today, "SELECT unixepoch()")
-        assert isinstance(result, Table)
-        assert before_s <= int(str(result.rows[0][0])) <= time.time()
+        [[now_s]] = table_of(other, today, "SELECT unixepoch()").rows
+        assert before_s <= int(str(now_s)) <= time.time()
 
 
 def test_chance_that_is_not_asked_does_not_count(executor: Executor, tmp_path: Path) -> None:
@@ -66,12 +61,9 @@ def test_chance_that_is_not_asked_does_not_count(executor: Executor, tmp_path: P
         "SELECT max(at) FROM user",
     ):
         for _ in range(2):
-            result = executor.execute(path, sql)
-            assert isinstance(result, Table)
-            assert not result.nondeterministic, sql
-    result = executor.execute(path, "SELECT length(randomblob(n)), typeof(random()) FROM user")
+            assert not table_of(executor, path, sql).nondeterministic, sql
+    result = table_of(executor, path, "SELECT length(randomblob(n)), typeof(random()) FROM user")
     assert result == Table(("length(randomblob(n))", "typeof(random())"), ((1, "integer"),))
-    assert isinstance(result, Table)
     assert result.nondeterministic
     assert executor.execute(path, "SELECT randomblob(1000000000)") == TooLarge("bytes")
 
@@ -87,9 +79,8 @@ def test_an_r_tree_can_be_read(executor: Executor, tmp_path: Path) -> None:
     for _ in range(2):
         result = executor.execute(path, 'SELECT id, name FROM "box ""É" WHERE low > 3')
         assert result == Table(("id", "name"), ((2, "b"),))
-        result = executor.execute(path, "SELECT * FROM cell, (SELECT max(low) FROM cell)")
-        assert isinstance(result, Table)
-        assert result.rows == ((7, 8, 9, 8),)
+        found = table_of(executor, path, "SELECT * FROM cell, (SELECT max(low) FROM cell)")
+        assert found.rows == ((7, 8, 9, 8),)
     for sql in ("DELETE FROM cell", "INSERT INTO cell VALUES (1, 2, 3)"):
         assert isinstance(executor.execute(path, sql), Denied)
 
@@ -112,18 +103,9 @@ def test_functions_that_are_not_listed_are_denied(executor: Executor, database: 
         *("fts5_source_id", "geopoly_area", "geopoly_bbox", "geopoly_blob", "geopoly_ccw"),
         *("geopoly_contains_point", "geopoly_debug", "geopoly_group_bbox", "geopoly_json"),
         *("geopoly_overlap", "geopoly_regular", "geopoly_svg", "geopoly_within", "geopoly_xform"),
-        *(
-            "load_extension",
-            "median",
-            "optimize",
-            "percentile",
-            "percentile_cont",
-            "percentile_disc",
-            "rtreecheck",
-            "rtreedepth",
-        ),
-        *("rtreenode", "sqlite_compileoption_get", "sqlite_compileoption_used", "sqlite_log"),
-        "sqlite_source_id",
+        *("load_extension", "median", "optimize", "percentile", "percentile_cont"),
+        *("percentile_disc", "rtreecheck", "rtreedepth", "rtreenode", "sqlite_compileoption_get"),
+        *("sqlite_compileoption_used", "sqlite_log", "sqlite_source_id"),
     }
 
 

@@ -20,22 +20,8 @@ CASES = read("answers")["cases"]
 WRAPPINGS: tuple[Wrapping, ...] = get_args(Wrapping)
 MARKS = (
     *("<think>", "</think>", "<sql>", "</sql>", "<tool_call>", "</tool_call>", "```sql", "```"),
-    *(
-        "````",
-        "```python",
-        "SELECT 1",
-        ";",
-        "--",
-        "/*",
-        "*/",
-        "'",
-        '"',
-        "(",
-        "\n",
-        "\r\n",
-        " ",
-        "{",
-    ),
+    *("````", "```python", "SELECT 1", ";", "--", "/*", "*/", "'", '"', "(", "{", " ", "\n"),
+    "\r\n",
 )
 replies = st.one_of(
     st.text(),
@@ -81,17 +67,9 @@ def test_what_is_written_is_read(wrapping: Wrapping, reasoning: str) -> None:
 
 PIECES = (
     *("`", "```", "```sql", "```sql\n", "``` ", "<sql>", "</sql>", "<sql></sql>", "<sql>/*</sql>"),
-    *(
-        "<think>",
-        "\n<think>",
-        "</think>",
-        "<tool_call>",
-        "<tool_call>{",
-        "</tool_call>",
-        "/*",
-        "--",
-    ),
-    *("'", '"', "(", "[", ";", "\n", " ", "```sql/* ```\n", "```sql\n(", "<sql>((", "SELECT ';' "),
+    *("<think>", "\n<think>", "</think>", "<tool_call>", "<tool_call>{", "</tool_call>", "/*"),
+    *("--", "'", '"', "(", "[", ";", "\n", " ", "```sql/* ```\n", "```sql\n(", "<sql>(("),
+    "SELECT ';' ",
 )
 
 

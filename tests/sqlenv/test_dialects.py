@@ -17,7 +17,7 @@ from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.equality import matches
 from sqlenv.prompts import first_observation
 from sqlenv.types import Example, SqlError, Table
-from tests.sqlenv.conftest import make_file
+from tests.sqlenv.conftest import make_file, table_of
 from tests.vectors import read
 
 CASES = read("dialects")
@@ -37,9 +37,7 @@ def database(tmp_path: Path) -> Path:
 def test_what_is_carried_over_gives_the_engines_rows(case, database, runner):
     text = transpile(case["sql"], case["dialect"])
     assert isinstance(text, str), text
-    result = runner.execute(database, text)
-    assert isinstance(result, Table), (text, result)
-    rows = [list(row) for row in result.rows]
+    rows = [list(row) for row in table_of(runner, database, text).rows]
     if case.get("about"):  # 5.55 lies a little below or above in binary
         assert rows == [pytest.approx(row, abs=0.11) for row in case["rows"]]
     else:

@@ -21,7 +21,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.conftest import ENDLESS, MEMORY_BOMB, SMALL, make_file
+from tests.sqlenv.conftest import ENDLESS, MEMORY_BOMB, SMALL, make_file, table_of
 from tests.sqlenv.hostile import Measured, read_hostile
 
 ROOT = Path(__file__).parents[2]
@@ -192,8 +192,7 @@ def test_wide_rows_are_sorted(tmp_path: Path) -> None:
             ("SELECT * FROM wide UNION SELECT * FROM wide ORDER BY 3;", "ab"),
             ("SELECT *, CAST(x'ff' AS TEXT) FROM wide ORDER BY 1 DESC", "ba"),
         ):
-            result = executor.execute(path, sql)
-            assert isinstance(result, Table), sql
+            result = table_of(executor, path, sql)
             assert result.columns[:2] == ("c0", "c1")
             assert [row[299] for row in result.rows] == [letter * 150 for letter in letters], sql
         # One value may not be as long as that, nor may a statement hide behind.
@@ -260,7 +259,7 @@ def test_few_functions_are_between_a_query_and_its_rows(database: Path, monkeypa
 
     monkeypatch.setattr("sqlenv.executor.guard.weigh", weigh)
     with Executor(ExecutorConfig(workers=1)) as executor:
-        assert isinstance(executor.execute(database, "SELECT n FROM number"), Table)
+        table_of(executor, database, "SELECT n FROM number")
     assert calls[calls.index("executor:execute") :] == [
         *("executor:execute", "engine:run", "engine:execute", "engine:_attempt"),
         *("guard:run", "guard:_fetch"),
@@ -274,7 +273,7 @@ def test_no_more_idle_connections_than_allowed(tmp_path: Path, database: Path, m
         path.write_bytes(database.read_bytes())
     with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
         for path in paths * 2:
-            assert isinstance(executor.execute(path, "SELECT 1 FROM city"), Table)
+            table_of(executor, path, "SELECT 1 FROM city")
         assert count_open(tmp_path) == 3
     assert count_open(tmp_path) == 0
 
@@ -323,7 +322,7 @@ def test_a_database_left_in_wal_mode_is_read_without_files_beside_it(
     executor: Executor, database: Path
 ) -> None:
     make_file(database, "PRAGMA journal_mode = wal")
-    assert isinstance(executor.execute(database, "SELECT * FROM city"), Table)
+    table_of(executor, database, "SELECT * FROM city")
     assert [path.name for path in database.parent.iterdir()] == [database.name]
 
 
@@ -389,10 +388,9 @@ def test_a_budget_beyond_what_sqlite_counts_is_counted_in_lots(database, monkeyp
 def test_long_values_come_as_they_are_among_short_ones(executor, database):
     """Rows are read many at a time as long as values are short, and few at a time else."""
     values = "iif(n = 500, hex(zeroblob(n * 90)), n)"
-    result = executor.execute(database, f"SELECT {values} FROM number ORDER BY n")
-    assert isinstance(result, Table)
-    assert [row[0] for row in result.rows[498:502]] == [499, "0" * 90_000, 501, 502]
-    assert len(result.rows) == 1000
+    rows = table_of(executor, database, f"SELECT {values} FROM number ORDER BY n").rows
+    assert [row[0] for row in rows[498:502]] == [499, "0" * 90_000, 501, 502]
+    assert len(rows) == 1000
 
 
 @pytest.mark.parametrize(
@@ -410,7 +408,7 @@ def test_slow_calls_without_a_loop_take_no_longer_the_more_there_are(database, c
         assert result == TooLarge("bytes")
         assert time.thread_time() - start_s < 2
         few = f"SELECT {' + '.join(['(x LIKE y)'] * 300)} FROM (SELECT 'aa' AS x, '%a' AS y)"
-        assert isinstance(executor.execute(database, few), Table)
+        table_of(executor, database, few)
 
 
 def test_text_of_a_utf16_database(tmp_path: Path) -> None:
@@ -420,10 +418,9 @@ def test_text_of_a_utf16_database(tmp_path: Path) -> None:
         "INSERT INTO t VALUES ('né'), (CAST(x'410000d84200' AS TEXT))",
     )
     with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
-        result = executor.execute(path, "SELECT a FROM t")
-    assert isinstance(result, Table)
-    assert result.rows[0] == ("né",)
-    assert str(result.rows[1][0]).startswith("A")
+        first, [second] = table_of(executor, path, "SELECT a FROM t").rows
+    assert first == ("né",)
+    assert str(second).startswith("A")
 
 
 def test_the_heap_limit_ends_with_its_executor() -> None:

@@ -54,7 +54,7 @@ def test_an_index_does_not_change_what_is_seen(make_database, monkeypatch):
     assert read_schema(indexed, profile=True) == read_schema(plain, profile=True)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
+@pytest.mark.parametrize("case", CASES["databases"], ids=lambda case: case["what"])
 def test_schemas_as_databases_have_them(tmp_path, case):
     path = tmp_path / "db.sqlite"
     connection = apsw.Connection(str(path))
@@ -137,35 +137,10 @@ def test_omnisql_style(bands):
     )
 
 
-def test_profile_style_counts_and_spans(bands):
-    schema = read_schema(bands, profile=True, examples=3)
-    assert render_schema(schema, style="profile") == (
-        "band\n"
-        "CREATE TABLE band (\n"
-        "id INTEGER, --MIN 1 MAX 2,\n"
-        "name TEXT, --Example Air, Low,\n"
-        'PRIMARY KEY ("id")\n'
-        ");\n"
-        "singer\n"
-        "CREATE TABLE singer (\n"
-        "id INTEGER, --MIN 1 MAX 4,\n"
-        "name TEXT, --Example Ann, Bo,\n"
-        "age INTEGER, --MIN 20 MAX 30,\n"
-        "band_id INTEGER, --MIN 1 MAX 2,\n"
-        'PRIMARY KEY ("id"),\n'
-        'FOREIGN KEY("band_id") REFERENCES "band"("id")\n'
-        ");"
-    )
-
-
-def test_compact_style(bands):
-    assert render_schema(read_schema(bands, examples=0), style="compact") == (
-        "CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT);\n"
-        "CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, "
-        "band_id INTEGER REFERENCES band(id));"
-    )
-    line = render_schema(read_schema(bands, examples=1), style="compact").splitlines()[0]
-    assert line == "CREATE TABLE band (id INTEGER PRIMARY KEY /*1*/, name TEXT /*Low*/);"
+@pytest.mark.parametrize("case", CASES["styles"], ids=lambda case: case["style"])
+def test_styles(bands, case):
+    schema = read_schema(bands, **case["read"])
+    assert render_schema(schema, style=case["style"]).splitlines() == case["lines"]
 
 
 def test_keep_drops_columns_tables_and_broken_keys(bands):
@@ -216,10 +191,3 @@ def test_a_changed_file_is_read_again(make_database):
     assert read_schema(path).column_names() == {"t": ("a",)}
     make_database("CREATE TABLE u (b);")
     assert read_schema(path).column_names() == {"t": ("a",), "u": ("b",)}
-
-
-def test_bare_style(bands):
-    assert render_schema(read_schema(bands), style="bare") == (
-        "CREATE TABLE band (id, name);\n"
-        "CREATE TABLE singer (id, name, age, band_id REFERENCES band);"
-    )
