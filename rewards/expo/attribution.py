@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rewards.config import ExpoConfig
-from rewards.expo.clauses import Clause, item_name
+from rewards.expo.clauses import Clause, item_name, scan_clauses
 from rewards.expo.differences import (
     CANDIDATES,
     OF_COLUMNS,
@@ -25,12 +24,11 @@ from rewards.expo.steps import (
     MAX_STEP_ROWS,
     MAX_WHOLE_ROWS,
     Effect,
-    Run,
     Step,
     Steps,
     first_rows,
 )
-from sqlenv.types import Numbers, Table
+from sqlenv.types import Table
 
 _EVERY: Differences = frozenset(CANDIDATES)
 _REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
@@ -50,27 +48,13 @@ _MORE: Differences = frozenset({"row_superset"})
 _ORDER: Differences = frozenset({"row_order"})
 
 
-def find_blamed(
-    sql: str,
-    clauses: Sequence[Clause],
-    config: ExpoConfig,
-    *,
-    predicted: Table,
-    gold_sql: str,
-    gold: Table,
-    sought: Differences,
-    run: Run,
-    numbers: Numbers,
-) -> frozenset[int]:
+def find_blamed(steps: Steps, golds: Steps, sought: Differences) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
-    None where no clause can be told. `gold` has its columns named by their attributes, `sought` is
-    what sets the results apart (D*), `run` runs a step's query.
+    None where no clause can be told. The gold query's result has its columns named by their
+    attributes, `sought` is what sets the results apart (D*).
     """
-    steps, golds = Steps(sql, predicted, run, numbers), Steps(gold_sql, gold, run, numbers)
     plan, operands = steps.plan, steps.plan.operands
-    if config.attribution == "execution":
-        return frozenset(_blame_by_execution(steps, gold))
     is_cut = bool(plan.limit or (plan.order and golds.plan.limit))
     if is_cut:
         sought = _before_cut(steps, golds, sought)
@@ -82,13 +66,13 @@ def find_blamed(
     if len(operands) == 1:
         chain = operands[0] if is_cut else (*operands[0], *plan.tail)
         parting = _parting(operands[0], steps, golds.plan.body, golds)
-        return frozenset(blamed | _blame_part(clauses, chain, parting, steps, sought, gold))
+        return frozenset(blamed | _blame_part(chain, parting, steps, golds, sought))
     for chain, part, wanted in _operand_differences(steps, golds):
         parting = _parting(chain, steps, part, golds)
-        blamed |= _blame_part(clauses, chain, parting, steps, wanted, gold)
+        blamed |= _blame_part(chain, parting, steps, golds, wanted)
     if not is_cut:
         blamed |= _blame_chain([plan.body, *plan.tail], steps, sought)
-    return frozenset(blamed or _before_operators(clauses, len(operands)))
+    return frozenset(blamed or _before_operators(steps.clauses, len(operands)))
 
 
 def candidates(clauses: Sequence[Clause], sought: Differences) -> frozenset[int]:
@@ -97,8 +81,9 @@ def candidates(clauses: Sequence[Clause], sought: Differences) -> frozenset[int]
     return frozenset(number for number, clause in enumerate(clauses) if clause.kind in kinds)
 
 
-def with_items(sql: str, clauses: Sequence[Clause], blamed: frozenset[int]) -> frozenset[int]:
+def with_items(sql: str, blamed: frozenset[int]) -> frozenset[int]:
     """Add the WITH items where a blamed FROM or JOIN reads one (table 15)."""
+    clauses = scan_clauses(sql)
     items = {n: item_name(c.text(sql)) for n, c in enumerate(clauses) if c.kind == "WITH"}
     reading = [clauses[n] for n in blamed if clauses[n].kind in ("FROM", "JOIN")] if items else []
     read = {s.table for c in reading for s in sources(sql) if c.start <= s.start < c.stop}
@@ -106,12 +91,7 @@ def with_items(sql: str, clauses: Sequence[Clause], blamed: frozenset[int]) -> f
 
 
 def _blame_part(
-    clauses: Sequence[Clause],
-    chain: Sequence[Step],
-    parting: Step | None,
-    steps: Steps,
-    wanted: Differences,
-    gold: Table,
+    chain: Sequence[Step], parting: Step | None, steps: Steps, golds: Steps, wanted: Differences
 ) -> frozenset[int]:
     """Blame clauses of a part for what sets it apart (algorithm 1).
 
@@ -122,12 +102,12 @@ def _blame_part(
         return frozenset(parting.clauses)
     blamed = _blame_chain(chain, steps, wanted)
     if "col_count" in wanted:
-        blamed |= _blame_source(chain[0], steps, gold.width)
+        blamed |= _blame_source(chain[0], steps, golds.result.width)
     if blamed:
         return frozenset(blamed)
     near = frozenset(parting.clauses if parting else ())
-    able = candidates(clauses, wanted) & {number for step in chain for number in step.clauses}
-    return with_items(steps.sql, clauses, able & near or able or near)
+    able = candidates(steps.clauses, wanted) & {number for step in chain for number in step.clauses}
+    return with_items(steps.sql, able & near or able or near)
 
 
 def _parting(chain: Sequence[Step], steps: Steps, gold: Step, golds: Steps) -> Step | None:
@@ -302,8 +282,8 @@ def _same(one: Table, other: Table, *, ordered: bool) -> bool:
     return one.rows == other.rows if ordered else Counter(one.rows) == Counter(other.rows)
 
 
-def _blame_by_execution(steps: Steps, gold: Table) -> set[int]:
-    """Blame the steps that lead away from the gold result, without types (table 5)."""
+def blame_by_execution(steps: Steps, gold: Table) -> frozenset[int]:
+    """Number the clauses whose steps lead away from the gold result, without types (table 5)."""
     plan = steps.plan
     if len(plan.operands) == 1:
         chains = [[*plan.operands[0], *plan.tail]]
@@ -312,7 +292,7 @@ def _blame_by_execution(steps: Steps, gold: Table) -> set[int]:
     blamed: set[int] = set()
     for chain in chains:
         blamed |= _blame_away(chain, steps, gold) | _blame_source(chain[0], steps, gold.width)
-    return blamed
+    return frozenset(blamed)
 
 
 def _blame_away(chain: Sequence[Step], steps: Steps, gold: Table) -> set[int]:

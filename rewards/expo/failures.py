@@ -13,7 +13,15 @@ from itertools import pairwise
 
 from rewards.execution import KnownColumns
 from rewards.expo.attributes import select_aliases
-from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
+from rewards.expo.clauses import (
+    OPERATORS,
+    WHOLE,
+    Clause,
+    ClauseKind,
+    clause_at,
+    item_name,
+    scan_clauses,
+)
 from rewards.expo.names import (
     is_query_start,
     is_unfinished,
@@ -80,17 +88,13 @@ Finder = Callable[[_Failure, str], ClauseNumbers]
 
 
 def trace_error(
-    sql: str,
-    clauses: Sequence[Clause],
-    result: Result,
-    *,
-    columns: KnownColumns | None = None,
-    traced: bool = True,
+    sql: str, result: Result, *, columns: KnownColumns | None = None, traced: bool = True
 ) -> frozenset[int]:
     """Number the clauses to blame for a query that gave no table.
 
     All of them where the message is of no known kind, or points at nothing.
     """
+    clauses = scan_clauses(sql)
     everything = frozenset(range(len(clauses)))
     if not isinstance(result, SqlError) or not clauses:
         return everything

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -18,13 +17,19 @@ from rewards.execution import (
     is_nondeterministic,
 )
 from rewards.expo.attributes import is_computed, with_attributes
-from rewards.expo.attribution import candidates, find_blamed, with_items
+from rewards.expo.attribution import (
+    blame_by_execution,
+    candidates,
+    find_blamed,
+    with_items,
+)
 from rewards.expo.clauses import KINDS, Clause, scan_clauses
 from rewards.expo.differences import Differences, differences
 from rewards.expo.failures import trace_error
+from rewards.expo.steps import Steps
 from sqlenv.dialects import run_in_dialect
 from sqlenv.envs.single_turn import Runner
-from sqlenv.types import Attempt, Episode, Example, Numbers, Result, SqlError, Table
+from sqlenv.types import Attempt, Episode, Example, Numbers, SqlError, Table
 
 VerdictCase = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[VerdictCase, ...] = ("correct", "incorrect", "error", "format")
@@ -135,7 +140,7 @@ class ExpoReward:
         if example.dialect != "sqlite" and isinstance(result, SqlError):
             result = replace(result, offset=-1)  # the place is one in the transpiled query
         columns, traced = columns_of(example), self._config.tracing
-        blamed = trace_error(attempt.sql, clauses, result, columns=columns, traced=traced)
+        blamed = trace_error(attempt.sql, result, columns=columns, traced=traced)
         return ClauseVerdict("error", clauses, blamed)
 
     def _judge_result(
@@ -154,23 +159,17 @@ class ExpoReward:
         if self._config.attribution == "types":
             blamed = candidates(clauses, sought)
             is_clear = len(blamed) == 1
-            blamed = with_items(sql, clauses, blamed) if is_clear else frozenset[int]()
+            blamed = with_items(sql, blamed) if is_clear else frozenset[int]()
             return ClauseVerdict("incorrect", clauses, blamed, sought, is_uniform=not is_clear)
 
-        def ask(database: Path, step: str) -> Result:
-            return self._executor.execute(database, step, max_steps=MAX_STEPS)
-
-        blamed = find_blamed(
-            sql,
-            clauses,
-            self._config,
-            predicted=predicted,
-            gold_sql=example.gold_sql,
-            gold=gold,
-            sought=sought,
-            run=partial(run_in_dialect, ask, example),
-            numbers=self._numbers,
-        )
+        ask = partial(self._executor.execute, max_steps=MAX_STEPS)
+        run = partial(run_in_dialect, ask, example)
+        steps = Steps(sql, predicted, run, self._numbers)
+        if self._config.attribution == "execution":
+            blamed = blame_by_execution(steps, gold)
+        else:
+            golds = Steps(example.gold_sql, gold, run, self._numbers)
+            blamed = find_blamed(steps, golds, sought)
         return ClauseVerdict("incorrect", clauses, blamed or everyone, sought)
 
     def _values(self, verdict: ClauseVerdict) -> tuple[float, float]:

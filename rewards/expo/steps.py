@@ -74,12 +74,13 @@ class Plan:
         return [self.body, *self.tail][-1]
 
 
-def plan_steps(sql: str, clauses: Sequence[Clause]) -> Plan:
+def plan_steps(sql: str) -> Plan:
     """List the steps of a query.
 
     FROM and JOINs are the first step, with `SELECT *` until the SELECT itself. GROUP BY and SELECT
     are one step, as `SELECT *` cannot be grouped; so are SELECT and a HAVING without GROUP BY.
     """
+    clauses = scan_clauses(sql)
     numbers = sorted({clause.operand for clause in clauses} - {WHOLE}) or [0]
     operands = tuple(tuple(_operand_steps(sql, clauses, number)) for number in numbers)
     owner = WHOLE if len(numbers) > 1 else numbers[0]
@@ -132,9 +133,8 @@ class Steps:
     """Runs the steps of a query when their results are asked for, each once."""
 
     def __init__(self, sql: str, result: Table, run: Run, numbers: Numbers) -> None:
-        self.plan = plan_steps(sql, scan_clauses(sql))
-        self.result = result
-        self.sql, self._run, self._numbers = sql, run, numbers
+        self.sql, self.clauses, self.plan = sql, scan_clauses(sql), plan_steps(sql)
+        self.result, self._run, self._numbers = result, run, numbers
         self._empty: set[str] = set()
         self._seen: dict[str, tuple[int, Table | None]] = {self.plan.last.sql: (_ALL, result)}
         if not result.rows and len(self.plan.operands) == 1:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from sqlglot import exp
 
@@ -14,42 +13,30 @@ Features = frozenset[str]
 SUBQUERY = "<sub>"
 
 
-@dataclass(frozen=True, slots=True)
-class NameScope:
-    """What names mean inside one SELECT.
-
-    `sources` maps each alias to its base table, None for a CTE or derived table; `ctes` are those
-    that this query may read.
-    """
-
-    parent: NameScope | None
-    sources: Mapping[str, str | None]
-    ctes: Features
-
-    def outward(self) -> Iterator[NameScope]:
-        """Yield this scope and those around it."""
-        scope: NameScope | None = self
-        while scope is not None:
-            yield scope
-            scope = scope.parent
-
-
 class Writer:
     """Writes the expressions of one SELECT as calls; subqueries are handed to `nest`.
 
     Nobody reads the texts: two are the same where the expressions are. `aggregate` tells whether an
-    aggregate was written so far, those of windows aside.
+    aggregate was written so far, those of windows aside; `sources` maps each alias to its base
+    table, None for a CTE or derived table; `outer` is the SELECT around.
     """
 
-    def __init__(
-        self,
-        scope: NameScope,
-        schema: KnownColumns | None,
-        nest: Callable[[exp.Expression], None],
-    ) -> None:
+    def __init__(self, outer: Writer | None, schema: KnownColumns | None) -> None:
         self.aggregate = False
-        self._scope, self._nest = scope, nest
+        self.sources: dict[str, str | None] = {}
+        self.outer, self.schema = outer, schema
         self._known = schema.tables if schema else {}
+
+    def nest(self, query: exp.Expression) -> None:
+        """Take a subquery."""
+        raise NotImplementedError
+
+    def _outward(self) -> Iterator[Writer]:
+        """Yield this SELECT and those around it."""
+        one: Writer | None = self
+        while one is not None:
+            yield one
+            one = one.outer
 
     def text(self, node: exp.Expression) -> str:
         """Write an expression in normal form."""
@@ -59,24 +46,24 @@ class Writer:
 
     def qualified(self, alias: str, name: str) -> str:
         """Write a column of one of the sources, as USING names it."""
-        table = self._scope.sources.get(alias)
+        table = self.sources.get(alias)
         return f"{table}.{name}" if table else name
 
     def nearest(self, name: str, right: str) -> str | None:
         """Find the last source before another that has such a column, by the schema."""
-        aliases = list(self._scope.sources)
+        aliases = list(self.sources)
         before = aliases[: aliases.index(right)]
         return next((alias for alias in reversed(before) if name in self.columns(alias)), None)
 
     def columns(self, alias: str) -> Features:
         """Name the columns of a source; none where it is no table of the schema."""
-        table = self._scope.sources.get(alias)
+        table = self.sources.get(alias)
         return self._known.get(table, frozenset()) if table else frozenset()
 
     def owners(self, name: str) -> list[str]:
-        """List the base tables with such a column in the nearest scope that has any."""
-        for scope in self._scope.outward():
-            tables = {table for table in scope.sources.values() if table}
+        """List the base tables with such a column in the nearest SELECT that has any."""
+        for one in self._outward():
+            tables = {table for table in one.sources.values() if table}
             owners = [t for t in tables if name in self._known.get(t, ())]
             if owners:
                 return owners
@@ -95,22 +82,17 @@ class Writer:
         return f"{table}.{name}" if table else name
 
     def _base_table(self, alias: str) -> str | None:
-        for scope in self._scope.outward():
-            if alias in scope.sources:
-                return scope.sources[alias]
-        return None
+        return next((one.sources[alias] for one in self._outward() if alias in one.sources), None)
 
     def _only_table(self, owners: list[str]) -> str | None:
-        if owners or len(self._scope.sources) != 1:
+        if owners or len(self.sources) != 1:
             return None
-        return next(iter(self._scope.sources.values()))
+        return next(iter(self.sources.values()))
 
     def _knows_all_columns(self) -> bool:
         """Tell whether the schema has every source in reach, so that no other column can be."""
         return bool(self._known) and all(
-            table in self._known
-            for scope in self._scope.outward()
-            for table in scope.sources.values()
+            table in self._known for one in self._outward() for table in one.sources.values()
         )
 
     def _call(self, node: exp.Expression, key: str = "") -> str:
@@ -124,7 +106,7 @@ class Writer:
         return f"{key or node.key}({','.join(parts)})"
 
     def _subquery(self, node: exp.Expression) -> str:
-        self._nest(node)
+        self.nest(node)
         return SUBQUERY
 
     def _negative(self, node: exp.Expression) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 from sqlglot import exp
 
 from rewards.execution import KnownColumns
-from rewards.progress.normalisation import SUBQUERY, Features, NameScope, Writer
+from rewards.progress.normalisation import SUBQUERY, Features, Writer
 from sqlenv.sql import extraction
 from sqlenv.sql.cache import cached
 
@@ -50,7 +50,7 @@ def build_tree(sql: str, schema: KnownColumns | None) -> Node | None:
     query = extraction.parse(sql)
     if query is None:
         return None
-    return Node("ROOT", _nodes_of(query, NameScope(None, {}, frozenset()), schema))
+    return Node("ROOT", _nodes_of(query, None, frozenset(), schema))
 
 
 def ctes(node: Node) -> Iterator[Node]:
@@ -74,17 +74,18 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _nodes_of(
-    query: exp.Expression, scope: NameScope, schema: KnownColumns | None
+    query: exp.Expression, outer: Writer | None, ctes: Features, schema: KnownColumns | None
 ) -> tuple[Node, ...]:
-    """Build what hangs under the owner of a query: its main node, then one CTE node a WITH item."""
+    """Build what hangs under the owner of a query: its main node, then one CTE node a WITH item.
+
+    `outer` is the SELECT around it, `ctes` are the WITH items that it may read.
+    """
     query = extraction.bare(query)
     items = query.ctes if isinstance(query, extraction.Query) else []
-    scope = NameScope(
-        scope.parent, scope.sources, scope.ctes | {item.alias.lower() for item in items}
-    )
+    ctes = ctes | {item.alias.lower() for item in items}
 
     def nodes_of(inner: exp.Expression) -> tuple[Node, ...]:
-        return _nodes_of(inner, scope, schema)
+        return _nodes_of(inner, outer, ctes, schema)
 
     below = [Node("CTE", nodes_of(item.this), item.alias.lower()) for item in items]
     if isinstance(query, exp.Subquery):  # bracketed, with a WITH of its own
@@ -93,17 +94,26 @@ def _nodes_of(
         children = (*nodes_of(query.this), *nodes_of(query.expression))
         return (Node("SET_OP", children, query.key), *below)
     if isinstance(query, exp.Select):
-        return (_SelectReader(query, scope, schema).node(), *below)
+        return (_SelectReader(query, outer, ctes, schema).node(), *below)
     return (Node("SELECT", (), profile=_EMPTY), *below)  # VALUES
 
 
-class _Sources:
-    def __init__(self, select: exp.Select, ctes: Features) -> None:
-        self.tables: set[str] = set()
-        self.derived: list[exp.Expression] = []
-        self.joins: list[tuple[exp.Join, str, str]] = []  # with the sources left and right of it
-        self.names: dict[str, str | None] = {}
-        self._ctes = ctes
+class _SelectReader(Writer):
+    """Reads one SELECT: what it reads first, so that names are known."""
+
+    def __init__(
+        self,
+        select: exp.Select,
+        outer: Writer | None,
+        ctes: Features,
+        schema: KnownColumns | None,
+    ) -> None:
+        super().__init__(outer, schema)
+        self._select, self._ctes = select, ctes
+        self._children: list[Node] = []
+        self._tables: set[str] = set()
+        self._derived: list[exp.Expression] = []
+        self._joins: list[tuple[exp.Join, str, str]] = []  # with the sources left and right of it
         first = extraction.from_table(select)
         last = self._add(first) if first is not None else ""
         for join in select.args.get("joins") or ():
@@ -120,40 +130,30 @@ class _Sources:
         if isinstance(inner, exp.Table):
             table = inner.this.name.lower()
             name = alias or inner.alias.lower() or table
-            self.names[name] = None if table in self._ctes else table
-            self.tables.add(table)
+            self.sources[name] = None if table in self._ctes else table
+            self._tables.add(table)
         else:
-            name = alias or f"{SUBQUERY}{len(self.names)}"
-            self.names[name] = None
-            self.tables.add(SUBQUERY)
-            self.derived.append(inner)
+            name = alias or f"{SUBQUERY}{len(self.sources)}"
+            self.sources[name] = None
+            self._tables.add(SUBQUERY)
+            self._derived.append(inner)
         for join in joined:
             name = self._join(join, name)
         return name
 
     def _join(self, join: exp.Join, left: str) -> str:
-        at = len(self.joins)
+        at = len(self._joins)
         right = self._add(join.this)
-        self.joins.insert(at, (join, left, right))
+        self._joins.insert(at, (join, left, right))
         return right
-
-
-class _SelectReader:
-    def __init__(self, select: exp.Select, outer: NameScope, schema: KnownColumns | None) -> None:
-        self._select, self._outer = select, outer
-        self._schema = schema
-        self._sources = _Sources(select, outer.ctes)
-        self._scope = NameScope(outer, self._sources.names, outer.ctes)
-        self._writer = Writer(self._scope, schema, self._nest)
-        self._children: list[Node] = []
 
     def node(self) -> Node:
         """Read the clauses in the order they are written, as the children are."""
-        select, text = self._select, self._writer.text
+        select, text = self._select, self.text
         items = [text(item) for item in select.expressions]
-        for derived in self._sources.derived:
-            self._nest(derived, self._outer)
-        join = {atom for one in self._sources.joins for atom in self._join_atoms(*one)}
+        for derived in self._derived:
+            self._add_child(derived, self.outer)
+        join = {atom for one in self._joins for atom in self._join_atoms(*one)}
         where = {text(atom) for atom in _atoms(extraction.clause(select, "where"))}
         groups = extraction.clause(select, "group")
         group = {self._item(item, items, alias_first=False) for item in groups}
@@ -161,34 +161,33 @@ class _SelectReader:
         order = {self._ordered(item, items) for item in extraction.clause(select, "order")}
         is_cut = select.args.get("limit") or select.args.get("offset")
         profile = Profile(
-            joins=len(self._sources.joins),
+            joins=len(self._joins),
             items=len(items),
             join=frozenset(join),
             where=frozenset(where),
             select=frozenset(items),
-            tables=frozenset(self._sources.tables),
+            tables=frozenset(self._tables),
             group=frozenset(group),
             having=frozenset(having),
             order=frozenset(order | {"limit"} if is_cut else order),
             distinct=bool(select.args.get("distinct")),
-            aggregate=self._writer.aggregate,
+            aggregate=self.aggregate,
         )
         return Node("SELECT", tuple(self._children), profile=profile)
 
     def _join_atoms(self, join: exp.Join, left: str, right: str) -> Iterable[str]:
         condition = join.args.get("on")
         atoms = [
-            self._writer.text(atom)
+            self.text(atom)
             for atom in _atoms([condition] if condition else [])
             if not isinstance(atom, exp.Boolean)  # sqlglot writes ON TRUE where there is no ON
         ]
-        writer = self._writer
         shared = [column.name.lower() for column in join.args.get("using") or []]
         if join.method.upper() == "NATURAL":
-            shared += [name for name in writer.columns(right) if writer.nearest(name, right)]
+            shared += [name for name in self.columns(right) if self.nearest(name, right)]
         for name in shared:
-            pair = (writer.nearest(name, right) or left, right)
-            sides = sorted(writer.qualified(alias, name) for alias in pair)
+            pair = (self.nearest(name, right) or left, right)
+            sides = sorted(self.qualified(alias, name) for alias in pair)
             atoms.append(f"eq({','.join(sides)})")
         return atoms
 
@@ -202,18 +201,22 @@ class _SelectReader:
             name = node.name.lower()
             selected = self._select.expressions
             aliases = [i.alias.lower() if isinstance(i, exp.Alias) else "" for i in selected]
-            if name in aliases and (alias_first or not self._writer.owners(name)):
+            if name in aliases and (alias_first or not self.owners(name)):
                 # Of several with one name the last.
                 return items[len(aliases) - 1 - aliases[::-1].index(name)]
-        return self._writer.text(node)
+        return self.text(node)
 
     def _ordered(self, node: exp.Expression, items: Sequence[str]) -> str:
         target = node.this if isinstance(node, exp.Ordered) else node
         direction = "desc" if node.args.get("desc") else "asc"
         return f"{self._item(target, items, alias_first=True)} {direction}"
 
-    def _nest(self, query: exp.Expression, scope: NameScope | None = None) -> None:
-        nodes = _nodes_of(query, scope or self._scope, self._schema)
+    def nest(self, query: exp.Expression) -> None:
+        """Add a subquery's nodes."""
+        self._add_child(query, self)
+
+    def _add_child(self, query: exp.Expression, outer: Writer | None) -> None:
+        nodes = _nodes_of(query, outer, self._ctes, self.schema)
         self._children.append(Node("SUBQUERY", nodes))
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.config import ExpoConfig
 from rewards.execution import KnownColumns, columns_of
 from rewards.expo import attribution, steps
 from rewards.expo.attributes import is_computed, with_attributes
@@ -18,7 +17,7 @@ from rewards.expo.attribution import find_blamed
 from rewards.expo.clauses import WHOLE, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
-from rewards.expo.steps import plan_steps
+from rewards.expo.steps import Steps, plan_steps
 from sqlenv.types import Example, Result, SqlError, Table
 from tests.vectors import read
 
@@ -84,7 +83,7 @@ def test_clauses_cover_any_text_exactly_once(sql, offset, names):
     for number, clause in enumerate(clauses):
         assert clause_at(clauses, clause.start) == clause_at(clauses, clause.end - 1) == number
     for message in MESSAGES:
-        found = trace_error(sql, clauses, SqlError(message, offset), columns=KNOWN)
+        found = trace_error(sql, SqlError(message, offset), columns=KNOWN)
         assert found <= set(range(len(clauses)))
         assert bool(found) == bool(clauses)
     assert len(with_attributes(sql, Table(tuple(names), ())).columns) == len(names)
@@ -101,7 +100,7 @@ def test_long_hostile_text_takes_no_time():
         start = time.thread_time()
         clauses = scan_clauses(text)
         result = SqlError("no such column: t.a", 3)
-        assert trace_error(text, clauses, result, columns=KNOWN) <= set(range(len(clauses)))
+        assert trace_error(text, result, columns=KNOWN) <= set(range(len(clauses)))
         assert time.thread_time() - start < 5, text[:10]
 
 
@@ -148,7 +147,7 @@ def test_queries_that_compute_all_their_outputs(sql, expected):
 
 @pytest.mark.parametrize("case", [c for c in INCORRECT["cases"] if "steps" in c], ids=name)
 def test_change_at_each_step(case, incorrect, executor):
-    plan = plan_steps(case["pred"], scan_clauses(case["pred"]))
+    plan = plan_steps(case["pred"])
     chain = [*plan.operands[0], *plan.tail]
     tables = [executor.execute(incorrect, step.sql) for step in chain]
     named = [with_attributes(step.sql, table) for step, table in zip(chain, tables, strict=True)]
@@ -175,7 +174,6 @@ def test_filters_of_large_steps_are_judged_by_counts(
         monkeypatch.setattr(module, "MAX_STEP_ROWS", max_rows)
         monkeypatch.setattr(module, "MAX_WHOLE_ROWS", max_rows)
     sql = case["pred"]
-    clauses = scan_clauses(sql)
     gold, predicted = executor.gold(incorrect, case["gold"]), executor.execute(incorrect, sql)
     asked = []
 
@@ -183,18 +181,9 @@ def test_filters_of_large_steps_are_judged_by_counts(
         asked.append(step.rpartition("\nLIMIT ")[0])
         return executor.execute(incorrect, step)
 
-    found = find_blamed(
-        sql,
-        clauses,
-        ExpoConfig(),
-        predicted=predicted,
-        gold_sql=case["gold"],
-        gold=gold,
-        sought=differences(gold, predicted),
-        run=run,
-        numbers="close",
-    )
-    assert found == labelled(sql, clauses, case["blamed"])
+    own, golds = Steps(sql, predicted, run, "close"), Steps(case["gold"], gold, run, "close")
+    found = find_blamed(own, golds, differences(gold, predicted))
+    assert found == labelled(sql, scan_clauses(sql), case["blamed"])
     # Rows that were read need not be asked for one by one.
     filters = [step for step in asked if "\nWHERE" in step and step.startswith("SELECT *")]
     assert len(filters) == len(set(filters))
@@ -210,7 +199,6 @@ def test_errors(case, failing, executor):
     columns = columns_of(Example("", "", "", failing, ""))
     found = trace_error(
         sql,
-        clauses,
         result,
         columns=columns if case.get("schema", True) else None,
         traced=case.get("traced", True),
