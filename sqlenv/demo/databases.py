@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
 
 import apsw
 
-from sqlenv.demo.vocabulary import (
-    CATEGORIES,
-    COUNTRY_OF_CITY,
-    DOMAINS,
-    LABELS,
-    NUMBERS,
-    POOLS,
-    SPARSE,
-    Entity,
-    synonyms,
-)
+from sqlenv.demo.vocabulary import COUNTRY_OF_CITY, DOMAINS, POOLS, ColumnKind, Concept, Entity
 
-ColumnKind = Literal["key", "label", "number", "category", "sparse"]
 Cell = int | float | str | None
 Record = dict[str, Cell]
 
@@ -34,22 +22,17 @@ _PARENTS_USED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class DemoColumn:
-    """A column of one database; `concept` is its name in the vocabulary.
-
-    `override` is the pool or range that replaces the concept's own, or "".
-    """
+    """A column of one database."""
 
     name: str
-    concept: str
-    kind: ColumnKind
-    override: str = ""
+    concept: Concept
 
     @property
     def type(self) -> str:
         """Name the SQLite type."""
-        if self.kind == "number":
-            return "REAL" if NUMBERS[self.concept].step == 0.5 else "INTEGER"
-        return "INTEGER" if self.kind == "key" else "TEXT"
+        if self.concept.kind == "number" and self.concept.step == 0.5:
+            return "REAL"
+        return "INTEGER" if self.concept.kind in ("key", "number") else "TEXT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +59,7 @@ class DemoTable:
 
     def of_kind(self, *kinds: ColumnKind) -> list[DemoColumn]:
         """List the columns of these kinds."""
-        return [column for column in self.columns if column.kind in kinds]
+        return [column for column in self.columns if column.concept.kind in kinds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,36 +126,28 @@ def _own_name_first(names: Sequence[str], rng: Random) -> tuple[str, ...]:
 
 
 def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Random) -> DemoTable:
-    drawn = [_draw_column(concept, pool or "", rng) for concept, pool in entity.columns.items()]
-    label = [column for column in drawn if column.kind == "label"]
-    kept = _keep_columns([column for column in drawn if column.kind != "label"], rng)
+    drawn = [DemoColumn(_own_name_first(one.names, rng)[0], one) for one in entity.columns]
+    label = [column for column in drawn if column.concept.kind == "label"]
+    kept = _keep_columns([column for column in drawn if column not in label], rng)
     parents = tuple(
         Parent(f"{names[table][0]}_id", names[table][0], preposition)
         for table, preposition in entity.parents.items()
         if table in names
     )
-    keys = [DemoColumn(name, name, "key") for name in ("id", *(key.column for key in parents))]
+    names_of_keys = ("id", *(key.column for key in parents))
+    keys = [DemoColumn(name, Concept(name, "key")) for name in names_of_keys]
     return DemoTable(names[entity.names[0]], (keys[0], *label, *kept, *keys[1:]), parents)
 
 
 def _keep_columns(columns: list[DemoColumn], rng: Random) -> list[DemoColumn]:
     """Keep a column of numbers and one of categories, where there are any, and some others."""
     rng.shuffle(columns)
-    first = [[c for c in columns if c.kind == kind][:1] for kind in ("number", "category")]
+    first = [[c for c in columns if c.concept.kind == kind][:1] for kind in ("number", "category")]
     kept = [*first[0], *first[1]]
     rest = [column for column in columns if column not in kept]
     kept += rest[: rng.randint(0, min(3, len(rest)))]
     rng.shuffle(kept)
     return kept
-
-
-def _draw_column(concept: str, override: str, rng: Random) -> DemoColumn:
-    if concept in LABELS:
-        return DemoColumn(concept, concept, "label", override)
-    if concept in SPARSE:
-        return DemoColumn(concept, concept, "sparse")
-    name = _own_name_first((concept, *synonyms(concept)), rng)[0]
-    return DemoColumn(name, concept, "number" if concept in NUMBERS else "category", override)
 
 
 def _draw_rows(
@@ -182,57 +157,53 @@ def _draw_rows(
     cities: Sequence[str],
     rng: Random,
 ) -> list[Record]:
-    columns = {column.name: _draw_cells(column, count, cities, rng) for column in table.columns}
+    columns = {c.name: _draw_cells(c.concept, count, cities, rng) for c in table.columns}
     for parent in table.parents:
         ids = [row["id"] for row in rows[parent.table]]
         used = rng.sample(ids, max(2, round(len(ids) * _PARENTS_USED)))
         columns[parent.column] = [rng.choice(used) for _ in range(count)]
-    named = {column.concept: column.name for column in table.columns}
+    named = {column.concept.name: column.name for column in table.columns}
     if "city" in named and "country" in named:
         of_city = [COUNTRY_OF_CITY[str(city)] for city in columns[named["city"]]]
         columns[named["country"]] = of_city
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
-def _draw_cells(
-    column: DemoColumn, count: int, cities: Sequence[str], rng: Random
-) -> Sequence[Cell]:
-    match column.kind:
+def _draw_cells(concept: Concept, count: int, cities: Sequence[str], rng: Random) -> Sequence[Cell]:
+    match concept.kind:
         case "key":
             return range(1, count + 1)
         case "label":
-            return rng.sample(POOLS[column.override], count)
+            return rng.sample(POOLS[concept.pool], count)
         case "number":
-            return _draw_numbers(column, count, rng)
+            return _draw_numbers(concept, count, rng)
         case "category":
-            pool = _pool(column, cities)
+            pool = _pool(concept, cities)
             some = rng.sample(pool, min(len(pool), rng.randint(3, 5)))
             return [rng.choice(some) for _ in range(count)]
         case "sparse":
             gaps = (rng.random() < _GAP_RATE for _ in range(count))
-            return [None if is_gap else _contact(column, rng) for is_gap in gaps]
+            return [None if is_gap else _contact(concept, rng) for is_gap in gaps]
 
 
-def _contact(column: DemoColumn, rng: Random) -> str:
-    pool = SPARSE[column.concept]
-    return str(rng.randint(1000, 9999)) if pool == "number" else rng.choice(POOLS[pool])
+def _contact(concept: Concept, rng: Random) -> str:
+    pool = POOLS.get(concept.pool)
+    return rng.choice(pool) if pool else str(rng.randint(1000, 9999))
 
 
-def _pool(column: DemoColumn, cities: Sequence[str]) -> Sequence[str]:
-    if column.concept == "city":
+def _pool(concept: Concept, cities: Sequence[str]) -> Sequence[str]:
+    if concept.name == "city":
         return cities
-    if column.concept == "country":
+    if concept.name == "country":
         return list(dict.fromkeys(COUNTRY_OF_CITY[city] for city in cities))
-    return POOLS[column.override or CATEGORIES[column.concept].pool]
+    return POOLS[concept.pool]
 
 
-def _draw_numbers(column: DemoColumn, count: int, rng: Random) -> Sequence[Cell]:
+def _draw_numbers(number: Concept, count: int, rng: Random) -> Sequence[Cell]:
     """Draw different values where the range has enough of them, so that few superlatives tie."""
-    number = NUMBERS[column.concept]
-    low, high = map(int, column.override.split("-")) if column.override else number[:2]
-    steps = int((high - low) / number.step) + 1
+    steps = int((number.high - number.low) / number.step) + 1
     if steps >= 2 * count:
         picks = rng.sample(range(steps), count)
     else:
         picks = [rng.randrange(steps) for _ in range(count)]
-    return [low + pick * number.step for pick in picks]
+    return [number.low + pick * number.step for pick in picks]

@@ -43,23 +43,23 @@ def ask(
     for difficulty, share in SHARES.items():
         wanted += share * count
         kinds = [kind for kind in KINDS if kind.difficulty == difficulty]
-        found += _ask_kinds(kinds, round(wanted) - len(found), database, connection, rng, found)
-    found += _ask_kinds(KINDS, count - len(found), database, connection, rng, found)
+        _ask_kinds(found, kinds, round(wanted), database, connection, rng)
+    _ask_kinds(found, KINDS, count, database, connection, rng)
     rng.shuffle(found)
     return found
 
 
 def _ask_kinds(
+    found: list[DemoQuestion],
     kinds: Sequence[QuestionKind],
     count: int,
     database: DemoDatabase,
     connection: apsw.Connection,
     rng: Random,
-    before: Sequence[DemoQuestion],
-) -> list[DemoQuestion]:
-    found: list[DemoQuestion] = []
-    taken = {text for question in before for text in (question.text, question.sql)}
-    for kind in _turns(kinds, count * _TURNS_PER_QUESTION, rng):
+) -> None:
+    """Add questions until there are so many."""
+    taken = {text for question in found for text in (question.text, question.sql)}
+    for kind in _turns(kinds, (count - len(found)) * _TURNS_PER_QUESTION, rng):
         if len(found) == count:
             break
         for _ in range(_TRIES_PER_TURN):
@@ -68,7 +68,6 @@ def _ask_kinds(
                 found.append(question)
                 taken |= {question.text, question.sql}
                 break
-    return found
 
 
 def _turns(kinds: Sequence[QuestionKind], count: int, rng: Random) -> Iterator[QuestionKind]:

@@ -11,35 +11,48 @@ import yaml
 
 Difficulty = Literal["easy", "medium", "hard", "extra"]
 
-LABELS = ("name", "title")  # columns that tell the rows of a table apart
+ColumnKind = Literal["key", "label", "number", "category", "sparse"]
+"""`label` tells the rows of a table apart, a `category` has few values, each in several rows, and
+`sparse` has gaps."""
 
 
-class Number(NamedTuple):
-    """A column of numbers. Words are empty where English has none."""
+class Concept(NamedTuple):
+    """What a column holds; `name` and synonym are what it may be called.
 
-    low: int
-    high: int
+    Values are of a pool or, numbers, of a range. Words are empty where English has none.
+    """
+
+    name: str
+    kind: ColumnKind
+    pool: str = ""
+    low: int = 0
+    high: int = 0
     step: float = 1
     synonym: str = ""
+    before: Sequence[str] = ()
     extremes: Sequence[str] = ("", "")
     comparisons: Sequence[str] = ("", "")
     can_add: bool = False
     can_average: bool = True
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """List what it may be called."""
+        return tuple(filter(None, (self.name, self.synonym)))
 
-class Category(NamedTuple):
-    """A column of text with few values, each in several rows."""
-
-    pool: str
-    synonym: str = ""
-    before: Sequence[str] = ()
+    def of(self, values: str | None) -> Concept:
+        """Take another pool, or another range such as 6-18; None for its own."""
+        if values is None or self.kind != "number":
+            return self._replace(pool=values or self.pool)
+        low, high = map(int, values.split("-"))
+        return self._replace(low=low, high=high)
 
 
 class Entity(NamedTuple):
-    """A table that a database of a domain may have; None where a column has its usual values."""
+    """A table that a database of a domain may have."""
 
     names: Sequence[str]
-    columns: Mapping[str, str | None]
+    columns: Sequence[Concept]
     parents: Mapping[str, str] = MappingProxyType({})
 
 
@@ -71,16 +84,21 @@ def _read(name: str) -> Any:
     return yaml.safe_load(text)
 
 
+def _entity(columns: Mapping[str, str | None], **given: Any) -> Entity:
+    return Entity(columns=[CONCEPTS[name].of(values) for name, values in columns.items()], **given)
+
+
 WORDS = _read("words")
-NUMBERS = {name: Number(**number) for name, number in WORDS["numbers"].items()}
-CATEGORIES = {name: Category(**category) for name, category in WORDS["categories"].items()}
-SPARSE: Mapping[str, str] = WORDS["sparse"]
+_KINDS: tuple[ColumnKind, ...] = ("label", "number", "category", "sparse")
+CONCEPTS = {
+    name: Concept(name, kind, **given) for kind in _KINDS for name, given in WORDS[kind].items()
+}
 PLURALS = WORDS["plurals"].split()
 COUNTRY_OF_CITY = {city: country for country, some in WORDS["cities"].items() for city in some}
 POOLS = {name: words.split() for name, words in WORDS["pools"].items()}
 POOLS |= {"city": [*COUNTRY_OF_CITY], "country": [*WORDS["cities"]]}
 DOMAINS = {
-    domain: [Entity(**entity) for entity in entities]
+    domain: [_entity(**entity) for entity in entities]
     for domain, entities in _read("domains").items()
 }
 KINDS = [
@@ -88,12 +106,6 @@ KINDS = [
     for difficulty, kinds in _read("questions").items()
     for kind in kinds
 ]
-
-
-def synonyms(concept: str) -> tuple[str, ...]:
-    """List the other names of a column."""
-    meaning = NUMBERS.get(concept) or CATEGORIES.get(concept)
-    return (meaning.synonym,) if meaning and meaning.synonym else ()
 
 
 def plural(noun: str) -> str:
