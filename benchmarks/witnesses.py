@@ -1,6 +1,6 @@
 """What do witnesses refute that a comparator takes for right, and is it wrong?
 
-    python benchmarks/witnesses.py --data DATA [--breaks-uniqueness] [--out witnesses.json]
+    python benchmarks/witnesses.py --data DATA [--out witnesses.json]
 
 DATA holds Spider's databases (spider_data/database), its distilled test suites
 (test_suite_database/DB/*.sqlite) and predictions (predictions/spider_dev/*.jsonl with `pred`,
@@ -29,7 +29,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.witness.refutation import judge_on_witnesses
-from sqlenv.witness.store import Kept, WitnessStore
+from sqlenv.witness.store import WitnessStore
 
 COUNTS = (1, 2, 4, 8)
 
@@ -37,7 +37,6 @@ COUNTS = (1, 2, 4, 8)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--breaks-uniqueness", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("witnesses.json"))
     options = parser.parse_args()
     cases = read_cases(options.data)
@@ -54,9 +53,7 @@ def main() -> None:
         golds = sorted({(case.database, case.gold) for case, _ in right})
         found: dict[int, dict[str, Any]] = {}
         for count in COUNTS:
-            store = WitnessStore(
-                cache, match="spider_ex", count=count, breaks_uniqueness=options.breaks_uniqueness
-            )
+            store = WitnessStore(cache, match="spider_ex", count=count)
             start_s = time.process_time()
             made = [store.of(*gold) for gold in track(golds, f"{count} witnesses")]
             seconds = time.process_time() - start_s
@@ -83,20 +80,19 @@ def read_cases(data: Path) -> list[Case]:
 def summary(
     right: Sequence[tuple[Case, float]],
     refuted: Sequence[bool],
-    made: Sequence[Kept],
+    made: Sequence[tuple[Path, ...]],
     seconds: float,
 ) -> dict[str, Any]:
     lucky = [one for (_, ts), one in zip(right, refuted, strict=True) if not ts]
     kept = [(case, one) for (case, ts), one in zip(right, refuted, strict=True) if ts]
-    sizes = [file.stat().st_size for one in made for file in one.files]
+    sizes = [file.stat().st_size for files in made for file in files]
     return {
         "right by EX, wrong by the suite": len(lucky),
         "of these refuted": sum(lucky),
         "right by the suite": len(kept),
         "of these refuted ": sum(one for _, one in kept),
         "golds": len(made),
-        "without a witness": sum(not one.files for one in made),
-        "neighbours told": f"{sum(k.told for k in made)} of {sum(k.neighbours for k in made)}",
+        "without a witness": sum(not files for files in made),
         "bytes a gold": round(sum(sizes) / len(made)),
         "ms a gold": round(1000 * seconds / len(made), 1),
         "refuted_right": sorted({(case.gold, case.predicted) for case, one in kept if one}),

@@ -185,7 +185,7 @@ class SqlSide:
         """Show why an attempt that looks right is not."""
         if self._witnesses is None or not attempt.refuted:
             return None
-        witness = witnesses_of(example, self._witnesses).files[attempt.refuted - 1]
+        witness = witnesses_of(example, self._witnesses)[attempt.refuted - 1]
         return Refutation.of(
             example, attempt.sql, self.executor.execute, number=attempt.refuted, witness=witness
         )

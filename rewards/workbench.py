@@ -31,7 +31,6 @@ from sqlenv.types import (
     SqlError,
     Status,
     Table,
-    status_of,
 )
 from sqlenv.witness.refutation import Refutation
 from sqlenv.witness.store import WitnessStore
@@ -180,7 +179,7 @@ class Workbench:
         if self._witnesses is None:
             return {}
         executor, config = self._executor, AnswerConfig(numbers=self._numbers)
-        files = witnesses_of(example, self._witnesses).files
+        files = witnesses_of(example, self._witnesses)
         found = None
         if number := first_refuting(example, sql, files, executor, config):
             where = {"number": number, "witness": files[number - 1]}
@@ -191,4 +190,4 @@ class Workbench:
 def _status(example: Example, sql: str, predicted: Result) -> PairStatus:
     if sql and isinstance(transpile(sql, example.dialect), SqlError):
         return "not_carried"
-    return status_of(predicted)
+    return predicted.status

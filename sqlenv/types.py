@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from exchange import Message
 
@@ -51,6 +51,10 @@ class Example:
     grading_method: str = ""
 
 
+Status = Literal["ok", "error", "timeout", "too_large", "denied"]
+"""How a query ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """The rows of a query that ran, in engine order.
@@ -63,6 +67,7 @@ class Table:
         nondeterministic: Whether the rows depend on chance, or on a clock that runs.
     """
 
+    status: ClassVar[Status] = "ok"
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     is_mended: bool = field(default=False, compare=False)
@@ -81,6 +86,7 @@ class SqlError:
     `offset` is the UTF-8 byte offset of the error in the query, -1 where SQLite gives none.
     """
 
+    status: ClassVar[Status] = "error"
     message: str
     offset: int = -1
 
@@ -89,6 +95,7 @@ class SqlError:
 class TimedOut:
     """The query ran out of steps (the same on every machine) or of wall time (never cached)."""
 
+    status: ClassVar[Status] = "timeout"
     reason: Literal["steps", "wall"]
 
 
@@ -96,6 +103,7 @@ class TimedOut:
 class TooLarge:
     """The query or its result passes a limit of size."""
 
+    status: ClassVar[Status] = "too_large"
     what: Literal["rows", "bytes", "memory", "sql"]
 
 
@@ -103,26 +111,11 @@ class TooLarge:
 class Denied:
     """The query asks for what an answer never needs: a write, a pragma, a second statement."""
 
+    status: ClassVar[Status] = "denied"
     what: str
 
 
 Result = Table | SqlError | TimedOut | TooLarge | Denied
-
-Status = Literal["ok", "error", "timeout", "too_large", "denied"]
-"""How a query ended."""
-
-_STATUS_OF: Mapping[type[Result], Status] = {
-    Table: "ok",
-    SqlError: "error",
-    TimedOut: "timeout",
-    TooLarge: "too_large",
-    Denied: "denied",
-}
-
-
-def status_of(result: Result) -> Status:
-    """Name how a query ended."""
-    return _STATUS_OF[type(result)]
 
 
 def describe_failure(result: Result) -> str:

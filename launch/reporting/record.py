@@ -28,7 +28,6 @@ from sqlenv.types import (
     Table,
     Value,
     describe_failure,
-    status_of,
 )
 from sqlenv.witness.refutation import Refutation
 
@@ -100,7 +99,7 @@ def _witness(refutation: Refutation) -> dict[str, Any]:
 
 def shown(result: Result, most_rows: int = ROWS) -> dict[str, Any]:
     """Write a result with its status: the message, or the first rows, bounded in size."""
-    status = status_of(result)
+    status = result.status
     if not isinstance(result, Table):
         return {"status": status, "message": describe_failure(result)}
     rows: list[list[Any]] = []

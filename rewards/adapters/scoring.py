@@ -23,7 +23,7 @@ from rewards.progress.feedback import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
-from sqlenv.envs.diagnosed import Feedback
+from sqlenv.envs.single_turn import Feedback
 from sqlenv.evaluators.graded import checked_method
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
@@ -35,7 +35,6 @@ from sqlenv.types import (
     Status,
     Table,
     describe_failure,
-    status_of,
 )
 
 _log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class Scored:
     @property
     def status(self) -> Status | Literal["no_sql"]:
         """Name how the last query ended; `no_sql` where the last reply has none that was read."""
-        return status_of(self.last.result) if self.last and self.last.sql else "no_sql"
+        return self.last.result.status if self.last and self.last.sql else "no_sql"
 
     @property
     def sql(self) -> str:

@@ -24,11 +24,13 @@ from sqlenv.types import (
     SqlError,
     Table,
 )
-from sqlenv.witness.store import Kept, WitnessStore
+from sqlenv.witness.store import WitnessStore
 
 Config = TypeVar("Config", bound=AnswerConfig)
 Name = TypeVar("Name", bound=ExecutionMatch)
 FirstPrompt = Callable[[Example], Observation]
+Feedback = Callable[[Example, Attempt], tuple[tuple[str, ...], str]]
+"""From an example and the attempt to the tags and the text of the next message."""
 
 
 class Runner(Protocol):
@@ -44,7 +46,10 @@ class Runner(Protocol):
 
 
 class BaseEnvironment(Generic[Config]):
-    """How every environment begins. Stateless, so that threads can share one."""
+    """How every environment begins. Stateless, so that threads can share one.
+
+    `feedback` is what the diagnosed one says between attempts.
+    """
 
     def __init__(
         self,
@@ -52,11 +57,12 @@ class BaseEnvironment(Generic[Config]):
         *,
         executor: Runner,
         first_prompt: FirstPrompt,
+        feedback: Feedback = lambda *_: ((), ""),
         witnesses: WitnessStore | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
-        self._first_prompt = first_prompt
+        self._first_prompt, self._feedback = first_prompt, feedback
         self._witnesses = witnesses
 
     def reset(self, example: Example) -> tuple[Episode, Observation]:
@@ -71,7 +77,7 @@ class BaseEnvironment(Generic[Config]):
     def _ask_witnesses(self, example: Example, attempt: Attempt) -> Attempt:
         if not (attempt.correct and self._witnesses):
             return attempt
-        files = witnesses_of(example, self._witnesses).files
+        files = witnesses_of(example, self._witnesses)
         number = first_refuting(example, attempt.sql, files, self._executor, self._config)
         return replace(attempt, correct=not number, refuted=number)
 
@@ -116,13 +122,13 @@ def judge_answer(
     return Attempt(answer, result, correct=correct)
 
 
-def witnesses_of(example: Example, witnesses: WitnessStore) -> Kept:
+def witnesses_of(example: Example, witnesses: WitnessStore) -> tuple[Path, ...]:
     """Return the witnesses of a question's gold query; none of one that cannot be transpiled, or
     whose own rule may count the rows of the question's database.
     """
     gold = transpile(example.gold_sql, example.dialect)
     if example.grading_method or not isinstance(gold, str):
-        return Kept()
+        return ()
     return witnesses.of(example.database, gold)
 
 
@@ -158,12 +164,13 @@ def find_matches(
     if not (isinstance(predicted, str) and golds and isinstance(result, Table)):
         return dict.fromkeys(names, False)
     database, own = example.database, "graded" if example.grading_method else None
-    found = dict.fromkeys(names, False)
-    for number, gold in enumerate(golds):
-        like = like_gold(result, executor.gold(database, gold), numbers) if number else result
-        case = Case(predicted, gold, database, grading_method=example.grading_method)
-        runs = Runs(executor.execute, executor.gold, known={(database, predicted): like})
-        found |= {
-            name: ask(own or name, case, runs).score == 1 for name in names if not found[name]
-        }
-    return found
+    case = Case(
+        predicted,
+        golds[0],
+        database,
+        alternatives=tuple(golds[1:]),
+        grading_method=example.grading_method,
+        numbers=numbers,
+    )
+    runs = Runs(executor.execute, executor.gold, known={(database, predicted): result})
+    return {name: ask(own or name, case, runs).score == 1 for name in names}

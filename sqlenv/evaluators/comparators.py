@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, TypeGuard, get_args
 
 from exchange import UserError
 from sqlenv.evaluators.bird import soft_f1, ves_reward
-from sqlenv.evaluators.equality import matches
+from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
 from sqlenv.evaluators.official import (
     as_omnisql_writes,
@@ -32,7 +32,15 @@ from sqlenv.evaluators.official import (
     same_query,
 )
 from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
-from sqlenv.types import MatchMode, Result, SqlError, Status, Table, TimedOut, status_of
+from sqlenv.types import (
+    MatchMode,
+    Numbers,
+    Result,
+    SqlError,
+    Status,
+    Table,
+    TimedOut,
+)
 
 _LATE = TimedOut("wall")
 _REPETITIONS = 100  # how often R-VES runs each query
@@ -50,7 +58,7 @@ class Case:
 
     `suite` are all database files of the test suite (`spider_ts`), `reference` gold results
     (`spider2_local`), `alternatives` more gold queries, of which the best counts, and
-    `grading_method` a question's own rule (`graded`).
+    `grading_method` a question's own rule (`graded`). Official programs compare `numbers` exactly.
     """
 
     predicted: str
@@ -60,6 +68,7 @@ class Case:
     reference: Reference | None = None
     alternatives: tuple[str, ...] = ()
     grading_method: str = ""
+    numbers: Numbers = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +182,7 @@ def check_case(case: Case, names: Sequence[str]) -> None:
 
 
 def judge_case(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
-    """RunQuery comparators about a case."""
+    """Ask comparators about a case."""
     if len(case.predicted) > _JUDGED_CHARS:
         judged = judge_case(replace(case, predicted=""), names, runs)
         return replace(judged, scores=dict.fromkeys(names, 0.0), predicted="too_large")
@@ -181,7 +190,7 @@ def judge_case(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
     outcomes = {name: ask(name, case, runs) for name in names}
     first = outcomes[names[0]] if names else _by_rule(case, runs, mode="set")
     scores = {name: outcome.score for name, outcome in outcomes.items()}
-    return Judgement(scores, status_of(first.predicted), status_of(first.gold), runs.is_late)
+    return Judgement(scores, first.predicted.status, first.gold.status, runs.is_late)
 
 
 def ask(name: str, case: Case, runs: Runs) -> Outcome:
@@ -197,6 +206,7 @@ def ask(name: str, case: Case, runs: Runs) -> Outcome:
 def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> Outcome:
     predicted = runs.predicted(case.database, case.predicted)
     gold = runs.gold(case.database, case.gold)
+    predicted = like_gold(predicted, gold, case.numbers)
     score = float(matches(predicted, gold, mode=mode, gold_sql=case.gold))
     return Outcome(score, predicted, gold)
 
@@ -205,8 +215,7 @@ def _bird(
     case: Case, runs: Runs, *, score: Callable[[Table, Table], float], limit_s: float
 ) -> Outcome:
     """Score two results; text that is no UTF-8 fails, and both queries share the limit."""
-    predicted = _ask(runs.predicted, case.database, case.predicted)
-    gold = _ask(runs.gold, case.database, case.gold)
+    predicted, gold = _run_both(case, runs)
     if not (_is_clean(predicted) and _is_clean(gold)):
         return Outcome(0.0, predicted, gold)
     is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
@@ -224,8 +233,7 @@ def _strictly_equal(predicted: Table, gold: Table) -> float:
 def _graded(case: Case, runs: Runs) -> Outcome:
     """Ask a question's own rule, or for equal sets."""
     method = GradingMethod.parse(case.grading_method or "set")
-    predicted = _ask(runs.predicted, case.database, case.predicted)
-    gold = _ask(runs.gold, case.database, case.gold)
+    predicted, gold = _run_both(case, runs)
     is_right = _is_clean(predicted) and _is_clean(gold) and is_graded_right(predicted, gold, method)
     return Outcome(float(is_right), predicted, gold)
 
@@ -259,15 +267,13 @@ def _spider(
     predicted, gold = (
         as_spider_runs(sql, keep_distinct=keep_distinct) for sql in (text, case.gold)
     )
-
-    def run(database: Path) -> tuple[Result, Result]:
-        return _ask(runs.predicted, database, predicted), _ask(runs.gold, database, gold)
-
-    own = run(case.database)
+    case = replace(case, predicted=predicted, gold=gold)
+    own = _run_both(case, runs)
     if suite and same_query(predicted) == same_query(gold):
         # The same query gives the same rows on every file.
         suite = isinstance(own[1], Table) and own[1].nondeterministic
-    pairs = map(run, _as_known(case.suite, case.database)) if suite else [own]
+    files = _as_known(case.suite, case.database) if suite else ()
+    pairs = (_run_both(replace(case, database=file), runs) for file in files) if suite else [own]
     is_right = all(matches(*pair, mode="test_suite", gold_sql=gold) for pair in pairs)
     return Outcome(float(is_right), *own)
 
@@ -284,7 +290,7 @@ def _is_copy(file: Path, database: Path) -> bool:
 
 
 def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> Outcome:
-    """RunQuery Spider's program about a query that runs within 10 seconds, put on one line.
+    """Ask Spider's program about a query that runs within 10 seconds, put on one line.
 
     The prediction's result is its first failure: it runs as it stands, and then as Spider's does.
     """
@@ -328,6 +334,13 @@ def _find_gold(case: Case, runs: Runs, *, nan_is_zero: bool) -> Outcome:
 def _is_clean(result: Result) -> TypeGuard[Table]:
     """Say whether Python's sqlite3 module would read the result: it refuses what is no UTF-8."""
     return isinstance(result, Table) and not result.is_mended
+
+
+def _run_both(case: Case, runs: Runs) -> tuple[Result, Result]:
+    """Run both queries on the case's database."""
+    predicted = _ask(runs.predicted, case.database, case.predicted)
+    gold = _ask(runs.gold, case.database, case.gold)
+    return like_gold(predicted, gold, case.numbers), gold
 
 
 def _ask(run: RunQuery, database: Path, sql: str) -> Result:

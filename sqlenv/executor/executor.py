@@ -24,7 +24,7 @@ from sqlenv.executor.database import Identity, identify
 from sqlenv.executor.engine import NAG_S, DatabaseQuery, Engine
 from sqlenv.executor.gold import GoldCache
 from sqlenv.executor.processes import Processes
-from sqlenv.types import Result, TimedOut, status_of
+from sqlenv.types import Result, TimedOut
 
 _log = logging.getLogger(__name__)
 # What a query may take before it counts as slow: some 20 to 50 ms.
@@ -180,5 +180,5 @@ def _judgement(answer: Judgement | Result, names: Sequence[str]) -> Judgement:
     """Give a case's judgement, or one of a prediction that took its worker down."""
     if isinstance(answer, Judgement):
         return answer
-    status = status_of(answer)
-    return Judgement(dict.fromkeys(names, 0.0), status, "ok", is_late=status == "timeout")
+    is_late = answer.status == "timeout"
+    return Judgement(dict.fromkeys(names, 0.0), answer.status, "ok", is_late)

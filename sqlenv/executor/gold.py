@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import apsw
 
@@ -20,7 +20,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.executor.database import Identity, fingerprint, identify
 from sqlenv.executor.engine import DatabaseQuery
 from sqlenv.executor.guard import weigh
-from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge, Value
+from sqlenv.types import Result, Table, TimedOut, TooLarge, Value
 
 LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars"}
 LIMITS |= {"reverse_unordered", "now"}
@@ -127,7 +127,7 @@ def _weigh(key: Key, result: Result) -> int:
     return _ENTRY_BYTES + 4 * len(key[1]) + (weigh(rows) if rows else 0)
 
 
-_KINDS = {kind.__name__: kind for kind in (Table, SqlError, TimedOut, TooLarge, Denied)}
+_KINDS = {kind.__name__: kind for kind in get_args(Result)}
 
 
 def _to_json(result: Result) -> list[Any]:

@@ -6,6 +6,7 @@ database promises: they draw values at random, and fuzz for hours.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,14 +55,7 @@ class _Candidate:
     is_empty: bool
 
 
-def distil(
-    gold: str,
-    database: Path,
-    *,
-    mode: MatchMode = "set",
-    count: int = 4,
-    breaks_uniqueness: bool = False,
-) -> Witnesses:
+def distil(gold: str, database: Path, *, mode: MatchMode = "set", count: int = 4) -> Witnesses:
     """Make witnesses of a gold query of SQLite.
 
     A variant on which the gold fails, or on which its result depends on the order in which SQLite
@@ -72,13 +66,12 @@ def distil(
         database: Its database.
         mode: When two results are the same.
         count: The most witnesses.
-        breaks_uniqueness: As for `read_source`.
 
     Raises:
         UserError: The file is no readable database.
     """
     try:
-        source = read_source(database, breaks_uniqueness=breaks_uniqueness)
+        source = read_source(database)
         focus = focus_of(gold, source, database)
         if focus is None:
             return Witnesses(reason="the gold query cannot be parsed")
@@ -125,14 +118,8 @@ def _candidate(
 
 def _run(connection: apsw.Connection, sql: str) -> Table | None:
     """Run a query within bounds; None where it fails or takes too much."""
-    left = _STEPS
-
-    def is_over() -> bool:
-        nonlocal left
-        left -= _STRIDE
-        return left <= 0
-
-    connection.set_progress_handler(is_over, _STRIDE)
+    strides = itertools.count(1)
+    connection.set_progress_handler(lambda: next(strides) * _STRIDE >= _STEPS, _STRIDE)
     try:
         rows = []
         for row in connection.execute(sql):

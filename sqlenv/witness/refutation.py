@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.evaluators.comparators import Case, Runs, ask
-from sqlenv.evaluators.equality import like_gold
+from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.sql.extraction import tables_of
 from sqlenv.sql.lexer import quoted
@@ -66,25 +65,13 @@ def judge_on_witnesses(
         UserError: A database cannot be read.
     """
     scores = [one.scores[rule] for one in executor.judge(cases, [rule])]
-    asked: list[tuple[int, Path]] = [
-        (number, file)
+    asked = [
+        (number, replace(case, database=file, numbers="close"))
         for number, (case, score) in enumerate(zip(cases, scores, strict=True))
         if score == 1 and not case.grading_method
-        for file in witnesses.of(case.database, case.gold).files
+        for file in witnesses.of(case.database, case.gold)
     ]
-    there = [replace(cases[number], database=file) for number, file in asked]
-    judged = executor.judge(there, [rule])
-    for (number, _), case, one in zip(asked, there, judged, strict=True):
-        if one.scores[rule] != 1:
-            scores[number] = min(scores[number], _score_closely(case, rule, executor))
+    judged = executor.judge([case for _, case in asked], [rule])
+    for (number, _), one in zip(asked, judged, strict=True):
+        scores[number] = min(scores[number], one.scores[rule])
     return scores
-
-
-def _score_closely(case: Case, rule: ExecutionMatch, executor: Executor) -> float:
-    """Judge a case whose numbers may differ in their last bits, which mean nothing else."""
-
-    def execute(database: Path, sql: str) -> Result:
-        wanted = executor.gold(database, case.gold)
-        return like_gold(executor.execute(database, sql), wanted, "close")
-
-    return ask(rule, case, Runs(execute, executor.gold)).score

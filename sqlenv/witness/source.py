@@ -65,28 +65,23 @@ class Source:
         return {t.name.lower(): tuple(c.lower() for c in t.columns) for t in self.tables}
 
 
-def read_source(database: Path, *, breaks_uniqueness: bool = False) -> Source:
+def read_source(database: Path) -> Source:
     """Read what variants of a database are made of; the same file always gives the same.
-
-    Args:
-        database: The file.
-        breaks_uniqueness: Let values repeat that its rows never repeat, though nothing forbids it;
-            Spider's test suites do.
 
     Raises:
         UserError: The file is no readable database.
         apsw.Error, UnicodeDecodeError: Its tables hold what cannot be read.
     """
-    return _read(identify(database), breaks_uniqueness)
+    return _read(identify(database))
 
 
 @lru_cache(maxsize=64)
-def _read(identity: Identity, breaks_uniqueness: bool) -> Source:  # noqa: FBT001
+def _read(identity: Identity) -> Source:
     database = Path(identity[0])
     schema = read_schema(database, examples=0)
     with reading(database) as connection:
         tables = {
-            table.name: _table(connection, table.name, breaks_uniqueness)
+            table.name: _table(connection, table.name)
             for table in schema.tables
             if table.kind == "TABLE"
         }
@@ -110,7 +105,7 @@ def _is_stored(key: ForeignKey, tables: Mapping[str, SourceTable]) -> bool:
     return all(name in tables and {*columns} <= {*tables[name].columns} for name, columns in ends)
 
 
-def _table(connection: apsw.Connection, name: str, breaks_uniqueness: bool) -> SourceTable:  # noqa: FBT001
+def _table(connection: apsw.Connection, name: str) -> SourceTable:
     found = connection.execute(
         "SELECT name, pk FROM pragma_table_xinfo(?) WHERE NOT hidden", (name,)
     )
@@ -125,7 +120,7 @@ def _table(connection: apsw.Connection, name: str, breaks_uniqueness: bool) -> S
     given, different = both[::2], both[1::2]
     unique = {*_declared(connection, name, keys)}
     is_distinct = False
-    if total > 2 and not breaks_uniqueness:  # of two rows nothing can be learned
+    if total > 2:  # of two rows nothing can be learned
         places = range(len(columns))
         unique |= {(at,) for at in places if given[at] == different[at] == total}
         rows = f"SELECT count(*) FROM (SELECT DISTINCT * FROM {scanned})"

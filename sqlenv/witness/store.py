@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -31,23 +30,6 @@ _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The witnesses of a gold query: database files, and what `Witnesses` says of them.
-
-    Attributes:
-        files: Of none the question is judged on its own database alone.
-        neighbours: How many queries near the gold were tried.
-        told: How many of them a witness tells from it.
-        reason: Why there is no file.
-    """
-
-    files: tuple[Path, ...] = ()
-    neighbours: int = 0
-    told: int = 0
-    reason: str = ""
-
-
 class WitnessStore:
     """Makes witnesses and keeps them in a cache. Threads may share one, and processes a cache.
 
@@ -55,68 +37,55 @@ class WitnessStore:
         cache: Where they are kept.
         match: The rule by which they have to tell queries apart.
         count: The most witnesses of a gold query.
-        breaks_uniqueness: As for `read_source`.
     """
 
-    def __init__(
-        self,
-        cache: DiskCache,
-        *,
-        match: ExecutionMatch,
-        count: int = 4,
-        breaks_uniqueness: bool = False,
-    ) -> None:
-        self._cache = cache
+    def __init__(self, cache: DiskCache, *, match: ExecutionMatch, count: int = 4) -> None:
+        self._cache, self._count = cache, count
         self._mode, self._is_spider = _MODE_OF[match], match.endswith("spider_ex")
-        self._count, self._breaks_uniqueness = count, breaks_uniqueness
         self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}
-        self._found: dict[str, Kept] = {}
+        self._found: dict[str, tuple[Path, ...]] = {}
 
-    def of(self, database: Path, gold: str) -> Kept:
-        """Return the witnesses of a gold query of SQLite.
+    def of(self, database: Path, gold: str) -> tuple[Path, ...]:
+        """Return the witnesses of a gold query of SQLite, as database files; none where none can
+        be made, and the question is judged on its own database alone.
 
         Raises:
             UserError: The database cannot be read.
         """
         # Spider's program runs a query without its DISTINCTs.
         gold = as_spider_runs(gold, keep_distinct=False) if self._is_spider else gold
-        options = (self._mode, self._count, self._breaks_uniqueness)
-        key = content_key("witnesses", VERSION, fingerprint(database), gold, *options)
+        parts = (VERSION, fingerprint(database), gold, self._mode, self._count)
+        key = content_key("witnesses", *parts)
         found = self._found.get(key)
-        if found is None or not all(map(Path.exists, found.files)):  # the cache drops the oldest
+        if found is None or not all(map(Path.exists, found)):  # the cache drops the oldest
             with self._lock:
                 making = self._making.setdefault(key, threading.Lock())
             with making:  # of one gold query at a time; others do not wait
-                found = self._found[key] = self._read(key) or self._make(key, database, gold)
+                if (found := self._read(key)) is None:
+                    found = self._make(key, database, gold)
+                self._found[key] = found
         return found
 
-    def _make(self, key: str, database: Path, gold: str) -> Kept:
-        made = distil(
-            gold,
-            database,
-            mode=self._mode,
-            count=self._count,
-            breaks_uniqueness=self._breaks_uniqueness,
-        )
+    def _make(self, key: str, database: Path, gold: str) -> tuple[Path, ...]:
+        made = distil(gold, database, mode=self._mode, count=self._count)
         if made.reason:
             _log.info("%s: no witness of a gold query: %s", database.stem, made.reason)
         for number, contents in enumerate(made.contents):
             self._cache.store_file(f"{key} {number}", BytesIO(contents))
-        told = made.neighbours - len(made.untold)
-        self._cache[key] = [len(made.contents), made.neighbours, told, made.reason]
-        kept = self._read(key)
-        assert kept is not None
-        return kept
+        self._cache[key] = len(made.contents)
+        stored = self._read(key)
+        assert stored is not None
+        return stored
 
-    def _read(self, key: str) -> Kept | None:
-        if (facts := self._cache.get(key)) is None:
+    def _read(self, key: str) -> tuple[Path, ...] | None:
+        if (count := self._cache.get(key)) is None:
             return None
         files = []
-        for number in range(facts[0]):
+        for number in range(count):
             file = self._cache.open_file(f"{key} {number}")
             if file is None:
                 return None
             with file:
                 files.append(Path(file.name))
-        return Kept(tuple(files), *facts[1:])
+        return tuple(files)
