@@ -23,7 +23,7 @@ from rewards.progress.feedback import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
-from sqlenv.envs.single_turn import Feedback
+from sqlenv.envs.diagnosed import Feedback
 from sqlenv.evaluators.graded import checked_method
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlenv.config import AgenticConfig, DiagnosedConfig, EnvConfig
 from sqlenv.envs.agentic import Agentic
-from sqlenv.envs.diagnosed import Diagnosed
-from sqlenv.envs.single_turn import Feedback, FirstPrompt, Runner, SingleTurn
+from sqlenv.envs.diagnosed import Diagnosed, Feedback
+from sqlenv.envs.single_turn import FirstPrompt, Runner, SingleTurn
 from sqlenv.witness.store import WitnessStore
 
 Environment = SingleTurn | Diagnosed | Agentic
@@ -21,15 +19,13 @@ def build_environment(
     feedback: Feedback,
     witnesses: WitnessStore | None = None,
 ) -> Environment:
-    """Build the environment that the settings name."""
-    kind: Any = {"diagnosed": Diagnosed, "agentic": Agentic}.get(config.kind, SingleTurn)
-    return kind(
-        config,
-        executor=executor,
-        first_prompt=first_prompt,
-        feedback=feedback,
-        witnesses=witnesses,
-    )
+    """Build the environment that the settings name; `feedback` is what the diagnosed one says."""
+    parts = {"executor": executor, "first_prompt": first_prompt, "witnesses": witnesses}
+    if isinstance(config, DiagnosedConfig):
+        return Diagnosed(config, feedback=feedback, **parts)
+    if isinstance(config, AgenticConfig):
+        return Agentic(config, **parts)
+    return SingleTurn(config, **parts)
 
 
 def max_replies(config: EnvConfig) -> int:

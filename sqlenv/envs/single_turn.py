@@ -29,8 +29,6 @@ from sqlenv.witness.store import WitnessStore
 Config = TypeVar("Config", bound=AnswerConfig)
 Name = TypeVar("Name", bound=ExecutionMatch)
 FirstPrompt = Callable[[Example], Observation]
-Feedback = Callable[[Example, Attempt], tuple[tuple[str, ...], str]]
-"""From an example and the attempt to the tags and the text of the next message."""
 
 
 class Runner(Protocol):
@@ -46,10 +44,7 @@ class Runner(Protocol):
 
 
 class BaseEnvironment(Generic[Config]):
-    """How every environment begins. Stateless, so that threads can share one.
-
-    `feedback` is what the diagnosed one says between attempts.
-    """
+    """How every environment begins. Stateless, so that threads can share one."""
 
     def __init__(
         self,
@@ -57,12 +52,11 @@ class BaseEnvironment(Generic[Config]):
         *,
         executor: Runner,
         first_prompt: FirstPrompt,
-        feedback: Feedback = lambda *_: ((), ""),
         witnesses: WitnessStore | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
-        self._first_prompt, self._feedback = first_prompt, feedback
+        self._first_prompt = first_prompt
         self._witnesses = witnesses
 
     def reset(self, example: Example) -> tuple[Episode, Observation]:
