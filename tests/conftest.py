@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import tempfile
 import zlib
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.forked import Copy, copying
 
 ROOT = Path(__file__).parents[1]
 # What is cached for all runs is not the user's here, and tests do not see that of others.
@@ -31,6 +35,9 @@ if importlib.util.find_spec("jax") is not None:
             # Tests compile far longer than they compute: these make it five to ten times quicker.
             "--xla_backend_optimization_level=0",
             "--xla_llvm_disable_expensive_passes=true",
+            # What commands add (`launch.cli`): their programs, and those of tests that have called
+            # one, are known by the same flags.
+            "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
             *(emitters if is_known else []),
         ]
     ).strip()
@@ -55,6 +62,29 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 def pytest_configure(config: pytest.Config) -> None:
     # What a test has killed may leave half an entry, which is compiled anew each time.
     config.addinivalue_line("filterwarnings", "ignore:Error .* persistent compilation cache")
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process of ours, which keeps what it compiles where these tests do."""
+    return os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "MINIRL_CACHE": str(tmp_path_factory.mktemp("cache")),
+        # A user has one device.
+        "XLA_FLAGS": re.sub(r"--xla_force_host_\S+", "", os.environ["XLA_FLAGS"]),
+        "COLUMNS": "100",
+        # Another process may be writing what this one reads.
+        "PYTHONWARNINGS": "ignore:Error",
+    }
+
+
+@pytest.fixture(scope="session")
+def copies(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Callable[..., Copy]]:
+    """Return what starts copies of a process that has imported the libraries."""
+    with copying(tmp_path_factory.mktemp("copies"), environment) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

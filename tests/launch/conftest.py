@@ -8,13 +8,11 @@ import fcntl
 import importlib.util
 import json
 import os
-import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from launch import cli
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.types import Example
+from tests.forked import Copy
 
 from .downloads import make_downloads
 from .small_sets import make_bird, make_spider
@@ -98,20 +97,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process of ours, which keeps what it compiles where `tests/conftest` does."""
-    return os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "MINIRL_CACHE": str(tmp_path_factory.mktemp("cache")),
-        # A user has one device.
-        "XLA_FLAGS": re.sub(r"--xla_force_host_\S+", "", os.environ["XLA_FLAGS"]),
-        "COLUMNS": "100",
-        # Another process may be writing what this one reads.
-        "PYTHONWARNINGS": "ignore:Error",
-    }
-
-
-@pytest.fixture(scope="session")
 def process(environment: dict[str, str]) -> Command:
     """Return `process(module, *arguments, cwd=folder)`, started as `python -m module`."""
 
@@ -125,35 +110,9 @@ def process(environment: dict[str, str]) -> Command:
 
 
 @pytest.fixture(scope="session")
-def command(
-    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Command]:
+def command(copies: Callable[..., Copy]) -> Command:
     """Return what does the same in a copy of a process that has imported the libraries."""
-    place = tmp_path_factory.mktemp("commands")
-    names = {"out": str(place / "out"), "err": str(place / "err")}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.launch.forked"],
-        cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
-
-    def run(*words: str | Path, cwd: Path, code: str = "") -> Any:
-        for name in names.values():
-            Path(name).write_bytes(b"")
-        (place / "code.py").write_text(code)
-        start = [place / "code.py"] if code else []
-        asked = {"words": [*map(str, (*start, *words))], "cwd": str(cwd), **names}
-        assert server.stdin
-        assert server.stdout
-        server.stdin.write(json.dumps(asked) + "\n")
-        server.stdin.flush()
-        status = int(server.stdout.readline())
-        said = (Path(name).read_text(errors="surrogateescape") for name in names.values())
-        return subprocess.CompletedProcess(words, status, *said)
-
-    yield run
-    os.killpg(server.pid, signal.SIGKILL)
-    server.communicate()
+    return lambda *words, cwd, code="": copies(*words, cwd=cwd, code=code).end()
 
 
 @pytest.fixture(scope="session")
@@ -272,10 +231,23 @@ def mistake(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
     return str(caught.value)
 
 
-def check_mistakes(done: subprocess.CompletedProcess[str], keys: Sequence[str]) -> None:
-    """See that the first commands of MANY ended with status 2 and one line, which has its key."""
+def told_by(command: Command, *lines: Sequence[object], cwd: Path) -> list[tuple[int, str, str]]:
+    """Run command lines one after the other in one process: status, output and errors of each."""
+    done = command(json.dumps([[*map(str, line)] for line in lines]), cwd=cwd, code=MANY)
     assert done.returncode == 0, done.stderr
-    for key, (status, _, err) in zip(keys, json.loads(done.stdout)[0], strict=False):
+    return [tuple(each) for each in json.loads(done.stdout)[0]]
+
+
+def succeed(command: Command, *lines: Sequence[object], cwd: Path) -> list[str]:
+    """Do the same with commands that succeed, and return what each one printed."""
+    told = told_by(command, *lines, cwd=cwd)
+    assert not any(status for status, _, _ in told), told
+    return [out + err for _, out, err in told]
+
+
+def check_mistakes(told: Sequence[tuple[int, str, str]], keys: Sequence[str]) -> None:
+    """See that the first commands ended with status 2 and one line, which has its key."""
+    for key, (status, _, err) in zip(keys, told, strict=False):
         line = err.splitlines()[-1]
         assert (status, line.startswith("error: "), "Traceback" in err) == (2, True, False), err
         assert key in line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +20,14 @@ from minirl.config import SamplerConfig
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.metrics import read_metrics
 from minirl.sample.rollout import Rollout, flatten
-from minirl.types import Decoding, Reply, Work
+from minirl.types import Decoding, Reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Message
+from tests.minirl.test_rollout import Script
 
-from .conftest import loaded
+from .conftest import loaded, succeed
 
 GOLD = "SELECT name FROM singer WHERE age > 20"
 CONFIG = AgenticConfig(calls=2)
@@ -40,54 +40,39 @@ SIZES = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 1, "k
 LIMITS = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
 
 
-class Script:
-    """Gives episodes the same replies, but for odd ones the last alone, where these answer at once;
-    notes what is drawn how.
-    """
-
-    is_repeatable = True
+class Speaker(Script):
+    """Says the same in every episode, but the answer alone in odd ones, if these answer at once."""
 
     def __init__(self, tokenizer: ChatTokenizer, *, odd_answer: bool = False) -> None:
-        stop = tokenizer.stop_ids[0]
-        self._tokenizer, self._odd_answer, self.work = tokenizer, odd_answer, Work()
-        self._replies = [(*tokenizer.encode(reply), stop) for reply in REPLIES]
-        self._waiting: list[int] = []
-        self.given: Counter[int] = Counter()
-        self.drawn: list[Decoding] = []
+        replies = [(*tokenizer.encode(reply), tokenizer.stop_ids[0]) for reply in REPLIES]
+        super().__init__(replies, stop_ids=tokenizer.stop_ids)
+        self._decode, self._odd_answer = tokenizer.decode, odd_answer
 
     def set_weights(self, weights: Any, *, version: int) -> None:
         """Have none."""
 
-    send_weights = set_weights
-
     def submit(self, request: Any) -> None:
-        self.drawn.append(request.decoding)
+        super().submit(request)
         if self._odd_answer and request.episode % 2:
             self.given[request.episode] = len(REPLIES) - 1
-        self._waiting.append(request.episode)
 
-    def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
-        waiting, self._waiting = self._waiting, []
-        return [(episode, self._reply(episode)) for episode in waiting]
-
-    def wake(self) -> None: ...
+    def send_weights(self, weights: Any, *, version: int) -> None: ...
 
     def free_memory(self) -> None: ...
 
     def numbers(self) -> dict[str, float]:
         return {}
 
-    def apart(self) -> Script:
+    def apart(self) -> Speaker:
         return self
 
-    def release(self, episode: int) -> None:
-        """Keep nothing."""
+    def _reply(self, request: Any) -> Reply:
+        reply = super()._reply(request)
+        return replace(reply, text=self._decode(reply.ids[:-1]))
 
-    def _reply(self, episode: int) -> Reply:
-        ids = self._replies[self.given[episode]]
-        self.given[episode] += 1
-        text = self._tokenizer.decode(ids[:-1])
-        return Reply(ids, (-0.5,) * len(ids), text, "stop", (0,) * len(ids))
+    @property
+    def drawn(self) -> list[Decoding]:
+        return [request.decoding for request in self.requests]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +108,7 @@ def env():
 
 def test_tool_responses_are_never_trained_on(tokenizer, example, env):
     ((trajectory,),) = Rollout(
-        Script(tokenizer), tokenizer, env, [example],
+        Speaker(tokenizer), tokenizer, env, [example],
         config=LIMITS, group_size=1, first_episode=0, max_turns=3,
     ).play()  # fmt: skip
     assert trajectory.ended == "done"
@@ -144,7 +129,7 @@ def test_tool_responses_are_never_trained_on(tokenizer, example, env):
 @pytest.fixture
 def script(tokenizer, monkeypatch):
     """A script in place of the sampler of an evaluation."""
-    sampler = Script(tokenizer, odd_answer=True)
+    sampler = Speaker(tokenizer, odd_answer=True)
     monkeypatch.setattr(sampling, "make_sampler", lambda *_, **__: sampler)
     monkeypatch.setattr(sampling, "trained", lambda _model: None)
     return sampler
@@ -171,11 +156,9 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, s
     # After a kill before the last was kept: that question is asked again, no other one is.
     with Cache(str(tmp_path / "answers"), disk=JSONDisk) as kept:
         del kept[[*kept][-1]]
-    script.given.clear()
-    script.drawn.clear()
+    script.requests.clear()
     assert asks.answers(asked, cache, lambda *_: None, stops=True) == found
     assert len(script.drawn) == 1
-    script.given.clear()
     (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([example], first=0)
     assert sampled.turns == (2, 1)
     assert len(sampled.queries) == 2
@@ -186,8 +169,7 @@ def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, sc
     asks = evaluator(tokenizer, env, GREEDY, validation=Decode(1, 0.6, top_p=0.95))
     assert asks.accuracy([example]) == 1
     assert set(script.drawn) == {Decoding(0.6, 0.95)}
-    script.drawn.clear()
-    script.given.clear()
+    script.requests.clear()
     asks.sample([example], first=0)
     assert set(script.drawn) == {Decoding(0.0, 1.0)}
 
@@ -243,13 +225,13 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
         *("train.steps=2", "train.group_size=4", "train.algorithm.overlong_tokens=290"),
     ]
     line = ["--cfg", tiny, "run.dir=run", *episode]
-    for words in (
+    succeed(
+        command,
         ["launch.train", *line, *adapters],
         ["launch.export", "--checkpoint", "run", "--out", "whole"],
         ["launch.eval", *line, "--checkpoint", "whole", "--out", "out"],
-    ):
-        done = command(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        cwd=tmp_path,
+    )
     metrics = read_metrics(tmp_path / "run")
     promised = {"reward/atr", "columns/ex_f", "columns/ex_b", "columns/csmr", "rollout/calls"}
     for numbers in metrics:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from typing import Any
 
@@ -18,7 +17,7 @@ from launch.evaluation.responses import Sampled
 from launch.tables import result_view
 from sqlenv.types import Denied, SqlError, Table
 
-from .conftest import MANY, mistake
+from .conftest import mistake, told_by
 
 # What the model says to each question, and lines of what is printed.
 REPLIES = {
@@ -124,9 +123,7 @@ def test_a_model_folder_has_the_short_prompt(place, database, monkeypatch, capsy
 def test_the_command_answers_with_a_real_policy(command, place, database):
     models = ("finished", "finished", "finished/warm/model")
     lines = [["launch.ask", "--checkpoint", one, "--db", str(database), "Who?"] for one in models]
-    done = command(json.dumps(lines), cwd=place, code=MANY)
-    assert done.returncode == 0, done.stderr
-    first, again, other = json.loads(done.stdout)[0]
+    first, again, other = told_by(command, *lines, cwd=place)
     # Whatever so raw a policy says: a table or a line, and never a traceback.
     for status, out, err in (first, other):
         assert (status in (0, 1), bool(out.strip()), "Traceback" in err) == (True, True, False), err

@@ -19,7 +19,7 @@ from launch.tiny import make_tiny
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 
-from .conftest import MANY, check_mistakes
+from .conftest import MANY, check_mistakes, told_by
 
 ROOT = "data.demo=null", "data.root=data"
 
@@ -50,9 +50,8 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
     helps = {"launch.train": "--dry-run", "launch.eval": "vote@8"}
     before = snapshot(place)
     lines = [case["words"] for case in cases] + [[module, "--help"] for module in helps]
-    done = process(json.dumps(lines), cwd=place, code=MANY)
-    check_mistakes(done, [case["told"] for case in cases])
-    told, jax_came_in = json.loads(done.stdout)
+    told, jax_came_in = json.loads(process(json.dumps(lines), cwd=place, code=MANY).stdout)
+    check_mistakes(told, [case["told"] for case in cases])
     assert all(err.count("\n") <= 1 for _, _, err in told)
     assert not jax_came_in
     assert snapshot(place) == before
@@ -117,9 +116,9 @@ def test_what_jax_does_not_find_is_told_in_a_line(command, place, tiny):
         (["launch.export", "--checkpoint", "away", "--out", "a"], "--checkpoint away"),
         ([*train, "--accel", "gpu"], "--accel gpu"),
     ]
-    done = command(json.dumps([case for case, _ in cases]), cwd=place, code=MANY)
-    check_mistakes(done, [key for _, key in cases])
-    assert all(err.count("\n") == 1 for _, _, err in json.loads(done.stdout)[0])
+    told = told_by(command, *(case for case, _ in cases), cwd=place)
+    check_mistakes(told, [key for _, key in cases])
+    assert all(err.count("\n") == 1 for _, _, err in told)
     line = ["--cfg", tiny, "--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
     done = command(*line, cwd=place, code=LONELY)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -209,8 +208,7 @@ def test_dry_run_looks_into_a_model_folder(command, dry_run, place, tiny, tmp_pa
         ("larger", "an embedding of 200 rows"),
     ]
     lines = [[*line, f"model.path={models[name]}"] for name, _ in cases]
-    done = command(json.dumps(lines), cwd=place, code=MANY)
-    check_mistakes(done, [message for _, message in cases])
+    check_mistakes(told_by(command, *lines, cwd=place), [message for _, message in cases])
     told = dry_run(*line[3:], f"model.path={whole}")
     assert " tokens of " in told.splitlines()[-1]
 
@@ -248,8 +246,8 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
         *(([*model, f"model.path=no-{name}"], name) for name in files),
     ]
     before = snapshot(tmp_path)
-    done = command(json.dumps([case for case, _ in cases]), cwd=tmp_path, code=MANY)
-    check_mistakes(done, [key for _, key in cases])
+    told = told_by(command, *(case for case, _ in cases), cwd=tmp_path)
+    check_mistakes(told, [key for _, key in cases])
     assert snapshot(tmp_path) == before
 
 
@@ -257,8 +255,7 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_
     """No prompt fits: also training prompts, which can lose columns."""
     limit = "sampler.max_prompt_tokens"
     line = ["launch.train", "--cfg", str(tiny), f"{limit}=5", "run.dir=run"]
-    done = command(json.dumps([line]), cwd=tmp_path, code=MANY)
-    check_mistakes(done, [limit])
+    check_mistakes(told_by(command, line, cwd=tmp_path), [limit])
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert not {"warm", "before", "metrics.jsonl"} & names
 

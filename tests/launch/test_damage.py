@@ -199,10 +199,10 @@ def test_what_official_programs_read_is_judged(root, run, change):
     assert [json.loads(line)["ex"]["set"] for line in out.splitlines()] == [True] * 5
 
 
-def test_a_folder_whose_name_is_not_utf8(tmp_path, process):
+def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
     """Also to a standard output that takes text alone, which is that of a process."""
     root = make_inputs(tmp_path / os.fsdecode(b"n\xe4\xff") / "spider_data")
-    done = process(EVAL, *arguments(EVAL, root), cwd=tmp_path)
+    done = command(EVAL, *arguments(EVAL, root), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert sheet["measures"]["spider_ts"]["mean"] == 1

@@ -135,11 +135,11 @@ def test_commands_that_need_no_learner_run_without_it(place, tmp_path, process):
     assert (tmp_path / "out" / "verdicts.json").exists()
 
 
-def test_an_endpoint_that_is_not_there_is_told_in_few_lines(place, tmp_path, process):
+def test_an_endpoint_that_is_not_there_is_told_in_few_lines(place, tmp_path, command):
     """The client of an endpoint tells each of its attempts."""
     named = ["--cfg", place / "served.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m"]
     where = ["--data", "spider-dev", "--out", "out", "verbal.retries=1"]
-    done = process("launch.eval", *named, *where, cwd=tmp_path)
+    done = command("launch.eval", *named, *where, cwd=tmp_path)
     assert done.returncode == 2
     assert "Retrying" not in done.stderr
     last = done.stderr.splitlines()[-1]

@@ -17,7 +17,7 @@ from tests.minirl.processes import LIMIT_S, ends, start
 pytestmark = pytest.mark.timeout(2 * LIMIT_S + 120)
 # The toy run as a command.
 RUN = """
-import toy_run
+from tests.minirl import toy_run
 from launch import cli
 cli.run(lambda arguments: toy_run.main(*arguments))
 """
@@ -62,21 +62,21 @@ print(asked == read > 0)
 """
 
 
-def test_every_process_finds_the_programs_that_it_compiled(tmp_path):
+def test_every_process_finds_the_programs_that_it_compiled(copies, tmp_path):
     for is_read in (False, True):
-        found = ends(start([tmp_path], code=COMPILES, count=2))
+        found = ends(start(copies, [tmp_path], code=COMPILES, count=2))
         assert [(status, said.split()[-1]) for status, said, _ in found] == [(0, str(is_read))] * 2
 
 
 @pytest.mark.nightly
-def test_a_process_that_leaves_alone_ends_the_others(tmp_path):
-    first, second = ends(start([], code=LEAVES, count=2, cwd=tmp_path))
+def test_a_process_that_leaves_alone_ends_the_others(copies, tmp_path):
+    first, second = ends(start(copies, [], code=LEAVES, count=2, cwd=tmp_path))
     assert second[0] == 2
     assert first[0] not in (0, -signal.SIGKILL)  # with which `ends` ends what hangs
     assert "another task died" in first[2] or "another process" in first[2]
 
 
-def test_two_processes_of_which_one_is_killed_run_as_one_device_does(tmp_path):
+def test_two_processes_of_which_one_is_killed_run_as_one_device_does(copies, tmp_path):
     """One device begins and is stopped, two processes go on, and one device ends the run."""
     one, folder = toy_run.take_course(TOY, tmp_path / "one", "short"), tmp_path / "run"
     one.run(lambda *_: None)
@@ -85,7 +85,7 @@ def test_two_processes_of_which_one_is_killed_run_as_one_device_does(tmp_path):
     with preemption.watched(), pytest.raises(preemption.Preempted):
         first.run(lambda *_: None)
     assert first.steps_done == 1
-    survivor, killed = ends(start([folder, "short", "advance", 4], code=RUN, count=2))
+    survivor, killed = ends(start(copies, [folder, "short", "advance", 4], code=RUN, count=2))
     assert killed[0] == -signal.SIGKILL, killed[2]
     assert survivor[0] not in (0, -signal.SIGKILL)
     assert "a peer process" in survivor[2] or "another task died" in survivor[2], survivor[2]

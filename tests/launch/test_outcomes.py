@@ -18,7 +18,7 @@ from launch.evaluation.replies import FIRST, Outcomes, hint, parts_of
 from minirl.model.tokenizer import ChatTokenizer
 
 from .chat_server import Chat, Failure, serve
-from .conftest import json_lines, loaded, write_job
+from .conftest import json_lines, loaded, succeed, write_job
 from .report_cases import opened
 from .small_sets import make_pets
 
@@ -249,11 +249,14 @@ def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, p
     assert 0 < too_long < len(found) == 6
     line = ["--cfg", tiny, "run.dir=run", f"evaluation.max_prompt_tokens={limit}"]
     line += ["warm_start=null", "train.steps=1", "train.eval_every=1"]
-    done = command("launch.train", *line, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = command("launch.eval", *line, "--checkpoint", "run", "--out", "alone", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"{too_long} with too long a prompt" in done.stdout
+    _, told, _ = succeed(
+        command,
+        ["launch.train", *line],
+        ["launch.eval", *line, "--checkpoint", "run", "--out", "alone"],
+        ["launch.report", "run", "--out", "page.html"],
+        cwd=tmp_path,
+    )
+    assert f"{too_long} with too long a prompt" in told
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     sheet = loaded(tmp_path / "alone")
     places = {"run/before": result["outcomes"]["before"], "run/after": result["outcomes"]["after"]}
@@ -263,7 +266,6 @@ def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, p
         lost = [one for one in verdicts if one["outcomes"]["too_long"]]
         assert [(one["sql"], one["scores"]) for one in lost] == [("", {"set": 0.0})] * too_long
     # The page says so of each place.
-    assert command("launch.report", "run", "--out", "page.html", cwd=tmp_path).returncode == 0
     [run] = opened(tmp_path / "page.html")["overview"]["runs"]
     assert f"{too_long} with too long a prompt" in run["replies"]["before"]
     assert run["replies"].keys() == {"before", "after"}

@@ -26,7 +26,7 @@ SMALL = (
     "model.tiny.vocab_size=512",
     "model.tiny.hidden_size=16",
     "model.tiny.intermediate_size=32",
-    "model.tiny.layers=2",
+    "model.tiny.layers=1",
     "model.tiny.heads=2",
     "model.tiny.kv_heads=2",
     "sampler.max_prompt_tokens=64",
@@ -204,7 +204,7 @@ def tiny_folder(tmp_path):
         "vocab_size": 512,
         "hidden_size": 16,
         "intermediate_size": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "tie_word_embeddings": True,
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.schema import values
 from sqlenv.types import Example
 from tests.databases import make_file, write
+from tests.forked import Copy
+from tests.waiting import wait_until
 
-from .conftest import ROOT, json_lines
+from .conftest import json_lines
 from .downloads import GOLDS
 
 QUICK = ("executor.isolation=thread", "executor.workers=1", "executor.timeout_s=5")
@@ -157,22 +159,20 @@ def test_what_is_known_is_not_done_again(root: Path, run, monkeypatch):
 
 
 def test_processes_share_a_cache_also_where_one_is_killed(
-    downloads: Path, tmp_path: Path, empty_cache
+    copies, downloads: Path, tmp_path: Path, empty_cache
 ):
     cache = empty_cache("shared")
 
-    def start(name: str) -> subprocess.Popen:
-        where = ["--data-root", str(downloads), "--out", str(tmp_path / name)]
-        line = [sys.executable, "-m", "launch.prepare", *where, *QUICK]
-        return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL)
+    def start(name: str) -> Copy:
+        where = ["--data-root", downloads, "--out", tmp_path / name]
+        return copies("launch.prepare", *where, *QUICK, cwd=tmp_path, MINIRL_CACHE=str(cache))
 
     killed = start("killed")
-    while not (cache / "minirl" / "sql" / "cache.db").exists():
-        assert killed.poll() is None
-    killed.kill()
-    killed.wait()
+    wait_until((cache / "minirl" / "sql" / "cache.db").exists)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.end().returncode == -signal.SIGKILL
     both = [start("first"), start("second")]
-    assert [one.wait() for one in both] == [0, 0]
+    assert [one.end().returncode for one in both] == [0, 0]
     first, second = ((tmp_path / name).read_bytes() for name in ("first", "second"))
     assert first == second
     shared_cache()._cache.check()  # warns, which is an error here, of anything that is damaged

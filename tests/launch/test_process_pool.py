@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 
 from launch.evaluation.process_pool import process_pool
 from sqlenv.config import ExecutorConfig
+from tests.waiting import is_alive, wait_until
 
 from .conftest import ROOT
 
@@ -41,27 +41,6 @@ def test_few_jobs_stay_in_this_process():
         assert {pid for _, pid in do(range(10))} == {os.getpid()}
 
 
-def wait_for(told: Path, count: int) -> list[int]:
-    deadline = time.monotonic() + 120
-    while len(pids := [int(path.name) for path in told.iterdir()]) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return pids
-
-
-def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 120
-    for pid in pids:
-        # It may end between the two looks.
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            while True:
-                os.kill(pid, 0)
-                if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                    break
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-
-
 def fail(pids: list[int]) -> None:
     with process_pool(make_square, TWO, most=200, chunk=4) as do:
         pids += {pid for _, pid in do(range(100))}
@@ -74,7 +53,7 @@ def test_a_pool_that_fails_ends_its_own_processes_alone():
     try:
         with pytest.raises(KeyboardInterrupt):
             fail(pids := [])
-        assert_gone(pids)
+        wait_until(lambda: not any(map(is_alive, pids)))
         assert other.is_alive()
     finally:
         other.kill()
@@ -110,10 +89,10 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path):
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, script, told], env=env, stderr=subprocess.DEVNULL)
     try:
-        pids = wait_for(told, 2)
+        wait_until(lambda: len([*told.iterdir()]) == 2)
         process.kill()
         process.wait(120)
-        assert_gone(pids)
+        wait_until(lambda: not any(is_alive(path.name) for path in told.iterdir()))
     finally:
         process.kill()
         process.wait()

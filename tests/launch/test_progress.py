@@ -11,6 +11,7 @@ from rich.console import Console
 
 from launch import cli
 from minirl.run import activity
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -23,10 +24,7 @@ def written(monkeypatch) -> io.StringIO:
 
 
 def wait_for(text: str, file: io.StringIO) -> None:
-    end = time.monotonic() + 60
-    while text not in file.getvalue():
-        assert time.monotonic() < end, file.getvalue()
-        time.sleep(0.005)
+    wait_until(lambda: text in file.getvalue())
 
 
 def test_a_log_has_a_line_a_tenth_and_what_is_done_when_that_changes(written):

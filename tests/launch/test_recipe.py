@@ -7,7 +7,7 @@ import operator
 from pathlib import Path
 from typing import Any
 
-from .conftest import json_lines
+from .conftest import json_lines, succeed
 
 SETTINGS = (
     "data.demo=null", "data.root=downloads", "data.validation=null", "data.held_out=3",
@@ -17,6 +17,7 @@ SETTINGS = (
     "warm_start=null", "env={kind: single_turn, wrapping: any}", "reward={kind: execution}",
     "model.tiny.vocab_size=700", "run.dir=run",
 )  # fmt: skip
+EVALUATE = ("launch.eval", "--checkpoint", "run", "--data")
 
 
 def test_the_recipe_asks_the_same_in_training_and_in_evaluation(
@@ -24,30 +25,25 @@ def test_the_recipe_asks_the_same_in_training_and_in_evaluation(
 ):
     (tmp_path / "downloads").symlink_to(downloads)
 
-    def run(*words: str | Path) -> str:
-        done = command(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout + done.stderr
-
     def prompts(folder: str) -> dict[str, Any]:
         lines = json_lines(tmp_path / folder / "trajectories.jsonl")
         return {one["id"]: one["prompt"] for one in lines if "prompt" in one}
 
-    sheets: dict[str, Any] = {}
-    run("launch.prepare", "--cfg", tiny, "--data-root", "downloads", *SETTINGS)
-    told = run("launch.train", "--cfg", tiny, "--dry-run", *SETTINGS)
+    _, told, *_ = succeed(
+        command,
+        ["launch.prepare", "--cfg", tiny, "--data-root", "downloads", *SETTINGS],
+        ["launch.train", "--cfg", tiny, "--dry-run", *SETTINGS],
+        ["launch.train", "--cfg", tiny, *SETTINGS],
+        [*EVALUATE, "bird-dev", "--out", "bird-dev", "--json", "bird-dev.json"],
+        [*EVALUATE, "test", "--out", "test"],
+        [*EVALUATE, "train", "--out", "asked", "evaluation.questions=null"],
+        cwd=tmp_path,
+    )
     assert "24 questions, not the 50 that train.steps=2 is for" in " ".join(told.split())
-    run("launch.train", "--cfg", tiny, *SETTINGS)
-    for data in ("bird-dev", "test"):
-        where = ["--out", data, "--json", f"{data}.json"]
-        run("launch.eval", "--checkpoint", "run", "--data", data, *where)
-        sheets[data] = json.loads((tmp_path / f"{data}.json").read_text())
     # A published set is judged by its official rule, and its prompts are those of the run's tests.
-    assert list(sheets["bird-dev"]["measures"]) == ["bird_ex"]
+    assert [*json.loads((tmp_path / "bird-dev.json").read_text())["measures"]] == ["bird_ex"]
     assert prompts("test").items() <= prompts("bird-dev").items()
     # A question to learn from is asked in an evaluation as it was in training.
-    every = ["--out", "asked", "evaluation.questions=null"]
-    run("launch.eval", "--checkpoint", "run", "--data", "train", *every)
     asked = prompts("asked")
     learned = [one for one in json_lines(tmp_path / "run/trajectories.jsonl") if "prompt" in one]
     assert learned

@@ -12,8 +12,9 @@ import pytest
 from exchange import UserError
 from launch.config import load_config
 from launch.policy import find_policy
+from tests.minirl.toy_run import without_times
 
-from .conftest import MANY, check_mistakes, json_lines, loaded
+from .conftest import MANY, check_mistakes, json_lines, loaded, succeed, told_by
 
 
 def test_a_run_leaves_what_was_promised(place):
@@ -89,8 +90,7 @@ def test_output_is_for_people_and_a_complete_run_is_left_alone(command, place, t
     assert "Warning" not in log
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     line = ["launch.train", "--cfg", str(tiny), "run.dir=finished"]
-    done = command(json.dumps([line, [*line, "seed=4"]]), cwd=place, code=MANY)
-    (status, out, _), (other, _, err) = json.loads(done.stdout)[0]
+    (status, out, _), (other, _, err) = told_by(command, line, [*line, "seed=4"], cwd=place)
     assert (status, other) == (0, 2)
     assert "finished/result.json" in out
     assert shown in out  # the table, and how to look at the run
@@ -98,10 +98,18 @@ def test_output_is_for_people_and_a_complete_run_is_left_alone(command, place, t
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
 
 
+def test_a_native_run_imports_nothing_that_talks_to_servers(command, tmp_path):
+    modules = "launch.train, launch.build, launch.evaluation.sampling, minirl.train.trainer"
+    code = f"import sys, {modules}; print({{'aiohttp', 'tenacity'}} & {{*sys.modules}})"
+    done = command(cwd=tmp_path, code=code)
+    assert done.stdout == "set()\n", done.stderr
+
+
 # A run that is stopped is the run that is not.
 
 STOPPED = """
 import os, resource, signal, sys
+import jax
 from minirl.run.checkpoint import Checkpoints
 from minirl.run.metrics import Metrics
 from minirl.sample.sampler import NativeSampler
@@ -122,7 +130,7 @@ before(Checkpoints, "save", lambda self, step, *_: step == 2 and os.kill(os.getp
 # Stands for a full disk, which takes the right to mount one: from the first checkpoint on no file
 # may grow beyond this. How many files Orbax writes, and how large, depends on its threads.
 LIMITED = """
-del os.environ["JAX_COMPILATION_CACHE_DIR"]  # no half of a program for other tests
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # writes no half of a program
 limit = ({size}, resource.RLIM_INFINITY)
 before(Checkpoints, "save", lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
 """
@@ -131,15 +139,6 @@ before(Checkpoints, "save", lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE,
 NOTICED = """
 before(NativeSampler, "advance", lambda *_: signal.raise_signal(signal.SIGTERM))
 """
-
-
-def timeless(path: Path) -> list[str]:
-    """Read metrics without what depends on the clock; the order of keys counts."""
-    kept = [
-        {key: value for key, value in line.items() if not key.startswith("time/")}
-        for line in json_lines(path)
-    ]
-    return [json.dumps(line) for line in kept]
 
 
 @pytest.mark.timeout(400)
@@ -156,8 +155,8 @@ def test_a_run_that_was_stopped_three_times_equals_one_that_was_not(command, pla
         assert not (folder / "result.json").exists()
     assert "SIGTERM" in done.stderr.splitlines()[-1]
     assert command("launch.train", *line, cwd=tmp_path).returncode == 0
-    for name in ("metrics.jsonl", "warm/metrics.jsonl"):
-        assert timeless(folder / name) == timeless(finished / name)
+    for place in ("", "warm"):
+        assert without_times(folder / place) == without_times(finished / place)
     for name in ("trajectories.jsonl", "before/predictions.jsonl", "after/trajectories.jsonl"):
         assert (folder / name).read_bytes() == (finished / name).read_bytes()
     ours, theirs = (json.loads((run / "result.json").read_text()) for run in (folder, finished))
@@ -201,7 +200,7 @@ def test_evaluation_on_a_test_set(command, place, tiny, tmp_path):
     assert {len(question["samples"]) for question in questions} == {2}
     assert all(set(question["scores"]) == {"spider_ex", "csmr"} for question in questions)
     table = ["set", "--against", "set", "--markdown", "t.md", "--out", "page.html"]
-    assert command("launch.report", *table, cwd=tmp_path).returncode == 0
+    succeed(command, ["launch.report", *table], cwd=tmp_path)
     assert "| tiny | progressive | pass@2 |" in (tmp_path / "t.md").read_text()
 
 
@@ -276,6 +275,6 @@ def test_damaged_files_of_a_run_are_told_in_a_line(command, place, tiny, tmp_pat
     line = ["launch.eval", "--cfg", str(tiny), "run.dir=damaged1", "--checkpoint"]
     cases.append([*line, "damaged1"])
     cases.append([*line, "damaged1/model", "sampler.max_prompt_tokens=5"])
-    done = command(json.dumps(cases), cwd=tmp_path, code=MANY)
-    check_mistakes(done, [*keys, "damaged1/checkpoints", "sampler.max_prompt_tokens"])
+    told = told_by(command, *cases, cwd=tmp_path)
+    check_mistakes(told, [*keys, "damaged1/checkpoints", "sampler.max_prompt_tokens"])
     assert not (tmp_path / "evals").exists()

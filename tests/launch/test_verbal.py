@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,9 +17,11 @@ from exchange import UserError
 from launch import eval as command
 from launch.config import TinyConfig
 from launch.tiny import make_tiny
+from tests.forked import Copy
+from tests.waiting import wait_until
 
 from .chat_server import Chat, Failure, serve
-from .conftest import ROOT, TINY, json_lines, loaded, verbal_folder
+from .conftest import TINY, json_lines, loaded, verbal_folder
 
 pytestmark = pytest.mark.usefixtures("quick")
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
@@ -123,23 +124,17 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
     assert (body["temperature"], body["max_completion_tokens"]) == (0.8, 4096)
 
 
-def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Popen:
-    """Start the command as a user does, with an interruption that it hears."""
-    # Whoever started the tests may have them ignore this signal, and children inherit that.
-    code = (
-        "import faulthandler, runpy, signal; "
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "faulthandler.dump_traceback_later(120, exit=True); "  # where it hangs, if it does
-        "runpy.run_module('launch.eval', run_name='__main__', alter_sys=True)"
-    )
-    line = [sys.executable, "-c", code, *words(place, out, chat, *overrides)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+# Whoever started the tests may have them ignore this signal, and children inherit that.
+AS_A_USER = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("launch.eval", run_name="__main__", alter_sys=True)
+"""
 
 
-def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
+def test_an_interrupted_run_keeps_the_answers_under_way(copies, place, golds, tmp_path):
     out, brain = tmp_path / "out", Brain(golds)
-    alive: list[subprocess.Popen] = []
+    alive: list[Copy] = []
     interrupted = threading.Event()
 
     def answer(body, earlier):
@@ -150,22 +145,19 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
     def before(count: int) -> None:
         if count == 8:
             interrupted.set()
-            alive[0].send_signal(signal.SIGINT)
+            os.kill(alive[0].pid, signal.SIGINT)
 
     with serve(Chat(answer, before)) as chat:
-        alive.append(start(place, out, chat))
-        try:
-            _, told = alive[0].communicate(timeout=100)
-        finally:
-            alive[0].kill()
-        assert (alive[0].returncode, "Traceback" in told) == (130, False)
+        alive.append(copies(*words(place, out, chat), cwd=tmp_path, code=AS_A_USER))
+        done = alive[0].end(timeout_s=100)
+        assert (done.returncode, "Traceback" in done.stderr) == (130, False)
         interrupted.clear()
         assert sum(chat.paid.values()) >= 8
         launch(place, out, chat)
         assert set(chat.paid.values()) == {1}
 
 
-def test_a_server_that_hangs_is_given_up_by_a_second_interruption(place, tmp_path):
+def test_a_server_that_hangs_is_given_up_by_a_second_interruption(copies, place, tmp_path):
     asked, ended = threading.Event(), threading.Event()
 
     def answer(body, earlier):
@@ -174,22 +166,17 @@ def test_a_server_that_hangs_is_given_up_by_a_second_interruption(place, tmp_pat
         return Failure(hang_up=True)
 
     with serve(Chat(answer)) as chat:
-        process = start(place, tmp_path / "out", chat, "verbal.timeout_s=600")
+        line = words(place, tmp_path / "out", chat, "verbal.timeout_s=600")
+        process = copies(*line, cwd=tmp_path, code=AS_A_USER)
         assert asked.wait(60)
-        process.send_signal(signal.SIGINT)
+        os.kill(process.pid, signal.SIGINT)
         # Two signals before the first is heard would be one.
-        heard: list[str] = []
-        for line in process.stderr or ():
-            heard.append(line)
-            if "interrupt again" in line:
-                break
-        assert "interrupt again" in heard[-1], heard
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)  # what is under way is paid for
-        process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=30)[1]
+        wait_until(lambda: "interrupt again" in process.said("err"))
+        assert process.is_running(wait_s=1)  # what is under way is paid for
+        os.kill(process.pid, signal.SIGINT)
+        done = process.end(timeout_s=30)
         ended.set()
-    assert (process.returncode, "Traceback" in told) == (130, False)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False)
 
 
 def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,10 +65,10 @@ class ToyTokenizer:
 
 
 @functools.cache
-def toy_model(seed: int = 0) -> Decoder:
+def toy_model(seed: int = 0, layers: int = 2) -> Decoder:
     """Make a decoder with clear preferences; drawn by NumPy, which compiles nothing."""
-    rng = np.random.default_rng(seed)
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(CONFIG, key=jax.random.key(0))))
+    rng, config = np.random.default_rng(seed), replace(CONFIG, num_hidden_layers=layers)
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
     draw = lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32)  # noqa: E731
     return nnx.merge(graphdef, jax.tree.map(draw, shapes))
 

@@ -95,10 +95,3 @@ def batches(*, parts=1, **sizes):
     return MicroBatches(
         make_groups(), aggregation="token_mean", sizes=sizes_of(**sizes), pad_id=0, parts=parts
     )
-
-
-def logprobs_of(learner, params, *, parts=1):
-    """Return the log-probabilities of all tokens, trajectory by trajectory."""
-    cut = batches(parts=parts)
-    found = cut.read_back(learner.logprobs(params, cut))
-    return np.concatenate([row for group in found for row in group])

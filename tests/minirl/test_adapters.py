@@ -8,6 +8,7 @@ import pytest
 from exchange import UserError
 from minirl.config import LoraConfig
 from minirl.sglang.transfer import lora_options
+from tests.waiting import wait_until
 
 from .test_pool import (  # noqa: F401
     SEEN,
@@ -21,7 +22,6 @@ from .test_pool import (  # noqa: F401
     send,
     serve,
     start,
-    wait_until,
 )
 
 pytestmark = pytest.mark.usefixtures("soon")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -10,30 +9,26 @@ from safetensors.numpy import load_file
 
 from minirl.run import distributed
 from minirl.sglang.transfer import whole_tensors
-from tests.plain_model import arrays
 
 from . import toy_run
-from .mesh_update import batches, logprobs_of
-from .mesh_update import start as start_update
 from .processes import LIMIT_S, ends, start
 
 # `ends` kills what hangs, and tells what it said, before pytest ends the test.
 pytestmark = pytest.mark.timeout(2 * LIMIT_S + 120)
-# What two processes of two devices exchange: values, messages, weights, an update, a signal.
+# What two processes of two devices exchange: values, messages, weights, a signal.
 TALK = """
 import signal, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 from minirl.run import distributed, preemption
 folder, coordinator, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
-import conftest, mesh_update, toy_run
+from tests.minirl import conftest, toy_run
 from minirl.errors import LostError
 from exchange import UserError
-from minirl.model.sharding import MESH_AXES, make_mesh, param_path
+from minirl.model.sharding import MESH_AXES, make_mesh
 from minirl.sample.weights import local_mesh, local_params
 from minirl.sglang.transfer import whole_tensors, write_version
 
@@ -62,23 +57,11 @@ for order, shape in (([0, 2, 1, 3], (1, 4, 1)), ([3, 1, 0, 2], (2, 1, 2))):
             assert array.sharding.device_set == set(jax.local_devices())
 
 # A model of which neither has all, for servers.
-params = nnx.state(toy_run.spread(conftest.toy_model(), make_mesh({"fsdp": 2, "tensor": 2})))
+params = nnx.state(toy_run.spread(conftest.toy_model(), make_mesh(toy_run.OF_SEVERAL)))
 assert not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params))
 arrays = {name: np.asarray(array) for name, array in whole_tensors(params, "float32")}
 np.savez(folder / f"{process}.npz", **arrays)
 write_version(folder / "w", "x", params, dtype="float32")
-
-# The update of test_mesh.py.
-toy = SimpleNamespace(CONFIG=conftest.CONFIG)
-learner, state = mesh_update.start(toy, {"fsdp": 2, "tensor": 2})
-reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-parts = mesh_update.batches(parts=2)
-state, stats, _ = learner.update(state, parts, reference=reference, rate=1e-2)
-leaves = jax.tree.leaves_with_path(state.params)
-arrays = {param_path(path): distributed.whole(leaf) for path, leaf in leaves}
-logprobs = mesh_update.logprobs_of(learner, reference, parts=2)
-if distributed.is_first():
-    np.savez(folder / "found.npz", loss=stats["loss"], logprobs=logprobs, **arrays)
 
 # A signal to one of them, which waits for the other; that one asks for signals as a rollout does.
 def work():
@@ -115,7 +98,7 @@ from types import SimpleNamespace
 from minirl.run import distributed
 model, coordinator, process = Path(sys.argv[1]), sys.argv[3], int(sys.argv[5])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
-import conftest, toy_run
+from tests.minirl import conftest, toy_run
 from minirl.config import RolloutConfig, SglangConfig
 from minirl.sglang import sampler
 
@@ -135,21 +118,11 @@ with servers:
 """
 
 
-def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
-    first, second = ends(start([tmp_path], code=TALK, count=2))
+def test_what_two_processes_exchange(toy, copies, tmp_path):
+    first, second = ends(start(copies, [tmp_path], code=TALK, count=2))
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert first[1].splitlines()[-2:] == ["SIGTERM", "process 1 failed: no such file"]
     assert second[1].splitlines()[-2:] == ["SIGTERM", "no such file"]
-    learner, state = start_update(toy, None)
-    reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-    logprobs = logprobs_of(learner, reference)
-    state, stats, _ = learner.update(state, batches(), reference=reference, rate=1e-2)
-    with np.load(tmp_path / "found.npz") as found:
-        assert found["loss"] == pytest.approx(stats["loss"], rel=1e-6, abs=1e-6)
-        np.testing.assert_allclose(found["logprobs"], logprobs, rtol=1e-5, atol=1e-5)
-        for key, array in arrays(state.params).items():
-            scale = np.abs(array).max()
-            np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-5 * scale)
     # Each process writes as many tensors, to one, and each of them whole.
     whole = dict(whole_tensors(nnx.state(toy.model(), nnx.Param), "float32"))
     shares = [load_file(path) for path in sorted((tmp_path / "w" / "version-x").iterdir())]
@@ -182,9 +155,9 @@ def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announ
 
 
 @pytest.mark.nightly
-def test_two_processes_play_ahead_of_their_learner(fakes, served):
+def test_two_processes_play_ahead_of_their_learner(copies, fakes, served):
     urls = ",".join(fake.url for fake in fakes)
-    for status, _, errors in ends(start([served, urls], code=AHEAD, count=2)):
+    for status, _, errors in ends(start(copies, [served, urls], code=AHEAD, count=2)):
         assert status == 0, errors
     lines = toy_run.metrics_of(served.parent / "run")
     assert [line["rollout/age_max"] for line in lines] == [0, 1, 1]

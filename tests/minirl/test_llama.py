@@ -52,30 +52,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 def write_folder(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
     """Write a model of random weights, of which none is 0 or 1; return them in float64."""
-    config = SHAPE | changes
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    heads, width, ff = (
-        config[key] for key in ("num_attention_heads", "hidden_size", "intermediate_size")
-    )
-    size = config.get("head_dim") or width // heads
-    kv_heads = config["num_key_value_heads"] or heads
-    shapes = {"model.embed_tokens.weight": (80, width), "model.norm.weight": (width,)}
-    if not config.get("tie_word_embeddings"):
-        shapes["lm_head.weight"] = (80, width)
-    for layer in range(config["num_hidden_layers"]):
-        rows = {
-            "input_layernorm": (width,),
-            "self_attn.q_proj": (heads * size, width),
-            "self_attn.k_proj": (kv_heads * size, width),
-            "self_attn.v_proj": (kv_heads * size, width),
-            "self_attn.o_proj": (width, heads * size),
-            "post_attention_layernorm": (width,),
-            "mlp.gate_proj": (ff, width),
-            "mlp.up_proj": (ff, width),
-            "mlp.down_proj": (width, ff),
-        }
-        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in rows.items()}
+    (folder / "config.json").write_text(json.dumps(SHAPE | changes))
+    shapes = huggingface.tensor_shapes(huggingface.shapes_of(folder))
     rng = np.random.default_rng(0)
     drawn = {
         name: (rng.normal(0, 1.5 / shape[-1] ** 0.5, shape) + (len(shape) == 1)).astype(np.float32)

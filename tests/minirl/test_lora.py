@@ -268,11 +268,12 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
 
 
 def make_trainer(toy, folder):
-    model = fresh(toy)
+    model = toy_run.spread(toy.model(layers=1), None)
+    add_adapters(model, ALL, seed=0)
     # Louder, so that a turn of the last hidden state, all that adapters can do, decides on letters.
     model.unembed[...] = 6 * model.unembed[...]
     return toy_run.make_trainer(
-        SimpleNamespace(model=lambda: model, Tokenizer=toy.Tokenizer),
+        SimpleNamespace(model=lambda **_: model, Tokenizer=toy.Tokenizer),
         folder,
         steps=4,
         kl_every=1,

@@ -23,6 +23,7 @@ from minirl.sglang.answers import Generated, Requirements, ServerInfo
 from minirl.sglang.sampler import Servers
 from minirl.sglang.server import PushedWeights
 from minirl.types import Decoding, Request
+from tests.waiting import wait_until
 
 from .fake_sglang import STOP, VOCAB, Fake
 
@@ -103,13 +104,6 @@ def ask(servers, episodes=(0,), request=REQUEST, **more):
 def numbers(servers):
     found = servers.run(servers.pool.numbers())
     return {key.removeprefix("sglang/"): value for key, value in found.items()}
-
-
-def wait_until(is_so):
-    end = time.monotonic() + 120  # on a machine with much to do
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def answer(ids=(10, 11, STOP), **meta):

@@ -12,6 +12,7 @@ from exchange import UserError
 from minirl.config import SGLANG_PYTHON, SglangConfig
 from minirl.sglang import process
 from minirl.sglang.process import ChildServer, close, free_ports, launch
+from tests.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,14 +45,6 @@ time.sleep(60)
 """
 
 
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("end", ["close", "SIGKILL"])
 def test_children_end_with_the_run_however_it_ends(tmp_path, end):
@@ -62,18 +55,13 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, end):
         stdout=subprocess.PIPE,
     )
     pids = tmp_path / "pids"
-    deadline = time.monotonic() + 30
-    while not pids.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(pids.exists)
     one, other, word = pids.read_text().split()
     assert word == "x"
     if end == "SIGKILL":
         parent.kill()
     parent.communicate(timeout=30)
-    while is_alive(one) or is_alive(other):
-        assert time.monotonic() < deadline + 30
-        time.sleep(0.05)
+    wait_until(lambda: not is_alive(one) and not is_alive(other))
 
 
 def test_children_are_ended_side_by_side(tmp_path):
@@ -102,11 +90,8 @@ def interpreter(folder):
 
 
 def said(log):
-    end = time.monotonic() + 60
-    while not (text := log.read_text()).endswith("end\n"):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return text.split()[:-1]
+    wait_until(lambda: log.read_text().endswith("end\n"))
+    return log.read_text().split()[:-1]
 
 
 def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ LIVES = (
 
 
 @pytest.mark.timeout(LIMIT_S + 120)
-def test_a_run_of_everything_that_ends_six_times(toy, tmp_path):
+def test_a_run_of_everything_that_ends_six_times(toy, copies, tmp_path):
     """Two stages, dynamic sampling, mini-batches, a correction, skipped updates."""
     whole = toy_run.take_course(toy, tmp_path / "whole", "all")
     toy_run.run(whole, "all", lambda *_: None)
@@ -50,7 +50,7 @@ def test_a_run_of_everything_that_ends_six_times(toy, tmp_path):
     folder = tmp_path / "run"
     for end, step, moment, nth, saved in LIVES:
         if end is toy_run.die:
-            ((code, _, errors),) = ends(start([folder, "all", moment, step]))
+            ((code, _, errors),) = ends(start(copies, [folder, "all", moment, step]))
             assert code == -signal.SIGKILL, errors
         else:
             trainer = toy_run.take_course(toy, folder, "all")

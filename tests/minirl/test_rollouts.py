@@ -13,9 +13,9 @@ from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers
 from minirl.train.rollouts import Rollouts
+from tests.waiting import wait_until
 
 from . import toy_run
-from .test_pool import wait_until
 from .toy_run import metrics_of
 
 pytestmark = pytest.mark.usefixtures("soon")

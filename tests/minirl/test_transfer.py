@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -115,7 +114,7 @@ import dataclasses, sys
 import jax, jax.numpy as jnp
 from flax import nnx
 from pathlib import Path
-from conftest import CONFIG
+from tests.minirl.conftest import CONFIG
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.sglang import transfer
@@ -137,17 +136,9 @@ print(round((peak_bytes() - before) / size, 3))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_model_is_never_in_memory_twice(tmp_path):
+def test_a_model_is_never_in_memory_twice(copies, tmp_path):
     """A model of 218 MB over four devices; what is above it is one of its files."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-    variables = {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "XLA_FLAGS": flags}
-    found = subprocess.run(
-        [sys.executable, "-c", PEAK, tmp_path],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    found = copies(tmp_path, cwd=tmp_path, code=PEAK, XLA_FLAGS=flags).end()
     assert found.returncode == 0, found.stderr
     assert float(found.stdout) < 0.6

@@ -54,6 +54,8 @@ CONFIG = TrainConfig(
     env_workers=2,
 )
 SAMPLER = SamplerConfig(slots=16, max_prompt_tokens=8, max_response_tokens=20, max_reply_tokens=6)
+# Of two processes with two devices each.
+OF_SEVERAL = {"fsdp": 2, "tensor": 2}
 EXAMPLES = ("AB", "CDE", "F", "GH", "IJKL", "MNO")
 # What is said of the weights after so many updates; step 4 is the best and not among the newest.
 ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
@@ -62,7 +64,7 @@ ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 # Courses that a run can take, by name: changes of the settings, what is said of its weights, and
 # the steps of a second stage, which starts from the second step's.
 COURSES = {
-    "short": ({"steps": 4, "eval_every": 2, "checkpoint_every": 1}, ACCURACY, 0),
+    "short": ({"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2}, ACCURACY, 0),
     # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
     # micro-batches, whose ratio compares with the step's start; some are skipped.
     "all": (
@@ -183,7 +185,10 @@ def make_trainer(
     toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
     servers=None, rollout=None, write=None, **changes,
 ):  # fmt: skip
-    """Make a trainer on a copy of the toy model: the update takes the arrays over."""
+    """Make a trainer on a copy of the toy model: the update takes the arrays over.
+
+    It has one layer: nothing of a run depends on their number, and programs compile sooner.
+    """
     config, tokenizer = CONFIG.model_copy(update=changes), toy.Tokenizer()
     task = TrainingTask(
         environment=Capitals(),
@@ -198,7 +203,7 @@ def make_trainer(
         validate=validate or (lambda params, version: ACCURACY[version]),
         max_turns=2,
     )
-    model = spread(toy.model(), make_mesh() if distributed.count() > 1 else mesh)
+    model = spread(toy.model(layers=1), make_mesh(OF_SEVERAL) if distributed.count() > 1 else mesh)
     settings = (config.algorithm, config.optimizer, config.guard, SAMPLER.temperature)
     with patch("minirl.train.trainer.Learner", partial(known_learner, settings)):
         return Trainer(
@@ -282,7 +287,7 @@ def main(folder, course, moment, at, coordinator="", processes="1", process="0")
     if coordinator:
         place = int(processes), int(process)
         distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s=10))
-    import conftest
+    from tests.minirl import conftest
 
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
     trainer = take_course(toy, Path(folder), course)
