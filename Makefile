@@ -6,9 +6,9 @@ SGLANG := .venv-sglang
 PLAN_GPU := .venv-plan-gpu
 ARGS ?=
 PIP := pip install --no-compile -qq --disable-pip-version-check --no-input
-# Two processes: tests compile and wait more than they compute. In the order of the folders: the
+# Three processes for two cores: tests wait more than they compute. In the order of the folders: the
 # files of few and long tests would come last, and one process would wait for the other.
-PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PROCESSES := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-report test-sglang test-gpu-programs nightly check bench clean
