@@ -298,7 +298,8 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     algorithm = Grpo(correction_high=1.01, kl_coef=0.1)
     falling = toy_run.CONFIG.optimizer.model_copy(update={"schedule": "cosine"})
     changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm, "optimizer": falling}
-    trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
+    # Of this seed no gradient is so near zero that rounding decides how Adam moves.
+    trainer = toy_run.make_trainer(toy, tmp_path, seed=4, validate=nothing, **changes)
     batches, before = [], {}
     token_rows = trainer._token_rows
 
@@ -325,8 +326,7 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     for ours, theirs in zip(
         jax.tree.leaves(trainer.params), jax.tree.leaves(state.params), strict=True
     ):
-        # Eight moves of at most 0.1 each; of a gradient near zero rounding decides part of one.
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     # The first update of a step is on policy, the others are not.
     assert clipped[0] == clipped[4] == 0
     assert min(sum(clipped[1:4]), sum(clipped[5:])) > 0.1
