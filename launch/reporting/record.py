@@ -34,7 +34,7 @@ from sqlenv.witness.refutation import Refutation
 # Evaluating an endpoint or a file needs no JAX.
 if TYPE_CHECKING:
     from minirl.run.metrics import JsonLines
-    from minirl.train.advantages import Decode
+    from minirl.train.advantages import Detokenize
     from minirl.types import TokenRow, Trajectory, Turn
 
 RECORDS = "trajectories.jsonl"
@@ -176,7 +176,7 @@ def open_records(path: Path, *, resume_step: int) -> JsonLines:
 class StepRecorder:
     """Writes the groups of a training run's sampled steps into its folder."""
 
-    def __init__(self, folder: Path, decode: Decode, *, has_tokens: bool) -> None:
+    def __init__(self, folder: Path, decode: Detokenize, *, has_tokens: bool) -> None:
         self._path, self._decode, self._has_tokens = folder / RECORDS, decode, has_tokens
         self._lines: JsonLines | None = None
 
@@ -219,7 +219,7 @@ def within_limit(lines: Iterable[Mapping[str, Any]], limit: int = STEP_BYTES) ->
 def group_line(
     group: Sequence[Trajectory],
     records: Sequence[Mapping[str, Any]],
-    decode: Decode,
+    decode: Detokenize,
     *,
     scores: Sequence[Score] | None = None,
     rows: Sequence[TokenRow] | None = None,
@@ -260,7 +260,7 @@ def _mean_advantage(row: TokenRow) -> float | None:
 
 
 def _turns(
-    trajectory: Trajectory, record: Mapping[str, Any], row: TokenRow | None, decode: Decode
+    trajectory: Trajectory, record: Mapping[str, Any], row: TokenRow | None, decode: Detokenize
 ) -> Iterator[dict[str, Any]]:
     own = record.get("turns") or [{}] * len(trajectory.turns)
     lengths = [len(turn.observation_ids) + len(turn.reply.ids) for turn in trajectory.turns]
@@ -273,7 +273,7 @@ def _turns(
         yield {**observed, "reply": turn.reply.text, "finish": turn.reply.finish, **said, **tokens}
 
 
-def _tokens(turn: Turn, row: TokenRow, place: slice, decode: Decode) -> dict[str, Any]:
+def _tokens(turn: Turn, row: TokenRow, place: slice, decode: Detokenize) -> dict[str, Any]:
     """Write down what each token of a reply has: the character that it ends at, its version, and
     numbers in base64, as float16 of the least byte first; the learner's before the update.
     """

@@ -33,7 +33,7 @@ from minirl.run import memory
 from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
-from minirl.train.batching import Batch, Shape, empty_batch, largest_shape
+from minirl.train.batching import Batch, BatchShape, empty_batch, largest_shape
 from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
 from minirl.train.rollouts import needed_slots
@@ -345,7 +345,7 @@ def _largest_cache(work: Workload, mesh: Mesh | None, local: Mesh, *, room: floa
     return max(caches, key=lambda cache: cache.tokens)
 
 
-def abstract_batch(shape: Shape, mesh: Mesh | None, *, top: int = 0) -> Batch:
+def abstract_batch(shape: BatchShape, mesh: Mesh | None, *, top: int = 0) -> Batch:
     """Return the shapes and shardings of a micro-batch, on all devices (`empty_batch`)."""
 
     def abstract(array: Any) -> Any:

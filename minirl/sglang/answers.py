@@ -161,7 +161,7 @@ class Generated(BaseModel):
         return self
 
 
-class Scored(BaseModel):
+class ScoredIds(BaseModel):
     """The log-probabilities of ids that were sent."""
 
     version: Annotated[str, _meta("weight_version")]

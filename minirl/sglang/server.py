@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from minirl.config import SglangConfig
-from minirl.sglang.answers import Generated, Requirements, Scored, ServerInfo
+from minirl.sglang.answers import Generated, Requirements, ScoredIds, ServerInfo
 from minirl.sglang.metrics import Failure
 from minirl.sglang.process import ChildServer
 from minirl.types import Request
@@ -215,7 +215,7 @@ class Server:
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         }
         content = await self._generate(body, self._adapter, timeout_s=self._config.wait_s)
-        scored = self._read(Scored, content)
+        scored = self._read(ScoredIds, content)
         values = [value for value, *_ in scored.logprobs[1:] if value is not None]
         if tuple(i for _, i, _ in scored.logprobs) != ids or len(values) != len(ids) - 1:
             raise self.error("garbage", "scored other ids than were sent, or not all")

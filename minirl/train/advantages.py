@@ -14,7 +14,7 @@ from exchange import CreditSpan
 from minirl.config.algorithms import AlgorithmConfig, Estimator, TokenCredit
 from minirl.types import TokenRow, Trajectory
 
-Decode = Callable[[Sequence[int]], str]
+Detokenize = Callable[[Sequence[int]], str]
 
 _EPSILON = 1e-6
 # What a decoder writes for bytes that are no character, or not yet one.
@@ -180,7 +180,9 @@ def whiten(credit: Sequence[np.ndarray], is_action: Sequence[np.ndarray]) -> lis
     ]
 
 
-def span_credit(trajectory: Trajectory, spans: Sequence[CreditSpan], decode: Decode) -> SpanCredit:
+def span_credit(
+    trajectory: Trajectory, spans: Sequence[CreditSpan], decode: Detokenize
+) -> SpanCredit:
     """Give each token of a trajectory the value of the span that it lies in.
 
     A token lies where its first non-blank character does, or its first character if all are blank
@@ -209,7 +211,7 @@ def span_credit(trajectory: Trajectory, spans: Sequence[CreditSpan], decode: Dec
     return SpanCredit(value_T, is_covered_T > 0)
 
 
-def all_spans(trajectories: Sequence[Trajectory], decode: Decode) -> list[SpanCredit | None]:
+def all_spans(trajectories: Sequence[Trajectory], decode: Detokenize) -> list[SpanCredit | None]:
     """Return the credit of scored trajectories; None for those without spans."""
     spans = [trajectory.episode.score.spans for trajectory in trajectories]
     pairs = zip(trajectories, spans, strict=True)
@@ -224,7 +226,7 @@ def first_character(text: str, start: int, end: int) -> int:
     return min(offset, len(text) - 1)
 
 
-def character_ranges(ids: Sequence[int], decode: Decode) -> list[tuple[int, int]]:
+def character_ranges(ids: Sequence[int], decode: Detokenize) -> list[tuple[int, int]]:
     """Return the half-open range of `decode(ids)` that each id has a part in.
 
     Byte-level tokens may hold a part of a character: each of them has that character in its range.
@@ -238,7 +240,7 @@ def character_ranges(ids: Sequence[int], decode: Decode) -> list[tuple[int, int]
     return ranges
 
 
-def _ranges(ids: list[int], decode: Decode, *, context: int) -> list[tuple[int, int]]:
+def _ranges(ids: list[int], decode: Detokenize, *, context: int) -> list[tuple[int, int]]:
     """Decode each token with so many before it, and return what it adds to their text."""
     ranges, end = [], 0
     for number in range(len(ids)):

@@ -164,12 +164,12 @@ class MicroBatches:
         return 1 - sum(piece.tokens for piece in pieces) / length if length else 0.0
 
 
-def empty_batch(shape: Shape, *, parts: int = 1, top: int = 0) -> Batch:
+def empty_batch(shape: BatchShape, *, parts: int = 1, top: int = 0) -> Batch:
     """Return a batch of a shape without tokens; `top` of the sampler's likeliest ids for each."""
-    return _fill(Layout(shape, [[]] * parts), {}, pad_id=0, top=top)
+    return _fill(BatchLayout(shape, [[]] * parts), {}, pad_id=0, top=top)
 
 
-def _answers(layout: Layout) -> Iterator[tuple[int, int, TokenRow]]:
+def _answers(layout: BatchLayout) -> Iterator[tuple[int, int, TokenRow]]:
     """Yield the number of the prompt's row, that of the answer's row, and the trajectory."""
     for part, pieces in enumerate(layout.parts):
         for n, piece in enumerate(pieces, part * layout.shape.prompts):
@@ -177,7 +177,7 @@ def _answers(layout: Layout) -> Iterator[tuple[int, int, TokenRow]]:
                 yield n, b, row
 
 
-def _fill(layout: Layout, weight_of: Mapping[int, float], *, pad_id: int, top: int) -> Batch:
+def _fill(layout: BatchLayout, weight_of: Mapping[int, float], *, pad_id: int, top: int) -> Batch:
     """Write trajectories to the rows of a layout, with weights by their identity."""
     shape, X = layout.shape, len(layout.parts)
     N, B = X * shape.prompts, X * shape.prompts * shape.answers
@@ -222,7 +222,7 @@ def _fill(layout: Layout, weight_of: Mapping[int, float], *, pad_id: int, top: i
     )
 
 
-def _rows(length_N: np.ndarray, length_B: np.ndarray, shape: Shape, *, parts: int) -> Rows:
+def _rows(length_N: np.ndarray, length_B: np.ndarray, shape: BatchShape, *, parts: int) -> Rows:
     """Number the tokens of every part's rows in order."""
     columns = np.arange(shape.prompt_columns), np.arange(shape.answer_columns)
     is_token = columns[0] < length_N[:, None], columns[1] < length_B[:, None]
@@ -246,7 +246,7 @@ def _listed(rows: Rows, cells_NP: np.ndarray, cells_BC: np.ndarray, *, padding: 
     return np.take_along_axis(np.concatenate(cells, axis=1), index_XT, axis=1)
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """The sizes of a micro-batch on each part of the mesh's rows.
 
     Attributes:
@@ -285,14 +285,14 @@ class Piece(NamedTuple):
         return self.prompt + sum(self.answers)
 
 
-class Layout(NamedTuple):
+class BatchLayout(NamedTuple):
     """A micro-batch: its shape, and the pieces of each part of the mesh's rows."""
 
-    shape: Shape
+    shape: BatchShape
     parts: Sequence[Sequence[Piece]]
 
 
-def layouts(groups: Groups, sizes: BatchingConfig, *, parts: int = 1) -> list[Layout]:
+def layouts(groups: Groups, sizes: BatchingConfig, *, parts: int = 1) -> list[BatchLayout]:
     """Share groups out to the fewest micro-batches within the budget, and those out evenly."""
     budget = sizes.budget
     pieces = sorted(
@@ -307,16 +307,18 @@ def layouts(groups: Groups, sizes: BatchingConfig, *, parts: int = 1) -> list[La
         middle = (low + high) // 2
         even = list(_chunks(pieces, sizes, parts, middle))
         low, high = (low, middle) if len(even) == len(chunks) else (middle, high)
-    return [Layout(_shape(chunk, sizes), chunk) for chunk in _chunks(pieces, sizes, parts, high)]
+    return [
+        BatchLayout(_shape(chunk, sizes), chunk) for chunk in _chunks(pieces, sizes, parts, high)
+    ]
 
 
-def largest_shape(prompt: int, answer: int, sizes: BatchingConfig) -> Shape:
+def largest_shape(prompt: int, answer: int, sizes: BatchingConfig) -> BatchShape:
     """Return the shape that takes the most memory, of the longest prefix and the longest answer."""
     tokens = max(sizes.budget, prompt + answer)
     prompt = round_up(prompt, multiple=sizes.prompt_multiple)
     answer = round_up(answer, multiple=sizes.answer_multiple)
     answers = max((_CELLS * tokens - prompt) // answer, 1)
-    return Shape(_list_length(tokens, sizes), 1, prompt, answers, answer)
+    return BatchShape(_list_length(tokens, sizes), 1, prompt, answers, answer)
 
 
 def round_up(length: int, *, multiple: int) -> int:
@@ -364,10 +366,10 @@ def _cost(chunk: Sequence[Sequence[Piece]], sizes: BatchingConfig) -> int:
     return max(_longest_list(chunk), shape.cells // _CELLS)
 
 
-def _shape(chunk: Sequence[Sequence[Piece]], sizes: BatchingConfig) -> Shape:
+def _shape(chunk: Sequence[Sequence[Piece]], sizes: BatchingConfig) -> BatchShape:
     pieces = [piece for part in chunk for piece in part]
     prompt, answer = _columns(pieces, sizes)
-    return Shape(
+    return BatchShape(
         _list_length(_longest_list(chunk), sizes),
         round_up(max(map(len, chunk)), multiple=1),
         prompt,

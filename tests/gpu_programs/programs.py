@@ -13,13 +13,13 @@ from minirl.model.sharding import make_mesh
 from minirl.plan.compile import described_devices, parse_topology
 from minirl.plan.fit import abstract_batch, published_shape, sampling_of, training_of
 from minirl.sample.decode import lowered_programs
-from minirl.train.batching import Shape
+from minirl.train.batching import BatchShape
 
 # (model, topology) that the facts are checked of.
 CASES = (("qwen2.5-coder-0.5b", "h100x1"), ("qwen2.5-coder-7b", "h100x8"))
 # A micro-batch of a device: a prompt and eight answers in the longest rows, and a flat list of
 # fewer tokens than they have cells.
-SHAPE = Shape(tokens=40_960, prompts=1, prompt_columns=6144, answers=8, answer_columns=8192)
+SHAPE = BatchShape(tokens=40_960, prompts=1, prompt_columns=6144, answers=8, answer_columns=8192)
 # What a gradient returns beside what it was given: statistics, and a log-probability a target.
 RETURNED_BYTES = 2**16 + 4 * SHAPE.answers * SHAPE.answer_columns
 

@@ -14,7 +14,7 @@ from minirl.model.config import ModelConfig
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh
 from minirl.plan.compile import compile_program, parse_topology
 from minirl.plan.fit import Workload, abstract_batch, published_shape, training_of
-from minirl.train.batching import Shape
+from minirl.train.batching import BatchShape
 
 SHAPE = ModelConfig(
     vocab_size=64,
@@ -40,7 +40,7 @@ def work_of(shape, *, dtype="float32", remat="full", moments="float32"):
 def shape_of(tokens):
     """Return the micro-batch of one part that has no padding."""
     each = tokens.answers // tokens.prompts
-    return Shape(tokens.computed, tokens.prompts, tokens.prompt, each, tokens.answer)
+    return BatchShape(tokens.computed, tokens.prompts, tokens.prompt, each, tokens.answer)
 
 
 def programs_of(work, shape, mesh=None):
@@ -67,7 +67,7 @@ def test_bytes_are_those_of_the_compiled_programs():
 
 def test_a_batch_with_the_likeliest_ids_is_split_by_rows_alone():
     mesh = make_mesh({"fsdp": 4, "tensor": 2})
-    batch = abstract_batch(Shape(64, 1, 8, 2, 16), mesh, top=3)
+    batch = abstract_batch(BatchShape(64, 1, 8, 2, 16), mesh, top=3)
     for array in (batch.top_ids_XTK, batch.target_XT):
         assert array.sharding.shard_shape(array.shape) == (1, *array.shape[1:])
     assert batch.top_ids_XTK.shape == (4, 64, 3)
@@ -84,7 +84,9 @@ def test_flops_are_those_of_the_unrolled_program():
 def test_a_program_does_not_grow_with_depth_and_holds_a_gradient_once():
     """Beside the sum of gradients there is one gradient, that of the micro-batch."""
     deep = [replace(SHAPE, num_hidden_layers=depth, intermediate_size=2048) for depth in (12, 24)]
-    lowered = [programs_of(work_of(one), Shape(288, 1, 32, 1, 256))[1]["gradient"] for one in deep]
+    lowered = [
+        programs_of(work_of(one), BatchShape(288, 1, 32, 1, 256))[1]["gradient"] for one in deep
+    ]
     assert len({len(one.as_text().splitlines()) for one in lowered}) == 1
     gradient = device_bytes(training_of(work_of(deep[1]), None).state.params)
     assert gradient < compile_program(lowered[1]).temporaries < 1.5 * gradient
