@@ -26,7 +26,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Agreement:
     """One file of predictions under one comparator, or what else was compared."""
 
     file: str
@@ -167,7 +167,7 @@ def compared(
     official: Sequence[Any],
     *,
     cases: Sequence[Case] = (),
-) -> Comparison:
+) -> Agreement:
     """Judge predictions under a comparator, and list where its program says otherwise."""
     ours = [one.scores[name] for one in executor.judge(cases or file.cases(), [name])]
     return differences(file, name, official, ours)
@@ -175,7 +175,7 @@ def compared(
 
 def differences(
     file: Predictions, what: str, official: Sequence[Any], ours: Sequence[Any]
-) -> Comparison:
+) -> Agreement:
     """List where two programs differ; a gold query that fails is wrong for ours."""
     theirs = [0 if one == "gold failed" else one for one in official]
     if len(theirs) != len(ours):
@@ -193,7 +193,7 @@ def differences(
         if not is_same(one, other)
     ]
     right = sum(one for one in theirs if isinstance(one, int | float))
-    return Comparison(file.name, what, len(ours), right, differing)
+    return Agreement(file.name, what, len(ours), right, differing)
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._operations import matmul_parameters
+from exchange import Message
 from launch.build import SqlSide
 from launch.config import load_config
 from minirl.config import SamplerConfig, TrainConfig
@@ -39,9 +40,8 @@ from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner
 from minirl.types import Decoding, Tokenizer, TokenRow, Trajectory
-from sqlenv.types import Message
+from sqlenv.types import Observation
 
-Prompts = Sequence[tuple[Message, ...]]
 _PRODUCT_ROWS, _PRODUCTS = 512, 20
 _GB = 1e9
 
@@ -56,12 +56,12 @@ class OneTurn:
         return None, None
 
 
-def read_prompts(path: Path) -> Prompts:
+def read_prompts(path: Path) -> Sequence[Observation]:
     """Read a JSON list of texts, each the user's first message."""
     return [(Message("user", text),) for text in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def demo_prompts(count: int) -> Prompts:
+def demo_prompts(count: int) -> Sequence[Observation]:
     """Put questions to the demo's databases as OmniSQL does."""
     prompt = "prompt={style: omnisql, schema_style: omnisql, example_values: 2}"
     config = load_config("progress-demo.yaml", [prompt, "env.wrapping=any"])
@@ -113,7 +113,7 @@ class Phase:
         }
 
 
-class Stopwatch:
+class LapTimer:
     """Times the runs of a phase."""
 
     def __init__(self, shape: ModelConfig) -> None:
@@ -159,7 +159,7 @@ def product(shape: ModelConfig) -> Lap:
 def reply(
     sampler: NativeSampler,
     tokenizer: Tokenizer,
-    prompts: Prompts,
+    prompts: Sequence[Observation],
     config: SamplerConfig,
     *,
     group_size: int,
@@ -181,7 +181,7 @@ def reply(
 def measure_sampling(
     model: Decoder,
     tokenizer: Tokenizer,
-    prompts: Prompts,
+    prompts: Sequence[Observation],
     config: SamplerConfig,
     *,
     group_size: int,
@@ -190,7 +190,7 @@ def measure_sampling(
     """Sample a group of replies to every prompt, once more than `runs`; return those of the first
     run, and figures. Every run draws the same replies.
     """
-    watch, groups, work = Stopwatch(model.config), [], None
+    watch, groups, work = LapTimer(model.config), [], None
     compiled = decode.compilations()
     for _ in range(1 + runs):
         # Each of a new sampler: nothing is in a cache.
@@ -240,7 +240,7 @@ def measure_update(
 
     The learner takes the model's weights over.
     """
-    watch, shape = Stopwatch(model.config), model.config
+    watch, shape = LapTimer(model.config), model.config
     learner = Learner(
         model,
         partial(policy_loss, train.algorithm),

@@ -43,7 +43,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ArmDifference:
     """Mean difference of two arms' accuracies by a rule, its 95 % interval, and the two-sided
     p-value.
     """
@@ -79,7 +79,7 @@ def main() -> None:
     print(json.dumps({"cpu_count": os.cpu_count(), **shown}))
 
 
-def compare(after: Mapping[str, Mapping[int, Report]]) -> list[Difference]:
+def compare(after: Mapping[str, Mapping[int, Report]]) -> list[ArmDifference]:
     """Compare each arm with the first on the seeds that both have, by the first rule that both are
     judged by; none of other questions.
     """
@@ -94,7 +94,7 @@ def compare(after: Mapping[str, Mapping[int, Report]]) -> list[Difference]:
             continue
         rows = [[other[name] - right for name, right in one.items()] for one, other in scores]
         *shares, p = crossed_bootstrap(np.array(rows))
-        found.append(Difference(name, base, len(seeds), rule, *(100 * one for one in shares), p))
+        found.append(ArmDifference(name, base, len(seeds), rule, *(100 * one for one in shares), p))
     return found
 
 
@@ -138,7 +138,7 @@ def _accuracy(result: Mapping) -> Sequence[str]:
     return (result["arm"], str(result["seed"]), result["rule"], *shares, interval, seconds)
 
 
-def _difference(one: Difference) -> Sequence[str]:
+def _difference(one: ArmDifference) -> Sequence[str]:
     numbers = (f"{one.points:+.1f}", f"[{one.low:+.1f}, {one.high:+.1f}]", f"{one.p:.4f}")
     return (one.arm, one.less, str(one.seeds), one.rule, *numbers)
 

@@ -27,12 +27,13 @@ from typing import Any
 
 import jax
 
-from benchmarks._real_step import Prompts, demo_prompts, read_prompts, reply
+from benchmarks._real_step import demo_prompts, read_prompts, reply
 from minirl.config import SamplerConfig
 from minirl.model import huggingface
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.sampler import NativeSampler
+from sqlenv.types import Observation
 
 BOUNDS = {"transformers": 1e-4, "sglang": 1e-3}
 SLOTS = 8
@@ -40,7 +41,7 @@ THEIRS = Path(__file__).with_name("_transformers_replies.py")
 
 
 def transformers_replies(
-    python: Path, model: Path, tokenizer: ChatTokenizer, prompts: Prompts, tokens: int
+    python: Path, model: Path, tokenizer: ChatTokenizer, prompts: Sequence[Observation], tokens: int
 ) -> dict[str, Any]:
     """Let transformers reply, in a process that ends before ours takes its memory."""
     job = {
@@ -58,7 +59,7 @@ def transformers_replies(
 
 
 def server_replies(
-    url: str, tokenizer: ChatTokenizer, prompts: Prompts, tokens: int
+    url: str, tokenizer: ChatTokenizer, prompts: Sequence[Observation], tokens: int
 ) -> dict[str, Any]:
     """Let an SGLang server reply, to one prompt at a time."""
     limits = {"max_new_tokens": tokens, "temperature": 0, "stop_token_ids": tokenizer.stop_ids}
@@ -82,7 +83,7 @@ def server_replies(
 
 
 def our_replies(
-    folder: Path, tokenizer: ChatTokenizer, prompts: Prompts, tokens: int
+    folder: Path, tokenizer: ChatTokenizer, prompts: Sequence[Observation], tokens: int
 ) -> list[dict[str, Any]]:
     """Reply with the sampler that training and evaluation use."""
     longest = max(len(tokenizer.encode_chat(prompt)) for prompt in prompts)

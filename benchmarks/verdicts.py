@@ -34,7 +34,7 @@ from benchmarks._comparison import (
     FAILURES,
     SPIDER,
     SUITE,
-    Comparison,
+    Agreement,
     Predictions,
     ask_bird,
     ask_pairs,
@@ -87,7 +87,7 @@ def main() -> None:
     sys.exit(unexplained > 0)
 
 
-def compare_all(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
+def compare_all(options: argparse.Namespace, executor: Executor) -> Iterator[Agreement]:
     spiders = [file for file in spider_files(options.data) if options.only in file.name]
     birds = [file for file in bird_files(options.data) if options.only in file.name]
     yield from compare_toolkit(options.data, executor)
@@ -112,7 +112,7 @@ def compare_all(options: argparse.Namespace, executor: Executor) -> Iterator[Com
 
 def compare_mutants(
     options: argparse.Namespace, executor: Executor
-) -> Iterator[Comparison | Mapping[str, Any]]:
+) -> Iterator[Agreement | Mapping[str, Any]]:
     """Compare on changed gold queries; then count those that each comparator takes for right, alone
     and with four witnesses.
     """
@@ -153,7 +153,7 @@ def compare_mutants(
         yield {file.name: passing}
 
 
-def compare_toolkit(data: Path, executor: Executor) -> Iterator[Comparison]:
+def compare_toolkit(data: Path, executor: Executor) -> Iterator[Agreement]:
     """Compare with the verdicts of IBM's toolkit, which its file of failures holds."""
     failures = read_failures(data)
     gold = [(one["gold"][0], one["db_id"]) for one in failures]
@@ -169,7 +169,7 @@ def compare_toolkit(data: Path, executor: Executor) -> Iterator[Comparison]:
 
 def compare_spider(
     options: argparse.Namespace, executor: Executor, file: Predictions
-) -> Iterator[Comparison]:
+) -> Iterator[Agreement]:
     answer: dict[str, Any] = {}
     for ending, keep in (("", False), ("_keep_distinct", True)):
         for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
@@ -179,7 +179,7 @@ def compare_spider(
     yield differences(file, "hardness", answer["levels"], [grade(gold) for gold, _ in file.gold])
 
 
-def compare_levels(options: argparse.Namespace) -> Iterator[Comparison]:
+def compare_levels(options: argparse.Namespace) -> Iterator[Agreement]:
     """Compare the levels of all gold queries of Spider, by the schemas of tables.json."""
     folder = options.data / "spider_data"
     tables = json.loads((folder / "tables.json").read_text())
@@ -205,7 +205,7 @@ def schema(entry: Any) -> dict[str, list[str]]:
     return tables
 
 
-def compare_rewards(options: argparse.Namespace) -> Comparison:
+def compare_rewards(options: argparse.Namespace) -> Agreement:
     """Compare R-VES's reward of ratios of times, drawn with outliers and near the limits of bins.
 
     R-VES itself is a measurement, which the official program does not repeat either.
@@ -225,7 +225,7 @@ def compare_rewards(options: argparse.Namespace) -> Comparison:
 
 def compare_omnisql_bird(
     options: argparse.Namespace, executor: Executor, file: Predictions
-) -> Comparison:
+) -> Agreement:
     records = [{"question": "", "SQL": sql, "db_id": name} for sql, name in file.gold]
     with tempfile.TemporaryDirectory() as place:
         # The program tells BIRD's files by their names.
@@ -239,7 +239,7 @@ def compare_omnisql_bird(
 
 def compare_omnisql_spider(
     options: argparse.Namespace, executor: Executor, file: Predictions
-) -> Iterator[Comparison]:
+) -> Iterator[Agreement]:
     """Let OmniSQL write the predictions, and Spider's program judge what it wrote."""
     with file.staged() as job, tempfile.NamedTemporaryFile("w", suffix=".json") as predicted:
         json.dump([{"pred_sqls": [sql]} for sql in file.predicted], predicted)
@@ -253,7 +253,7 @@ def compare_omnisql_spider(
         yield compared(executor, file, f"omnisql_spider_{kind}", verdicts)
 
 
-def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
+def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator[Agreement]:
     with tempfile.TemporaryDirectory() as place:
         cases = dict(stage(options.data / "spider2-lite", Path(place)))
         job = {"stage": place, "predicted": f"{place}/predicted", "gold": f"{place}/gold"}
@@ -271,7 +271,7 @@ def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator
 
 def compare_instances(
     executor: Executor, cases: Mapping[str, Case], name: str, found: Mapping[str, Any]
-) -> Comparison:
+) -> Agreement:
     queries = [case.predicted for case in cases.values()]
     file = Predictions("gold results, changed", queries, [(one, "") for one in cases])
     official = [found[one] for one in cases]

@@ -31,8 +31,8 @@ def ask(
     /,
     *,
     checkpoint: Annotated[Path, Parameter(help=WHERE)],
-    db: options.Database,
-    accel: options.Accelerator = None,
+    db: Annotated[Path, Parameter(help="a SQLite database")],
+    accel: options.AcceleratorOption = None,
 ) -> None:
     """Ask a database."""
     check_contents(db)

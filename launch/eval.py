@@ -57,7 +57,7 @@ _GARBAGE = 100_000
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class EvalOptions:
     """Whose answers, on which questions, judged by what."""
 
     cfg: Annotated[
@@ -66,7 +66,7 @@ class Options:
             help="a config, such as progress-demo.yaml (default: a run's own, else plain.yaml)"
         ),
     ] = None
-    accel: options.Accelerator = None
+    accel: options.AcceleratorOption = None
     checkpoint: Annotated[
         Path | None,
         Parameter(
@@ -78,7 +78,7 @@ class Options:
     endpoint: Annotated[
         str | None, Parameter(help="an OpenAI-compatible endpoint, up to and including /v1")
     ] = None
-    model: options.Model = None
+    model: options.ModelOption = None
     predictions: Annotated[
         Path | None,
         Parameter(
@@ -100,16 +100,27 @@ class Options:
             "printed tables as in PaVeRL-SQL"
         ),
     ] = "set"
-    data: options.Data = "test"
-    data_root: options.DataRoot = None
+    data: Annotated[
+        str,
+        Parameter(
+            help=f"a split of the config ({', '.join(SPLITS)}; default: test) or a published test "
+            f"set: {', '.join(TEST_SETS)}"
+        ),
+    ] = "test"
+    data_root: Annotated[
+        Path | None,
+        Parameter(
+            help="folder of the data: a data set's own, OmniSQL's data/, or several downloads"
+        ),
+    ] = None
     file: Annotated[
         str,
         Parameter(help="question file in place of the data set's own: in its folder, or a path"),
     ] = ""
-    dialect: options.Dialect = "sqlite"
-    seed: options.Seed = None
-    limit: options.Limit = None
-    show_prompt: options.ShowPrompt = False
+    dialect: options.DialectOption = "sqlite"
+    seed: options.SeedOption = None
+    limit: options.LimitOption = None
+    show_prompt: options.ShowPromptOption = False
     comparators: Annotated[
         str | None,
         Parameter(help="NAME,NAME: what answers are judged by (default: the set's own)"),
@@ -127,7 +138,7 @@ class Options:
             help="Spider's test suite (default: test_suite_database in the data or beside it)"
         ),
     ] = None
-    timeout_s: options.Timeout = None
+    timeout_s: options.TimeoutOption = None
     by: Annotated[
         tuple[Literal["difficulty", "database", "clause", "tag", "turns"], ...],
         Parameter(
@@ -137,7 +148,7 @@ class Options:
     official: Annotated[
         bool, Parameter(help="write the answers in the official programs' forms too")
     ] = False
-    json: options.Json = None
+    json: options.JsonOption = None
     out: Annotated[
         Path | None,
         Parameter(help="folder of the results (default: in evals/, named after what is measured)"),
@@ -149,7 +160,7 @@ class Options:
         return None if self.json == options.STDOUT else self.json
 
 
-def evaluate(*overrides: options.Overrides, given: Options = Options()) -> None:
+def evaluate(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) -> None:
     """Measure execution accuracy."""
     gc.set_threshold(_GARBAGE)
     options.choose("--data", given.data, (*SPLITS, *TEST_SETS))
@@ -168,7 +179,7 @@ def evaluate(*overrides: options.Overrides, given: Options = Options()) -> None:
 main = options.Command(evaluate)
 
 
-def _find(given: Options, settings: Sequence[str]) -> tuple[Source, Split]:
+def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     """Find whose answers are judged: those in a file, of an endpoint, or of a policy of ours."""
     from launch.config import load_config
     from launch.data.preflight import check_data
@@ -229,7 +240,7 @@ def _show_prompt(source: Source, split: Split) -> None:
         show_prompt(example, source.prompt(example, sql), source.tokenizer(), limit=limit)
 
 
-def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | None) -> None:
+def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Path | None) -> None:
     import yaml
 
     from launch.build import SqlSide, demo_folder
@@ -278,7 +289,7 @@ def _answer_and_judge(given: Options, source: Source, split: Split, out: Path | 
         _finish(report, out, given)
 
 
-def _finish(report: Report, folder: Path | None, given: Options) -> None:
+def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
     """Print the numbers, say where the files are, and write official forms where they are asked."""
     from launch.evaluation.evaluate import show
     from launch.evaluation.predictions import write_official
@@ -294,12 +305,12 @@ def _finish(report: Report, folder: Path | None, given: Options) -> None:
     cli.output.print(f"Verdicts of all questions: {place}", soft_wrap=True)
 
 
-def _is_own(given: Options) -> bool:
+def _is_own(given: EvalOptions) -> bool:
     """Tell whether a split of the config is judged by the config's own rule."""
     return given.data in SPLITS and not given.comparators
 
 
-def _questions(given: Options, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
+def _questions(given: EvalOptions, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
     from launch.data.preflight import rooted
     from launch.evaluation.questions import own_set, question_set, read_corrected
     from sqlenv.data.loading import read_all
@@ -315,7 +326,9 @@ def _questions(given: Options, config: JobConfig, examples: tuple[Example, ...])
     return question_set(given.data, examples, place, root, **rule, corrected=corrected)
 
 
-def _on_test_set(config: JobConfig, given: Options) -> tuple[JobConfig, Split, tuple[Example, ...]]:
+def _on_test_set(
+    config: JobConfig, given: EvalOptions
+) -> tuple[JobConfig, Split, tuple[Example, ...]]:
     """Put a test set in the place of the job's test questions, whatever its golds; return all of
     them too.
     """
@@ -335,7 +348,7 @@ def _on_test_set(config: JobConfig, given: Options) -> tuple[JobConfig, Split, t
     return config.model_copy(update={"data": data}), "test", every
 
 
-def _folder(source: Source, given: Options) -> Path | None:
+def _folder(source: Source, given: EvalOptions) -> Path | None:
     """Name the folder of the results; a file whose result is one file needs none."""
     if given.out or (given.path and not source.is_asked):
         return given.out
@@ -351,7 +364,7 @@ def _folder(source: Source, given: Options) -> Path | None:
     )
 
 
-def _check(given: Options, overrides: Sequence[str]) -> None:
+def _check(given: EvalOptions, overrides: Sequence[str]) -> None:
     is_file, is_split = given.predictions is not None, given.data in SPLITS
     url, model, out = given.endpoint or "", given.model, given.path
     split = f"--data {given.data} is a split of the config"

@@ -1,4 +1,4 @@
-"""The options of all commands: a flag is one type here, and so means one thing in every command."""
+"""Options that several commands have: a flag is one type, and so means one thing in all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from cyclopts.validators import Number
 
 from exchange import UserError
-from launch.evaluation.questions import SPLITS, TEST_SETS
 from launch.files import nearest, write_json
 
 _FOLDER = Path(__file__).parent
@@ -23,49 +22,39 @@ STDOUT = Path("-")
 """What `--json` names where it names no file."""
 
 
-Config = Annotated[
+ConfigOption = Annotated[
     str,
     Parameter(
         help="a YAML file, a packaged config (progress.yaml, progress-demo.yaml; .yaml may be left "
         "out), or a run folder"
     ),
 ]
-Accelerator = Annotated[
+AcceleratorOption = Annotated[
     Literal["cpu", "gpu", "tpu"] | None,
     Parameter(help="what to compute on (default: what the machine has)"),
 ]
 Overrides = Annotated[
     str, Parameter(help="settings in place of the config's, key.sub=value: train.steps=20")
 ]
-Seed = Annotated[
+SeedOption = Annotated[
     int | None,
     Parameter(help="seed of samples and weights; the setting seed", validator=Number(gte=0)),
 ]
-Limit = Annotated[
+LimitOption = Annotated[
     int | None,
     Parameter(help="at most N questions of each split, a sample by seed", validator=Number(gte=1)),
 ]
-ShowPrompt = Annotated[
+ShowPromptOption = Annotated[
     bool,
     Parameter(help="print a question as the model is asked it, and its number of tokens, and stop"),
 ]
-Json = Annotated[
+JsonOption = Annotated[
     Path | None,
     Parameter(help="the result as JSON: into this file, or without one on standard output"),
 ]
-Model = Annotated[str | None, Parameter(help="name of a model: an endpoint's, a published shape's")]
-Data = Annotated[
-    str,
-    Parameter(
-        help=f"a split of the config ({', '.join(SPLITS)}; default: test) or a published test set: "
-        f"{', '.join(TEST_SETS)}"
-    ),
+ModelOption = Annotated[
+    str | None, Parameter(help="name of a model: an endpoint's, a published shape's")
 ]
-DataRoot = Annotated[
-    Path | None,
-    Parameter(help="folder of the data: a data set's own, OmniSQL's data/, or several downloads"),
-]
-Database = Annotated[Path, Parameter(help="a SQLite database")]
 
 
 def _check_seconds(_kind: Any, seconds: float | None) -> None:
@@ -73,11 +62,11 @@ def _check_seconds(_kind: Any, seconds: float | None) -> None:
         raise ValueError(f"Write a number of seconds above 0, {_LONGEST_S:,} at most.")
 
 
-Timeout = Annotated[
+TimeoutOption = Annotated[
     float | None,
     Parameter(help="wall time of one query, in seconds", validator=_check_seconds),
 ]
-Dialect = Annotated[
+DialectOption = Annotated[
     str, Parameter(help="what queries are written in where a record does not say it")
 ]
 

@@ -43,16 +43,16 @@ _FEW_SLOTS = 16
 
 def plan(
     *overrides: options.Overrides,
-    cfg: options.Config,
+    cfg: options.ConfigOption,
     topology: Annotated[
         str,
         Parameter(
             help="v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, a100x8, a800x32, h200x8 (GPUs)"
         ),
     ],
-    model: options.Model = None,
-    seed: options.Seed = None,
-    json: options.Json = None,
+    model: options.ModelOption = None,
+    seed: options.SeedOption = None,
+    json: options.JsonOption = None,
 ) -> None:
     """Plan a job."""
     config = load_config(cfg, options.with_seed(overrides, seed))

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -39,14 +39,14 @@ from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
 from sqlenv.data.loading import load
+from sqlenv.data.records import Record
 from sqlenv.dialects import dialect_of
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Observation
 
 _log = logging.getLogger(__name__)
 
-Trainer = Literal["trl", "verl", "skyrl"]
-Row = dict[str, Any]
+TrainerName = Literal["trl", "verl", "skyrl"]
 
 
 def check(
@@ -70,7 +70,7 @@ def check(
         ),
     ] = "progress.yaml",
     export: Annotated[
-        Trainer | None,
+        TrainerName | None,
         Parameter(
             help="write rows for another trainer to --out, a .parquet or .jsonl file: the "
             "questions of --data, else those that the config learns from, with their prompts"
@@ -87,7 +87,7 @@ def check(
         Path | None,
         Parameter(help="count the tokens of prompts with that of this Hugging Face folder"),
     ] = None,
-    dialect: options.Dialect = "sqlite",
+    dialect: options.DialectOption = "sqlite",
 ) -> None:
     """Check data sets, and warm the cache."""
     out = out or Path(f"{export or 'doubtful'}.jsonl")
@@ -145,7 +145,7 @@ def _sources(
 
 
 def _export(
-    trainer: Trainer, out: Path, job: JobConfig, root: Path, named: Mapping[str, SourceConfig]
+    trainer: TrainerName, out: Path, job: JobConfig, root: Path, named: Mapping[str, SourceConfig]
 ) -> None:
     """Write the questions of the sets that are named, else those that the job learns from."""
     data = job.data.model_copy(update={"root": root, "demo": None})
@@ -179,8 +179,8 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def rows(
-    trainer: Trainer, examples: Sequence[Example], prompt: Callable[[Example], Observation]
-) -> list[Row]:
+    trainer: TrainerName, examples: Sequence[Example], prompt: Callable[[Example], Observation]
+) -> list[Record]:
     """Write questions with their prompts, as messages, in the form that a trainer loads.
 
     The rewards of `rewards.adapters` find there what they need: the gold query, the path of the
@@ -202,7 +202,7 @@ def rows(
     ]
 
 
-def _facts(example: Example) -> Row:
+def _facts(example: Example) -> Record:
     return {
         "id": example.id,
         "question_id": example.question_id,
@@ -214,22 +214,22 @@ def _facts(example: Example) -> Row:
     }
 
 
-def _trl(prompt: Sequence[Row], gold_sql: str, facts: Row) -> Row:
+def _trl(prompt: Sequence[Record], gold_sql: str, facts: Record) -> Record:
     return {"prompt": prompt, "gold_sql": gold_sql, **facts}
 
 
-def _verl(prompt: Sequence[Row], gold_sql: str, facts: Row) -> Row:
+def _verl(prompt: Sequence[Record], gold_sql: str, facts: Record) -> Record:
     reward = {"style": "rule", "ground_truth": gold_sql}
     name = {"data_source": "sql", "ability": "sql"}
     return {**name, "prompt": prompt, "reward_model": reward, "extra_info": facts}
 
 
-def _skyrl(prompt: Sequence[Row], gold_sql: str, facts: Row) -> Row:
+def _skyrl(prompt: Sequence[Record], gold_sql: str, facts: Record) -> Record:
     reward = {"method": "rule", "ground_truth": gold_sql}
     return {"prompt": prompt, "env_class": "sql", "reward_spec": reward, **facts}
 
 
-_FORMS: Mapping[Trainer, Callable[[Sequence[Row], str, Row], Row]] = {
+_FORMS: Mapping[TrainerName, Callable[[Sequence[Record], str, Record], Record]] = {
     "trl": _trl,
     "verl": _verl,
     "skyrl": _skyrl,
@@ -247,7 +247,7 @@ def _check_rows_file(path: Path) -> None:
         )
 
 
-def _write_rows(path: Path, written: Sequence[Row]) -> None:
+def _write_rows(path: Path, written: Sequence[Record]) -> None:
     """Write rows as Parquet (.parquet) or as JSON lines (.jsonl), whole or not at all."""
     if path.suffix == ".jsonl":
         with whole_file(path) as file:

@@ -32,7 +32,7 @@ _BYTES = 1_000_000
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ReportOptions:
     """What is written where."""
 
     out: Annotated[Path, Parameter(help="the page (default: report.html)")] = Path("report.html")
@@ -46,7 +46,7 @@ class Options:
         Path | None,
         Parameter(help="write the questions on which a run and the base differ, as JSON lines"),
     ] = None
-    json: options.Json = None
+    json: options.JsonOption = None
     serve: Annotated[
         bool,
         Parameter(
@@ -58,7 +58,7 @@ class Options:
 
 def report(
     *runs: Annotated[str, Parameter(help="[NAME=]RUN: runs and results to show")],
-    given: Options = Options(),
+    given: ReportOptions = ReportOptions(),
 ) -> None:
     """Show what runs learned."""
     if not runs:
@@ -84,7 +84,7 @@ def report(
 main = options.Command(report)
 
 
-def _compare(comparison: Comparison, given: Options) -> None:
+def _compare(comparison: Comparison, given: ReportOptions) -> None:
     """Print a comparison, and write it where it is asked."""
     for path, write in (
         (given.markdown, comparison.markdown),
@@ -114,7 +114,7 @@ def _payload(
         base = comparison.rows[0].name
         payload.against = [
             {"base": base, "run": f"{each.row.name}, {' '.join(each.key)}", **each.test}
-            for each in comparison.differences
+            for each in comparison.gains
         ]
     return payload
 
@@ -146,7 +146,7 @@ def _split_name(argument: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _check_outputs(given: Options) -> None:
+def _check_outputs(given: ReportOptions) -> None:
     """A page may take the place of a page, and nothing that of anything else."""
     if not is_page(given.out):
         check_new(given.out, "--out")

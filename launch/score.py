@@ -43,15 +43,15 @@ _FAILING = "gold queries do not run"
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ScoreOptions:
     """A pair or a file of pairs, and how a query runs."""
 
     db: Annotated[str | None, Parameter(help="one pair: a SQLite database")] = None
     gold: Annotated[str | None, Parameter(help="one pair: the query that answers")] = None
     pred: Annotated[str | None, Parameter(help="one pair: the prediction")] = None
     file: Annotated[Path | None, Parameter(help="pairs, as JSON lines")] = None
-    json: options.Json = None
-    dialect: options.Dialect = "sqlite"
+    json: options.JsonOption = None
+    dialect: options.DialectOption = "sqlite"
     numbers: Annotated[
         Literal["close", "exact"],
         Parameter(
@@ -59,7 +59,7 @@ class Options:
             "in official programs)"
         ),
     ] = "close"
-    timeout_s: options.Timeout = None
+    timeout_s: options.TimeoutOption = None
     max_rows: Annotated[
         int | None, Parameter(help="rows of a result (1,000,000)", validator=Number(gte=1))
     ] = None
@@ -69,7 +69,7 @@ Pair = tuple[Example, str]
 """A gold query for one database, and a prediction."""
 
 
-def score(*, given: Options = Options()) -> None:
+def score(*, given: ScoreOptions = ScoreOptions()) -> None:
     """Score one pair, or a file of pairs."""
     named = {name: getattr(given, name) for name in ("timeout_s", "max_rows")}
     limits = {name: value for name, value in named.items() if value is not None}
@@ -92,7 +92,7 @@ def score(*, given: Options = Options()) -> None:
 main = options.Command(score)
 
 
-def _score_pair(pair: Pair, given: Options, config: ExecutorConfig) -> None:
+def _score_pair(pair: Pair, given: ScoreOptions, config: ExecutorConfig) -> None:
     example, pred = pair
     check_contents(example.database)
     with _workbench(config.model_copy(update={"workers": 1}), given.numbers) as bench:
@@ -106,7 +106,7 @@ def _score_pair(pair: Pair, given: Options, config: ExecutorConfig) -> None:
     cli.warn_of([] if found.gold_ran else [example.db_id], _FAILING)
 
 
-def _score_file(path: Path, given: Options, config: ExecutorConfig) -> None:
+def _score_file(path: Path, given: ScoreOptions, config: ExecutorConfig) -> None:
     if not given.json:
         raise UserError("--file gives JSON lines: add --json, or --json FILE")
     pairs, failing = read_pairs(path, given.dialect), dict[str, None]()

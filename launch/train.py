@@ -26,39 +26,36 @@ from launch.tables import RunResult, show_run
 from minirl.run import preemption
 from minirl.run.files import read_json
 
-Only = Annotated[
-    Literal["warm-start"] | None,
-    Parameter(help="stop after this phase; the whole command goes on from the model it leaves"),
-]
-DryRun = Annotated[
-    bool,
-    Parameter(
-        help="check all that the run needs (questions, databases, the model's tensors, the run "
-        "folder, the device), say what the run would be, and stop"
-    ),
-]
-Yaml = Annotated[bool, Parameter(help="as --dry-run, with the resolved settings")]
-Coordinator = Annotated[
-    str | None,
-    Parameter(help="several processes: HOST:PORT of the first, or auto to let JAX find it"),
-]
-Processes = Annotated[int | None, Parameter(help="several processes: how many there are")]
-Process = Annotated[int | None, Parameter(help="several processes: number of this one, from 0")]
-
 
 def train(
     *overrides: options.Overrides,
-    cfg: options.Config,
-    accel: options.Accelerator = None,
-    seed: options.Seed = None,
-    limit: options.Limit = None,
-    show_prompt: options.ShowPrompt = False,
-    only: Only = None,
-    dry_run: DryRun = False,
-    yaml: Yaml = False,
-    coordinator: Coordinator = None,
-    processes: Processes = None,
-    process: Process = None,
+    cfg: options.ConfigOption,
+    accel: options.AcceleratorOption = None,
+    seed: options.SeedOption = None,
+    limit: options.LimitOption = None,
+    show_prompt: options.ShowPromptOption = False,
+    only: Annotated[
+        Literal["warm-start"] | None,
+        Parameter(help="stop after this phase; the whole command goes on from the model it leaves"),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        Parameter(
+            help="check all that the run needs (questions, databases, the model's tensors, the "
+            "run folder, the device), say what the run would be, and stop"
+        ),
+    ] = False,
+    yaml: Annotated[bool, Parameter(help="as --dry-run, with the resolved settings")] = False,
+    coordinator: Annotated[
+        str | None,
+        Parameter(help="several processes: HOST:PORT of the first, or auto to let JAX find it"),
+    ] = None,
+    processes: Annotated[
+        int | None, Parameter(help="several processes: how many there are")
+    ] = None,
+    process: Annotated[
+        int | None, Parameter(help="several processes: number of this one, from 0")
+    ] = None,
 ) -> None:
     """Train a model."""
     settings = options.with_seed(overrides, seed)

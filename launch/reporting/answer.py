@@ -11,7 +11,7 @@ from launch.evaluation.results import QuestionVerdict, Report
 from launch.reporting.runs import Run, gain, scores_of, shared_rules
 from launch.tables import percent
 
-Numbers = Mapping[str, Sequence[Any]]
+MetricSeries = Mapping[str, Sequence[Any]]
 
 _LEAST_QUESTIONS = 5
 _LEAST_CHANGE = 0.05
@@ -41,7 +41,7 @@ _REASONS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 """Metrics that explain why nothing is learned, when they do, and what they say."""
 
 
-def answer(runs: Sequence[Run], numbers: Sequence[Numbers]) -> list[str]:
+def answer(runs: Sequence[Run], numbers: Sequence[MetricSeries]) -> list[str]:
     """Say the most important things about one run, or about two or more, most important first."""
     if len(runs) == 1:
         return list(_of_one(runs[0], numbers[0]))
@@ -54,7 +54,7 @@ def answer(runs: Sequence[Run], numbers: Sequence[Numbers]) -> list[str]:
     return [*found, *states]
 
 
-def _of_one(run: Run, numbers: Numbers) -> Iterator[str]:
+def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:
     steps = max((step for step in numbers.get("step", ())), default=0)
     before, after = run.reports.get("before"), run.reports.get("after")
     if own := run.reports.get("answers"):
@@ -144,7 +144,7 @@ def _kinds(one: QuestionVerdict) -> Iterator[str]:
         yield f"{one.difficulty} questions"
 
 
-def _reasons(numbers: Numbers) -> Iterator[str]:
+def _reasons(numbers: MetricSeries) -> Iterator[str]:
     for name, is_bad, words in _REASONS:
         found = [value for value in numbers.get(name, ()) if isinstance(value, int | float)]
         if found and is_bad(share := fmean(found)):

@@ -16,9 +16,9 @@ from launch.tables import percent, show_table
 
 _log = logging.getLogger(__name__)
 
-Key = tuple[str, str]
+MeasureKey = tuple[str, str]
 """A test set and a measure, such as ("spider-dev", "spider_ts")."""
-LABELS: Mapping[Key, str] = {
+LABELS: Mapping[MeasureKey, str] = {
     ("bird-dev", "bird_ex"): "BIRD dev",
     ("spider-dev", "spider_ex"): "Spider dev EX",
     ("spider-dev", "spider_ts"): "Spider dev TS",
@@ -38,12 +38,12 @@ Lines = list[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """A row of the papers' table: results of one name and one decoding, by column."""
 
     name: str
     decode: str
-    reports: dict[Key, Report] = field(default_factory=dict)
+    reports: dict[MeasureKey, Report] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -55,19 +55,19 @@ class Row:
         found = (getattr(report.settings.model, name) for report in self.reports.values())
         return next(filter(None, found), "")
 
-    def scores(self, key: Key) -> dict[str, float]:
+    def scores(self, key: MeasureKey) -> dict[str, float]:
         """Give the scores of a column by question."""
         return scores_of(self.reports[key], key[1])
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Gain:
     """A row beside the first one in one column: what `gain` says, and the questions with different
     scores, each with both scores and both answers.
     """
 
-    row: Row
-    key: Key
+    row: ComparisonRow
+    key: MeasureKey
     test: Mapping[str, Any]
     questions: Sequence[Mapping[str, Any]]
 
@@ -76,9 +76,9 @@ class Difference:
 class Comparison:
     """Rows, of which the first is the base, and what sets the others apart from it."""
 
-    rows: Sequence[Row]
-    keys: Sequence[Key]
-    differences: Sequence[Difference]
+    rows: Sequence[ComparisonRow]
+    keys: Sequence[MeasureKey]
+    gains: Sequence[Gain]
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Comparison:
@@ -95,15 +95,12 @@ class Comparison:
             for row in others:
                 _check_alike(first, row, key)
         base, *others = rows
-        differences = [
-            _difference(base, row, key)
-            for row in others
-            for key in row.reports
-            if key in base.reports
+        gains = [
+            _gain(base, row, key) for row in others for key in row.reports if key in base.reports
         ]
-        if others and not differences:
+        if others and not gains:
             raise UserError("the runs have no test set and measure in common; evaluate them on one")
-        return cls(rows, keys, differences)
+        return cls(rows, keys, gains)
 
     def show(self) -> None:
         """Print the tables."""
@@ -120,7 +117,7 @@ class Comparison:
         records = [
             {"run": each.row.name, "decode": each.row.decode, "data": data, "measure": measure}
             | dict(question)
-            for each in self.differences
+            for each in self.gains
             for data, measure in [each.key]
             for question in each.questions
         ]
@@ -151,7 +148,7 @@ class Comparison:
                     **each.test,
                     "questions": [question["id"] for question in each.questions],
                 }
-                for each in self.differences
+                for each in self.gains
             ],
         }
 
@@ -168,34 +165,34 @@ class Comparison:
             cells = (self._cell(row, key) for key in self.keys)
             lines.append((row.name, *origins, row.decode, *cells))
         tables = [("%, with 95 % intervals", 1 + len(heads), lines)]
-        if self.differences:
-            rows = [("run", "decoding", "", *_BESIDE), *map(_beside, self.differences)]
+        if self.gains:
+            rows = [("run", "decoding", "", *_BESIDE), *map(_beside, self.gains)]
             tables.append((f"Beside {self.rows[0].title}, in points", 3, rows))
         return tables
 
-    def _head(self, key: Key) -> str:
+    def _head(self, key: MeasureKey) -> str:
         """Name a column, and how much of a published test set it is of, where that is not all."""
         published = TEST_SETS.get(key[0])
-        # Runs of one column are of the same questions.
+        # QueryRuns of one column are of the same questions.
         count = next(len(row.scores(key)) for row in self.rows if key in row.reports)
         if published is None or count == published.questions:
             return _label(key)
         return f"{_label(key)} ({count:,} of {published.questions:,})"
 
-    def _cell(self, row: Row, key: Key) -> str:
+    def _cell(self, row: ComparisonRow, key: MeasureKey) -> str:
         if key not in row.reports:
             return "-"
         found = row.reports[key].measures[key[1]]
         return percent(found["mean"], found["ci95"])
 
 
-def _rows(runs: Sequence[Run]) -> list[Row]:
-    rows: dict[tuple[str, str], Row] = {}
+def _rows(runs: Sequence[Run]) -> list[ComparisonRow]:
+    rows: dict[tuple[str, str], ComparisonRow] = {}
     for run in runs:
         report = run.final()
         said = report.settings
         name = (run.row or said.model.name, said.decode)
-        row = rows.setdefault(name, Row(*name))
+        row = rows.setdefault(name, ComparisonRow(*name))
         if both := [data for data, _ in row.reports if data == said.data]:
             raise UserError(
                 f"two results are called {row.name} and are of {both[0]}; give each by its own "
@@ -205,7 +202,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
     return list(rows.values())
 
 
-def _difference(base: Row, row: Row, key: Key) -> Difference:
+def _gain(base: ComparisonRow, row: ComparisonRow, key: MeasureKey) -> Gain:
     first, second = base.scores(key), row.scores(key)
     pairs = {name: [score, second[name]] for name, score in first.items()}
     test = gain(base.reports[key], row.reports[key], key[1])
@@ -215,10 +212,10 @@ def _difference(base: Row, row: Row, key: Key) -> Difference:
         for name, pair in pairs.items()
         if pair[0] != pair[1]
     ]
-    return Difference(row, key, test, questions)
+    return Gain(row, key, test, questions)
 
 
-def _check_alike(base: Row, row: Row, key: Key) -> None:
+def _check_alike(base: ComparisonRow, row: ComparisonRow, key: MeasureKey) -> None:
     """Refuse results of other questions or databases; warn of another comparator or SQLite."""
     who, (first, second) = (
         f"{base.title} and {row.title}",
@@ -235,7 +232,7 @@ def _check_alike(base: Row, row: Row, key: Key) -> None:
         _log.warning("%s: %s (%s)", who, what, _label(key))
 
 
-def _facts(row: Row, key: Key) -> dict[str, Any]:
+def _facts(row: ComparisonRow, key: MeasureKey) -> dict[str, Any]:
     """Name what has to be equal for scores to be comparable."""
     said = row.reports[key].settings
     return {
@@ -248,7 +245,7 @@ def _facts(row: Row, key: Key) -> dict[str, Any]:
     }
 
 
-def _beside(each: Difference) -> Sequence[str]:
+def _beside(each: Gain) -> Sequence[str]:
     test = each.test
     points = percent(test["difference"], test["ci95"], sign="+")
     counts = (test["only_first"], test["only_second"])
@@ -256,7 +253,7 @@ def _beside(each: Difference) -> Sequence[str]:
     return (each.row.name, each.row.decode, _label(each.key), points, _p(test["p"]), *alone)
 
 
-def _label(key: Key) -> str:
+def _label(key: MeasureKey) -> str:
     return LABELS.get(key) or " ".join(key)
 
 

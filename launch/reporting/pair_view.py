@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from rich.tree import Tree
 
-from launch.reporting.alignment import Pair, align
+from launch.reporting.pairing import IndexPair, pair_results
 from launch.tables import SHOWN_ROWS, clean
 from rewards.execution import KnownColumns
 from rewards.progress.tree import Node, build_tree
@@ -99,7 +99,7 @@ def _results(
     gold, predicted = (
         each if isinstance(each, Table) else Table((), ()) for each in results.values()
     )
-    found = align(gold.rows, predicted.rows, widths=(gold.width, predicted.width))
+    found = pair_results(gold.rows, predicted.rows, widths=(gold.width, predicted.width))
     # Rows that differ come first: a page shows only the beginning.
     pairs = sorted(
         found.rows,
@@ -124,7 +124,7 @@ def _results(
     return Group(*parts, Text(title, style="bold"), table)
 
 
-def _line(gold: Table, own: Table, row: Pair, columns: Sequence[Pair]) -> list[Text]:
+def _line(gold: Table, own: Table, row: IndexPair, columns: Sequence[IndexPair]) -> list[Text]:
     first, second = (
         None if n is None else side.rows[n] for side, n in zip((gold, own), row, strict=True)
     )

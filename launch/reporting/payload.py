@@ -21,8 +21,8 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
 from launch.evaluation.results import QuestionVerdict, summary
-from launch.reporting.alignment import align
 from launch.reporting.answer import answer
+from launch.reporting.pairing import pair_results
 from launch.reporting.record import RECORDS, RECORDS_VERSION
 from launch.reporting.runs import (
     METRICS,
@@ -332,7 +332,7 @@ def _set_beside(group: Group) -> None:
         gold, own = wanted.get("gold_result") or {}, turn.get("result") or {}
         if "columns" in gold and "columns" in own and own["rows"] != gold["rows"]:
             first, second = (min(map(len, (one["columns"], *one["rows"]))) for one in (gold, own))
-            found = align(gold["rows"], own["rows"], widths=(first, second))
+            found = pair_results(gold["rows"], own["rows"], widths=(first, second))
             differs = [found.differs(gold["rows"], own["rows"], row) for row in found.rows]
             turn["beside"] = {"columns": found.columns, "rows": found.rows, "differs": differs}
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launch.reporting.alignment import align
 from launch.reporting.pair_view import clean, render_page
+from launch.reporting.pairing import pair_results
 from rewards.execution import columns_of
 from rewards.workbench import Workbench
 from sqlenv.config import ExecutorConfig
@@ -86,21 +86,21 @@ def test_the_page_shows_any_prediction(bench, database, pred):
 def test_columns_are_paired_by_their_values_before_their_places():
     """A right column beside an extra one is right, wherever it is."""
     gold = [("a", 1), ("b", 2)]
-    found = align(gold, [(0, "b", 2), (0, "a", 1)], widths=(2, 3))
+    found = pair_results(gold, [(0, "b", 2), (0, "a", 1)], widths=(2, 3))
     assert found.columns == [(0, 1), (1, 2), (None, 0)]
     assert found.rows == [(0, 1), (1, 0)]
     own = [(1, "a"), (2, "x")]
-    found = align(gold, own, widths=(2, 2))
+    found = pair_results(gold, own, widths=(2, 2))
     assert found.columns == [(0, 1), (1, 0)]
     assert [found.differs(gold, own, row) for row in found.rows] == [[], [0]]
 
 
 def test_rows_are_paired_by_their_cells():
     gold, own = [(1, "a"), (2, "b"), (3, "c")], [(2, "b"), (3, "x"), (9, "y")]
-    found = align(gold, own, widths=(2, 2))
+    found = pair_results(gold, own, widths=(2, 2))
     assert found.rows == [(0, None), (1, 0), (2, 1), (None, 2)]
-    assert align([(1,)], [(2,)], widths=(1, 1)).rows == [(0, 0)]
-    assert align([], [(2, [3])], widths=(1, 2)).rows == [(None, 0)]
+    assert pair_results([(1,)], [(2,)], widths=(1, 1)).rows == [(0, 0)]
+    assert pair_results([], [(2, [3])], widths=(1, 2)).rows == [(None, 0)]
 
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8)
@@ -108,7 +108,7 @@ rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8)
 
 @given(rows, rows)
 def test_every_row_and_column_is_shown_once(left, right):
-    found = align(left, right, widths=(2, 2))
+    found = pair_results(left, right, widths=(2, 2))
     for pairs, count in ((found.rows, len(left)), (found.columns, 2)):
         assert sorted(a for a, _ in pairs if a is not None) == [*range(count)]
     assert sorted(b for _, b in found.rows if b is not None) == [*range(len(right))]

@@ -59,7 +59,7 @@ def test_without_a_model_it_is_the_newest_finished_run(place, tmp_path, monkeypa
 def find(*line: str) -> tuple[Any, Path | None]:
     """Find what a command line evaluates."""
     found = evaluation.main.parse(line)
-    options = found.get("given", evaluation.Options())
+    options = found.get("given", evaluation.EvalOptions())
     given = {name: getattr(options, name) for name in ("checkpoint", "endpoint", "data")}
     return find_subject(options.cfg, found["overrides"], **given)
 

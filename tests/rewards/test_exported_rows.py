@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from exchange import Message, UserError
 from launch import prepare
-from launch.prepare import Trainer, rows
+from launch.prepare import TrainerName, rows
 from rewards.adapters.scoring import example_of
 from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward
@@ -86,7 +86,7 @@ def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
     prompt = (Message("user", "?"),)
     settings = {"reward": {"kind": "execution"}, "env": {"kind": "single_turn", "wrapping": "any"}}
     reply, scores = "SELECT 2", {}
-    for trainer, one in product(get_args(Trainer), (plain, more)):
+    for trainer, one in product(get_args(TrainerName), (plain, more)):
         row = rows(trainer, [plain, one], lambda _: prompt)[-1]
         if trainer == "trl":
             columns = {name: [value] for name, value in row.items()}
@@ -98,7 +98,9 @@ def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
             scores[trainer, one is more] = found["score"]
         else:
             scores[trainer, one is more] = SqlEnv(settings, row).step(reply)["reward"]
-    assert scores == {(t, told): float(told) for t in get_args(Trainer) for told in (False, True)}
+    assert scores == {
+        (t, told): float(told) for t in get_args(TrainerName) for told in (False, True)
+    }
     assert "alternatives" not in rows("trl", [plain], lambda _: prompt)[0]
     assert rows("trl", [plain, more], lambda _: prompt)[0]["alternatives"] == []
     with pytest.raises(UserError, match="grading_method: 'subset,<,1' is none of"):
@@ -195,7 +197,7 @@ def take_step(trainer: str) -> float:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("trainer", get_args(Trainer))
+@pytest.mark.parametrize("trainer", get_args(TrainerName))
 def test_the_real_library_takes_a_step_with_them(place: Path, trainer: str):
     """Rows, replies, our reward, advantages, loss, optimizer: the library's own trainer."""
     interpreter_of(trainer)

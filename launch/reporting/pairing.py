@@ -9,23 +9,23 @@ from itertools import product
 from operator import eq
 from typing import Any
 
-Pair = tuple[int | None, int | None]
+IndexPair = tuple[int | None, int | None]
 """Places in the gold result and in the other one; None where a side has no column or row."""
 _SOUGHT = 50  # rows of each side among which the most alike are paired
 
-Rows = Sequence[Sequence[Any]]
+ResultRows = Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Alignment:
+class Pairing:
     """Which columns and rows of two results belong together, in the gold result's order; what the
     other one has alone comes last.
     """
 
-    columns: list[Pair]
-    rows: list[Pair]
+    columns: list[IndexPair]
+    rows: list[IndexPair]
 
-    def differs(self, gold: Rows, own: Rows, row: Pair) -> list[int]:
+    def differs(self, gold: ResultRows, own: ResultRows, row: IndexPair) -> list[int]:
         """List the columns in which a pair of rows differs; none where a side has no row."""
         if row[0] is None or row[1] is None:
             return []
@@ -33,7 +33,7 @@ class Alignment:
         return [n for n, (a, b) in enumerate(cells) if a != b]
 
 
-def align(gold: Rows, own: Rows, *, widths: tuple[int, int]) -> Alignment:
+def pair_results(gold: ResultRows, own: ResultRows, *, widths: tuple[int, int]) -> Pairing:
     """Pair the columns and rows of two results of these widths.
 
     Columns with the same bag of values belong together, those at the same place first; then those
@@ -49,10 +49,10 @@ def align(gold: Rows, own: Rows, *, widths: tuple[int, int]) -> Alignment:
     rest, other = _free(rows, sizes)
     near = product(rest[:_SOUGHT], other[:_SOUGHT])
     rows |= _matched({(n, m): is_lone + sum(map(eq, left[n], right[m])) for n, m in near})
-    return Alignment(columns, _in_order(rows, sizes))
+    return Pairing(columns, _in_order(rows, sizes))
 
 
-def _columns(gold: Rows, own: Rows, sizes: tuple[int, int]) -> list[Pair]:
+def _columns(gold: ResultRows, own: ResultRows, sizes: tuple[int, int]) -> list[IndexPair]:
     bags, others = (
         [Counter(_key(row[n]) for row in rows) for n in range(width)]
         for rows, width in zip((gold, own), sizes, strict=True)
@@ -90,7 +90,7 @@ def _free(found: Mapping[int, int], sizes: tuple[int, int]) -> tuple[list[int], 
     return [n for n in range(left) if n not in found], [m for m in range(right) if m not in taken]
 
 
-def _in_order(found: Mapping[int, int], sizes: tuple[int, int]) -> list[Pair]:
+def _in_order(found: Mapping[int, int], sizes: tuple[int, int]) -> list[IndexPair]:
     alone = _free(found, sizes)[1]
     return [*((n, found.get(n)) for n in range(sizes[0])), *((None, m) for m in alone)]
 
