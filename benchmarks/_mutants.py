@@ -8,7 +8,7 @@ from functools import partial
 
 from sqlglot import exp
 
-from sqlenv.witness.columns import Columns
+from sqlenv.witness.columns import ColumnNames
 from sqlenv.witness.neighbours import CHANGES, Change, neighbours, with_argument
 
 _ORDER_BY = re.compile("order by", re.IGNORECASE)
@@ -16,7 +16,7 @@ Shown = list[exp.Expression]
 
 
 def _showing(
-    node: exp.Expression, _columns: Columns, *, change: Callable[[Shown], Shown]
+    node: exp.Expression, _columns: ColumnNames, *, change: Callable[[Shown], Shown]
 ) -> Iterator[exp.Expression]:
     if changed := change(node.expressions):
         yield with_argument(node, "expressions", [one.copy() for one in changed])
@@ -54,7 +54,7 @@ _CHANGES = (
 )
 
 
-def mutants(sql: str, columns: Columns) -> Iterator[tuple[str, str]]:
+def mutants(sql: str, columns: ColumnNames) -> Iterator[tuple[str, str]]:
     """Yield every mutant of a query, each text once, with what was changed."""
     spelled = ((name, write(sql)) for name, write in SPELLINGS.items())
     seen = {sql}

@@ -27,8 +27,8 @@ from rewards.progress.reward import ProgressiveReward
 from sqlenv.cache import shared_cache
 from sqlenv.config import AgenticConfig, AnswerConfig, EnvConfig, SingleTurnConfig
 from sqlenv.demo import generate
-from sqlenv.envs.build import Environment, build_environment, max_replies
-from sqlenv.envs.single_turn import FirstPrompt, witnesses_of
+from sqlenv.envs.build import build_environment, max_replies
+from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, witnesses_of
 from sqlenv.executor import Executor
 from sqlenv.prompts import ASKED_FOR
 from sqlenv.prompts.tags import TAG_SENTENCES
@@ -114,7 +114,7 @@ class SqlSide:
             )
         return tuple(loaded.examples[number] for number in numbers)
 
-    def environment(self, tokenizer: ChatTokenizer | None = None) -> Environment:
+    def environment(self, tokenizer: ChatTokenizer | None = None) -> BaseEnvironment:
         """Build the training environment; with a tokenizer, prompts are shortened to fit."""
 
         # The episodes of a group ask the same question.
@@ -124,7 +124,7 @@ class SqlSide:
 
         return self._environment(self._config.env, first_prompt)
 
-    def evaluation_environment(self) -> Environment:
+    def evaluation_environment(self) -> BaseEnvironment:
         """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
         env = self._config.env.model_copy(update={"wrapping": self._config.answer_wrapping})
         if self._config.evaluation.episode != "agentic":
@@ -132,7 +132,7 @@ class SqlSide:
             env = SingleTurnConfig(**own)
         return self._environment(env, self.evaluation_prompt)
 
-    def _environment(self, env: EnvConfig, first_prompt: FirstPrompt) -> Environment:
+    def _environment(self, env: EnvConfig, first_prompt: FirstPrompt) -> BaseEnvironment:
         return build_environment(
             env,
             executor=self.executor,

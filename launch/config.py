@@ -36,7 +36,7 @@ from sqlenv.config import (
 )
 from sqlenv.data.held_out import validation_of
 from sqlenv.prompts import ASKED_FOR, PromptStyle
-from sqlenv.schema.rendering import Style
+from sqlenv.schema.rendering import SchemaStyle
 from sqlenv.types import Wrapping
 
 
@@ -126,7 +126,7 @@ class PromptConfig(Settings):
 
     style: PromptStyle = "progress"
     """Wording."""
-    schema_style: Style = "omnisql"
+    schema_style: SchemaStyle = "omnisql"
     """Form of the schema."""
     example_values: int = Field(default=2, ge=0)
     """Example values of a column."""

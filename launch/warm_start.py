@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -18,8 +18,9 @@ from launch.run_folder import WARM_MODEL, claimed
 from minirl.model import huggingface
 from minirl.run import distributed
 from minirl.train.supervised import Demonstration, supervise
+from minirl.types import Progress
 from sqlenv.data.corruptions import corrupt
-from sqlenv.envs.build import Environment
+from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.types import Example
 
 
@@ -65,13 +66,13 @@ def only_warm_start(config: JobConfig) -> Path:
 
 def demonstrations(
     examples: Sequence[Example],
-    environment: Environment,
+    environment: BaseEnvironment,
     *,
     mistake_share: float,
     repair_share: float,
     seed: int,
     reply_format: ReplyFormat,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Demonstration]:
     """Demonstrate the answer to every example.
 
@@ -98,7 +99,7 @@ def demonstrations(
 
 
 def _answer(
-    example: Example, env: Environment, form: ReplyFormat, queries: Sequence[str]
+    example: Example, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
 ) -> Demonstration:
     """Answer with the last query, after the feedback on one before."""
     episode, question = env.reset(example)
@@ -111,7 +112,7 @@ def _answer(
 
 
 def _transcript(
-    example: Example, env: Environment, form: ReplyFormat, queries: Sequence[str]
+    example: Example, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
 ) -> Demonstration:
     """Call the tool with each query, and answer with the last one; that call is learnt too."""
     assert form.agent is not None

@@ -26,7 +26,7 @@ RequestKind = Literal["generate", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ReplyRequest:
     """A request for an answer of the model; `number` counts those of one kind and question."""
 
     kind: RequestKind
@@ -77,7 +77,7 @@ class Choice:
 
 def deliberate(
     task: Task, config: JudgeConfig, *, seed: int
-) -> Generator[list[Ask], Texts, Choice]:
+) -> Generator[list[ReplyRequest], Texts, Choice]:
     """Collect executable candidates, have the whole set judged, and choose the best, ties by seed.
 
     A single candidate is chosen unjudged. Without one that runs, the query of the last answer that
@@ -101,7 +101,7 @@ def deliberate(
 
 def _collect(
     task: Task, config: JudgeConfig, choice: Choice
-) -> Generator[list[Ask], Texts, tuple[str, ...]]:
+) -> Generator[list[ReplyRequest], Texts, tuple[str, ...]]:
     """Ask in waves of as many answers as are missing; of twice as many after an empty one.
 
     Returns the candidates; the choice is the last query for now.
@@ -111,7 +111,9 @@ def _collect(
     while size := min(
         (config.candidates - len(kept)) * widening, config.attempts - choice.attempts
     ):
-        texts = yield [Ask("generate", choice.attempts + i, task.prompt) for i in range(size)]
+        texts = yield [
+            ReplyRequest("generate", choice.attempts + i, task.prompt) for i in range(size)
+        ]
         choice.attempts += size
         choice.refused += sum(text is None for text in texts)
         queries = [sql for text in texts if text and (sql := task.extract(text))]
@@ -129,7 +131,7 @@ def _collect(
 
 def _judge(
     prompt: Observation, count: int, config: JudgeConfig, choice: Choice
-) -> Generator[list[Ask], Texts, list[tuple[float, ...]]]:
+) -> Generator[list[ReplyRequest], Texts, list[tuple[float, ...]]]:
     """Ask for all judgements at once, and a few times again for those that cannot be parsed.
 
     Returns the scores of each that can.
@@ -140,7 +142,7 @@ def _judge(
         missing = config.judgements - len(scores)
         if not missing:
             break
-        texts = yield [Ask("judge", asked + i, prompt) for i in range(missing)]
+        texts = yield [ReplyRequest("judge", asked + i, prompt) for i in range(missing)]
         asked += missing
         choice.refused += sum(text is None for text in texts)
         scores += [parsed for text in texts if (parsed := parse_scores(text or "", count))]

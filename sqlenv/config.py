@@ -15,7 +15,7 @@ from sqlenv.types import Dialect, ExecutionMatch, MatchMode, Numbers, Wrapping
 Layout = Literal[
     "bird", "spider", "spider-syn", "spider-dk", "spider-realistic", "synsql", "spider2"
 ]
-Split = Literal["train", "dev", "test"]
+DatasetSplit = Literal["train", "dev", "test"]
 GoldIssue = Literal["blank", "failing", "empty", "varying", "tied", "scalar", "duplicate"]
 """What may be wrong with a question: `DataConfig.exclude` explains them."""
 
@@ -29,7 +29,7 @@ class SourceConfig(Settings):
     path: Path = Path()
     """Folder below `data.root` (docs/data.md)."""
 
-    split: Split = "train"
+    split: DatasetSplit = "train"
     """Question file of the layout."""
 
     file: str = ""

@@ -29,7 +29,7 @@ from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
-Kind = Literal["database name", "database file", "question"]
+OverlapKind = Literal["database name", "database file", "question"]
 _LEARNED: tuple[Split, ...] = ("train", "validation")
 _NAMED = 5
 _LISTED = 20
@@ -47,7 +47,7 @@ class Overlap:
 
     learn: str
     measure: str
-    kind: Kind
+    kind: OverlapKind
     shared: Mapping[str, set[str]]
 
     @property
@@ -72,10 +72,12 @@ class OverlapIndex:
 
     def __init__(self) -> None:
         # By what may be the same, the questions to measure by that have it, and their sets.
-        self._known: defaultdict[tuple[Kind, Any], list[tuple[str, Example]]] = defaultdict(list)
+        self._known: defaultdict[tuple[OverlapKind, Any], list[tuple[str, Example]]] = defaultdict(
+            list
+        )
         self._databases: set[tuple[str, str, Path]] = set()
         # By sets and kind, what is measured by, and the databases to learn from that share it.
-        self._found: defaultdict[tuple[str, str, Kind], defaultdict[str, set[str]]]
+        self._found: defaultdict[tuple[str, str, OverlapKind], defaultdict[str, set[str]]]
         self._found = defaultdict(lambda: defaultdict(set))
         self._shape = cache(_shape)
 
@@ -97,7 +99,7 @@ class OverlapIndex:
         order = sorted(self._found, key=lambda key: (key[2] == "question", key))
         return [Overlap(*key, self._found[key]) for key in order]
 
-    def _traits(self, side: str, name: str, example: Example) -> Iterator[tuple[Kind, Any]]:
+    def _traits(self, side: str, name: str, example: Example) -> Iterator[tuple[OverlapKind, Any]]:
         """Give what may stand on the other side too; of a database once."""
         yield "question", _key(example.question)
         database = example.database
@@ -108,7 +110,7 @@ class OverlapIndex:
                 # Files of other sizes are not the same: none is read.
                 yield "database file", database.stat().st_size
 
-    def _is_same(self, kind: Kind, known: Example, example: Example) -> bool:
+    def _is_same(self, kind: OverlapKind, known: Example, example: Example) -> bool:
         if kind == "database file":
             return fingerprint(known.database) == fingerprint(example.database)
         is_named = known.db_id == example.db_id

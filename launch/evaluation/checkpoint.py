@@ -15,19 +15,20 @@ from launch.build import SqlSide, serving
 from launch.config import JobConfig
 from launch.evaluation.replies import Decode, hint
 from launch.evaluation.responses import (
-    Answer,
     CachedClient,
     ModelRequest,
+    ModelResponse,
     SampleCache,
     Sampled,
 )
 from launch.evaluation.results import ModelFacts
 from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
-from launch.evaluation.sources import Answers, Show, Source, deliberate, unread_of
+from launch.evaluation.sources import Source, SourceOutput, deliberate, unread_of
 from launch.files import digest, short
 from launch.policy import PolicySource
 from launch.weights import load_policy
 from minirl.model.tokenizer import ChatTokenizer
+from minirl.types import Progress
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example
 
@@ -79,7 +80,9 @@ class CheckpointSource(Source):
             "places": {"model": str(place)},
         }
 
-    def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
+    def answers(
+        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
+    ) -> SourceOutput:
         """Sample replies to questions that have none yet; without any such nothing is loaded."""
         config = self.config
         sampler = {"sampler": config.rollout.backend}
@@ -97,7 +100,12 @@ class CheckpointSource(Source):
         return samples, {**sampler, **notes, "hint": told}
 
     def _sampled(
-        self, examples: Sequence[Example], cache: SampleCache, sql: SqlSide, out: Path, show: Show
+        self,
+        examples: Sequence[Example],
+        cache: SampleCache,
+        sql: SqlSide,
+        out: Path,
+        show: Progress,
     ) -> tuple[Sequence[Sampled], Mapping[str, Any]]:
         """Return the samples of all questions; without any to sample nothing is loaded."""
         kept = cache.read(examples)
@@ -179,7 +187,7 @@ class _PolicyModel:
         )
 
     def answer(
-        self, requests: Sequence[Any], record: Callable[[ModelRequest, Answer], None]
+        self, requests: Sequence[Any], record: Callable[[ModelRequest, ModelResponse], None]
     ) -> None:
         """Sample an answer to each request, and record it; a prompt too long has none."""
         if not requests:
@@ -190,5 +198,8 @@ class _PolicyModel:
         refusal = f"a prompt is too long; {limit} is too small"
         for request, one in zip(requests, found, strict=True):
             counts, (end,), (reply,) = one.outcomes, one.ends, one.replies
-            answer = Answer(reply, counts.prompt_tokens, counts.reply_tokens, end=end)
-            record(request, answer if end != "too_long" else Answer(None, refusal=refusal, end=end))
+            answer = ModelResponse(reply, counts.prompt_tokens, counts.reply_tokens, end=end)
+            record(
+                request,
+                answer if end != "too_long" else ModelResponse(None, refusal=refusal, end=end),
+            )

@@ -14,7 +14,7 @@ from typing import Any
 from exchange import UserError
 from launch.config import VerbalConfig
 from launch.evaluation.replies import End
-from launch.evaluation.responses import Answer, ModelRequest
+from launch.evaluation.responses import ModelRequest, ModelResponse
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
@@ -48,7 +48,9 @@ class Endpoint:
         self._is_stopped = False
 
     def answer(
-        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
+        self,
+        requests: Sequence[ModelRequest],
+        record: Callable[[ModelRequest, ModelResponse], None],
     ) -> None:
         """Ask, and record every answer as it arrives; at an interruption those under way, too,
         which are paid for.
@@ -60,7 +62,9 @@ class Endpoint:
             asyncio.run(self._answer_all(requests, record))
 
     async def _answer_all(
-        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
+        self,
+        requests: Sequence[ModelRequest],
+        record: Callable[[ModelRequest, ModelResponse], None],
     ) -> None:
         room = asyncio.Semaphore(self._config.parallel)
         client = self._openai.AsyncOpenAI(
@@ -105,7 +109,7 @@ class Endpoint:
         for error in filter(None, ends):
             raise error
 
-    async def _call(self, client: Any, request: ModelRequest) -> Answer:
+    async def _call(self, client: Any, request: ModelRequest) -> ModelResponse:
         end: End = "failed"
         try:
             return self._read(await client.chat.completions.create(**self._body(request)))
@@ -116,7 +120,7 @@ class Endpoint:
         except (ValueError, RecursionError) as error:  # no completion, though all went well
             problem = _brief(error)
         self._warn(f"{'failed at' if end == 'failed' else 'refused'} a request: {problem}")
-        return Answer(None, refusal=problem, end=end)
+        return ModelResponse(None, refusal=problem, end=end)
 
     def _status(self, error: Any) -> tuple[End, str]:
         """Say how a request ended and why; a `UserError` where that is not its own fault."""
@@ -150,7 +154,7 @@ class Endpoint:
             **{name: value for name, value in optional.items() if value is not None},
         }
 
-    def _read(self, completion: Any) -> Answer:
+    def _read(self, completion: Any) -> ModelResponse:
         try:
             choice = completion.choices[0]
             message = choice.message
@@ -167,9 +171,9 @@ class Endpoint:
             self._warn("answers do not tell their tokens, which count as 0")
         if refusal := getattr(message, "refusal", None) or _REFUSED_FINISH.get(finish):
             self._warn(f"refused a request: {_sound(str(refusal))[:200]}")
-            return Answer(None, read, written, _sound(str(refusal)), "refused")
+            return ModelResponse(None, read, written, _sound(str(refusal)), "refused")
         end: End = "length" if finish == "length" else "stop"
-        return Answer(_text(message, content), read, written, end=end)
+        return ModelResponse(_text(message, content), read, written, end=end)
 
     def _warn(self, problem: str) -> None:
         """Say what is wrong once, whatever numbers of tokens come with it."""

@@ -90,9 +90,9 @@ def judge_answers(
     if report is not None:
         cli.output.print(f"This evaluation is complete: {places[0]}", soft_wrap=True)
     part = places[0].with_name(places[0].name + PART)
-    with Progress(part, settings.deciding()) as progress:
+    with ResumeFile(part, settings.deciding()) as resume_file:
         if report is None:
-            verdicts, right = judge(questions, samples, decode, executor, progress)
+            verdicts, right = judge(questions, samples, decode, executor, resume_file)
             if is_asked:
                 digests = [of_prompts([prompt]) for prompt in prompts]
                 pairs = zip(verdicts, digests, strict=True)
@@ -199,12 +199,16 @@ _LIMITS = {"timeout_s": 10.0, "max_bytes": 4_000_000}
 _KEPT = ("id", "evidence", "gold_result", "prompt", "trajectories")
 """What `predictions.jsonl` does not say of a question."""
 
-Row = tuple[Example, Sampled, QuestionVerdict, Sequence[bool]]
+JudgedQuestion = tuple[Example, Sampled, QuestionVerdict, Sequence[bool]]
 """A question, its samples, the verdict, and which of the samples are right."""
 
 
 def write_trajectories(
-    folder: Path, rows: Sequence[Row], *, prompts: Sequence[Observation], limits: ExecutorConfig
+    folder: Path,
+    rows: Sequence[JudgedQuestion],
+    *,
+    prompts: Sequence[Observation],
+    limits: ExecutorConfig,
 ) -> None:
     """Write down each question, its first samples and their results."""
     update = {name: min(value, getattr(limits, name)) for name, value in _LIMITS.items()}
@@ -225,13 +229,13 @@ def write_trajectories(
                 file.write(json.dumps(line) + "\n")
 
 
-def _queries(row: Row) -> list[str]:
+def _queries(row: JudgedQuestion) -> list[str]:
     """List what is run anew: the gold query and the first samples, unless they are recorded."""
     example, sampled, _, _ = row
     return [] if sampled.line else [example.gold_sql, *sampled.queries[:RECORDED_SAMPLES]]
 
 
-def _line(row: Row, results: Sequence[Result]) -> Mapping[str, Any]:
+def _line(row: JudgedQuestion, results: Sequence[Result]) -> Mapping[str, Any]:
     example, sampled, judged, right = row
     if sampled.line is not None:
         # The verdicts of the evaluation take the place of the environment's.
@@ -260,7 +264,7 @@ def _line(row: Row, results: Sequence[Result]) -> Mapping[str, Any]:
     return {key: asked[key] for key in _KEPT if key in asked}
 
 
-class Progress:
+class ResumeFile:
     """What was found so far of several lists, in a file of JSON lines that is gone when the block
     ends well; one that was begun with other settings is refused.
     """
@@ -276,7 +280,7 @@ class Progress:
         for name, piece in lines[1:]:
             self._found[name] += piece
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ResumeFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:

@@ -27,13 +27,13 @@ from launch.evaluation.responses import Sampled
 from launch.evaluation.results import CORRECTED, NO_GOLD, QuestionVerdict
 from sqlenv.cache import shared_cache
 from sqlenv.dialects import run_many, transpile
-from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
+from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, Table, describe_failure
 
 if TYPE_CHECKING:
-    from launch.evaluation.evaluate import Progress
+    from launch.evaluation.evaluate import ResumeFile
 
 _FIRST, _MOST = 32, 256
 """Queries at a time: what an interruption may cost, and what is held in memory together."""
@@ -68,7 +68,7 @@ def judge(
     samples: Sequence[Sampled],
     decode: Decode,
     executor: Executor,
-    progress: Progress,
+    resume_file: ResumeFile,
 ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
     """Judge the samples of all questions by the first measure, and the answers by all measures.
 
@@ -78,7 +78,7 @@ def judge(
     with ThreadPoolExecutor(1) as thread:  # while the workers are busy
         databases = questions.databases | questions.suite_files
         checked = thread.submit(check_databases, databases)
-        return _Judge(questions, executor, progress, thread, checked).run(samples, decode)
+        return _Judge(questions, executor, resume_file, thread, checked).run(samples, decode)
 
 
 class _Judge:
@@ -86,11 +86,11 @@ class _Judge:
         self,
         questions: QuestionSet,
         executor: Executor,
-        progress: Progress,
+        resume_file: ResumeFile,
         thread: ThreadPoolExecutor,
         checked: Future[None],
     ) -> None:
-        self._questions, self._executor, self._progress = questions, executor, progress
+        self._questions, self._executor, self._resume_file = questions, executor, resume_file
         self._examples, self._measures = questions.examples, questions.measures
         self._thread, self._checked = thread, checked
         self._bench: Any = None
@@ -128,7 +128,7 @@ class _Judge:
         example: Example,
         sampled: Sampled,
         sql: str,
-        one: Judgement | None,
+        one: CaseVerdict | None,
         right: Sequence[bool],
         labels: Mapping[str, Any],
     ) -> QuestionVerdict:
@@ -158,8 +158,8 @@ class _Judge:
         )
 
     def _with_corrected(
-        self, answers: Sequence[str], judged: Sequence[Judgement | None]
-    ) -> list[Judgement | None]:
+        self, answers: Sequence[str], judged: Sequence[CaseVerdict | None]
+    ) -> list[CaseVerdict | None]:
         """Add the score by corrected gold queries, if these do not ask for something else."""
         corrected = self._questions.corrected
         if corrected is None:
@@ -183,7 +183,7 @@ class _Judge:
             for example, one, score in zip(self._examples, judged, scores, strict=True)
         ]
 
-    def _is_right(self, one: Judgement | None) -> bool:
+    def _is_right(self, one: CaseVerdict | None) -> bool:
         return one is not None and one.scores[self._measures[0]] == 1
 
     def _votes(self, asked: Sequence[_Asked], by: VoteBy) -> list[str | None]:
@@ -200,7 +200,7 @@ class _Judge:
 
     def _score(
         self, phase: str, asked: Sequence[_Asked], measures: Sequence[str]
-    ) -> list[Judgement | None]:
+    ) -> list[CaseVerdict | None]:
         """Judge queries; there is no verdict on those for a question without a gold query."""
         references = self._questions.references
         has_gold = [bool(one.gold_sql or one.id in references) for one, _ in asked]
@@ -210,19 +210,19 @@ class _Judge:
             return [[dict(one.scores), one.predicted, one.gold, one.is_late] for one in judged]
 
         found = iter(self._resume(phase, [*compress(asked, has_gold)], work))
-        return [Judgement(*next(found)) if gold else None for gold in has_gold]
+        return [CaseVerdict(*next(found)) if gold else None for gold in has_gold]
 
     def _resume(
         self, phase: str, asked: Sequence[_Asked], work: Callable[[Sequence[_Asked]], list[_T]]
     ) -> list[_T]:
-        found, total, size = self._progress.found(phase), len(asked), _FIRST
+        found, total, size = self._resume_file.found(phase), len(asked), _FIRST
         with progress_bar(phase) as show:
             show(len(found), total, "")
             while len(found) < total:
                 start_s = perf_counter()
                 new = work(asked[len(found) : len(found) + size])
                 self._checked.result()  # nothing is kept of a damaged database
-                self._progress.add(phase, new)
+                self._resume_file.add(phase, new)
                 found += new
                 seconds = perf_counter() - start_s
                 size = min(2 * size, _MOST) if seconds < _SECONDS[0] else size
@@ -230,7 +230,7 @@ class _Judge:
                 show(len(found), total, "")
         return found
 
-    def _judge(self, asked: Sequence[_Asked], measures: Sequence[str]) -> list[Judgement]:
+    def _judge(self, asked: Sequence[_Asked], measures: Sequence[str]) -> list[CaseVerdict]:
         """Judge queries in the forms that the comparators' programs read predictions in; how they
         end is said of the form of the first one.
         """

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from sqlenv.config import ExecutorConfig
 
 Job = TypeVar("Job")
-Answer = TypeVar("Answer")
-Make = Callable[[ExecutorConfig], AbstractContextManager[Callable[[Job], Answer]]]
+JobResult = TypeVar("JobResult")
+Make = Callable[[ExecutorConfig], AbstractContextManager[Callable[[Job], JobResult]]]
 
 _ALONE = 64  # jobs up to here are done before other processes would have started
 _CHUNK = 16  # jobs in one message
@@ -29,8 +29,8 @@ _CHUNK = 16  # jobs in one message
 
 @contextmanager
 def process_pool(
-    make: Make[Job, Answer], config: ExecutorConfig, *, most: int, chunk: int = _CHUNK
-) -> Generator[Callable[[Sequence[Job]], Iterator[Answer]]]:
+    make: Make[Job, JobResult], config: ExecutorConfig, *, most: int, chunk: int = _CHUNK
+) -> Generator[Callable[[Sequence[Job]], Iterator[JobResult]]]:
     """Start `config.workers` processes that do jobs, lot by lot; answers of a lot come in order.
 
     `make` is called once in each process with the settings of its executor, which has one worker;
@@ -48,7 +48,7 @@ def process_pool(
     theirs, ours = context.Pipe(duplex=False)
     with ours, theirs, ProcessPoolExecutor(size, context, _start, (make, alone, theirs)) as pool:
 
-        def do(jobs: Sequence[Job]) -> Iterator[Answer]:
+        def do(jobs: Sequence[Job]) -> Iterator[JobResult]:
             chunks = [jobs[at : at + chunk] for at in range(0, len(jobs), chunk)]
             # Started here, with this mask: an interruption is the parent's business.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

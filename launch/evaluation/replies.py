@@ -21,7 +21,7 @@ ERROR_SQL = "Error SQL"
 """What OmniSQL writes in Spider's files where there is no query that runs."""
 _RANDOM_SEED = 42  # OmniSQL's seed of the choice where no sample of a BIRD question runs
 
-Kind = Literal["vote", "pass", "judge"]
+DecodeKind = Literal["vote", "pass", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Decode:
 
     samples: int
     temperature: float
-    kind: Kind = "vote"
+    kind: DecodeKind = "vote"
     top_p: float = 1.0
     vote_by: VoteBy = "set"
 
@@ -65,7 +65,7 @@ class Decode:
         if text == "judge" and candidates:
             text = f"judge@{candidates}"
         if match := re.fullmatch("(vote|pass|judge)@([1-9][0-9]{0,5})", text):
-            kind = cast("Kind", match[1])
+            kind = cast("DecodeKind", match[1])
             return cls(int(match[2]), vote_temperature, kind, top_p, vote_by)
         raise UserError(f"--decode {text}: write greedy, vote@n, pass@n or judge@n, such as vote@8")
 

@@ -17,11 +17,10 @@ from pydantic import TypeAdapter
 from launch.evaluation.replies import NO_REPLIES, End, Outcomes
 from launch.files import short
 from launch.run_folder import ANSWERS
-from rewards.verbal import Ask
+from rewards.verbal import ReplyRequest
 from sqlenv.cache import DiskCache
 from sqlenv.executor.database import fingerprint
-from sqlenv.types import Answer as ReadReply
-from sqlenv.types import Example, Observation
+from sqlenv.types import Answer, Example, Observation
 
 RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
@@ -54,7 +53,7 @@ class Sampled:
     right: tuple[bool, ...] = ()
 
     @classmethod
-    def of(cls, read: Sequence[ReadReply], **more: Any) -> Sampled:
+    def of(cls, read: Sequence[Answer], **more: Any) -> Sampled:
         """Take the queries out of replies that were read."""
         return cls(
             tuple(one.sql for one in read),
@@ -122,7 +121,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelResponse:
     """A model's reply: its text and how it ended, or None and why there is none (`refusal`)."""
 
     text: str | None
@@ -136,7 +135,10 @@ class Model(Protocol):
     """Whoever answers: an endpoint, or a policy in this process."""
 
     def answer(
-        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None], /
+        self,
+        requests: Sequence[ModelRequest],
+        record: Callable[[ModelRequest, ModelResponse], None],
+        /,
     ) -> None:
         """Answer requests, recording each answer as soon as it is there."""
         ...
@@ -156,13 +158,13 @@ class CachedClient:
     ) -> None:
         self._model, self._settings, self._seed = model, tuple(settings), seed
         self._cache = DiskCache(folder / ANSWERS)
-        self._refused: dict[str, Answer] = {}
-        self._reasons: dict[str, Answer] = {}  # the first without a text of each kind
+        self._refused: dict[str, ModelResponse] = {}
+        self._reasons: dict[str, ModelResponse] = {}  # the first without a text of each kind
         self.cost: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for entry in self._cache.values():
             if isinstance(entry, list):  # else the samples of a question
                 kind, fields = entry
-                self._pay(kind, Answer(**fields))
+                self._pay(kind, ModelResponse(**fields))
 
     def __enter__(self) -> Self:
         return self
@@ -170,14 +172,16 @@ class CachedClient:
     def __exit__(self, *_exception: object) -> None:
         self._cache.close()
 
-    def answers(self, wishes: Sequence[tuple[str, Sequence[Ask]]]) -> list[list[Answer]]:
+    def answers(
+        self, wishes: Sequence[tuple[str, Sequence[ReplyRequest]]]
+    ) -> list[list[ModelResponse]]:
         """Return the answers to what is asked about each question, which is given by its name."""
         requests = [[self._request(name, ask) for ask in asks] for name, asks in wishes]
         every = [one for each in requests for one in each]
         found = {one.key: known for one in every if (known := self._find(one.key))}
         new = [one for one in every if one.key not in found]
 
-        def record(request: ModelRequest, answer: Answer) -> None:
+        def record(request: ModelRequest, answer: ModelResponse) -> None:
             found[request.key] = answer
             if answer.text is None:
                 self._refused[request.key] = answer
@@ -205,15 +209,15 @@ class CachedClient:
                 return f"every {kind} request {what}: {answer.refusal}{advice}"
         return ""
 
-    def _pay(self, kind: str, answer: Answer) -> None:
+    def _pay(self, kind: str, answer: ModelResponse) -> None:
         tokens = {name: getattr(answer, name) for name in ("prompt_tokens", "completion_tokens")}
         self.cost[kind].update({"calls": 1, **tokens})
 
-    def _find(self, key: str) -> Answer | None:
+    def _find(self, key: str) -> ModelResponse | None:
         entry = self._cache.get(key)
-        return Answer(**entry[1]) if entry else self._refused.get(key)
+        return ModelResponse(**entry[1]) if entry else self._refused.get(key)
 
-    def _request(self, name: str, ask: Ask) -> ModelRequest:
+    def _request(self, name: str, ask: ReplyRequest) -> ModelRequest:
         stream = f"{self._seed} {name} {ask.kind} {ask.number}"
         seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
         return ModelRequest(ask.kind, ask.messages, seed, self._settings)

@@ -20,7 +20,7 @@ from minirl.run import distributed
 from minirl.sample.rollout import Rollout
 from minirl.sglang.metrics import EVENTS
 from minirl.train.rollouts import gather_metrics, make_sampler
-from minirl.types import Decoding, Environment, Trajectory
+from minirl.types import Decoding, Environment, Progress, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt
 from sqlenv.evaluators.votes import without_rows
 from sqlenv.sql.answers import answer_of
@@ -34,7 +34,7 @@ FIRST_EPISODE = 2**30
 # Questions between two writes of the predictions: what an interruption may cost.
 CHUNK = 128
 
-Record = Callable[[Episode], tuple[Mapping[str, Any], Score]]
+Recorder = Callable[[Episode], tuple[Mapping[str, Any], Score]]
 
 
 def _end(one: Trajectory) -> End:
@@ -70,7 +70,7 @@ class Evaluator:
         validation: Decode = GREEDY,
         max_turns: int = 1,
         servers: Servers | None = None,
-        record: Record | None = None,
+        record: Recorder | None = None,
         wrapping: Wrapping = "sql_tag",
     ) -> None:
         self._wrapping: Wrapping = wrapping
@@ -109,7 +109,7 @@ class Evaluator:
         self,
         examples: Sequence[Example],
         cache: SampleCache,
-        show: Callable[[int, int, str], None],
+        show: Progress,
         *,
         stops: bool,
     ) -> list[Sampled]:
@@ -213,7 +213,7 @@ class WithoutRows:
     samples of many questions are in memory together. Episodes are recorded while they have rows.
     """
 
-    def __init__(self, environment: Environment, record: Record | None = None) -> None:
+    def __init__(self, environment: Environment, record: Recorder | None = None) -> None:
         self._environment, self._record = environment, record
 
     def reset(self, example: Example) -> tuple[Episode, Any]:

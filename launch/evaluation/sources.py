@@ -21,11 +21,11 @@ from launch.data.preflight import rooted
 from launch.evaluation.predictions import read_samples
 from launch.evaluation.questions import Split, sample_numbers
 from launch.evaluation.replies import Outcomes, hint, look, parts_of
-from launch.evaluation.responses import Answer, CachedClient, Sampled
+from launch.evaluation.responses import CachedClient, ModelResponse, Sampled
 from launch.evaluation.results import ModelFacts
 from launch.files import digest
 from rewards import verbal
-from rewards.verbal import Ask, Task
+from rewards.verbal import ReplyRequest, Task
 from sqlenv.config import AgenticConfig, SourceConfig
 from sqlenv.data.index import index_of
 from sqlenv.data.layouts import locate
@@ -36,15 +36,13 @@ from sqlenv.types import Example, Observation, Result, Wrapping
 if TYPE_CHECKING:
     from launch.evaluation.replies import Decode
     from minirl.model.tokenizer import ChatTokenizer
+    from minirl.types import Progress
 
 _CHUNK = 128  # questions that are asked together
 # How calls are made may change between two starts, and so may the address of a server.
 _MANNERS = {"parallel", "timeout_s", "retries"}
 
-Show = Callable[[int, int, str], None]
-
-
-Answers = tuple[Sequence[Sampled], Mapping[str, Any]]
+SourceOutput = tuple[Sequence[Sampled], Mapping[str, Any]]
 """What a source gives to all questions, and what it says of its work."""
 
 
@@ -83,7 +81,9 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
+    def answers(
+        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
+    ) -> SourceOutput:
         """Answer the questions, or what is left of them; a `UserError` if the model cannot."""
 
     def _own_settings(self) -> Mapping[str, Any]:
@@ -125,7 +125,9 @@ class EndpointSource(Source):
         places = {"model": self.identity}
         return {"endpoint": self.identity, **self._verbal_settings(), "places": places}
 
-    def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
+    def answers(
+        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
+    ) -> SourceOutput:
         """Ask what has no answer yet."""
         from launch.evaluation.endpoint import Endpoint
 
@@ -159,7 +161,9 @@ class FileSource(Source):
         numbers = sample_numbers(len(self.every), limit, seed=self.config.seed)
         return tuple(self.every[number] for number in numbers)
 
-    def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
+    def answers(
+        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
+    ) -> SourceOutput:
         """Read the file."""
         if self.is_judge:
             raise UserError(f"--decode {self.decode.name}: needs a model; a file takes vote@n")
@@ -194,7 +198,7 @@ def _contents(source: SourceConfig) -> dict[str, str]:
     return {"files": digest(location.files), "databases": digest(databases)}
 
 
-Play = Generator[list[Ask], Sequence[Answer], Sampled]
+Play = Generator[list[ReplyRequest], Sequence[ModelResponse], Sampled]
 """Asks about one question, is sent the answers, and returns what came of it."""
 _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
 
@@ -207,7 +211,9 @@ class _Tally:
     outcomes: defaultdict[str, list[Outcomes]]
     unread: list[str] = field(default_factory=list)
 
-    def add(self, name: str, asked: Sequence[Ask], answers: Sequence[Answer]) -> None:
+    def add(
+        self, name: str, asked: Sequence[ReplyRequest], answers: Sequence[ModelResponse]
+    ) -> None:
         """Count the answers that were to hold a query."""
         for ask, answer in zip(asked, answers, strict=True):
             if ask.kind == "generate":
@@ -223,7 +229,7 @@ def _ask(
     config: JobConfig,
     examples: Sequence[Example],
     client: CachedClient,
-    show: Show,
+    show: Progress,
     play: Callable[[Example], Play],
     *,
     first: int,
@@ -264,7 +270,7 @@ def _ask(
 def _once(example: Example, config: JobConfig, sql: SqlSide, samples: int) -> Play:
     """Ask a question so many times, each for itself."""
     prompt = sql.prompts.single_turn(example)
-    answers = yield [Ask("generate", number, prompt) for number in range(samples)]
+    answers = yield [ReplyRequest("generate", number, prompt) for number in range(samples)]
     read = [answer_of(one.text or "", config.answer_wrapping) for one in answers]
     return Sampled.of(read, ends=tuple(one.end for one in answers))
 
@@ -282,8 +288,12 @@ def _judged(example: Example, config: JobConfig, sql: SqlSide) -> Play:
 
 
 def deliberate(
-    config: JobConfig, examples: Sequence[Example], client: CachedClient, sql: SqlSide, show: Show
-) -> Answers:
+    config: JobConfig,
+    examples: Sequence[Example],
+    client: CachedClient,
+    sql: SqlSide,
+    show: Progress,
+) -> SourceOutput:
     """Answer every question with the query that the model itself judges best."""
     play, first = partial(_judged, config=config, sql=sql), config.verbal.candidates
     samples, unread = _ask(config, examples, client, show, play, first=first, waits=True)

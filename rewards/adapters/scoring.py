@@ -22,8 +22,9 @@ from rewards.execution import gold_result
 from rewards.progress.feedback import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
-from sqlenv.envs.build import Environment, build_environment, shorten
+from sqlenv.envs.build import build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback
+from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.evaluators.graded import checked_method
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
@@ -109,7 +110,7 @@ class Scorer:
         self._told: set[object] = set()
         self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
 
-    def environment(self, *, replies: int) -> Environment:
+    def environment(self, *, replies: int) -> BaseEnvironment:
         """Build the environment of the settings, for episodes of at most so many replies."""
         return self._build(shorten(self.config.env, replies), feedback=self._feedback)
 
@@ -162,7 +163,7 @@ class Scorer:
         """Score episodes on all workers, in order."""
         return list(self._threads.map(lambda pair: self.score(*pair), episodes))
 
-    def _build(self, env: EnvConfig, *, feedback: Feedback) -> Environment:
+    def _build(self, env: EnvConfig, *, feedback: Feedback) -> BaseEnvironment:
         # The first prompt is the trainer's: it stands in the data.
         return build_environment(
             env, executor=self._executor, first_prompt=lambda _: (), feedback=feedback

@@ -20,7 +20,7 @@ from sqlenv.types import Episode
 _Base: Any = (
     import_module("skyrl_gym.envs.base_text_env").BaseTextEnv if find_spec("skyrl_gym") else object
 )
-Message = Mapping[str, str]
+ChatMessage = Mapping[str, str]
 
 
 class SqlEnv(_Base):
@@ -56,7 +56,7 @@ class SqlEnv(_Base):
         self._episode = Episode(example_of(row, gold_sql=gold))
         self._score: Scored | None = None
 
-    def init(self, prompt: Sequence[Message]) -> tuple[Sequence[Message], dict[str, Any]]:
+    def init(self, prompt: Sequence[ChatMessage]) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
         """Begin with the data set's prompt, unchanged."""
         return prompt, {}
 

@@ -12,7 +12,7 @@ from typing import Any
 from exchange import UserError
 from rewards.adapters.scoring import example_of, read_settings, scorer_of
 
-Row = Mapping[str, Any] | str | None
+ExtraInfo = Mapping[str, Any] | str | None
 """The row's own fields, `extra_info`: a mapping, or one as JSON text."""
 
 
@@ -20,7 +20,7 @@ def compute_score(
     data_source: str,
     solution_str: str,
     ground_truth: str,
-    extra_info: Row = None,
+    extra_info: ExtraInfo = None,
     *,
     settings: Mapping[str, Any] | None = None,
     **_more: Any,
@@ -34,7 +34,7 @@ def compute_scores(
     data_sources: Sequence[str],
     solution_strs: Sequence[str],
     ground_truths: Sequence[str],
-    extra_infos: Sequence[Row],
+    extra_infos: Sequence[ExtraInfo],
     *,
     settings: Mapping[str, Any] | None = None,
     **_more: Any,

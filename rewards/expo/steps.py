@@ -19,7 +19,6 @@ from sqlenv.sql.extraction import parse
 from sqlenv.types import Numbers, Result, SqlError, Table
 
 Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
-Run = Callable[[str], Result]
 
 MAX_STEP_ROWS = 200
 """Rows of an intermediate result that are compared with the step after it; of larger ones filters
@@ -49,7 +48,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """The steps of a query in logical order.
 
     Attributes:
@@ -74,7 +73,7 @@ class Plan:
         return [self.body, *self.tail][-1]
 
 
-def plan_steps(sql: str) -> Plan:
+def plan_steps(sql: str) -> StepPlan:
     """List the steps of a query.
 
     FROM and JOINs are the first step, with `SELECT *` until the SELECT itself. GROUP BY and SELECT
@@ -92,7 +91,7 @@ def plan_steps(sql: str) -> Plan:
     order, limit = (
         next((n for n in tail if clauses[n].kind == kind), None) for kind in ("ORDER BY", "LIMIT")
     )
-    return Plan(
+    return StepPlan(
         operands,
         body,
         None if order is None else Step(sql[: clauses[order].stop], "order", (order,)),
@@ -132,7 +131,9 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
 class Steps:
     """Runs the steps of a query when their results are asked for, each once."""
 
-    def __init__(self, sql: str, result: Table, run: Run, numbers: Numbers) -> None:
+    def __init__(
+        self, sql: str, result: Table, run: Callable[[str], Result], numbers: Numbers
+    ) -> None:
         self.sql, self.clauses, self.plan = sql, scan_clauses(sql), plan_steps(sql)
         self.result, self._run, self._numbers = result, run, numbers
         self._empty: set[str] = set()

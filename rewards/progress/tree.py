@@ -81,7 +81,7 @@ def _nodes_of(
     `outer` is the SELECT around it, `ctes` are the WITH items that it may read.
     """
     query = extraction.bare(query)
-    items = query.ctes if isinstance(query, extraction.Query) else []
+    items = query.ctes if isinstance(query, extraction.QueryTree) else []
     ctes = ctes | {item.alias.lower() for item in items}
 
     def nodes_of(inner: exp.Expression) -> tuple[Node, ...]:

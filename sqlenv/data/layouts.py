@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from exchange import UserError
-from sqlenv.config import Layout, SourceConfig, Split
+from sqlenv.config import DatasetSplit, Layout, SourceConfig
 from sqlenv.data.records import Record, read_records
 from sqlenv.types import Dialect
 
@@ -25,7 +25,7 @@ class NamedSet:
     """
 
     layout: Layout
-    split: Split
+    split: DatasetSplit
     file: str = ""
     questions: int = 0
     comparators: tuple[str, ...] = ()

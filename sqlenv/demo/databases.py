@@ -11,7 +11,7 @@ import apsw
 from sqlenv.demo.vocabulary import COUNTRY_OF_CITY, DOMAINS, POOLS, ColumnKind, Concept, Entity
 
 Cell = int | float | str | None
-Record = dict[str, Cell]
+DemoRow = dict[str, Cell]
 
 _TABLES = (3, 6)
 _ROWS, _LABELLED_ROWS = (15, 30), (8, 18)
@@ -69,7 +69,7 @@ class DemoDatabase:
     db_id: str
     domain: str
     tables: tuple[DemoTable, ...]
-    rows: Mapping[str, Sequence[Record]]
+    rows: Mapping[str, Sequence[DemoRow]]
 
     def table(self, name: str) -> DemoTable:
         """Find a table by its name in SQL."""
@@ -96,7 +96,7 @@ def draw_schema(domain: str, rng: Random) -> tuple[DemoTable, ...]:
 def fill(db_id: str, domain: str, tables: tuple[DemoTable, ...], rng: Random) -> DemoDatabase:
     """Draw rows for a schema."""
     cities = rng.sample(POOLS["city"], 7)
-    rows: dict[str, list[Record]] = {}
+    rows: dict[str, list[DemoRow]] = {}
     for table in tables:
         count = rng.randint(*(_LABELLED_ROWS if table.of_kind("label") else _ROWS))
         rows[table.name] = _draw_rows(table, count, rows, cities, rng)
@@ -153,10 +153,10 @@ def _keep_columns(columns: list[DemoColumn], rng: Random) -> list[DemoColumn]:
 def _draw_rows(
     table: DemoTable,
     count: int,
-    rows: Mapping[str, Sequence[Record]],
+    rows: Mapping[str, Sequence[DemoRow]],
     cities: Sequence[str],
     rng: Random,
-) -> list[Record]:
+) -> list[DemoRow]:
     columns = {c.name: _draw_cells(c.concept, count, cities, rng) for c in table.columns}
     for parent in table.parents:
         ids = [row["id"] for row in rows[parent.table]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from string import Formatter
 
-from sqlenv.demo.databases import Cell, DemoColumn, DemoDatabase, DemoTable, Parent, Record
+from sqlenv.demo.databases import Cell, DemoColumn, DemoDatabase, DemoRow, DemoTable, Parent
 from sqlenv.demo.vocabulary import PLURALS, WORDS, ColumnKind, QuestionKind, plural
 
 _SYNONYM_RATE = 0.1
@@ -38,8 +38,8 @@ class Draw:
 
     tables: list[DemoTable]
     parents: list[Parent | None]
-    rows: list[Sequence[Record]]
-    witness: list[Record]
+    rows: list[Sequence[DemoRow]]
+    witness: list[DemoRow]
     rng: Random
     columns: dict[str, DemoColumn] = field(default_factory=dict)
     sql: dict[str, str] = field(default_factory=dict)
@@ -98,8 +98,8 @@ def _scene(
 
 
 def _joined_rows(
-    parents: Sequence[Parent | None], rows: Sequence[Sequence[Record]], rng: Random
-) -> list[Record]:
+    parents: Sequence[Parent | None], rows: Sequence[Sequence[DemoRow]], rng: Random
+) -> list[DemoRow]:
     joined = [rng.choice(rows[0])]
     for parent, candidates in zip(parents[1:], rows[1:], strict=True):
         if parent is None:

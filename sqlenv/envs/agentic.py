@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from exchange import Message
 from sqlenv.config import AgenticConfig
 from sqlenv.envs.single_turn import BaseEnvironment, judge_answer
 from sqlenv.sql.answers import answer_of
@@ -19,7 +20,6 @@ from sqlenv.types import (
     Answer,
     Attempt,
     Episode,
-    Message,
     Observation,
     Result,
     SqlError,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from sqlenv.config import AgenticConfig, DiagnosedConfig, EnvConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.diagnosed import Diagnosed, Feedback
-from sqlenv.envs.single_turn import FirstPrompt, Runner, SingleTurn
+from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner, SingleTurn
 from sqlenv.witness.store import WitnessStore
-
-Environment = SingleTurn | Diagnosed | Agentic
 
 
 def build_environment(
@@ -18,7 +16,7 @@ def build_environment(
     first_prompt: FirstPrompt,
     feedback: Feedback,
     witnesses: WitnessStore | None = None,
-) -> Environment:
+) -> BaseEnvironment:
     """Build the environment that the settings name; `feedback` is what the diagnosed one says."""
     parts = {"executor": executor, "first_prompt": first_prompt, "witnesses": witnesses}
     if isinstance(config, DiagnosedConfig):

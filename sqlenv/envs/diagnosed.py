@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from exchange import Message
 from sqlenv.config import DiagnosedConfig
 from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner
-from sqlenv.types import Attempt, Episode, Example, Message, Observation
+from sqlenv.types import Attempt, Episode, Example, Observation
 from sqlenv.witness.store import WitnessStore
 
 Feedback = Callable[[Example, Attempt], tuple[tuple[str, ...], str]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sqlenv.config import AnswerConfig, SingleTurnConfig
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.evaluators.comparators import Case, Runs, ask
+from sqlenv.evaluators.comparators import Case, QueryRuns, ask
 from sqlenv.evaluators.equality import like_gold
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
@@ -43,7 +44,7 @@ class Runner(Protocol):
         ...
 
 
-class BaseEnvironment(Generic[Config]):
+class BaseEnvironment(ABC, Generic[Config]):
     """How every environment begins. Stateless, so that threads can share one."""
 
     def __init__(
@@ -62,6 +63,10 @@ class BaseEnvironment(Generic[Config]):
     def reset(self, example: Example) -> tuple[Episode, Observation]:
         """Ask the question."""
         return Episode(example), self._first_prompt(example)
+
+    @abstractmethod
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
+        """Judge a reply: return the new episode and the next observation, None at the end."""
 
     def _judge(self, example: Example, reply: str) -> Attempt:
         return self._ask_witnesses(
@@ -166,5 +171,5 @@ def find_matches(
         grading_method=example.grading_method,
         numbers=numbers,
     )
-    runs = Runs(executor.execute, executor.gold, known={(database, predicted): result})
+    runs = QueryRuns(executor.execute, executor.gold, known={(database, predicted): result})
     return {name: ask(own or name, case, runs).score == 1 for name in names}

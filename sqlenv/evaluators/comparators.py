@@ -5,8 +5,8 @@
     judged[0].scores["spider_ex"]  # 1.0 or 0.0
 
 A comparator of `COMPARATORS` gives a score of which its program reports the mean, from a `Case` and
-from `Runs`, which runs queries and remembers their results. What the programs do by accident is
-kept. Three things are not: they also run statements that write, they have no limit of size, and
+from `QueryRuns`, which runs queries and remembers their results. What the programs do by accident
+is kept. Three things are not: they also run statements that write, they have no limit of size, and
 Spider's has no limit of time that works and ends at a gold query that fails, which matches nothing.
 """
 
@@ -49,7 +49,7 @@ _JUDGED_CHARS = 1_000_000
 """Longer predictions are wrong unread: what official programs do to a text takes seconds where it
 has megabytes, and the executor runs a tenth of it at most where nobody cuts it."""
 _REMEMBERED_CELLS = 1_000_000
-"""Cells of the results that `Runs` remembers, some 100 MB of short texts."""
+"""Cells of the results that `QueryRuns` remembers, some 100 MB of short texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class CaseVerdict:
     """What the comparators say of a case.
 
     Attributes:
@@ -91,7 +91,7 @@ RunQuery = Callable[[Path, str], Result]
 """Runs a query on a database: an executor's `execute` or `gold`."""
 
 
-class Runs:
+class QueryRuns:
     """Results of queries, each of which runs once, as long as they are few or small.
 
     `known` are there already; `stopwatch` measures a query that is run on a connection of its own.
@@ -168,7 +168,7 @@ class Comparator:
     name: str
     source: str
     version: str
-    function: Callable[[Case, Runs], Outcome] = field(repr=False)
+    function: Callable[[Case, QueryRuns], Outcome] = field(repr=False)
     needs: Literal["", "suite", "reference"] = ""
 
 
@@ -181,7 +181,7 @@ def check_case(case: Case, names: Sequence[str]) -> None:
             raise UserError(f"{case.database}: {name} needs {what}; give them, or leave it out")
 
 
-def judge_case(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
+def judge_case(case: Case, names: Sequence[str], runs: QueryRuns) -> CaseVerdict:
     """Ask comparators about a case."""
     if len(case.predicted) > _JUDGED_CHARS:
         judged = judge_case(replace(case, predicted=""), names, runs)
@@ -190,10 +190,10 @@ def judge_case(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
     outcomes = {name: ask(name, case, runs) for name in names}
     first = outcomes[names[0]] if names else _by_rule(case, runs, mode="set")
     scores = {name: outcome.score for name, outcome in outcomes.items()}
-    return Judgement(scores, first.predicted.status, first.gold.status, runs.is_late)
+    return CaseVerdict(scores, first.predicted.status, first.gold.status, runs.is_late)
 
 
-def ask(name: str, case: Case, runs: Runs) -> Outcome:
+def ask(name: str, case: Case, runs: QueryRuns) -> Outcome:
     """Ask a comparator about a case, by the gold query that the prediction agrees with most."""
     outcome = COMPARATORS[name].function(case, runs)
     for gold in case.alternatives:
@@ -203,7 +203,7 @@ def ask(name: str, case: Case, runs: Runs) -> Outcome:
     return outcome
 
 
-def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> Outcome:
+def _by_rule(case: Case, runs: QueryRuns, *, mode: MatchMode) -> Outcome:
     predicted = runs.predicted(case.database, case.predicted)
     gold = runs.gold(case.database, case.gold)
     predicted = like_gold(predicted, gold, case.numbers)
@@ -212,7 +212,7 @@ def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> Outcome:
 
 
 def _bird(
-    case: Case, runs: Runs, *, score: Callable[[Table, Table], float], limit_s: float
+    case: Case, runs: QueryRuns, *, score: Callable[[Table, Table], float], limit_s: float
 ) -> Outcome:
     """Score two results; text that is no UTF-8 fails, and both queries share the limit."""
     predicted, gold = _run_both(case, runs)
@@ -230,7 +230,7 @@ def _strictly_equal(predicted: Table, gold: Table) -> float:
     return float(is_strictly_equal(predicted, gold))
 
 
-def _graded(case: Case, runs: Runs) -> Outcome:
+def _graded(case: Case, runs: QueryRuns) -> Outcome:
     """Ask a question's own rule, or for equal sets."""
     method = GradingMethod.parse(case.grading_method or "set")
     predicted, gold = _run_both(case, runs)
@@ -238,7 +238,7 @@ def _graded(case: Case, runs: Runs) -> Outcome:
     return Outcome(float(is_right), predicted, gold)
 
 
-def _bird_r_ves(case: Case, runs: Runs) -> Outcome:
+def _bird_r_ves(case: Case, runs: QueryRuns) -> Outcome:
     """Score the root of the reward, whose mean the program reports."""
     outcome = _bird(case, runs, score=_same_rows, limit_s=30.0 * _REPETITIONS)
     if not outcome.score:
@@ -253,7 +253,7 @@ def _bird_r_ves(case: Case, runs: Runs) -> Outcome:
 
 def _spider(
     case: Case,
-    runs: Runs,
+    runs: QueryRuns,
     *,
     suite: bool,
     keep_value: bool = False,
@@ -289,7 +289,7 @@ def _is_copy(file: Path, database: Path) -> bool:
     return same_size and filecmp.cmp(file, database, shallow=False)
 
 
-def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> Outcome:
+def _omnisql_spider(case: Case, runs: QueryRuns, *, suite: bool) -> Outcome:
     """Ask Spider's program about a query that runs within 10 seconds, put on one line.
 
     The prediction's result is its first failure: it runs as it stands, and then as Spider's does.
@@ -302,25 +302,25 @@ def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> Outcome:
     return Outcome(0.0, outcome.predicted if _is_clean(first) else first, outcome.gold)
 
 
-def _run_for_omnisql(case: Case, runs: Runs) -> tuple[Result, bool]:
+def _run_for_omnisql(case: Case, runs: QueryRuns) -> tuple[Result, bool]:
     result = _ask(runs.predicted, case.database, case.predicted)
     is_fine = _is_clean(result) and runs.in_time(case.database, (case.predicted,), _OMNISQL_S)
     return result, is_fine
 
 
-def _spider2(case: Case, runs: Runs) -> Outcome:
+def _spider2(case: Case, runs: QueryRuns) -> Outcome:
     case = replace(case, predicted=fenced_sql(case.predicted))
     return _find_gold(case, runs, nan_is_zero=True)
 
 
-def _omnisql_spider2(case: Case, runs: Runs) -> Outcome:
+def _omnisql_spider2(case: Case, runs: QueryRuns) -> Outcome:
     """Do as an older copy of that program does, with a query that runs within 10 seconds."""
     outcome = _find_gold(case, runs, nan_is_zero=False)
     _, runs_in_time = _run_for_omnisql(case, runs)
     return outcome if runs_in_time else outcome._replace(score=0.0)
 
 
-def _find_gold(case: Case, runs: Runs, *, nan_is_zero: bool) -> Outcome:
+def _find_gold(case: Case, runs: QueryRuns, *, nan_is_zero: bool) -> Outcome:
     assert case.reference is not None  # `check_case`
     predicted = runs.predicted(case.database, case.predicted)
     is_right = (
@@ -336,7 +336,7 @@ def _is_clean(result: Result) -> TypeGuard[Table]:
     return isinstance(result, Table) and not result.is_mended
 
 
-def _run_both(case: Case, runs: Runs) -> tuple[Result, Result]:
+def _run_both(case: Case, runs: QueryRuns) -> tuple[Result, Result]:
     """Run both queries on the case's database."""
     predicted = _ask(runs.predicted, case.database, case.predicted)
     gold = _ask(runs.gold, case.database, case.gold)

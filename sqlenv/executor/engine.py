@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import apsw
 
-from sqlenv.evaluators.comparators import Case, Judgement, Runs, judge_case
+from sqlenv.evaluators.comparators import Case, CaseVerdict, QueryRuns, judge_case
 from sqlenv.evaluators.votes import VoteBy, ballot
 from sqlenv.executor.database import Identity, heap_limit, identify, is_heap_crowded
 from sqlenv.executor.guard import Guard, refuse_text
@@ -147,9 +147,9 @@ class Engine:
         """Give the votes of queries, of which no rows are kept."""
         return [ballot(self.execute(*query), by) for query in queries]
 
-    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
+    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[CaseVerdict]:
         """Ask comparators about cases."""
-        runs = Runs(self.execute, stopwatch=self._seconds)
+        runs = QueryRuns(self.execute, stopwatch=self._seconds)
         return [judge_case(case, names, runs) for case in cases]
 
     def cancel(self, threads: Iterable[int]) -> None:

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import Case, Judgement, check_case
+from sqlenv.evaluators.comparators import Case, CaseVerdict, check_case
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor.database import Identity, identify
 from sqlenv.executor.engine import NAG_S, DatabaseQuery, Engine
@@ -110,13 +110,13 @@ class Executor:
         self._check_use(database for database, _ in queries)
         return self._gold.get(queries, self.execute_many)
 
-    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
+    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[CaseVerdict]:
         """Ask comparators about cases; judgements come in the cases' order."""
         for case in cases:
             check_case(case, names)
         self._check_use(file for case in cases for file in (case.database, *case.suite))
         judged = self._run_many(Engine.judge, cases, tuple(names))
-        return [_judgement(one, names) for one in judged]
+        return [_verdict(one, names) for one in judged]
 
     def close(self) -> None:
         """End the workers and close the connections."""
@@ -176,9 +176,9 @@ class Executor:
             self._seen[database] = identity
 
 
-def _judgement(answer: Judgement | Result, names: Sequence[str]) -> Judgement:
+def _verdict(answer: CaseVerdict | Result, names: Sequence[str]) -> CaseVerdict:
     """Give a case's judgement, or one of a prediction that took its worker down."""
-    if isinstance(answer, Judgement):
+    if isinstance(answer, CaseVerdict):
         return answer
     is_late = answer.status == "timeout"
-    return Judgement(dict.fromkeys(names, 0.0), answer.status, "ok", is_late)
+    return CaseVerdict(dict.fromkeys(names, 0.0), answer.status, "ok", is_late)

@@ -32,7 +32,7 @@ _MEMORY_BYTES = 128_000_000
 # What an entry takes beside its text and its rows.
 _ENTRY_BYTES = 1000
 
-Key = tuple[Identity, str]
+GoldKey = tuple[Identity, str]
 RunMany = Callable[[Sequence[DatabaseQuery]], list[Result]]
 
 
@@ -50,9 +50,9 @@ class GoldCache:
         zone = (*time.tzname, time.timezone)
         self._context = json.dumps([apsw.sqlite_lib_version(), zone, sorted(limits.items())])
         self._lock = threading.Lock()
-        self._found: dict[Key, Future[Result]] = {}
+        self._found: dict[GoldKey, Future[Result]] = {}
         # Of those that are there, the one used longest ago first.
-        self._sizes: OrderedDict[Key, int] = OrderedDict()
+        self._sizes: OrderedDict[GoldKey, int] = OrderedDict()
         self._memory_bytes = 0
 
     def get(self, queries: Sequence[DatabaseQuery], run: RunMany) -> list[Result]:
@@ -65,7 +65,7 @@ class GoldCache:
             for key in self._sizes.keys() & set(keys):
                 self._sizes.move_to_end(key)
         if ours:
-            computed: dict[Key, Result] = {}
+            computed: dict[GoldKey, Result] = {}
             try:
                 computed = self._compute(ours, run)
             finally:
@@ -75,7 +75,7 @@ class GoldCache:
         except CancelledError:  # who computed it failed: the turn is ours
             return self.get(queries, run)
 
-    def _compute(self, keys: Sequence[Key], run: RunMany) -> dict[Key, Result]:
+    def _compute(self, keys: Sequence[GoldKey], run: RunMany) -> dict[GoldKey, Result]:
         known = {key: self._read(key) for key in keys} if self._disk else {}
         found = {key: result for key, result in known.items() if result is not None}
         missing = [key for key in keys if key not in found]
@@ -86,7 +86,7 @@ class GoldCache:
                 self._disk[self._name(key)] = _to_json(result)
         return found
 
-    def _end(self, keys: Sequence[Key], computed: Mapping[Key, Result]) -> None:
+    def _end(self, keys: Sequence[GoldKey], computed: Mapping[GoldKey, Result]) -> None:
         """Hand results to those who wait for them, or let them try for themselves."""
         sizes = {key: _weigh(key, result) for key, result in computed.items()}
         kept = {key for key in sizes if _is_lasting(computed[key]) and sizes[key] <= _MEMORY_BYTES}
@@ -106,11 +106,11 @@ class GoldCache:
             else:
                 future.cancel()
 
-    def _name(self, key: Key) -> str:
+    def _name(self, key: GoldKey) -> str:
         identity, sql = key
         return content_key("gold result", fingerprint(Path(identity[0])), sql, self._context)
 
-    def _read(self, key: Key) -> Result | None:
+    def _read(self, key: GoldKey) -> Result | None:
         assert self._disk is not None
         # What is no result is the same as none: it is written again.
         with contextlib.suppress(LookupError, ValueError, TypeError):
@@ -122,7 +122,7 @@ def _is_lasting(result: Result) -> bool:
     return not (result in TRANSIENT or (isinstance(result, Table) and result.nondeterministic))
 
 
-def _weigh(key: Key, result: Result) -> int:
+def _weigh(key: GoldKey, result: Result) -> int:
     rows = result.rows if isinstance(result, Table) else ()
     return _ENTRY_BYTES + 4 * len(key[1]) + (weigh(rows) if rows else 0)
 

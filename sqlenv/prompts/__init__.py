@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from exchange import Message
 from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra, demo, omnisql, paverl, progress, short
 from sqlenv.prompts.tags import TAG_SENTENCES
-from sqlenv.types import ENGINES, Example, Message, Observation, Wrapping
+from sqlenv.types import ENGINES, Example, Observation, Wrapping
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "short", "demo"]
 ASKED_FOR: dict[PromptStyle, Wrapping | None] = {

@@ -20,6 +20,7 @@ from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
 
 ColumnKey = tuple[str, str]
+"""A column: its table and its name."""
 
 
 class Described(NamedTuple):

@@ -21,7 +21,7 @@ from sqlenv.schema.reading import (
 from sqlenv.sql.lexer import quoted, tokenize
 from sqlenv.types import Value
 
-Style = Literal["omnisql", "profile", "compact", "bare"]
+SchemaStyle = Literal["omnisql", "profile", "compact", "bare"]
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -29,7 +29,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def render_schema(
     schema: DatabaseSchema,
     *,
-    style: Style = "omnisql",
+    style: SchemaStyle = "omnisql",
     keep: Collection[ColumnKey] | None = None,
 ) -> str:
     """Write the schema as a prompt shows it, or of it the (table, column) pairs to `keep`.
@@ -56,7 +56,7 @@ def sample_columns(
     *,
     seed: int | str,
     fits: Callable[[str], bool],
-    style: Style = "omnisql",
+    style: SchemaStyle = "omnisql",
 ) -> DatabaseSchema:
     """Cut a schema that is too long for a training prompt; evaluation never does this.
 

@@ -20,7 +20,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokenize, tokens
 
-Query = exp.Select | exp.SetOperation | exp.Subquery
+QueryTree = exp.Select | exp.SetOperation | exp.Subquery
 
 MAX_BRACKETS = 64
 """Open brackets and CASEs at one place. A level costs the parser about 2 kB of C stack."""
@@ -66,7 +66,7 @@ PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, Attribute
 
 
 @cached(maxsize=512)
-def parse(sql: str) -> Query | None:
+def parse(sql: str) -> QueryTree | None:
     """Parse one SQLite query.
 
     Returns:
@@ -84,7 +84,7 @@ def parse(sql: str) -> Query | None:
         )
     except PARSE_FAILURES:
         return None
-    if not isinstance(tree, Query):
+    if not isinstance(tree, QueryTree):
         return None
     if len(sql) > MAX_TREE_DEPTH and depth(tree) > MAX_TREE_DEPTH:
         return None

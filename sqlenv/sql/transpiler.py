@@ -38,7 +38,7 @@ from sqlenv.sql.extraction import (
     MAX_CHARS,
     MAX_TREE_DEPTH,
     PARSE_FAILURES,
-    Query,
+    QueryTree,
     depth,
     is_within_limits,
     parse,
@@ -92,7 +92,7 @@ def _from_leaves(tree: exp.Expr) -> Iterator[exp.Expr]:
     return reversed(list(tree.walk()))
 
 
-def _read(sql: str, dialect: str) -> Query:
+def _read(sql: str, dialect: str) -> QueryTree:
     if len(sql) > MAX_CHARS:
         raise NotPortableError("too long")
     if found := _MARKS.search(sql):
@@ -108,7 +108,7 @@ def _read(sql: str, dialect: str) -> Query:
         raise NotPortableError("two strings side by side")
     text = strip_comments(sql).rstrip("; \t\r\n")
     tree = sqlglot.parse_one(text, read=dialect, error_level=ErrorLevel.RAISE)
-    if not isinstance(tree, Query):
+    if not isinstance(tree, QueryTree):
         raise NotPortableError("not a query")
     for call in list(tree.find_all(exp.Anonymous)):
         if dialect == "mysql" and call.name.upper() == "NOW" and not call.expressions:

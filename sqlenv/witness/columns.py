@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from sqlglot import exp
 
+from sqlenv.schema.reading import ColumnKey
 from sqlenv.sql.extraction import parse
 
-Columns = Mapping[str, tuple[str, ...]]
+ColumnNames = Mapping[str, tuple[str, ...]]
 """Each table's columns, both in lower case."""
-Place = tuple[str, str]
-"""A column: its table and its name, in lower case."""
 
 
-def read_tree(sql: str, columns: Columns) -> exp.Expression | None:
+def read_tree(sql: str, columns: ColumnNames) -> exp.Expression | None:
     """Parse a query, into a tree of the caller's own; None for what `parse` does not read.
 
     A name in double quotes that is no column's is text, as SQLite takes it.
@@ -32,8 +31,10 @@ def read_tree(sql: str, columns: Columns) -> exp.Expression | None:
     return tree
 
 
-def place_of(column: exp.Column, columns: Columns) -> Place | None:
-    """Find the column that a query means, in its own FROM clause or in one around it."""
+def column_key(column: exp.Column, columns: ColumnNames) -> ColumnKey | None:
+    """Find the column that a query means, in its own FROM clause or in one around it: its names in
+    lower case, or None.
+    """
     name, alias = column.name.lower(), column.text("table").lower()
     for table in _tables_around(column):
         own = table.name.lower()

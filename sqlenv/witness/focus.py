@@ -11,9 +11,10 @@ import apsw
 from sqlglot import exp
 
 from sqlenv.executor.database import reading
+from sqlenv.schema.reading import ColumnKey
 from sqlenv.types import Row, Value
-from sqlenv.witness.columns import Columns, Place, place_of, read_tree
-from sqlenv.witness.source import Source, SourceTable
+from sqlenv.witness.columns import ColumnNames, column_key, read_tree
+from sqlenv.witness.source import SourceDatabase, SourceTable
 
 _ROWS = 12  # rows of its result, before it groups, that a query is asked for
 _STEPS = 10_000_000  # half a second: a product of tables may have no such row
@@ -29,19 +30,19 @@ class Focus:
     """What a gold query looks at.
 
     Attributes:
-        tables: Those it names, in lower case.
+        tables: Those it names. All names here are in lower case.
         constants: What it compares columns with, and numbers beside them.
         links: Pairs of columns that it says to be equal.
         rows: Rows that it reads for its result, by table.
     """
 
     tables: frozenset[str]
-    constants: Mapping[Place, tuple[Value, ...]]
-    links: tuple[tuple[Place, Place], ...]
+    constants: Mapping[ColumnKey, tuple[Value, ...]]
+    links: tuple[tuple[ColumnKey, ColumnKey], ...]
     rows: Mapping[str, tuple[Row, ...]]
 
 
-def focus_of(sql: str, source: Source, database: Path) -> Focus | None:
+def focus_of(sql: str, source: SourceDatabase, database: Path) -> Focus | None:
     """Find what a query looks at; None for what cannot be parsed."""
     columns = source.column_names
     tree = read_tree(sql, columns)
@@ -57,17 +58,17 @@ def focus_of(sql: str, source: Source, database: Path) -> Focus | None:
     )
 
 
-def _constants(tree: exp.Expression, source: Source) -> Mapping[Place, list[Value]]:
+def _constants(tree: exp.Expression, source: SourceDatabase) -> Mapping[ColumnKey, list[Value]]:
     """Find what columns are compared with; what names a row and the row itself have one value."""
     columns = source.column_names
-    found: dict[Place, list[Value]] = {}
+    found: dict[ColumnKey, list[Value]] = {}
     for literal in tree.find_all(exp.Literal):
         comparison = literal.find_ancestor(*_COMPARISONS, exp.Select)
         if isinstance(comparison, _COMPARISONS):
             for column in comparison.find_all(exp.Column):
                 # A text beside a function, such as a year, is none of the column's.
                 is_meant = not literal.is_string or literal.parent is column.parent
-                if is_meant and (place := place_of(column, columns)):
+                if is_meant and (place := column_key(column, columns)):
                     found.setdefault(place, []).extend(_near(literal))
     for key in source.keys:
         for own, ref in zip(key.columns, key.ref_columns, strict=True):
@@ -95,8 +96,8 @@ def _near(literal: exp.Literal) -> Iterator[Value]:
 
 
 def _fitting(
-    source: Source, constants: Mapping[Place, list[Value]]
-) -> Iterator[tuple[Place, tuple[Value, ...]]]:
+    source: SourceDatabase, constants: Mapping[ColumnKey, list[Value]]
+) -> Iterator[tuple[ColumnKey, tuple[Value, ...]]]:
     """Leave out what is of another type than all of a column's values, what begins as a date or a
     code but is longer or shorter than all of them, and third values of what is 0 or 1.
     """
@@ -122,20 +123,20 @@ def _form(value: Value) -> object:
     return len(value) if is_dated else type(value)
 
 
-def _links(tree: exp.Expression, columns: Columns) -> Iterator[tuple[Place, Place]]:
+def _links(tree: exp.Expression, columns: ColumnNames) -> Iterator[tuple[ColumnKey, ColumnKey]]:
     """Find columns of two tables that are said to be equal, or to be IN the other's."""
     for node in tree.find_all(exp.EQ, exp.In):
         other = node.args.get("expression")
         if (query := node.args.get("query")) and isinstance(query.this, exp.Select):
             other = query.this.selects[0]
         if isinstance(node.this, exp.Column) and isinstance(other, exp.Column):
-            one, two = place_of(node.this, columns), place_of(other, columns)
+            one, two = column_key(node.this, columns), column_key(other, columns)
             if one and two and one[0] != two[0]:
                 yield one, two
 
 
 def _rows(
-    tree: exp.Expression, source: Source, connection: apsw.Connection
+    tree: exp.Expression, source: SourceDatabase, connection: apsw.Connection
 ) -> Mapping[str, tuple[Row, ...]]:
     """Run FROM and WHERE of each SELECT, and keep the rows of its tables."""
     by_name = {table.name.lower(): table for table in source.tables}

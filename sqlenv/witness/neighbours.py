@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sqlglot import exp
 
-from sqlenv.witness.columns import Columns, place_of, read_tree
+from sqlenv.witness.columns import ColumnNames, column_key, read_tree
 
 
 class Neighbour(NamedTuple):
@@ -65,7 +65,7 @@ _AROUND_CONDITIONS = (exp.Where, exp.Having, exp.Join, exp.If, exp.And, exp.Or)
 _MOST_COLUMNS = 4  # of a table, that stand in for one
 
 
-def _another_kind(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _another_kind(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     if isinstance(node.expression, exp.Column) and isinstance(
         node.find_ancestor(exp.Join, exp.Select), exp.Join
     ):
@@ -74,46 +74,48 @@ def _another_kind(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expre
         yield kind(**{name: _copied(value) for name, value in node.args.items()})
 
 
-def _one_side(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _one_side(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     yield node.this.copy()
     yield node.expression.copy()
 
 
-def _inside(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _inside(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     if isinstance(node.this, exp.Expression) and not isinstance(node.this, exp.Star):
         yield node.this.copy()
 
 
-def _negated(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _negated(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     """Negate a condition; a comparison, a connector and a negation have changes of their own."""
     has_own = isinstance(node, (exp.Not, *_TAKEN_FOR))
     if isinstance(node.parent, _AROUND_CONDITIONS) and not has_own:
         yield exp.Not(this=node.copy())
 
 
-def _without(node: exp.Expression, _columns: Columns, *, clause: str) -> Iterator[exp.Expression]:
+def _without(
+    node: exp.Expression, _columns: ColumnNames, *, clause: str
+) -> Iterator[exp.Expression]:
     if node.args.get(clause):
         yield with_argument(node, clause, None)
 
 
-def _with_distinct(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _with_distinct(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     if not node.args.get("distinct"):
         yield with_argument(node, "distinct", exp.Distinct())
 
 
-def _with_all_columns(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _with_all_columns(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     if not node.is_star:
         yield with_argument(node, "expressions", [exp.Star()])
 
 
-def _without_join(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _without_join(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     for at in range(len(node.args.get("joins") or ())):
         other = node.copy()
         del other.args["joins"][at]
         yield other
 
 
-def _other_grouping(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _other_grouping(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     """Group by one key less."""
     keys = node.expressions
     if len(keys) > 1:
@@ -121,7 +123,7 @@ def _other_grouping(node: exp.Expression, _columns: Columns) -> Iterator[exp.Exp
             yield with_argument(node, "expressions", [k.copy() for k in keys[:at] + keys[at + 1 :]])
 
 
-def _other_join(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _other_join(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     if node.args.get("on"):
         yield with_argument(node, "on", None)
         if not node.args.get("side"):
@@ -130,7 +132,7 @@ def _other_join(node: exp.Expression, _columns: Columns) -> Iterator[exp.Express
             yield with_argument(node, "side", None)
 
 
-def _other_count(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _other_count(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     inside = node.this
     if isinstance(inside, exp.Distinct) and len(inside.expressions) == 1:
         yield exp.Count(this=inside.expressions[0].copy())
@@ -140,12 +142,12 @@ def _other_count(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expres
         yield exp.Sum(this=inside.copy())
 
 
-def _distinct_inside(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _distinct_inside(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     if isinstance(node.this, exp.Column):
         yield type(node)(this=exp.Distinct(expressions=[node.this.copy()]))
 
 
-def _shown_keys(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _shown_keys(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     """Group by a column that is shown in place of the key."""
     select = node.parent
     if isinstance(select, exp.Select):
@@ -154,13 +156,13 @@ def _shown_keys(node: exp.Expression, _columns: Columns) -> Iterator[exp.Express
                 yield exp.Group(expressions=[shown.copy()])
 
 
-def _other_order(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _other_order(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     is_down = bool(node.args.get("desc"))
     # SQLite's own place of NULLs, so that none is written out.
     yield exp.Ordered(this=node.this.copy(), desc=not is_down, nulls_first=is_down)
 
 
-def _other_literal(node: exp.Expression, _columns: Columns) -> Iterator[exp.Expression]:
+def _other_literal(node: exp.Expression, _columns: ColumnNames) -> Iterator[exp.Expression]:
     text = str(node.this)
     if node.args["is_string"]:
         if isinstance(node.parent, exp.Like):
@@ -181,10 +183,10 @@ def _patterns(text: str) -> Iterator[str]:
     yield from (one for one in (f"%{core}%", f"{core}%", f"%{core}", core) if one != text)
 
 
-def _other_column(node: exp.Expression, columns: Columns) -> Iterator[exp.Expression]:
+def _other_column(node: exp.Expression, columns: ColumnNames) -> Iterator[exp.Expression]:
     """Take other columns of the column's own table, the nearest first."""
     assert isinstance(node, exp.Column)
-    place = place_of(node, columns)
+    place = column_key(node, columns)
     if place is None:
         return
     names = columns[place[0]]
@@ -235,7 +237,9 @@ CHANGES: tuple[Change, ...] = (
 )
 
 
-def neighbours(sql: str, columns: Columns, changes: Sequence[Change] = CHANGES) -> list[Neighbour]:
+def neighbours(
+    sql: str, columns: ColumnNames, changes: Sequence[Change] = CHANGES
+) -> list[Neighbour]:
     """Return every neighbour of a query, each text once; none of what does not parse."""
     tree = read_tree(sql, columns)
     if tree is None:
@@ -251,7 +255,7 @@ def neighbours(sql: str, columns: Columns, changes: Sequence[Change] = CHANGES) 
 
 
 def changes_of(
-    node: exp.Expr, columns: Columns, changes: Sequence[Change] = CHANGES
+    node: exp.Expr, columns: ColumnNames, changes: Sequence[Change] = CHANGES
 ) -> Iterator[tuple[str, exp.Expression]]:
     """Yield what can take the place of one node, with the name of the change."""
     for change in changes:

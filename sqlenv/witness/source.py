@@ -44,7 +44,7 @@ class SourceTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceDatabase:
     """A database to make variants of.
 
     Attributes:
@@ -65,7 +65,7 @@ class Source:
         return {t.name.lower(): tuple(c.lower() for c in t.columns) for t in self.tables}
 
 
-def read_source(database: Path) -> Source:
+def read_source(database: Path) -> SourceDatabase:
     """Read what variants of a database are made of; the same file always gives the same.
 
     Raises:
@@ -76,7 +76,7 @@ def read_source(database: Path) -> Source:
 
 
 @lru_cache(maxsize=64)
-def _read(identity: Identity) -> Source:
+def _read(identity: Identity) -> SourceDatabase:
     database = Path(identity[0])
     schema = read_schema(database, examples=0)
     with reading(database) as connection:
@@ -88,7 +88,7 @@ def _read(identity: Identity) -> Source:
         keys = tuple(key for key in schema.foreign_keys if _is_stored(key, tables))
         statements = tuple(_statements(connection, tables))
         encoding = str(connection.pragma("encoding"))
-    return Source(statements, tuple(tables.values()), keys, encoding)
+    return SourceDatabase(statements, tuple(tables.values()), keys, encoding)
 
 
 def _statements(connection: apsw.Connection, tables: Mapping[str, SourceTable]) -> Iterator[str]:

@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 import apsw
 
 from sqlenv.executor.functions import clock
+from sqlenv.schema.reading import ColumnKey
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Value
-from sqlenv.witness.columns import Place
 from sqlenv.witness.focus import Focus
-from sqlenv.witness.source import Source, SourceTable
+from sqlenv.witness.source import SourceDatabase, SourceTable
 
 _SIZES = (4, 8, 15, 30, 50)  # of a table that the gold reads
 _SIZE = 12  # of any other
@@ -28,12 +28,12 @@ _NOW = datetime(2025, 1, 1, tzinfo=UTC)  # for gold queries that ask for the tim
 _SHUFFLED = 0.35  # share of columns
 _PAGE_BYTES = 512  # the smallest: a table takes one at least
 
-Rows = list[list[Value]]
+TableRows = list[list[Value]]
 Link = tuple[SourceTable, Sequence[int], SourceTable, Sequence[int]]
-"""Columns, by place, whose values are values of another table's columns."""
+"""Columns, by number, whose values are values of another table's columns."""
 
 
-def make_variant(source: Source, focus: Focus, *, seed: int) -> apsw.Connection:
+def make_variant(source: SourceDatabase, focus: Focus, *, seed: int) -> apsw.Connection:
     """Make one variant, in memory, for what a gold query looks at; the same seed makes the same.
 
     Raises:
@@ -55,7 +55,7 @@ def make_variant(source: Source, focus: Focus, *, seed: int) -> apsw.Connection:
         connection.close()  # rows that SQLite refuses may be named by others
 
 
-def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:
+def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> TableRows:
     name = table.name.lower()
     is_read = name in focus.tables or any(place[0] == name for place in focus.constants)
     size = draw.choice(_SIZES) if is_read else _SIZE
@@ -85,7 +85,7 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> Rows:
     return rows
 
 
-def _more(table: SourceTable, rows: Rows, count: int, draw: random.Random) -> Rows:
+def _more(table: SourceTable, rows: TableRows, count: int, draw: random.Random) -> TableRows:
     """Make rows where a table has few, with new numbers as keys; none where keys are texts."""
     last: dict[int, int] = {}
     for part in table.unique:
@@ -132,19 +132,19 @@ def _with_nulls(values: list[Value], draw: random.Random) -> list[Value]:
     return [None if draw.random() < 0.15 else value for value in values]
 
 
-def _declared_links(source: Source) -> Iterator[Link]:
+def _declared_links(source: SourceDatabase) -> Iterator[Link]:
     by_name = {table.name: table for table in source.tables}
     for key in source.keys:
         child, parent = by_name[key.table], by_name[key.ref_table]
         yield child, child.places(key.columns), parent, parent.places(key.ref_columns)
 
 
-def _other_links(source: Source, focus: Focus) -> Iterator[Link]:
+def _other_links(source: SourceDatabase, focus: Focus) -> Iterator[Link]:
     """List what a gold query joins without a declared key; what is unique is named by the other."""
     by_name = {table.name.lower(): table for table in source.tables}
     declared = {(key.table.lower(), name.lower()) for key in source.keys for name in key.columns}
 
-    def end(place: Place) -> tuple[SourceTable, int]:
+    def end(place: ColumnKey) -> tuple[SourceTable, int]:
         table = by_name[place[0]]
         return table, [name.lower() for name in table.columns].index(place[1])
 
@@ -156,7 +156,7 @@ def _other_links(source: Source, focus: Focus) -> Iterator[Link]:
             yield child, [own], parent, [ref]
 
 
-def _relink(tables: dict[str, Rows], link: Link, draw: random.Random) -> None:
+def _relink(tables: dict[str, TableRows], link: Link, draw: random.Random) -> None:
     """Let rows name other rows: some often, some never."""
     child, own, parent, refs = link
     there = [[row[at] for at in refs] for row in tables[parent.name]]
@@ -172,7 +172,7 @@ def _relink(tables: dict[str, Rows], link: Link, draw: random.Random) -> None:
                 row[at] = value
 
 
-def _without_repeats(rows: Rows, table: SourceTable) -> Rows:
+def _without_repeats(rows: TableRows, table: SourceTable) -> TableRows:
     if table.is_distinct:
         rows = [list(row) for row in dict.fromkeys(map(tuple, rows))]
     for part in table.unique:
@@ -187,7 +187,7 @@ def _without_repeats(rows: Rows, table: SourceTable) -> Rows:
     return rows
 
 
-def _close(tables: dict[str, Rows], links: Sequence[Link]) -> None:
+def _close(tables: dict[str, TableRows], links: Sequence[Link]) -> None:
     """Drop rows that name a row that is not there, until none does."""
     is_closed = False
     while not is_closed:
@@ -204,7 +204,7 @@ def _refuse_chance(*_: Value) -> Value:
     raise apsw.SQLError("chance decides")
 
 
-def _build(source: Source, tables: dict[str, Rows]) -> apsw.Connection:
+def _build(source: SourceDatabase, tables: dict[str, TableRows]) -> apsw.Connection:
     """Make the database of the rows, and leave out of `tables` those that SQLite refuses."""
     connection = apsw.Connection(":memory:", vfs=clock(_NOW).name)
     for name, arguments in (("random", 0), ("randomblob", 1)):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from diskcache import Cache, JSONDisk
 
+from exchange import Message
 from launch import job
 from launch.config import TinyConfig, load_config
 from launch.data.prompts import ReplyFormat, write_call
@@ -24,7 +25,7 @@ from minirl.types import Decoding, Reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Message
+from sqlenv.types import Example
 from tests.minirl.test_rollout import Script
 
 from .conftest import loaded, succeed

@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from exchange import Message
 from launch.data.prompts import ReplyFormat
 from launch.warm_start import demonstrations
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Episode, Example, Message, Observation
+from sqlenv.types import Episode, Example, Observation
 from tests.databases import make_file
 
 RIGHT = "SELECT name FROM singer WHERE age > 20"

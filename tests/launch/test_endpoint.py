@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from exchange import UserError
+from exchange import Message, UserError
 from launch.config import VerbalConfig
 from launch.evaluation.endpoint import Endpoint
-from launch.evaluation.responses import Answer, CachedClient, ModelRequest
-from rewards.verbal import Ask
-from sqlenv.types import Message
+from launch.evaluation.responses import CachedClient, ModelRequest, ModelResponse
+from rewards.verbal import ReplyRequest
 
 from .chat_server import Chat, Failure, serve
 
@@ -17,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("quick")
 JSON = {"content-type": "application/json"}
 
 
-def ask(chat: Chat, text: str = "?", timeout_s: float = 20.0) -> list[Answer]:
+def ask(chat: Chat, text: str = "?", timeout_s: float = 20.0) -> list[ModelResponse]:
     """Ask a server once, with one repetition."""
-    answers: list[Answer] = []
+    answers: list[ModelResponse] = []
     one = Endpoint(chat.url, "m", VerbalConfig(retries=1, timeout_s=timeout_s, parallel=1))
     asked = ModelRequest("generate", (Message("user", text),), 0, ())
     one.answer([asked], lambda _, answer: answers.append(answer))
@@ -44,7 +43,7 @@ PASSING = {
 @pytest.mark.parametrize("name", PASSING)
 def test_what_may_pass_is_asked_for_again(name):
     with serve(Chat(lambda body, earlier: says('"fine"') if earlier else PASSING[name])) as chat:
-        assert ask(chat) == [Answer("fine", 2, 3)]
+        assert ask(chat) == [ModelResponse("fine", 2, 3)]
         assert chat.requests == 2
 
 
@@ -62,7 +61,7 @@ def test_what_is_no_completion_is_a_failure_of_the_server(text):
 @pytest.mark.parametrize("usage", ["null", "7", "{}", '{"prompt_tokens": 1e999}'])
 def test_an_answer_without_a_cost_is_taken_and_told(usage, caplog):
     with serve(Chat(lambda body, earlier: says('"fine"', usage))) as chat:
-        assert ask(chat) == [Answer("fine")]
+        assert ask(chat) == [ModelResponse("fine")]
         assert chat.requests == 1
     assert len(caplog.messages) == 1
 
@@ -70,12 +69,12 @@ def test_an_answer_without_a_cost_is_taken_and_told(usage, caplog):
 def test_content_that_is_no_text_is_an_empty_answer():
     for content in ("null", "5", '["a"]'):
         with serve(Chat(lambda body, earlier, content=content: says(content))) as chat:
-            assert ask(chat) == [Answer("", 2, 3)]
+            assert ask(chat) == [ModelResponse("", 2, 3)]
 
 
 def test_halves_of_characters_are_neither_sent_nor_kept():
     with serve(Chat(lambda body, earlier: says(r'"a\ud800b"'))) as chat:
-        assert ask(chat, "\ud800?") == [Answer("a?b", 2, 3)]
+        assert ask(chat, "\ud800?") == [ModelResponse("a?b", 2, 3)]
         assert chat.bodies[0]["messages"][0]["content"] == "??"
 
 
@@ -100,12 +99,12 @@ class Oracle:
         for request in requests:
             self.asked += 1
             text = request.messages[0].content
-            refused = Answer(None, refusal="too long")
-            record(request, refused if text in self.refused else Answer(f"{text}é", 3, 5))
+            refused = ModelResponse(None, refusal="too long")
+            record(request, refused if text in self.refused else ModelResponse(f"{text}é", 3, 5))
 
 
 def texts(client: CachedClient, text: str) -> list[str | None]:
-    asked = [("q", [Ask("generate", 0, (Message("user", text),))])]
+    asked = [("q", [ReplyRequest("generate", 0, (Message("user", text),))])]
     return [answer.text for answer in client.answers(asked)[0]]
 
 

@@ -17,7 +17,7 @@ from launch.config import load_config
 from launch.evaluation.checkpoint import CheckpointSource
 from launch.evaluation.replies import GREEDY
 from launch.evaluation.responses import Sampled
-from launch.evaluation.sources import Answers
+from launch.evaluation.sources import SourceOutput
 from launch.policy import policy_in
 
 from .conftest import write_job
@@ -43,7 +43,7 @@ def measure(place, monkeypatch, capsys):
     monkeypatch.setattr(cli, "use_accelerator", lambda _name: "cpu")
     asked = []
 
-    def sampled(_source, examples, _sql, out, _show) -> Answers:
+    def sampled(_source, examples, _sql, out, _show) -> SourceOutput:
         if not (out / "sampled").exists():
             asked.append(out)
             (out / "sampled").mkdir()

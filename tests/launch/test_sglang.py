@@ -15,6 +15,7 @@ import pytest
 import yaml
 from flax import nnx
 
+from exchange import Message
 from launch import eval as evaluation
 from launch.build import SqlSide, serving
 from launch.config import JobConfig, TinyConfig, load_config
@@ -36,7 +37,7 @@ from minirl.train.rollouts import make_sampler
 from minirl.train.supervised import Demonstration, supervise
 from minirl.types import Decoding, Request, TokenRow
 from sqlenv.config import AgenticConfig
-from sqlenv.types import Message, Observation
+from sqlenv.types import Observation
 from tests.plain_model import logits
 
 from .conftest import TINY, loaded, verbal_folder

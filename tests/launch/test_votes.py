@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.evaluation.evaluate import Progress
+from launch.evaluation.evaluate import ResumeFile
 from launch.evaluation.judging import judge
 from launch.evaluation.questions import QuestionSet, own_set
 from launch.evaluation.replies import ERROR_SQL, GREEDY, Decode, choose
@@ -47,8 +47,8 @@ def judged(
         Sampled(tuple(each), turns=tuple(turns[n]) if turns else ())
         for n, each in enumerate(samples)
     ]
-    with Progress(part, {}) as progress, Executor(limits) as executor:
-        return judge(questions, sampled, Decode(len(samples[0]), 0.8), executor, progress)
+    with ResumeFile(part, {}) as resume_file, Executor(limits) as executor:
+        return judge(questions, sampled, Decode(len(samples[0]), 0.8), executor, resume_file)
 
 
 def test_thirty_questions(database, tmp_path):
@@ -71,11 +71,11 @@ def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
     for count in (1, 4):
         questions = own_set("test", examples, AnswerConfig(witnesses=count))
         with (
-            Progress(tmp_path / "part", {}) as progress,
+            ResumeFile(tmp_path / "part", {}) as resume_file,
             Executor(ExecutorConfig(isolation="thread")) as executor,
         ):
             answers = [Sampled(("SELECT 2",))] * 2
-            verdicts, _ = judge(questions, answers, GREEDY, executor, progress)
+            verdicts, _ = judge(questions, answers, GREEDY, executor, resume_file)
         found[count] = [dict(one.scores) for one in verdicts]
     right, lucky = ({"witness": told, "set": 1.0} for told in (1.0, 0.0))
     assert found == {1: [right, right], 4: [lucky, right]}

@@ -7,10 +7,11 @@ from random import Random
 
 import pytest
 
+from exchange import Message
 from rewards.config import JudgeConfig
 from rewards.verbal import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Message, SqlError, Table
+from sqlenv.types import SqlError, Table
 from tests.vectors import read
 
 CASES = read("judgements")

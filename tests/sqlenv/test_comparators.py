@@ -9,7 +9,7 @@ import pytest
 
 from exchange import UserError
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge_case
+from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns, judge_case
 from sqlenv.executor import Executor
 from sqlenv.types import ExecutionMatch, SqlError, Table
 from tests.sqlenv.cases import read_cases
@@ -92,7 +92,7 @@ def test_it_is_told_where_time_decides(name, seconds, score, is_late, files, mon
     database, _ = files
     clock = count(0, seconds)  # so that every query takes as long
     monkeypatch.setattr("sqlenv.evaluators.comparators.time.perf_counter", lambda: next(clock))
-    runs = Runs(lambda _path, _sql: Table(("a",), ((1,),)))
+    runs = QueryRuns(lambda _path, _sql: Table(("a",), ((1,),)))
     judged = judge_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
     assert (judged.scores[name], judged.is_late) == (score, is_late)
     known = judge_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
@@ -102,11 +102,11 @@ def test_it_is_told_where_time_decides(name, seconds, score, is_late, files, mon
 def test_r_ves_is_the_root_of_the_reward():
     times = {"gold": iter([2.0, 2.1, 2.2] * 40), "predicted": iter([1.0] * 120)}
     rows = Table(("a",), ((1,),))
-    runs = Runs(lambda _path, _sql: rows, stopwatch=lambda _path, sql: next(times[sql]))
+    runs = QueryRuns(lambda _path, _sql: rows, stopwatch=lambda _path, sql: next(times[sql]))
     function = COMPARATORS["bird_r_ves"].function
     assert function(Case("predicted", "gold", DB), runs).score == math.sqrt(1.25)
     assert len(list(times["gold"])) == 20
-    wrong = Runs(lambda _path, sql: rows if sql == "gold" else SqlError("no"))
+    wrong = QueryRuns(lambda _path, sql: rows if sql == "gold" else SqlError("no"))
     assert function(Case("predicted", "gold", DB), wrong).score == 0
 
 

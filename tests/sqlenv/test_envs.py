@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from exchange import Message
 from sqlenv.config import (
     AgenticConfig,
     DiagnosedConfig,
@@ -19,7 +20,7 @@ from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.comparators import Case
 from sqlenv.prompts import feedback_text
 from sqlenv.prompts.tags import TAG_SENTENCES
-from sqlenv.types import Attempt, Example, Message, Observation, SqlError, Table
+from sqlenv.types import Attempt, Example, Observation, SqlError, Table
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR")
 RIGHT = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20</sql>"

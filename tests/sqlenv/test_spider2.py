@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from exchange import UserError
-from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
+from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns
 from sqlenv.evaluators.spider2 import (
     Reference,
     agrees,
@@ -108,6 +108,6 @@ def test_comparator_takes_fences_and_refuses_blanks():
     rows = table([(1,), (2,)])
     gold = reference((1,), (2,))
     function = COMPARATORS["spider2_local"].function
-    runs = Runs(lambda _path, sql: rows if sql == "SELECT 1" else table([(9,)]))
+    runs = QueryRuns(lambda _path, sql: rows if sql == "SELECT 1" else table([(9,)]))
     for sql, score in (("```sql\nSELECT 1\n```", 1), ("SELECT 1", 1), ("SELECT 2", 0), ("", 0)):
         assert function(Case(sql, "", DB, reference=gold), runs).score == score
