@@ -1,4 +1,6 @@
-"""The pages for people name only what exists, and their commands and examples work."""
+"""The pages for people name only what exists, by names with one meaning, and their commands and
+examples work.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -60,6 +63,18 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_a_class_name_has_one_meaning():
+    """Types are named once in all packages; what begins with an underscore is of its module."""
+    places = defaultdict[str, list[str]](list)
+    for package in ("exchange", "minirl", "sqlenv", "rewards", "launch"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for name in names_in(path):
+                if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
+                    places[name].append(str(path.relative_to(ROOT)))
+    assert len(places) > 200
+    assert not {name: files for name, files in places.items() if len(files) > 1}
 
 
 def module_file(module: str) -> Path:
