@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from exchange import Score
+from exchange import Score, UserError
 from launch.evaluation.replies import GREEDY, Decode, End, Outcomes, look, parts_of
 from launch.evaluation.responses import RECORDED_SAMPLES, SampleCache, Sampled
 from launch.evaluation.sources import unread_of
 from launch.reporting.record import group_line
 from minirl.config import SamplerConfig
+from minirl.errors import LostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
@@ -29,6 +31,7 @@ from sqlenv.types import Answer, Attempt, Episode, Example, Observation, SqlErro
 if TYPE_CHECKING:
     from minirl.sglang.sampler import Servers
 
+_log = logging.getLogger(__name__)
 FIRST_EPISODE = 2**30
 """Episode numbers name random streams: those of evaluations lie above all of training."""
 # Questions between two writes of the predictions: what an interruption may cost.
@@ -39,6 +42,17 @@ Recorder = Callable[[Episode], tuple[Mapping[str, Any], Score]]
 
 def _end(one: Trajectory) -> End:
     return "length" if one.ended == "budget" else one.turns[-1].reply.finish
+
+
+def _fail(_number: int, error: Exception) -> None:
+    """End an evaluation whose environment has failed by an error before which a run is saved: an
+    accuracy over fewer questions would be another one.
+    """
+    words = f"{error}"
+    if not isinstance(error, UserError):
+        _log.error("the error of an environment", exc_info=error)
+        words = f"an environment has failed: {error!r}; mend that"
+    raise LostError(words)
 
 
 def _outcome(one: Trajectory, end: End) -> Outcomes:
@@ -159,6 +173,7 @@ class Evaluator:
                 first_episode=FIRST_EPISODE + (first + share.start) * decode.samples,
                 decoding=Decoding(decode.temperature, decode.top_p),
                 max_turns=self._max_turns,
+                failed=_fail,
             ).play()
             return [self._read(group, decode.samples) for group in found]
 

@@ -256,7 +256,7 @@ class Rollouts:
     ) -> Episodes:
         """Play a rollout and score it: the `episode` of each trajectory is a `ScoredEpisode`."""
         task, failed = self._task, set[int]()
-        fail = partial(self._fail, failed)
+        fail, check = partial(self._fail, failed), options.get("check", preemption.check)
         with watch.phase("rollout"):
             played = self.play(sampler, number, failed=fail, **options)
 
@@ -269,6 +269,7 @@ class Rollouts:
         groups = {}
         with watch.phase("score"):
             for n, group in enumerate(played):
+                check()
                 try:
                     groups[n] = [scored(trajectory) for trajectory in group]
                 except Exception as error:  # noqa: BLE001 - a reward reads databases too
@@ -280,15 +281,24 @@ class Rollouts:
         """Drop a group because its environment or its reward has failed, with those before.
 
         Raises:
-            LostError: More than a share of the groups have, or all: the run has to end.
+            LostError: As `check_failed`: other processes need not be asked.
         """
         failed.add(n)
-        count = len(self.share)
-        what = f"{len(failed)} of {count} groups have failed, the last by {error!r}"
-        if len(failed) > min(max(1, _FAILED_SHARE * count), count - 1):
+        try:
+            check_failed(len(failed), self._train.prompts_per_step, f", the last by {error!r}")
+        except LostError:
             _log.error("the last error of an environment or a reward", exc_info=error)
-            raise LostError(f"{what}; mend that")
-        _log.warning("%s; they are left out", what)
+            raise
+        what = "%d of the %d groups of this process have failed, the last by %r; they are left out"
+        _log.warning(what, len(failed), len(self.share), error)
+
+
+def check_failed(failed: int, count: int, words: str = "") -> None:
+    """Raise a `LostError` if more than a share of the groups of a rollout have failed, or all: the
+    run has to end.
+    """
+    if failed > min(max(1, _FAILED_SHARE * count), count - 1):
+        raise LostError(f"{failed} of {count} groups have failed{words}; mend that")
 
 
 def _without_record(trajectory: Trajectory) -> Trajectory:

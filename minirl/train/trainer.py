@@ -232,6 +232,7 @@ class Trainer:
                     number, has_records=self._is_recorded(version + 1), watch=watch
                 )
             )
+            rollouts.check_failed(sum(part.failed for part in parts), config.prompts_per_step)
             sampled, rounds = sum(parts, sampled), rounds + 1
             kept = advantages.groups_to_train(
                 sampled.rewards_NG + self._penalties(sampled),
@@ -290,7 +291,8 @@ class Trainer:
         """Return the log-probability of each id under these weights, 0 on prompts."""
         assert params is not None
         batches = self._micro_batches(groups)
-        return batches.read_back(self._learner.logprobs(params, batches))
+        logprobs = self._learner.logprobs(params, batches, check=distributed.check)
+        return batches.read_back(logprobs)
 
     @property
     def _reference_to_measure(self) -> nnx.State | None:

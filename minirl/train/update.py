@@ -222,11 +222,20 @@ class Learner:
         size = sum(leaf.size for leaf in jax.tree.leaves((params, self._frozen)))
         return _CPU_MICRO_BATCHES if is_cpu and size < _SMALL_MODEL else 1
 
-    def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
-        """Yield the log-probabilities of the targets, BC, of each micro-batch."""
+    def logprobs(
+        self,
+        params: nnx.State,
+        batches: Iterable[Batch],
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> Iterator[np.ndarray]:
+        """Yield the log-probabilities of the targets, BC, of each micro-batch; `check` is called
+        before each of them.
+        """
         batches, logp = [*batches], list[Array]()
         with activity.doing(_status_of("log-probabilities", logp, batches)):
             for batch in map(self._put, batches):
+                check()
                 logp.append(self._logp(params, self._frozen, batch))
                 yield distributed.whole(logp[-1])
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from diskcache import Cache, JSONDisk
 
-from exchange import Message
+from exchange import Message, UserError
 from launch import job
 from launch.config import TinyConfig, load_config
 from launch.data.prompts import ReplyFormat, write_call
@@ -18,6 +18,7 @@ from launch.evaluation.replies import GREEDY, Decode
 from launch.evaluation.responses import SampleCache
 from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
+from minirl.errors import LostError
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.metrics import read_metrics
 from minirl.sample.rollout import Rollout, flatten
@@ -163,6 +164,22 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, s
     (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([example], first=0)
     assert sampled.turns == (2, 1)
     assert len(sampled.queries) == 2
+
+
+def test_an_environment_that_fails_ends_a_validation_after_which_the_run_is_saved(
+    tokenizer, example, env, script, monkeypatch
+):
+    for error, words in (
+        (sqlite3.OperationalError("database is locked"), "an environment has .*locked"),
+        (UserError("a.sqlite: no such database file; check the path"), "^a.sqlite: no such"),
+    ):
+
+        def step(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(env, "step", step)
+        with pytest.raises(LostError, match=words):
+            evaluator(tokenizer, env, GREEDY).accuracy([example])
 
 
 def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, script):

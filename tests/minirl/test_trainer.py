@@ -21,6 +21,7 @@ from flax import nnx
 from exchange import CreditSpan
 from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.errors import LostError
+from minirl.run import distributed, preemption
 from minirl.run.preemption import Preempted
 from minirl.train import losses
 from minirl.train.batching import MicroBatches
@@ -280,6 +281,45 @@ def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(
     lines = metrics_of(tmp_path)
     assert [(line["groups/failed"], line["groups/trained"]) for line in lines] == [(1, 3), (1, 3)]
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["2"]
+
+
+def test_failed_groups_are_counted_over_all_processes(toy, tmp_path, monkeypatch):
+    """Of four groups this process has one, which fails; so has another one, at last."""
+
+    def judge(episode):
+        raise sqlite3.OperationalError("database is locked")
+
+    trainer = toy_run.make_trainer(toy, tmp_path, judge=judge, steps=2, validate=nothing)
+    trainer._rollouts.share = range(1)
+
+    def progress(*_):
+        monkeypatch.setattr(distributed, "gather", lambda make: [make()] * 2)
+
+    with pytest.raises(LostError, match=r"2 of 4 groups have failed.*all 1 steps are saved"):
+        trainer.run(progress)
+    assert [line["groups/failed"] for line in metrics_of(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(("place", "times"), [("reward", 8), ("reference", 1)])
+def test_a_signal_is_noticed_after_the_group_or_the_micro_batch(toy, tmp_path, place, times):
+    """A step scores 32 trajectories, and asks the reference about them in two micro-batches."""
+    calls = []
+
+    def told(function):
+        def call(*arguments):
+            calls.append(toy_run.be_told())
+            return function(*arguments)
+
+        return call
+
+    algorithm = Grpo(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    changes: dict[str, Any] = {"judge": told(toy_run.score)} if place == "reward" else {}
+    trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, algorithm=algorithm, **changes)
+    if place == "reference":
+        trainer._learner._logp = told(trainer._learner._logp)
+    with preemption.watched(), pytest.raises(Preempted, match="all 0 steps are saved"):
+        trainer.run(ignore)
+    assert len(calls) == times
 
 
 def test_every_example_comes_once_before_any_comes_again():
