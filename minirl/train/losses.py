@@ -148,7 +148,8 @@ def score_centering(
     p_tail_BT1, q_tail_BT1 = (1 - p.sum(axis=-1, keepdims=True) for p in (p_BTK, q_BTK))
     rho_BT1 = jnp.maximum(q_tail_BT1, 0.0) / jnp.maximum(p_tail_BT1, _LEAST_TAIL)
     m_BTK = q_BTK * weigh(_ratio(now_BTK - sampler_logp_BTK))
-    alpha_BT1 = rho_BT1 * weigh(1 / rho_BT1)
+    # Where nothing is left of q, nothing times a weight without a bound is nothing.
+    alpha_BT1 = rho_BT1 * weigh(1 / jnp.maximum(rho_BT1, jnp.finfo(jnp.float32).tiny))
     return jnp.sum((m_BTK - alpha_BT1 * p_BTK) * top_logp_BTK, axis=-1)
 
 

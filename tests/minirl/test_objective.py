@@ -206,8 +206,8 @@ def truncated(high):
         (3, jnp.ones_like, [0.1, 0, -0.1]),
         (1, jnp.ones_like, [0.1, -0.06, -0.04]),
         # Full importance sampling leaves nothing to centre.
-        (3, truncated(1e9), [0, 0, 0]),
-        (1, truncated(1e9), [0, 0, 0]),
+        (3, truncated(np.inf), [0, 0, 0]),
+        (1, truncated(np.inf), [0, 0, 0]),
         # p / q = 5/6, 1 and 2, cut to 1.1: m = (.5, .3, .11), less .91 p.
         (3, truncated(1.1), [0.045, 0.027, -0.072]),
     ],

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 
 from minirl.config import SamplerConfig
 from minirl.run import activity
+from minirl.sample import rollout
 from minirl.sample.decode import compilations
 from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply, Trajectory, Turn, Work
@@ -257,62 +259,81 @@ def test_two_runs_agree_bit_by_bit_whatever_the_environments_take(toy):
 
 
 class Timed(Script):
-    """A device with eight slots: a step of all takes half a millisecond, a reply eight steps."""
+    """A device with 64 slots in simulated time: a step of all takes 20 ms, a reply 50 to 450."""
 
     def __init__(self, *, is_repeatable):
-        super().__init__([[7] * 8] * 2, stop_ids=[7])
-        self.is_repeatable, self.woken = is_repeatable, threading.Event()
-        self.slots, self.left, self.idle_s, self.busy_s = set(), {}, 0.0, 0.0
+        super().__init__([[7]] * 2, stop_ids=[7])
+        self.is_repeatable, self.random = is_repeatable, random.Random(0)
+        self.slots, self.left, self.now_s, self.idle_s, self.ends_s = set(), {}, 0.0, 0.0, []
+
+    def idle_until(self, end_s):
+        self.idle_s += max(end_s - self.now_s, 0)
+        self.now_s = max(end_s, self.now_s)
 
     def advance(self, *, max_steps):
         for request in [*self.waiting]:
-            if request.episode in self.slots or len(self.slots) < 8:
+            if request.episode in self.slots or len(self.slots) < 64:
                 self.slots.add(request.episode)
                 self.waiting.remove(request)
-                self.left[request.episode] = (8, request)
-        start = time.monotonic()
+                self.left[request.episode] = (self.random.randint(50, 450), request)
         if not self.left:
             if not self.is_repeatable:
-                assert self.woken.wait(30)
-            self.woken.clear()
-            self.idle_s += time.monotonic() - start
+                self.idle_until(min(end_s for end_s in self.ends_s if end_s > self.now_s))
             return []
         steps = min(max_steps, min(left for left, _ in self.left.values()))
-        time.sleep(0.0005 * steps)
-        self.busy_s += time.monotonic() - start
+        self.now_s += 0.02 * steps
         self.left = {n: (left - steps, request) for n, (left, request) in self.left.items()}
         ended = [request for left, request in self.left.values() if not left]
         for request in ended:
             del self.left[request.episode]
         return [(request.episode, self._reply(request)) for request in ended]
 
-    def wake(self):
-        self.woken.set()
-
     def release(self, episode):
         super().release(episode)
         self.slots.discard(episode)
 
 
-def test_a_slow_query_does_not_stop_the_others(toy):
-    """Unless the run is to be repeated: one query in twenty takes as long as 60 steps."""
+class Simulated:
+    """Threads, and what is called in them, in the time of a device."""
+
+    def __init__(self, device, environment):
+        self.device, self.environment = device, environment
+
+    def submit(self, function, *given):
+        value, device = function(*given), self.device
+        end_s = device.now_s + self.environment.took_s
+        device.ends_s.append(end_s)
+        return SimpleNamespace(
+            done=lambda: device.now_s >= end_s,
+            exception=lambda: device.idle_until(end_s),  # whoever asks waits, and the device too
+            result=lambda: value,
+            add_done_callback=lambda _: None,
+        )
+
+    def shutdown(self, **_): ...
+
+
+@pytest.mark.parametrize(("slow_s", "in_order"), [(1.0, 0.4), (3.0, 0.65)])
+def test_a_slow_query_does_not_stop_the_others(toy, monkeypatch, slow_s, in_order):
+    """Unless the run is to be repeated: of one query in twenty the device waits for nearly all."""
 
     class Slow(Turns):
+        took_s = 0.0
+
         def step(self, episode, reply):
-            with self.lock:
-                is_slow = self.random.random() < 0.05
-            time.sleep(0.03 * is_slow)
+            self.took_s = slow_s if self.random.random() < 0.05 else 0.005
             return super().step(episode, reply)
 
-    def took(*, is_repeatable):
-        sampler, start = Timed(is_repeatable=is_repeatable), time.monotonic()
-        play(toy, sampler, Slow(toy.Message, turns=2), ["A"] * 300, config=config(slots=8))
-        return time.monotonic() - start, sampler.idle_s
+    def idle_share(*, is_repeatable):
+        device, environment = Timed(is_repeatable=is_repeatable), Slow(toy.Message, turns=2)
+        threads = lambda *_, **__: Simulated(device, environment)  # noqa: E731
+        monkeypatch.setattr(rollout, "ThreadPoolExecutor", threads)
+        limits = config(slots=64, max_response_tokens=2000)
+        play(toy, device, environment, ["A"] * 64, group_size=8, config=limits, max_turns=2)
+        return device.idle_s / device.now_s
 
-    in_order_s, _ = took(is_repeatable=True)
-    all_s, idle_s = took(is_repeatable=False)
-    assert all_s < 0.7 * in_order_s
-    assert idle_s < 0.25 * all_s
+    assert idle_share(is_repeatable=True) > in_order
+    assert idle_share(is_repeatable=False) <= 0.02
 
 
 def test_a_native_sampler_takes_results_in_order_on_a_cpu_or_as_it_is_told(toy):
