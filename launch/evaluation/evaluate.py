@@ -115,7 +115,7 @@ def _origin(name: str, questions: QuestionSet) -> str:
         return f"{comparator.source} @ {comparator.version}"
     ours = f"minirl-sql {versions('minirl-sql')['minirl-sql']}"
     if name != WITNESS:
-        return ours
+        return ours if questions.numbers == "exact" else f"{ours}: {questions.numbers} numbers"
     return f"{ours}: {rule_of(questions.measures)}, up to {questions.witnesses} witnesses"
 
 

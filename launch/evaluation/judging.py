@@ -327,6 +327,7 @@ class _Judge:
                 reference=questions.references.get(example.id),
                 alternatives=tuple(_on_sqlite(example, gold) for gold in example.alternatives),
                 grading_method=example.grading_method,
+                numbers=questions.numbers,
             )
             for example, sql in asked
         ]

@@ -19,7 +19,7 @@ from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import Identity, check_contents, identify
-from sqlenv.types import Dialect, Example, ExecutionMatch
+from sqlenv.types import Dialect, Example, ExecutionMatch, Numbers
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -184,6 +184,7 @@ class QuestionSet:
         references: Gold results by question, for Spider 2.
         corrected: A second gold query for some, by which the first measure judges once more.
         witnesses: How many, at most, `witness` asks for a question.
+        numbers: How they compare; official programs know `exact` alone.
     """
 
     name: str
@@ -193,6 +194,7 @@ class QuestionSet:
     references: Mapping[str, Reference] = field(default_factory=dict)
     corrected: Corrected | None = None
     witnesses: int = 4
+    numbers: Numbers = "exact"
 
     @property
     def suite_files(self) -> set[Path]:
@@ -278,9 +280,8 @@ def rule_of(measures: Sequence[str]) -> ExecutionMatch:
 
 def own_set(name: str, examples: tuple[Example, ...], env: AnswerConfig) -> QuestionSet:
     """Judge as a job does: by its rule, and before it, where it asks them, by its witnesses."""
-    if not env.witnesses:
-        return QuestionSet(name, examples, (env.match,))
-    return QuestionSet(name, examples, (WITNESS, env.match), witnesses=env.witnesses)
+    measures = (WITNESS, env.match) if env.witnesses else (env.match,)
+    return QuestionSet(name, examples, measures, witnesses=env.witnesses, numbers=env.compared)
 
 
 def _is_spider2(examples: Sequence[Example]) -> bool:

@@ -81,6 +81,21 @@ def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
     assert found == {1: [right, right], 4: [lucky, right]}
 
 
+def test_a_job_s_questions_are_judged_by_numbers_as_it_compares_them(database, tmp_path):
+    examples = (Example("1", "?", "emp", database, "SELECT 100.0 * 1 / 3"),)
+    for numbers, right in (("close", 1.0), ("exact", 0.0)):
+        questions = own_set("test", examples, AnswerConfig(numbers=numbers))
+        with (
+            Progress(tmp_path / numbers, {}) as progress,
+            Executor(ExecutorConfig(isolation="thread")) as executor,
+        ):
+            answers = [Sampled(("SELECT 1 / 3.0 * 100",))]
+            [verdict], _ = judge(questions, answers, GREEDY, executor, progress)
+        assert verdict.scores == {"set": right}
+    official = own_set("test", examples, AnswerConfig(match="bird_ex"))
+    assert official.numbers == "exact"
+
+
 def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):
     samples = [[SQLS[letter] for letter in "BAA"], [SQLS[letter] for letter in "xyx"]]
     turns = [[1, 2, 3], [4, 3, 2]]
