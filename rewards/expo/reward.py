@@ -111,7 +111,7 @@ class ExpoReward:
         ]
 
     def mean_reward(self, verdict: ClauseVerdict) -> float:
-        """Return the mean of the clauses' rewards; `format_fail` where there are no clauses."""
+        """Return the mean of the clauses' rewards; `FORMAT_FAIL` where there are no clauses."""
         return fmean(self.clause_rewards(verdict) or [FORMAT_FAIL])
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:

@@ -171,11 +171,11 @@ class Steps:
         return result if isinstance(result, Table) else None
 
     @property
-    def window(self) -> tuple[object, object]:
+    def window(self) -> tuple[str, str]:
         """Return how many rows the last LIMIT keeps, and how many it skips before."""
         query = parse(self.sql)
         parts = (query and query.args.get(name) for name in ("limit", "offset"))
-        kept, skipped = (part.expression.sql("sqlite") if part else 0 for part in parts)
+        kept, skipped = (part.expression.sql("sqlite") if part else "0" for part in parts)
         return kept, skipped
 
     def count(self, step: Step) -> int | None:
