@@ -103,8 +103,10 @@ def _for_sqlglot(sql: str) -> str:
         start, end, text = word.start, word.end, ""
         if word.kind == "number" and "_" in word.text:
             text = word.text.replace("_", "")
-        elif word.is_word("cast"):
+        elif word.is_word("cast") and sql[word.end :].lstrip().startswith("("):
             casts.append(word.depth + 1)
+        elif casts and word.is_sign(")") and word.depth < casts[-1]:
+            casts.pop()  # `cast` was a name
         elif casts and word.is_word("as") and word.depth == casts[-1]:
             close = next((w for w in words[index:] if w.depth < casts[-1]), word)
             casts.pop()

@@ -136,7 +136,8 @@ def test_without_both_trees_the_feedback_is_generic(form):
 
 
 def test_what_sqlite_reads_is_parsed(executor, make_database):
-    database = make_database(["CREATE TABLE singer (name TEXT, age INTEGER)"])
+    columns = "(name TEXT, age INTEGER)"
+    database = make_database([f"CREATE TABLE {name} {columns}" for name in ("singer", "cast")])
     for case in read("sqlite_only")["cases"]:
         assert isinstance(executor.execute(database, case["pred"]), Table), case["id"]
         found = diagnose(case["pred"], case["gold"], None)
