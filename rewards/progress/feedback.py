@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewards.execution import columns_of, is_executable
+from rewards.execution import columns_of
 from rewards.progress.diagnosis import diagnose
 from sqlenv.prompts import Undiagnosed, feedback_text
 from sqlenv.types import Attempt, Example, SqlError, Wrapping
@@ -16,6 +16,6 @@ def feedback(
     why: Undiagnosed = "close"
     is_error = isinstance(attempt.result, SqlError)  # also where sqlglot reads what SQLite does not
     if is_error or not (found.pred_parsed and found.gold_parsed):
-        why = "runs" if is_executable(attempt) else "fails"
+        why = "fails" if is_error else "runs"  # also where a limit ended it
     text = feedback_text(example, found.tags, form=form, undiagnosed=why)
     return found.tags, text

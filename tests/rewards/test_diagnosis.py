@@ -18,7 +18,7 @@ from rewards.progress.diagnosis import (
 from rewards.progress.feedback import feedback
 from rewards.progress.reward import lexical_similarity
 from rewards.progress.tree import build_tree
-from sqlenv.types import Answer, Attempt, Example, Result, SqlError, Table
+from sqlenv.types import Answer, Attempt, Example, Result, SqlError, Table, TimedOut
 from tests.vectors import read
 
 CASES, RULES = read("diagnosis")["cases"], read("normalisation")
@@ -126,7 +126,7 @@ def test_without_both_trees_the_feedback_is_generic(form):
     # sqlglot reads past a comma too many, and finds the structure of the gold query.
     assert fails == told("SELECT name, FROM singer", good, SqlError('near "FROM": syntax error'))
     runs = told(broken, good, empty)  # SQLite reads what sqlglot does not
-    assert runs == told(good, broken, empty)
+    assert runs == told(good, broken, empty) == told(broken, good, TimedOut("steps"))
     # The structures agree and the values do not.
     close = told(f"{good} WHERE age = 1", f"{good} WHERE age = 2", empty)
     assert ("syntax" in fails.lower(), "syntax" in runs.lower()) == (True, False)
