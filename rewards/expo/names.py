@@ -117,9 +117,12 @@ def nested(sql: str, word: str) -> list[int]:
 
 
 def is_unfinished(token: Token) -> bool:
-    """Tell a token that nothing can end with, such as a comma, an operator or `AND`."""
+    """Tell a token that nothing can end with, such as a comma, an operator or `AND`.
+
+    `*` is one: SQLite reads on behind `SELECT *`, and stops behind a product of nothing.
+    """
     if token.kind == "sign":
-        return token.text not in (")", "*")
+        return token.text != ")"
     return token.is_word(*_TAKES_VALUES, "from", "join", "as", "in", "using")
 
 
