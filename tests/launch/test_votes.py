@@ -86,11 +86,11 @@ def test_a_job_s_questions_are_judged_by_numbers_as_it_compares_them(database, t
     for numbers, right in (("close", 1.0), ("exact", 0.0)):
         questions = own_set("test", examples, AnswerConfig(numbers=numbers))
         with (
-            Progress(tmp_path / numbers, {}) as progress,
+            ResumeFile(tmp_path / numbers, {}) as resume_file,
             Executor(ExecutorConfig(isolation="thread")) as executor,
         ):
             answers = [Sampled(("SELECT 1 / 3.0 * 100",))]
-            [verdict], _ = judge(questions, answers, GREEDY, executor, progress)
+            [verdict], _ = judge(questions, answers, GREEDY, executor, resume_file)
         assert verdict.scores == {"set": right}
     official = own_set("test", examples, AnswerConfig(match="bird_ex"))
     assert official.numbers == "exact"
