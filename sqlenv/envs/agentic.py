@@ -14,7 +14,8 @@ from typing import Any
 
 from exchange import Message
 from sqlenv.config import AgenticConfig
-from sqlenv.envs.single_turn import BaseEnvironment, judge_answer
+from sqlenv.dialects import run_in_dialect
+from sqlenv.envs.single_turn import BaseEnvironment, judge_answer, judge_result
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Answer,
@@ -68,14 +69,15 @@ class Agentic(BaseEnvironment[AgenticConfig]):
             attempt = self._ask_witnesses(example, attempt)
             return replace(episode, attempts=(*episode.attempts, attempt)), None
         if isinstance(call, BadCall):
-            result = SqlError(call.why)
+            result: Result = SqlError(call.why)
             attempt = Attempt(answer.with_sql(""), result, correct=False, kind="bad_call")
         else:
+            result = run_in_dialect(self._executor.execute, example, call.sql)
             read = answer.with_sql(call.sql)
-            attempt = replace(judge_answer(example, read, self._executor, config), kind="call")
-        response = tool_response(
-            attempt.result, rows=config.response_rows, chars=config.response_chars
-        )
+            judged = judge_result(example, read, result, self._executor, config)
+            attempt = replace(judged, kind="call")
+        # As SQLite gave it: numbers written as the gold result's would tell what is right.
+        response = tool_response(result, rows=config.response_rows, chars=config.response_chars)
         following = (Message("user", response),)
         return replace(episode, attempts=(*episode.attempts, attempt)), following
 

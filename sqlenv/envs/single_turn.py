@@ -100,16 +100,25 @@ def judge_answer(
 ) -> Attempt:
     """Run the SQL that was read in a reply, and compare its result with the gold result.
 
-    A reply without a query is an error and never runs; so is a query of
-    another dialect that cannot be transpiled. A failing gold query matches nothing. What depends on
-    the clock or on chance is not right, and its result stays marked, so that no reward pays for a
-    part of it either. Numbers of the result that are the same as the gold result's are written as
-    there, so that rewards compare them likewise.
+    A reply without a query is an error and never runs; so is a query of another dialect that
+    cannot be transpiled.
     """
-    sql = answer.sql
-    if not sql:
+    if not answer.sql:
         return Attempt(answer, SqlError("no SQL in the reply"), correct=False)
-    result = run_in_dialect(executor.execute, example, sql)
+    result = run_in_dialect(executor.execute, example, answer.sql)
+    return judge_result(example, answer, result, executor, config)
+
+
+def judge_result(
+    example: Example, answer: Answer, result: Result, executor: Runner, config: AnswerConfig
+) -> Attempt:
+    """Compare the result of a query with the gold result.
+
+    A failing gold query matches nothing. What depends on the clock or on chance is not right, and
+    its result stays marked, so that no reward pays for a part of it either. Numbers of the result
+    that are the same as the gold result's are written as there, so that rewards compare them
+    likewise.
+    """
     if isinstance(result, Table):
         if result.nondeterministic:
             return Attempt(answer, result, correct=False)
@@ -117,8 +126,8 @@ def judge_answer(
             result, run_in_dialect(executor.gold, example, example.gold_sql), config.compared
         )
     names = (config.match,)
-    correct = find_matches(example, sql, result, executor, names, config.compared)[config.match]
-    return Attempt(answer, result, correct=correct)
+    found = find_matches(example, answer.sql, result, executor, names, config.compared)
+    return Attempt(answer, result, correct=found[config.match])
 
 
 def witnesses_of(example: Example, witnesses: WitnessStore) -> tuple[Path, ...]:

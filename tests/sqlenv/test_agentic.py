@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,14 @@ def play(env: Agentic, example: Example, *replies: str) -> tuple[Episode, list[s
         assert message.content.endswith("\n</tool_response>")
         responses.append(message.content.split("\n", 1)[1].rsplit("\n", 1)[0])
     return episode, responses
+
+
+def test_a_response_has_the_numbers_that_the_query_gave(executor, example):
+    """Written as the gold result's, they would tell what is right."""
+    asked = replace(example, gold_sql="SELECT 0.1 + 0.2, 42")
+    episode, responses = play(agentic(executor), asked, call("SELECT 0.3, 42.0"))
+    assert responses == ["[[0.3, 42.0]]"]
+    assert episode.attempts[0].correct
 
 
 def test_an_episode_as_in_the_papers_case_study(executor, example):
