@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -217,7 +217,7 @@ def _scorer(config: AdapterConfig, _process: int) -> Scorer:
     return Scorer(config)
 
 
-def example_of(row: Mapping[str, Any] | str, *, gold_sql: str | None = None) -> Example:
+def example_of(row: Mapping[str, Any] | str | bytes, *, gold_sql: str | None = None) -> Example:
     """Read a question from the row of a data set.
 
     Args:
@@ -227,7 +227,7 @@ def example_of(row: Mapping[str, Any] | str, *, gold_sql: str | None = None) -> 
             trainer's, so the rest is not read.
         gold_sql: The gold query of trainers that have their own name for it.
     """
-    row = _read_row(row) if isinstance(row, str) else row
+    row = row if isinstance(row, Mapping) else _read_row(row)
     found = {"database": row.get("database"), "gold_sql": gold_sql or row.get("gold_sql")}
     for name, value in found.items():
         if not isinstance(value, str | Path) or not str(value).strip():
@@ -243,10 +243,15 @@ def example_of(row: Mapping[str, Any] | str, *, gold_sql: str | None = None) -> 
         database=database,
         gold_sql=str(found["gold_sql"]).strip(),
         dialect=dialect_of(str(row.get("dialect") or "sqlite")),
-        # Parquet gives arrays, and nothing where another row has one.
-        alternatives=tuple(map(str, () if (more := row.get("alternatives")) is None else more)),
+        alternatives=_alternatives(row.get("alternatives")),
         grading_method=_rule(row.get("grading_method")),
     )
+
+
+def _alternatives(written: Iterable[Any] | str | None) -> tuple[str, ...]:
+    """Read more gold queries: Parquet gives arrays, and nothing where another row has one."""
+    more = (written,) if isinstance(written, str) else written
+    return () if more is None else tuple(map(str, more))
 
 
 def _rule(written: str | None) -> str:
@@ -256,14 +261,14 @@ def _rule(written: str | None) -> str:
         raise UserError(f"the SQL reward: grading_method: {error}") from None
 
 
-def _read_row(text: str) -> Mapping[str, Any]:
+def _read_row(text: str | bytes) -> Mapping[str, Any]:
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError):
         row = None
     if not isinstance(row, dict):
         raise UserError(
-            f"the SQL reward: {text[:60]!r} is no row: give a mapping with `database`, or a JSON "
+            f"the SQL reward: {text!r:.60} is no row: give a mapping with `database`, or a JSON "
             "object of one"
         )
     return row

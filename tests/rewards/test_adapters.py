@@ -291,8 +291,16 @@ def test_skyrl_makes_and_plays_every_environment(database):
         {"database": "music.sqlite"},
         {"database": "music.sqlite", "gold_sql": " "},
         {"database": None, "gold_sql": GOLD},
+        b"music.sqlite",
+        ["music.sqlite"],
     ],
 )
 def test_rows_without_what_is_needed_are_refused(row):
     with pytest.raises(UserError):
         example_of(row)
+
+
+@pytest.mark.parametrize("more", ["SELECT 1", ["SELECT 1"]])
+def test_one_more_gold_query_needs_no_list(more):
+    row = {"database": "music.sqlite", "gold_sql": GOLD, "alternatives": more}
+    assert example_of(json.dumps(row).encode()).alternatives == ("SELECT 1",)
