@@ -34,6 +34,7 @@ ARMS = {
     "truncated-centred": ("score_centering=64",),
     "gspo": ("kind=gspo",),
     "cispo": ("kind=cispo",),
+    "no-cut-offs": ("mask_cut_off=true",),
 }
 """Settings of `train.algorithm`."""
 _MEANS = ("mismatch/gap_mean", "mismatch/kl", "mismatch/far_share", "update/correction_mean")

@@ -98,6 +98,8 @@ class AlgorithmConfig(Settings):
             raise contradiction(
                 "correction_level", "ratio_level=sequence needs one weight a row; use sequence"
             )
+        if self.dual_clip is not None and self.surrogate == "cispo":
+            raise contradiction("dual_clip", "set it to null: cispo bounds all ratios alike")
         if self.aggregation_divisor is not None and self.aggregation != "constant":
             raise contradiction("aggregation_divisor", "set it to null: aggregation is no constant")
         return self

@@ -154,7 +154,8 @@ def sampled_groups(toy, sampler, *, step):
 def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(toy):
     """Mean |log p - log q| of 2,048 tokens, before and after 1 and 10 updates: of adapters, and of
     a learner of all weights at the same policy. Weights that are merged and rounded to bfloat16
-    before sampling are 1.22 times as far after the first update, and these 1.02 times.
+    before sampling are 1.5 times as far after the first update and after ten, and these 1.02 and
+    1.08 times.
     """
     base = huggingface.init(toy.CONFIG, 0, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     add_adapters(base, LoraConfig(rank=8, alpha=1), seed=0)

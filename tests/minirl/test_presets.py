@@ -84,6 +84,7 @@ def algorithm(kind, **settings):
         (algorithm("gspo", kl_coef=0.1, kl_in="credit"), "train.algorithm.gspo.ratio_level"),
         (algorithm("gspo", correction_level="token"), "train.algorithm.gspo.correction_level"),
         (algorithm("grpo", aggregation_divisor=3), "train.algorithm.grpo.aggregation_divisor"),
+        (algorithm("cispo", dual_clip=3.0), "train.algorithm.cispo.dual_clip"),
         (algorithm("dapo", overlong_tokens=8192), "train.algorithm.overlong_tokens"),
         ({"mini_batches": 65}, "train.mini_batches"),
         (
