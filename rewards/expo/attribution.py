@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from rewards.expo.clauses import Clause, item_name, scan_clauses
 from rewards.expo.differences import (
@@ -247,13 +248,14 @@ def _operand_differences(
     left = [chain[-1] for chain in golds.plan.operands]
     if len(left) == 1:
         left = [golds.plan.body]
-    waiting = []
-    for chain in steps.plan.operands:
-        same = next((g for g in left if _apart(steps, chain[-1], golds, g) == _NOTHING), None)
-        if same:
-            left.remove(same)
-        else:
-            waiting.append(chain)
+    waiting = list(steps.plan.operands)
+    # Two that have the same rows stand for what is in their own place.
+    for pairs in (zip(waiting, left, strict=False), product(waiting, left)):
+        for chain, gold in [*pairs]:
+            is_free = chain in waiting and gold in left
+            if is_free and _apart(steps, chain[-1], golds, gold) == _NOTHING:
+                waiting.remove(chain)
+                left.remove(gold)
     for chain in waiting:
         gold = left.pop(0) if left else golds.plan.body
         yield chain, gold, _apart(steps, chain[-1], golds, gold) or _NOTHING
