@@ -52,6 +52,11 @@ def is_computed(sql: str, operand: int | None = None) -> bool:
     )
 
 
+def is_distinct(sql: str, operand: int) -> bool:
+    """Tell whether an operand of a query is a SELECT DISTINCT."""
+    return any(one.expression.args.get("distinct") for one in _operands(sql)[operand : operand + 1])
+
+
 def select_aliases(sql: str, operand: int) -> Mapping[str, str]:
     """Map the aliases that a SELECT gives to the text of their expressions."""
     return {

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+from rewards.expo.attributes import is_distinct
 from rewards.expo.clauses import Clause, item_name, scan_clauses
 from rewards.expo.differences import (
     CANDIDATES,
@@ -66,11 +67,9 @@ def find_blamed(steps: Steps, golds: Steps, sought: Differences) -> frozenset[in
         blamed.update(plan.limit.clauses)
     if len(operands) == 1:
         chain = operands[0] if is_cut else (*operands[0], *plan.tail)
-        parting = _parting(operands[0], steps, golds.plan.body, golds)
-        return frozenset(blamed | _blame_part(chain, parting, steps, golds, sought))
+        return frozenset(blamed | _blame_part(chain, golds.plan.body, steps, golds, sought))
     for chain, part, wanted in _operand_differences(steps, golds):
-        parting = _parting(chain, steps, part, golds)
-        blamed |= _blame_part(chain, parting, steps, golds, wanted)
+        blamed |= _blame_part(chain, part, steps, golds, wanted)
     if not is_cut:
         blamed |= _blame_chain([plan.body, *plan.tail], steps, sought)
     return frozenset(blamed or _before_operators(steps.clauses, len(operands)))
@@ -92,13 +91,15 @@ def with_items(sql: str, blamed: frozenset[int]) -> frozenset[int]:
 
 
 def _blame_part(
-    chain: Sequence[Step], parting: Step | None, steps: Steps, golds: Steps, wanted: Differences
+    chain: Sequence[Step], gold: Step, steps: Steps, golds: Steps, wanted: Differences
 ) -> frozenset[int]:
     """Blame clauses of a part for what sets it apart (algorithm 1).
 
     Where no step makes it, those that can are blamed, of the step where the part parts from the
     gold query if there are any. What computes values is not blamed for the rows that it is given.
     """
+    part = [step for step in chain if step not in steps.plan.tail]
+    parting = _parting(part, steps, gold, golds)
     if parting and parting.star and "row_partial" in wanted:
         return frozenset(parting.clauses)
     blamed = _blame_chain(chain, steps, wanted)
@@ -108,9 +109,17 @@ def _blame_part(
         return frozenset(blamed)
     near = frozenset(parting.clauses if parting else ())
     able = candidates(steps.clauses, wanted) & {number for step in chain for number in step.clauses}
-    if "row_created" in wanted:  # also by a filter that lets through what the gold query's does not
-        able |= near
+    if "row_created" in wanted or (
+        "row_dedup" in wanted and _repeat_alike(chain, gold, steps, golds)
+    ):
+        able |= near  # a filter lets through what the gold query's does not
     return with_items(steps.sql, able & near or able or near)
+
+
+def _repeat_alike(chain: Sequence[Step], gold: Step, steps: Steps, golds: Steps) -> bool:
+    """Tell whether both SELECTs are DISTINCT, or neither is."""
+    own = is_distinct(steps.sql, chain[0].operand)
+    return own == is_distinct(golds.sql, gold.operand)
 
 
 def _parting(chain: Sequence[Step], steps: Steps, gold: Step, golds: Steps) -> Step | None:
