@@ -126,7 +126,11 @@ class Guard:
         self._watch(self.connection)
 
     def run(self, sql: str, max_steps: int) -> Result:
-        """Run one query whose text passed `refuse_text`, in the first way that serves it."""
+        """Run one query whose text passed `refuse_text`, in the first way that serves it.
+
+        Raises:
+            UserError: The disk fails, which no query is to blame for: none writes a file.
+        """
         way: _Way | None = _Way(sql)
         reads = self._clock.reads
         while True:
@@ -316,6 +320,8 @@ class Guard:
     def _explain(self, error: Exception, way: _Way) -> Result:
         if result := _REASONS.get(type(error)):
             return result
+        if isinstance(error, apsw.IOError):
+            raise UserError(f"{self._path}: SQLite cannot read it ({error}); look after the disk")
         if isinstance(error, apsw.InterruptError):
             return TimedOut("steps" if self._spent else "wall")
         if isinstance(error, _DeniedError) or self._denied:

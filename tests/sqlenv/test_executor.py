@@ -266,6 +266,21 @@ def test_few_functions_are_between_a_query_and_its_rows(database: Path, monkeypa
     ]
 
 
+def test_a_disk_that_fails_is_no_fault_of_a_query(database: Path, monkeypatch) -> None:
+    """The connection is open, and the file is still listed: a page of it cannot be read."""
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        assert isinstance(executor.execute(database, "SELECT name FROM city"), Table)
+        with monkeypatch.context() as patch:
+
+            def fetch(*_arguments: object) -> None:
+                raise apsw.IOError("disk I/O error")
+
+            patch.setattr("sqlenv.executor.guard.Guard._fetch", fetch)
+            with pytest.raises(UserError, match=r"cannot read it \(disk I/O error"):
+                executor.execute(database, "SELECT name FROM city")
+        assert isinstance(executor.execute(database, "SELECT name FROM city"), Table)
+
+
 def test_no_more_idle_connections_than_allowed(tmp_path: Path, database: Path, monkeypatch) -> None:
     monkeypatch.setattr("sqlenv.executor.engine._MOST_IDLE", 3)
     paths = [tmp_path / f"{number}.sqlite" for number in range(12)]
