@@ -50,7 +50,7 @@ def build_tree(sql: str, schema: KnownColumns | None) -> Node | None:
     query = extraction.parse(sql)
     if query is None:
         return None
-    return Node("ROOT", _nodes_of(query, None, frozenset(), schema))
+    return Node("ROOT", _nodes_of(query, None, {}, schema))
 
 
 def ctes(node: Node) -> Iterator[Node]:
@@ -74,15 +74,18 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _nodes_of(
-    query: exp.Expression, outer: Writer | None, ctes: Features, schema: KnownColumns | None
+    query: exp.Expression,
+    outer: Writer | None,
+    ctes: Mapping[str, Features],
+    schema: KnownColumns | None,
 ) -> tuple[Node, ...]:
     """Build what hangs under the owner of a query: its main node, then one CTE node a WITH item.
 
-    `outer` is the SELECT around it, `ctes` are the WITH items that it may read.
+    `outer` is the SELECT around it, `ctes` are the WITH items that it may read, with their columns.
     """
     query = extraction.bare(query)
     items = query.ctes if isinstance(query, extraction.QueryTree) else []
-    ctes = ctes | {item.alias.lower() for item in items}
+    ctes = {**ctes, **{item.alias.lower(): _outputs(item) for item in items}}
 
     def nodes_of(inner: exp.Expression) -> tuple[Node, ...]:
         return _nodes_of(inner, outer, ctes, schema)
@@ -105,11 +108,12 @@ class _SelectReader(Writer):
         self,
         select: exp.Select,
         outer: Writer | None,
-        ctes: Features,
+        ctes: Mapping[str, Features],
         schema: KnownColumns | None,
     ) -> None:
         super().__init__(outer, schema)
         self._select, self._ctes = select, ctes
+        self._inner_columns: dict[str, Features] = {}  # of sources that are no tables
         self._children: list[Node] = []
         self._tables: set[str] = set()
         self._derived: list[exp.Expression] = []
@@ -131,10 +135,12 @@ class _SelectReader(Writer):
             table = inner.this.name.lower()
             name = alias or inner.alias.lower() or table
             self.sources[name] = None if table in self._ctes else table
+            self._inner_columns[name] = self._ctes.get(table, frozenset())
             self._tables.add(table)
         else:
             name = alias or f"{SUBQUERY}{len(self.sources)}"
             self.sources[name] = None
+            self._inner_columns[name] = _outputs(source)
             self._tables.add(SUBQUERY)
             self._derived.append(inner)
         for join in joined:
@@ -146,6 +152,10 @@ class _SelectReader(Writer):
         right = self._add(join.this)
         self._joins.insert(at, (join, left, right))
         return right
+
+    def columns(self, alias: str) -> Features:
+        """Name the columns of a source, as far as the schema or its query tells them."""
+        return self._inner_columns.get(alias) or super().columns(alias)
 
     def node(self) -> Node:
         """Read the clauses in the order they are written, as the children are."""
@@ -218,6 +228,13 @@ class _SelectReader(Writer):
     def _add_child(self, query: exp.Expression, outer: Writer | None) -> None:
         nodes = _nodes_of(query, outer, self._ctes, self.schema)
         self._children.append(Node("SUBQUERY", nodes))
+
+
+def _outputs(item: exp.Expression) -> Features:
+    """Name the columns of a WITH item or derived table, as far as its query spells them."""
+    is_query = isinstance(item, exp.DerivedTable)
+    names = item.alias_column_names or (item.named_selects if is_query else [])
+    return frozenset(map(str.lower, names)) - {"", "*"}
 
 
 def _atoms(conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
