@@ -110,12 +110,20 @@ def _read(sql: str, dialect: str) -> QueryTree:
     tree = sqlglot.parse_one(text, read=dialect, error_level=ErrorLevel.RAISE)
     if not isinstance(tree, QueryTree):
         raise NotPortableError("not a query")
-    for call in list(tree.find_all(exp.Anonymous)):
-        if dialect == "mysql" and call.name.upper() == "NOW" and not call.expressions:
-            call.replace(exp.CurrentTimestamp())
+    _rename_calls(tree, dialect)
     if depth(tree) > MAX_TREE_DEPTH:  # the time that checks and guards take grows with its square
         raise NotPortableError("too deep")
     return tree
+
+
+def _rename_calls(tree: exp.Expr, dialect: str) -> None:
+    """Write `NOW()` and `LEFT(x, n)` as what `portable.py` knows."""
+    for call in list(tree.find_all(exp.Anonymous, exp.Left)):
+        if isinstance(call, exp.Left):
+            first = {"start": exp.Literal.number(1), "length": call.expression}
+            call.replace(exp.Substring(this=call.this, **first))
+        elif dialect == "mysql" and call.name.upper() == "NOW" and not call.expressions:
+            call.replace(exp.CurrentTimestamp())
 
 
 _HALVES = "1.000000000000001"
