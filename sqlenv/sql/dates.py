@@ -1,7 +1,8 @@
-"""Parts of dates in queries of MySQL and PostgreSQL: which mean the same in SQLite, and how.
+"""Dates and their parts in queries of MySQL and PostgreSQL: what SQLite can say, and how.
 
-Years, months and days of text such as 2026-11-21, with or without a time after it. What is no such
-text makes the query fail while it runs, so that nothing hangs on how an engine reads it.
+Of text such as 2026-11-21, with or without a time after it: the date alone, its year, month and
+day. What is no such text makes the query fail while it runs, so that nothing hangs on how an engine
+reads it.
 """
 
 from __future__ import annotations
@@ -22,21 +23,33 @@ _UNITS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d"}
 _WRITTEN = re.compile(r"(?:%[Ymd]|[-/. ])+")
 PARTS = (*_FORMATS, exp.Extract, exp.TimeToStr, exp.DateDiff)
 """The calls that take dates apart, or count the days between two."""
-READERS = (exp.TsOrDsToDate, exp.TsOrDsToTimestamp)
+WITHOUT_TIME = (exp.Date, exp.TsOrDsToDate, exp.CurrentDate)
+READERS = (exp.Date, exp.TsOrDsToDate, exp.TsOrDsToTimestamp)
 """What sqlglot writes around a date."""
 
 
 def is_read(node: exp.Expr) -> bool:
-    """Tell a value that only a part is taken of, so that its type does not show."""
+    """Tell a value of which a date or a part is taken, so that its type does not show."""
     parent = node.parent
-    while isinstance(parent, (*READERS, exp.Paren)) or (parent and is_cast(parent)):
+    while isinstance(parent, exp.Paren):
         parent = parent.parent
-    return isinstance(parent, PARTS)
+    return parent is not None and (isinstance(parent, (*READERS, *PARTS)) or is_cast(parent))
 
 
 def is_cast(node: exp.Expr) -> bool:
     """Tell a cast to a date or a time without a time zone."""
     return isinstance(node, exp.Cast) and node.to.this in _TYPES and not node.to.expressions
+
+
+def is_date(node: exp.Expr) -> bool:
+    """Tell a date without a time."""
+    is_cast_to_one = is_cast(node) and node.args["to"].this is exp.DataType.Type.DATE
+    return is_cast_to_one or isinstance(node, WITHOUT_TIME)
+
+
+def is_call(node: exp.Expr) -> bool:
+    """Tell what is written otherwise for SQLite: a part, or a date that is a value of its own."""
+    return isinstance(node, PARTS) or (is_date(node) and not is_read(node))
 
 
 def check_part(node: exp.Expr) -> str:
@@ -50,6 +63,8 @@ def dates(node: exp.Expr) -> list[exp.Expr]:
     """List the dates that a call reads."""
     if isinstance(node, exp.DateDiff):
         found = [node.this, node.expression]
+    elif is_date(node):
+        found = [node]
     else:
         found = [node.expression if isinstance(node, exp.Extract) else node.this]
     return [_bare(one) for one in found]
@@ -75,6 +90,8 @@ def rewritten(node: exp.Expr) -> exp.Expr:
         later, earlier = (_call("JULIANDAY", _call("DATE", one)) for one in dates(node))
         return exp.cast(exp.Paren(this=exp.Sub(this=later, expression=earlier)), "int")
     (date,) = dates(node)
+    if is_date(node):
+        return _call("DATE", date) if is_in_doubt(date) else node
     text = exp.Anonymous(
         this="STRFTIME", expressions=[exp.Literal.string(_format(node)), date.copy()]
     )

@@ -16,7 +16,8 @@ from sqlenv.sql import dates
 
 # As text, 2026-1-2 comes after 2026-01-10.
 _DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)")
-_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d)?")
+_ISO_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_ISO_DATE = re.compile(rf"{_ISO_DAY.pattern}( \d\d:\d\d:\d\d)?")
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 
 
@@ -48,12 +49,13 @@ _KINDS: Mapping[object, str] = {
     **dict.fromkeys((TYPE.DOUBLE, TYPE.DECIMAL, TYPE.FLOAT, exp.Avg), "real"),
     **dict.fromkeys((TYPE.TEXT, TYPE.VARCHAR, TYPE.CHAR, exp.Concat, exp.DPipe), "text"),
     **dict.fromkeys((exp.Upper, exp.Lower, exp.Substring, exp.Trim, exp.TimeToStr), "text"),
+    **dict.fromkeys((TYPE.DATE, *dates.WITHOUT_TIME), "date"),
 }
 """Of types, and of what always has one."""
 
 
 def kind_of(node: exp.Expr | None) -> str:
-    """Tell `int`, `real` or `text` where the text alone tells it; else an empty word."""
+    """Tell `int`, `real`, `text` or `date` where the text alone tells it; else an empty word."""
     while isinstance(node, exp.Paren | exp.Neg | exp.Alias | exp.Abs):
         node = node.this
     match node:
@@ -100,6 +102,10 @@ def _number(node: exp.Expr | None) -> int | None:
 
 _COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
 _TRUTHS = (*_COMPARED, exp.Is, exp.Like, exp.ILike, exp.And, exp.Or, exp.Not)
+_DATES_STAND_IN = (
+    *(*_COMPARED, exp.Is, exp.Select, exp.Group, exp.Ordered, exp.Distinct),
+    *(exp.Count, exp.Min, exp.Max),
+)
 _SAME_EVERYWHERE = (
     *(exp.From, exp.Where, exp.Having, exp.Order, exp.Ordered, exp.Offset),
     *(exp.Table, exp.TableAlias, exp.Alias, exp.Column, exp.Identifier, exp.Star, exp.Paren),
@@ -140,8 +146,24 @@ def _division(node: exp.Expr, dialect: str) -> str:
 
 
 def _comparison(node: exp.Expr, _dialect: str) -> str:
-    """Every engine has its own precedence of comparisons."""
-    return "comparisons in a chain" if any(isinstance(s, _TRUTHS) for s in _sides(node)) else ""
+    """Every engine has its own precedence of comparisons, and its own texts that are dates."""
+    sides = [side.unnest() for side in _sides(node)]
+    texts = [side for side in sides if kind_of(side) == "text"]
+    are_dates = all(
+        isinstance(text, exp.Literal) and _ISO_DAY.fullmatch(text.this) for text in texts
+    )
+    if "date" in map(kind_of, sides) and not are_dates:
+        return "a date compared with a text that is not written as 2026-11-21"
+    return "comparisons in a chain" if any(isinstance(s, _TRUTHS) for s in sides) else ""
+
+
+def _date(node: exp.Expr, _dialect: str) -> str:
+    """SQLite's dates are texts: without a time, they compare and are sorted alike."""
+    place = node.parent
+    while isinstance(place, exp.Paren | exp.Alias):
+        place = place.parent
+    is_fine = dates.is_read(node) or (dates.is_date(node) and isinstance(place, _DATES_STAND_IN))
+    return "" if is_fine else f"{type(node).__name__} as a value"
 
 
 def _like(node: exp.Expr, dialect: str) -> str:
@@ -156,13 +178,14 @@ def _cast(node: exp.Expr, dialect: str) -> str:
     target, wanted = node.args["to"], kind_of(node)
     if dialect == "postgres" and target.this is TYPE.CHAR:
         return "CAST to CHAR, which is one letter"
-    if dates.is_cast(node) and dates.is_read(node):
-        return ""
+    if dates.is_cast(node):
+        return _date(node, dialect) and f"CAST to {target.sql().upper()}"
     if target.this is TYPE.FLOAT and not (dialect == "postgres" and _meets_double(node)):
         return "CAST to single precision"
     fine = {"int": ("int",), "text": ("int", "text")}.get(wanted, ())
     is_same = kind_of(node.this) in fine and not target.expressions
     is_real = wanted == "real" and (not target.expressions or target.this is TYPE.DECIMAL)
+    is_real = is_real and kind_of(node.this) != "date"  # 20261121 in MySQL
     return "" if is_same or is_real else f"CAST to {target.sql().upper()}"
 
 
@@ -229,7 +252,7 @@ def _set_operation(node: exp.Expr, dialect: str) -> str:
 
 def _mixture(values: Iterable[exp.Expr]) -> str:
     """Other engines make all of them texts, or numbers."""
-    kinds = set(map(kind_of, values))
+    kinds = {kind_of(value).replace("date", "text") for value in values}
     return "numbers and texts in one place" if "text" in kinds and len(kinds - {""}) > 1 else ""
 
 
@@ -267,10 +290,7 @@ _RULES: Mapping[type[exp.Expr], Callable[[Any, str], str | bool]] = {
     exp.Cast: _cast,
     exp.Round: _round,
     **dict.fromkeys(dates.PARTS, lambda node, _: dates.check_part(node)),
-    **dict.fromkeys(
-        (*dates.READERS, exp.CurrentDate, exp.CurrentTimestamp),
-        lambda node, _: not dates.is_read(node) and f"{type(node).__name__} as a value",
-    ),
+    **dict.fromkeys((*dates.READERS, exp.CurrentDate, exp.CurrentTimestamp), _date),
     exp.Substring: _substring,
     exp.Trim: lambda node, _: node.expression and "TRIM of other signs than blanks",
     exp.Length: lambda node, dialect: (

@@ -15,7 +15,7 @@ The engine is not there to be asked, so this is assumed:
   text that is as long.
 - Decimals are binary floats of full length, and numbers with a fraction are decimals in MySQL, of
   which ROUND takes halves away from 0, here too (`_rounded`).
-- The clock is UTC's. Of dates only parts are read, in `dates.py`.
+- The clock is UTC's. Of dates only the day and its parts are read, in `dates.py`.
 
 What only the data can tell (a date in a subtraction, a fraction as text, a divisor of 0) makes the
 query fail while it runs (`_guard`). A query that its own engine would refuse may run here.
@@ -172,7 +172,7 @@ def _doubts(node: exp.Expr, dialect: str) -> Iterator[tuple[exp.Expr, _Test, str
         for side in (*sides, node.expression) if isinstance(node, exp.DPipe) else sides:
             if not kind_of(side) and not isinstance(side, exp.Null):
                 yield side, _is_fraction, "a number with a fraction as text"
-    elif isinstance(node, dates.PARTS):
+    elif dates.is_call(node):
         for date in filter(dates.is_in_doubt, dates.dates(node)):
             yield date, dates.is_no_date, "a date that is not written as 2026-11-21"
     elif _divides(node, dialect):
@@ -227,7 +227,7 @@ def _rewritten(node: exp.Expr, dialect: str) -> exp.Expr:
             return _decimal(node, dialect)
         case exp.Round() if kind_of(node.this) != "int":
             return _rounded(node.this, node.args.get("decimals"))
-        case _ if isinstance(node, dates.PARTS):
+        case _ if dates.is_call(node):
             return dates.rewritten(node)
         case exp.Concat() | exp.DPipe():  # SQLite's || binds closer than anything
             for part in (node.this, node.args.get("expression"), *node.expressions):
