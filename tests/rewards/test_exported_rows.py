@@ -153,11 +153,25 @@ ENVIRONMENT = {
 }
 
 
+# How the sentences before them end.
+SCRIPTS = {
+    "trl": "so are tool calls",
+    "verl": "A response is one turn",
+    "skyrl": "registers (`train_sql.py`)",
+}
+
+
 def lines_of(words: str) -> str:
     """Return the page's lines after a sentence that ends with these words; a command is one."""
     block = re.search(rf"{re.escape(words)}:\n\n((?:(?: {{4}}.*)?\n)+)", PAGE)
     assert block
     return textwrap.dedent(block[1]).replace("\\\n", "")
+
+
+def test_the_page_has_the_lines_that_the_libraries_are_run_with():
+    for trainer in get_args(TrainerName):
+        assert trainer in lines_of(SCRIPTS[trainer])
+    assert "train_sql.py" in lines_of("and runs with")
 
 
 def run(trainer: str, *line: str) -> str:
@@ -174,12 +188,12 @@ def take_step(trainer: str) -> float:
     if trainer == "trl":
         script = str(ADAPTERS / "trl_step.py")
         logged = json.loads(
-            run(trainer, script, "model", lines_of("takes a function")).splitlines()[-1]
+            run(trainer, script, "model", lines_of(SCRIPTS["trl"])).splitlines()[-1]
         )
         assert logged["rewards/sql_reward/mean"] == logged["sql/correct"] == logged["reward"]
         return logged["reward"]
     if trainer == "verl":
-        command = shlex.split(lines_of("takes a function by its settings"))[1:]
+        command = shlex.split(lines_of(SCRIPTS["verl"]))[1:]
         run(trainer, *command, *FEW["verl"].split())
         begin, end = (
             json.loads(line)["data"] for line in Path("verl.log").read_text().splitlines()
@@ -187,7 +201,7 @@ def take_step(trainer: str) -> float:
         assert begin["val-core/sql/acc/mean@1"] == begin["val-aux/sql/reward/execution/mean@1"]
         assert begin["val-aux/sql/sql_found/mean@1"] > 0
         return end["critic/rewards/mean"]
-    Path("train_sql.py").write_text(lines_of("registers (`train_sql.py`)"))
+    Path("train_sql.py").write_text(lines_of(SCRIPTS["skyrl"]))
     _, script, *settings = shlex.split(lines_of("and runs with"))
     on_cpu = f"import runpy, skyrl_cpu; runpy.run_path({script!r}, run_name='__main__')"
     run(trainer, "-c", on_cpu, *settings, *FEW["skyrl"].split())
