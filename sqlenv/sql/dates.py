@@ -23,8 +23,10 @@ _UNITS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d"}
 _WRITTEN = re.compile(r"(?:%[Ymd]|[-/. ])+")
 PARTS = (*_FORMATS, exp.Extract, exp.TimeToStr, exp.DateDiff)
 """The calls that take dates apart, or count the days between two."""
-WITHOUT_TIME = (exp.Date, exp.TsOrDsToDate, exp.CurrentDate)
-READERS = (exp.Date, exp.TsOrDsToDate, exp.TsOrDsToTimestamp)
+_CUT = (exp.Date, exp.TsOrDsToDate)
+WITHOUT_TIME = (*_CUT, exp.CurrentDate)
+"""The calls that give a date alone."""
+READERS = (*_CUT, exp.TsOrDsToTimestamp)
 """What sqlglot writes around a date."""
 
 
