@@ -94,9 +94,9 @@ def plan_cache(
     """
     parts = row_parts(mesh)
     most = -(-config.slots // parts)
-    # The last token of a prompt is fed by the decode loop, and the last of a response by nobody.
-    limits = (config.max_prompt_tokens, config.max_response_tokens)
-    lengths = [_rounded(max(tokens - 1, 1)) for tokens in limits]
+    # The decode loop feeds the last token of a prompt, which so is in the slot; nobody feeds the
+    # last one of a response.
+    lengths = [_rounded(config.max_prompt_tokens - 1), _rounded(config.max_response_tokens)]
     platform = platform_of(mesh)
     pieces = tuple(sorted({min(size, lengths[0]) for size in _PIECES[platform]}))
     token_bytes = _token_bytes(model, itemsize=itemsize, mesh=mesh)

@@ -246,7 +246,9 @@ class NativeSampler:
                 self._cut += float(cut_SW[s, : len(ids)].sum())
                 self._cut_tokens += len(ids)
             if episode.decoding.top_logprobs:
-                episode.top.append(TopTokens(*(array[s, : len(ids)] for array in top_SWK)))
+                # Others may have asked for more of them.
+                K = episode.decoding.top_logprobs
+                episode.top.append(TopTokens(*(array[s, : len(ids), :K] for array in top_SWK)))
             reply = self._extend(episode, ids, logprobs_SW[s, : len(ids)].tolist())
             if reply is not None:
                 replies.append((episode.number, reply))

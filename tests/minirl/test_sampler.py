@@ -65,6 +65,17 @@ def test_the_likeliest_tokens_come_with_their_log_probabilities(toy):
         np.testing.assert_allclose(top_logprobs, row[top_ids], atol=1e-4)
 
 
+def test_a_reply_tells_of_as_many_likeliest_tokens_as_were_asked_for_it(toy):
+    """Also where one that wants more of them comes in the middle of it."""
+    sampler = toy.sampler(toy.model(), stop_ids=toy.NEVER)
+    sampler.submit(Request(0, prompt(9), 6, Decoding(top_logprobs=2)))
+    assert sampler.advance(max_steps=3) == []
+    sampler.submit(Request(1, prompt(9), 3, Decoding(top_logprobs=5)))
+    replies = dict(sampler.advance(max_steps=3))
+    assert replies[0].top.ids.shape == (6, 2)
+    assert replies[1].top.ids.shape == (3, 5)
+
+
 def test_a_reply_ends_with_its_stop_token_or_at_its_limit(toy):
     sampler = toy.sampler(toy.model())
     replies = toy.run(sampler, [Request(e, prompt(5), 10, PLAIN) for e in range(30)])
@@ -79,6 +90,19 @@ def test_a_reply_ends_with_its_stop_token_or_at_its_limit(toy):
         assert reply.text == toy.Tokenizer().decode(shown)
         assert len(reply.logprobs) == len(reply.ids)
     assert finishes == {"stop", "length"}
+
+
+@pytest.mark.parametrize("response", [32, 33])
+def test_the_last_token_of_the_longest_episode_sees_itself(toy, response):
+    """A slot of 32 positions has room for the last token of the prompt and all but the last of the
+    response, and no further one.
+    """
+    model, ids = toy.model(), prompt(33)
+    sizes = {"max_prompt_tokens": len(ids), "max_response_tokens": response}
+    sampler = toy.sampler(model, stop_ids=toy.NEVER, **sizes)
+    reply = toy.run(sampler, [Request(0, ids, response, PLAIN)])[0]
+    expected = expected_logprobs(toy, model, ids + reply.ids, start=len(ids))
+    np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
 
 
 def test_a_reply_does_not_depend_on_slots_and_neighbours(toy):
