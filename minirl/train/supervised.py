@@ -73,8 +73,12 @@ def encode(
 
 
 def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
-    """Let rows share the tokens with which all their prompts begin."""
+    """Let rows share the tokens with which all their prompts begin, of which none is learnt; a
+    single row shares nothing of a prompt that is learnt.
+    """
     shortest = min(row.prompt_length for row in rows)
+    if len(rows) == 1:
+        shortest = max(1, int(rows[0].is_action.argmax()))
     prompts = np.stack([row.ids[:shortest] for row in rows])
     is_common = (prompts == prompts[0]).all(axis=0)
     length = max(1, int(np.cumprod(is_common).sum()))

@@ -70,7 +70,8 @@ def test_of_a_transcript_several_replies_are_learnt_and_responses_never(toy):
         (["AB", "AB"], 4),
         # 2 A B 3 against 2 A B C 3.
         (["AB", "ABC"], 3),
-        (["AB"], 4),
+        # Of the only row every token but the first is learnt.
+        (["AB"], 1),
     ],
 )
 def test_rows_share_what_all_prompts_begin_with(toy, prompts, shared):
@@ -83,9 +84,11 @@ def test_rows_share_what_all_prompts_begin_with(toy, prompts, shared):
         # What is shared is no target.
         assert not new.is_action[:shared].any()
         np.testing.assert_array_equal(new.is_action[shared:], row.is_action[shared:])
+    (alone,) = share_prefix([encode(texts[0], toy.Tokenizer())])
+    assert alone.prompt_length == rows[0].prompt_length  # what is not learnt stays a prompt
     rows[0].ids[0] = 50
-    if len(rows) > 1:  # they share nothing
-        assert {row.prompt_length for row in share_prefix(rows)} == {1}
+    # They share nothing.
+    assert {row.prompt_length for row in share_prefix(rows)} == {1}
 
 
 # Three keys of 5, 3 and 1 demonstrations.
