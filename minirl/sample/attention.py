@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array
@@ -57,7 +58,8 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
         written, prompts = cache
-        keys, activations = (_heads_spec(written.k.shape[1], axis, mesh) for axis in (1, 2))
+        heads = k_BTKE.shape[2]
+        activations, keys = _heads_spec(heads, 2, mesh), _keys_spec(heads, written, mesh)
         run = on_parts(
             partial(_attend, ways=_ways(q_BTHE, mesh)),
             mesh,
@@ -69,14 +71,16 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
     return attend
 
 
-def copied(keys: KeyValues, source_B: Array, row_B: Array, *, mesh: Mesh | None) -> KeyValues:
+def copied(
+    keys: KeyValues, source_B: Array, row_B: Array, *, heads: int, mesh: Mesh | None
+) -> KeyValues:
     """Copy one row over another in every part."""
-    heads = _heads_spec(keys.k.shape[1], 1, mesh)
+    spec = _keys_spec(heads, keys, mesh)
 
     def copy(keys: KeyValues, source_B: Array, row_B: Array) -> KeyValues:
         return jax.tree.map(lambda array: array.at[row_B].set(array[source_B]), keys)
 
-    return on_parts(copy, mesh, inputs=(heads, _ROWS, _ROWS), outputs=heads)(keys, source_B, row_B)
+    return on_parts(copy, mesh, inputs=(spec, _ROWS, _ROWS), outputs=spec)(keys, source_B, row_B)
 
 
 def _ways(q_BTHE: Array, mesh: Mesh | None) -> tuple[_Way, _Way]:
@@ -95,6 +99,10 @@ def _heads_spec(heads: int, axis: int, mesh: Mesh | None) -> Spec:
     """Return how an array of rows is split, of which an axis is heads."""
     over = None if mesh is None or heads % mesh.shape["tensor"] else "tensor"
     return Spec(*_ROWS, *[None] * (axis - 1), over)
+
+
+def _keys_spec(heads: int, keys: KeyValues, mesh: Mesh | None) -> Spec:
+    return _heads_spec(heads, 2 if keys.by_token else 1, mesh)
 
 
 def _attend(
@@ -146,7 +154,7 @@ def _to_first(q_XKQE: Array, keys: KeyValues, row_X: Any, count_X1: Array) -> At
 
 def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Attended:
     """Attend to a block of every row at a time, up to the last key that any of them sees."""
-    length = keys.k.shape[-1]
+    length, head_size = keys.length, q_XKQE.shape[-1]
     size = min(_BLOCK, length)
 
     def add(n: Array, known: Attended) -> Attended:
@@ -155,7 +163,8 @@ def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> A
         position_L = start + jnp.arange(size)
         is_new_L = position_L >= n * size
         is_seen_XTL = is_new_L[None, None] & (position_L[None, None] < count_XT[..., None])
-        return join([known, _masked(q_XKQE, _block(keys, row_X, start, size), is_seen_XTL)])
+        block = _block(keys, row_X, start, size, head_size)
+        return join([known, _masked(q_XKQE, block, is_seen_XTL)])
 
     blocks = pl.cdiv(jnp.minimum(count_XT.max(), length), size)
     return jax.lax.fori_loop(0, blocks, add, _nothing(q_XKQE))
@@ -192,20 +201,31 @@ def _rows(keys: KeyValues, row_X: Any) -> KeyValues:
     return keys if row_X is None else jax.tree.map(lambda array: array[row_X], keys)
 
 
-def _block(keys: KeyValues, row_X: Any, start: Array, size: int) -> KeyValues:
-    """Copy positions of rows; of all of them in order for None."""
-    if row_X is None:
-        return KeyValues(
-            jax.lax.dynamic_slice_in_dim(keys.k, start, size, axis=3),
-            jax.lax.dynamic_slice_in_dim(keys.v, start, size, axis=2),
-        )
-    _, K, E, _ = keys.k.shape
+def _block(keys: KeyValues, row_X: Any, start: Array, size: int, head_size: int) -> KeyValues:
+    """Copy positions of rows, of all of them in order for None, and bring them by head."""
+    if not keys.by_token:
+        k_XKEL = _positions(keys.k, row_X, start, size, axis=3)
+        return KeyValues(k_XKEL, _positions(keys.v, row_X, start, size, axis=2))
 
-    def of_row(row: Array) -> KeyValues:
-        return KeyValues(
-            jax.lax.dynamic_slice(keys.k, (row, 0, 0, start), (1, K, E, size))[0],
-            jax.lax.dynamic_slice(keys.v, (row, 0, start, 0), (1, K, size, E))[0],
-        )
+    def by_head(array: Array) -> Array:
+        block = _positions(array, row_X, start, size, axis=1)
+        # Or the compiler would have all of a prompt's keys in the order that its products like.
+        block = with_layout_constraint(block, Layout((0, 1, 2)))
+        return block.reshape(*block.shape[:2], -1, head_size).swapaxes(1, 2)
+
+    return KeyValues(by_head(keys.k).swapaxes(2, 3), by_head(keys.v))
+
+
+def _positions(array: Array, row_X: Any, start: Array, size: int, *, axis: int) -> Array:
+    if row_X is None:
+        return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
+    sizes = [1, *array.shape[1:]]
+    sizes[axis] = size
+
+    def of_row(row: Array) -> Array:
+        starts = [row, *[0] * (array.ndim - 1)]
+        starts[axis] = start
+        return jax.lax.dynamic_slice(array, starts, sizes)[0]
 
     return jax.vmap(of_row)(row_X)
 
@@ -217,8 +237,12 @@ def _write(
     row_B = jnp.arange(len(position_BT)) if rows.row_B is None else rows.row_B
     # Padding is dropped: there is no such position.
     is_new_BT = jnp.arange(position_BT.shape[1])[None] < rows.count_B[:, None]
-    position_BT = jnp.where(is_new_BT, position_BT, keys.k.shape[-1])
+    position_BT = jnp.where(is_new_BT, position_BT, keys.length)
     k, v = (array.astype(keys.k.dtype) for array in (k_BTKE, v_BTKE))
+    if keys.by_token:
+        k, v = (array.reshape(*position_BT.shape, -1) for array in (k, v))
+        at = row_B[:, None], position_BT
+        return KeyValues(keys.k.at[at].set(k, mode="drop"), keys.v.at[at].set(v, mode="drop"))
     return KeyValues(
         keys.k.at[row_B[:, None], :, :, position_BT].set(k, mode="drop"),
         keys.v.at[row_B[:, None], :, position_BT].set(v, mode="drop"),

@@ -25,9 +25,8 @@ from minirl.run.memory import device_bytes
 
 # Without `sampler.cache_gb`, the cache takes at most this share of what weights leave of a device's
 # memory, the rest being the programs'; or of all memory of a CPU, which is not ours alone. Not of
-# what is free, so that a resumed run has the same slots. On a TPU the decode loop keeps the cache
-# in a layout of its own, which takes twice as much again (v5e, heads of 64, libtpu 0.0.42).
-_SHARE, _CPU_SHARE = {"gpu": 0.9, "tpu": 0.28}, 0.25
+# what is free, so that a resumed run has the same slots.
+_SHARE, _CPU_SHARE = 0.9, 0.25
 GB = 1e9
 # Positions are rounded up to a multiple of this.
 _TILE = 32
@@ -39,14 +38,31 @@ _PIECES = {"cpu": (64, 128, 256, 512), "gpu": (128, 512), "tpu": (128, 512)}
 
 
 class KeyValues(NamedTuple):
-    """Keys and values of a layer; X rows, which are prompts or slots."""
+    """Keys and values of a layer; X rows, which are prompts or slots.
+
+    On TPUs both are [X, L, K E], token by token: of another order the decode loop would make a copy
+    that it can write tokens to, as large as the cache (libtpu 0.0.42).
+    """
 
     k: Any  # [X, K, E, L]: both so that CPUs read them in order
     v: Any  # [X, K, L, E]
 
+    @property
+    def by_token(self) -> bool:
+        """Tell whether they are [X, L, K E]."""
+        return self.v.ndim == 3
 
-_KEY_AXES = ("batch", "kv_heads", "head_size", "position")
-_VALUE_AXES = ("batch", "kv_heads", "position", "head_size")
+    @property
+    def length(self) -> int:
+        """Return L, the positions of a row."""
+        return self.v.shape[-2]
+
+
+_BY_HEAD = (
+    ("batch", "kv_heads", "head_size", "position"),
+    ("batch", "kv_heads", "position", "head_size"),
+)
+_BY_TOKEN = (("batch", "position", "kv_heads"),) * 2
 
 
 class Cache(NamedTuple):
@@ -135,7 +151,7 @@ def cache_room(memory_bytes: float, *, held_bytes: float, platform: str) -> floa
     """Return the bytes that the cache may take of a device which holds weights and more."""
     if platform == "cpu":
         return _CPU_SHARE * memory_bytes
-    return _SHARE[platform] * (memory_bytes - held_bytes)
+    return _SHARE * (memory_bytes - held_bytes)
 
 
 def device_memory(mesh: Mesh | None) -> float:
@@ -148,16 +164,20 @@ def device_memory(mesh: Mesh | None) -> float:
 
 def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Mesh | None) -> Cache:
     """Describe the arrays of the cache, on all parts of the mesh."""
-    depth, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    by_token = platform_of(mesh) == "tpu"
 
-    def array(axes: tuple[str, ...], *sizes: int) -> jax.ShapeDtypeStruct:
-        sharding = None if mesh is None else axes_sharding(axes, sizes, mesh, name="cache")
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+    def array(axes: tuple[str, ...], sizes: dict[str, int]) -> jax.ShapeDtypeStruct:
+        dims = [sizes[axis] for axis in axes]
+        sharding = None if mesh is None else axes_sharding(axes, dims, mesh, name="cache")
+        if by_token:  # whole heads are split, and not their numbers
+            dims[-1] *= config.head_dim
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
 
     def layers(rows: int, tokens: int) -> list[KeyValues]:
-        rows *= shape.parts
-        k = array(_KEY_AXES, rows, heads, size, tokens)
-        return [KeyValues(k, array(_VALUE_AXES, rows, heads, tokens, size))] * depth
+        sizes = {"batch": rows * shape.parts, "position": tokens}
+        sizes |= {"kv_heads": config.num_key_value_heads, "head_size": config.head_dim}
+        k, v = (array(axes, sizes) for axes in (_BY_TOKEN if by_token else _BY_HEAD))
+        return [KeyValues(k, v)] * config.num_hidden_layers
 
     return Cache(layers(shape.prompts, shape.prompt_tokens), layers(shape.slots, shape.slot_tokens))
 

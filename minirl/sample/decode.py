@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jax.stages import Lowered
 from jaxtyping import Array, Float, Int
 
@@ -60,12 +59,13 @@ def fill(
     return model(tokens_BT, position_BT, attend, caches)[1]
 
 
-@partial(jax.jit, static_argnames="mesh", donate_argnames="prompts")
+@partial(jax.jit, donate_argnames="prompts")
 def copy(
-    prompts: list[KeyValues], source_B: Array, row_B: Array, *, mesh: Mesh | None
+    model: Decoder, prompts: list[KeyValues], source_B: Array, row_B: Array
 ) -> list[KeyValues]:
     """Copy rows of prompts over others: one in every part, over itself where there is none."""
-    return [copied(layer, source_B, row_B, mesh=mesh) for layer in prompts]
+    heads, mesh = model.config.num_key_value_heads, model.mesh
+    return [copied(layer, source_B, row_B, heads=heads, mesh=mesh) for layer in prompts]
 
 
 @partial(

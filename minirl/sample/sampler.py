@@ -181,7 +181,7 @@ class NativeSampler:
         prompts, slots = self._cache or empty_cache(self._arrays)
         while True:
             if (copy := self._slots.next_copy()) is not None:
-                prompts = decode.copy(prompts, *copy, mesh=self._mesh)
+                prompts = decode.copy(self._model, prompts, *copy)
             if (new := self._slots.fill_prompts()) is None:
                 break
             # Not before it is there: it is told.

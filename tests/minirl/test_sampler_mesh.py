@@ -48,7 +48,10 @@ def on_one_device(toy):
 
 # The last does not divide the two key/value heads, and no mesh the seven slots.
 @pytest.mark.parametrize("shape", [{"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}], ids=str)
-def test_a_mesh_samples_the_same(toy, on_one_device, shape, monkeypatch):
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_mesh_samples_the_same(toy, on_one_device, shape, platform, monkeypatch):
+    """Whether the cache is in the order of CPUs and GPUs, or in that of TPUs."""
+    monkeypatch.setattr("minirl.sample.cache.platform_of", lambda _: platform)
     monkeypatch.setattr("minirl.sample.weights.local_mesh", lambda *_, **__: make_mesh(shape))
     # The last episodes leave slots empty, not the same number in every part.
     monkeypatch.setitem(ROWS, "cpu", (1, 2))
