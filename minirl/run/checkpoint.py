@@ -67,6 +67,9 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(
                 best_fn=_score,
                 enable_async_checkpointing=True,
+                # What a kill inside a save left, up to all of a state, of a step that none may save
+                # again.
+                cleanup_tmp_directories=True,
                 # Where a folder cannot be made in the background, Orbax's other threads wait for it
                 # for 20 minutes, and the process with them.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),

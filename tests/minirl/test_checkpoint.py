@@ -264,6 +264,18 @@ def test_what_a_killed_save_left_is_no_checkpoint(tmp_path):
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(2))
 
 
+def test_what_a_killed_stop_left_takes_no_room_for_ever(tmp_path):
+    """The run goes on and saves other steps: a state for 7B would be 91 GB, once a kill."""
+    save_all(tmp_path, {1: 0.0})
+    for folder in (tmp_path, tmp_path / "optimizer"):
+        shutil.copytree(folder / "1", folder / "2.orbax-checkpoint-tmp")
+    assert best_step(tmp_path) == 1  # who only looks leaves it
+    assert (tmp_path / "2.orbax-checkpoint-tmp").exists()
+    save_all(tmp_path, {3: 0.0})
+    assert not [*tmp_path.rglob("*-tmp*")]
+    assert (steps_in(tmp_path), steps_in(tmp_path / "optimizer")) == ([1, 3], [1, 3])
+
+
 @pytest.mark.parametrize("text", ["{", '{"score": null}'])
 def test_a_damaged_score_names_its_checkpoint(tmp_path, text):
     save_all(tmp_path, {1: 0.5, 4: 0.25})
