@@ -86,8 +86,7 @@ class Fake:
         fault = self.faults.get(path, [])
         fault = fault.pop(0) if fault else None
         if self.down or fault == "drop":
-            handler.close_connection = True
-            handler.connection.close()
+            self.drop(handler)
             return
         if fault == "hang":
             self.hanging.append((body or {}).get("rid"))
@@ -98,6 +97,9 @@ class Fake:
             status, right = fault, {"error": "told to"}
         else:
             status, right = self.right(path, body)
+        if self.down:  # since the request came
+            self.drop(handler)
+            return
         if callable(fault):
             right = fault(right)
         text = fault if isinstance(fault, bytes) else right
@@ -108,6 +110,10 @@ class Fake:
         handler.end_headers()
         handler.wfile.write(text)
         self.given[path] += status == 200 and fault is None
+
+    def drop(self, handler):
+        handler.close_connection = True
+        handler.connection.close()
 
     def right(self, path, body):
         name = re.sub(r"\W+", "_", path).strip("_")
