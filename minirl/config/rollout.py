@@ -34,7 +34,7 @@ class SamplerConfig(Settings):
     """Longest single reply; None for what is left of the response."""
     cache_gb: float | None = Field(default=None, gt=0)
     """Key/value cache of a device, in 10^9 bytes; None for what all slots need, at most 90 % of the
-    memory that weights and optimizer leave (TPU 28 %; CPU a quarter of all)."""
+    memory that weights and optimizer leave (CPU a quarter of all)."""
     repeatable: bool | None = None
     """Handle environments' results in the order of the replies, so that runs repeat bit by bit;
     None for true on CPUs only."""
