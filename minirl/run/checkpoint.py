@@ -134,7 +134,7 @@ class Checkpoints:
         with _writing(self._folder):
             for manager in self._managers:
                 if step in manager.all_steps():
-                    # A stop came between the step and its evaluation, or between the two.
+                    # A stop came between the step and its evaluation.
                     manager.delete(step)
             items = {"tree": _saved(tree.params), "facts": ocp.args.JsonSave(dict(facts))}
             args = ocp.args.Composite(**items)
@@ -179,6 +179,11 @@ class Checkpoints:
         planned = [step for step, numbers in facts if numbers.get("planned", 1)]
         kept = {*planned[-_KEPT:], *whole[-1:]}
         with _writing(self._folder):
+            for step in self._weights.all_steps():
+                # Without an optimizer's state: the step is made again, and its score may be another
+                # one. The best until then must not go for it.
+                if step > self.newest_step():
+                    self._weights.delete(step)
             for manager, others in ((self._optimizers, set()), (self._weights, {self.best_step()})):
                 for step in sorted({*manager.all_steps()} - kept - others):
                     manager.delete(step)

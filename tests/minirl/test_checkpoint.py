@@ -129,6 +129,24 @@ def test_a_kill_in_the_middle_of_a_stop_leaves_weights_and_the_step_before(tmp_p
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(3))
 
 
+def test_the_best_is_kept_whatever_a_killed_save_would_have_been(tmp_path, monkeypatch):
+    """Step 4 is better at first; the run that goes on from step 3 comes there by other samples."""
+    save_all(tmp_path, {1: 0.8, 2: 0.1, 3: 0.2})
+    checkpoints = Checkpoints(tmp_path)
+
+    def killed(*_arguments, **_named):
+        checkpoints._weights.wait_until_finished()
+        raise DiedError
+
+    monkeypatch.setattr(checkpoints._optimizers, "save", killed)
+    with pytest.raises(DiedError):
+        checkpoints.save(4, make_tree(4), {}, score=0.9)
+    assert (steps_in(tmp_path), steps_in(tmp_path / "optimizer")) == ([1, 2, 3, 4], [2, 3])
+    save_all(tmp_path, {4: 0.3})
+    assert best_step(tmp_path) == 1
+    assert_equal(read_params(tmp_path / "1", make_tree().params), make_tree(1).params)
+
+
 def test_the_first_checkpoint_says_how_long_a_stop_takes(tmp_path, caplog):
     with caplog.at_level("INFO"):
         save_all(tmp_path, {1: 0.1, 2: 0.2})
