@@ -119,8 +119,8 @@ class Trajectory:
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether a token limit ended the last reply."""
-        return self.turns[-1].reply.finish == "length"
+        """Return whether a token limit ended it: its last reply, or before another one."""
+        return self.ended == "budget" or self.turns[-1].reply.finish == "length"
 
     @property
     def versions(self) -> list[int]:

@@ -41,7 +41,7 @@ Recorder = Callable[[Episode], tuple[Mapping[str, Any], Score]]
 
 
 def _end(one: Trajectory) -> End:
-    return "length" if one.ended == "budget" else one.turns[-1].reply.finish
+    return "length" if one.is_cut_off else "stop"
 
 
 def _fail(_number: int, error: Exception) -> None:

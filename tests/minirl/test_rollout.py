@@ -145,6 +145,7 @@ def test_an_episode_ends_when_the_next_reply_has_no_room(toy, budget, turns, end
     limits = config(max_response_tokens=budget)
     ((trajectory,),) = play(toy, sampler, Turns(toy.Message, turns=3), ["AB"], config=limits)
     assert (len(trajectory.turns), trajectory.ended) == (turns, ended)
+    assert trajectory.is_cut_off == (ended == "budget")
     # The environment has seen every reply, whatever the budget.
     assert len(trajectory.episode) == turns
     assert len(flatten(trajectory).ids) - 4 <= budget
