@@ -11,7 +11,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
@@ -237,14 +237,14 @@ class Program:
     problem: str = ""
 
 
-def compile_program(lowered: Lowered, *, options: Mapping[str, Any] | None = None) -> Program:
-    """Compile a program for its devices, with the compiler's own options."""
+def compile_program(lowered: Lowered, *, level: str = "UNKNOWN") -> Program:
+    """Compile a program for its devices, with an effort to make it fast: JAX's `O0` to `O3`."""
     started = perf_counter()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _optimization_level(level):
             # A program for devices that are not here is kept, but cannot be read again.
             warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation")
-            compiled = lowered.compile(compiler_options=dict(options or {}))
+            compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         problem = " ".join(str(error).split())
         if "RESOURCE_EXHAUSTED" not in problem:
@@ -257,3 +257,14 @@ def compile_program(lowered: Lowered, *, options: Mapping[str, Any] | None = Non
         temporaries=memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
         seconds=perf_counter() - started,
     )
+
+
+@contextlib.contextmanager
+def _optimization_level(level: str) -> Generator[None]:
+    # As an option of `compile` it is a number in JAX 0.10 and a name in 0.12.
+    before = jax.config.values["jax_optimization_level"]
+    jax.config.update("jax_optimization_level", level)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_optimization_level", before)

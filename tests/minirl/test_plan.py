@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import jax
 import pytest
 
 from benchmarks._operations import Tokens, update_flops
@@ -90,6 +91,13 @@ def test_a_program_does_not_grow_with_depth_and_holds_a_gradient_once():
     assert len({len(one.as_text().splitlines()) for one in lowered}) == 1
     gradient = device_bytes(training_of(work_of(deep[1]), None).state.params)
     assert gradient < compile_program(lowered[1]).temporaries < 1.5 * gradient
+
+
+def test_an_effort_to_compile_is_that_of_one_program():
+    """Every supported JAX takes it, and the run's own programs are compiled as before."""
+    before = jax.config.values["jax_optimization_level"]
+    assert compile_program(jax.jit(lambda x: x + 1).lower(1.0), level="O1").arguments == 4
+    assert jax.config.values["jax_optimization_level"] == before
 
 
 def test_more_devices_than_prompts_share_layers():
