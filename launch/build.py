@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +170,7 @@ class SqlSide:
             train=train,
             validate=validate,
             max_turns=max_replies(self._config.env),
+            stratum=attrgetter("db_id"),
             shares={
                 _NO_QUERY: "no query",
                 **({REFUTED: "right by luck"} if self._witnesses else {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -38,6 +38,8 @@ from sqlenv.data.held_out import validation_of
 from sqlenv.prompts import ASKED_FOR, PromptStyle
 from sqlenv.schema.rendering import SchemaStyle
 from sqlenv.types import Wrapping
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class TinyConfig(Settings):
@@ -82,6 +84,30 @@ class RunConfig(Settings):
     """Trackio project to log to, if Trackio is installed."""
 
 
+class TrainData(DataConfig):
+    """The questions to learn from."""
+
+    pass_rate: tuple[Share, Share] | None = None
+    """Keep the questions of which between these shares of the sampled answers are right, both
+    included (`screen`); None for all."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainData:
+        if self.pass_rate is not None and self.pass_rate[0] > self.pass_rate[1]:
+            raise contradiction("pass_rate", "give the lower share first")
+        return self
+
+
+class ScreenConfig(Settings):
+    """Which questions can teach this policy: `train.group_size` answers of each are sampled as
+    training does, by the model that the warm start begins with if it learns from them
+    (`warm_start.answers`), else by the one that it leaves.
+    """
+
+    questions: PositiveInt | None = None
+    """Training questions to ask, spread over all databases; None for all."""
+
+
 class DataSection(Settings):
     """Questions to learn from, to choose checkpoints by, and to test on."""
 
@@ -89,7 +115,7 @@ class DataSection(Settings):
     """Folder of the data; None for the run's own demo data."""
     demo: DemoConfig | None = None
     """Generate demo data into the run folder instead of reading `root`."""
-    train: DataConfig
+    train: TrainData
     validation: DataConfig | None = None
     """Questions to choose checkpoints by; None for `held_out`."""
     held_out: PositiveInt | None = None
@@ -137,12 +163,23 @@ class PromptConfig(Settings):
 class WarmStartConfig(SftConfig):
     """Supervised training before reinforcement learning."""
 
+    answers: Literal["gold", "own", "own_or_gold"] = "gold"
+    """What it learns: gold queries; the policy's own right answers of the screening, at most two
+    different queries a question; or gold queries too where none of its own is right."""
     mistake_share: float = Field(default=0.0, ge=0, le=1)
     """Share of answers with a mistake, as from a weak annotator (`sqlenv.data.corruptions`)."""
     repair_share: float = Field(default=0.0, ge=0, le=1)
     """Share of demonstrations that repair such a mistake in a second turn."""
     examples: PositiveInt | None = None
     """Training questions to demonstrate, sampled by seed; None for all."""
+
+    @model_validator(mode="after")
+    def _check_answers(self) -> WarmStartConfig:
+        if self.answers != "gold" and (self.mistake_share or self.repair_share):
+            raise contradiction(
+                "answers", "mistakes are made of gold queries alone; use gold, or shares of 0"
+            )
+        return self
 
 
 class EvalConfig(Settings):
@@ -241,6 +278,7 @@ class JobConfig(Settings):
     model: ModelSection
     mesh: Literal["auto"] | MeshConfig = "auto"
     """Shape of the device mesh (docs/scaling.md)."""
+    screen: ScreenConfig = ScreenConfig()
     warm_start: WarmStartConfig | None = None
     env: EnvConfig = DiagnosedConfig()
     reward: RewardConfig = ProgressiveConfig()
@@ -264,6 +302,16 @@ class JobConfig(Settings):
     def folder(self) -> Path:
         """Return the run folder."""
         return self.run.dir or Path("runs") / f"{self.run.name}-seed{self.seed}"
+
+    @property
+    def learns_own(self) -> bool:
+        """Return whether the warm start learns the policy's own answers."""
+        return self.warm_start is not None and self.warm_start.answers != "gold"
+
+    @property
+    def has_base(self) -> bool:
+        """Return whether the warm start begins with a trained model, which is measured too."""
+        return self.warm_start is not None and self.model.path is not None
 
     @property
     def answer_wrapping(self) -> Wrapping:
@@ -420,6 +468,16 @@ def clashes(config: JobConfig) -> list[Clash]:
             ("evaluation.episode", "env.kind"),
             config.evaluation.episode == "agentic" and not is_agentic,
             "agentic measures tool-calling episodes; use env.kind=agentic, or single_turn",
+        ),
+        Clash(
+            ("warm_start.answers", "model.path"),
+            config.learns_own and model.path is None,
+            "an untrained model has no answers of its own; use gold",
+        ),
+        Clash(
+            ("data.train.pass_rate", "train.group_size"),
+            data.train.pass_rate is not None and train.group_size == 1,
+            "one answer is right or wrong, and says no rate; use train.group_size=8",
         ),
         *rewards.config.clashes(reward, env),
         Clash(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -37,10 +37,12 @@ from launch.files import write_json
 from launch.plan import plan_memory
 from launch.reporting.runs import gain
 from launch.run_folder import RESULT, check_alike, claim_data, claimed
+from launch.screening import kept, screen
 from launch.tables import RunResult, show_run
-from launch.warm_start import start_model
+from launch.warm_start import own_answers, start_model
 from minirl.config import OptimizerConfig
 from minirl.model.config import read_config
+from minirl.model.decoder import Decoder
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.run.metrics import read_metrics
@@ -52,7 +54,14 @@ from sqlenv.data.layouts import set_name
 from sqlenv.executor import Executor
 from sqlenv.types import Example
 
+if TYPE_CHECKING:
+    from minirl.sglang.sampler import Servers
+
 _log = logging.getLogger(__name__)
+
+BEFORE, BETWEEN, AFTER = "before", "between", "after"
+"""Folders of a run's accuracies: of the model that it starts from, after the warm start of a
+trained one, and after learning."""
 
 
 def train(config: JobConfig, *, accelerator: str) -> None:
@@ -78,26 +87,19 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         tokenizer = ChatTokenizer(source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
-        start_from = start_model(config, folder, sql, examples)
+        base = _measure_base(config, test, sql, folder, source) if config.has_base else None
+        start_from, examples = _start(config, folder, sql, examples)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
-        measured = config.evaluation_sampler
         servers = stack.enter_context(
-            serving(config, start_from, folder, config.sampler, measured, lora=config.train.lora)
+            serving(
+                config, start_from, folder, config.sampler, config.evaluation_sampler,
+                lora=config.train.lora,
+            )
+        )  # fmt: skip
+        evaluator = _evaluator(config, sql, model, tokenizer, servers)
+        start = _measure(
+            evaluator, config, test, sql, folder / (BETWEEN if config.has_base else BEFORE)
         )
-        evaluator = Evaluator(
-            model,
-            tokenizer,
-            sql.evaluation_environment(),
-            measured,
-            GREEDY,
-            validation=Decode(1, limits.validation_temperature, top_p=limits.top_p),
-            seed=config.seed,
-            max_turns=sql.evaluation_turns,
-            servers=servers,
-            record=sql.record_scored,
-            wrapping=config.answer_wrapping,
-        )
-        before = _measure(evaluator, config, test, sql, folder / "before")
 
         def validate(params: Any, version: int) -> float:
             evaluator.set_weights(params, version=version)
@@ -115,12 +117,12 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             second = train_second_stage(trainer, config.train, progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
-        after = _measure(evaluator, config, test, sql, folder / "after")
+        after = _measure(evaluator, config, test, sql, folder / AFTER)
         notes = evaluator.notes()
-    if before is None or after is None:
+    if start is None or after is None:
         return
     result = {
-        **_gain(before, after),
+        **_gain(base or start, after),
         "best_step": best,
         **({"second_stage": str(second)} if second else {}),
         "seed": config.seed,
@@ -131,6 +133,54 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     }
     write_json(folder / RESULT, result)
     show_run(RunResult.model_validate(result), folder)
+
+
+def _start(
+    config: JobConfig, folder: Path, sql: SqlSide, examples: Sequence[Example]
+) -> tuple[Path, Sequence[Example]]:
+    """Return the folder of the model that learning starts from, and the questions it learns from:
+    after the warm start and the screening, if there are any.
+    """
+    own = own_answers(config, folder, sql, examples)
+    start_from = start_model(config, folder, sql, examples, own)
+    if config.data.train.pass_rate is None:
+        return start_from, examples
+    found = own or screen(config, folder, sql, examples, start_from)
+    return start_from, kept(config, examples, found)
+
+
+def _evaluator(
+    config: JobConfig,
+    sql: SqlSide,
+    model: Decoder,
+    tokenizer: ChatTokenizer,
+    servers: Servers | None,
+) -> Evaluator:
+    """Make what answers the test and validation questions."""
+    limits = config.evaluation
+    return Evaluator(
+        model,
+        tokenizer,
+        sql.evaluation_environment(),
+        config.evaluation_sampler,
+        GREEDY,
+        validation=Decode(1, limits.validation_temperature, top_p=limits.top_p),
+        seed=config.seed,
+        max_turns=sql.evaluation_turns,
+        servers=servers,
+        record=sql.record_scored,
+        wrapping=config.answer_wrapping,
+    )
+
+
+def _measure_base(
+    config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path, source: Path
+) -> Report | None:
+    """Measure the model that the warm start begins with."""
+    model, tokenizer = load_model(config, source)
+    with serving(config, source, folder, config.evaluation_sampler, lora=None) as servers:
+        evaluator = _evaluator(config, sql, model, tokenizer, servers)
+        return _measure(evaluator, config, test, sql, folder / BEFORE)
 
 
 def _measure(

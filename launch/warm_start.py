@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import jax
 from flax import nnx
 
+from exchange import UserError
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.data.prompts import ReplyFormat
 from launch.run_folder import WARM_MODEL, claimed
+from launch.screening import Screened, screen
 from minirl.model import huggingface
 from minirl.run import distributed
 from minirl.train.supervised import Demonstration, supervise
 from minirl.types import Progress
 from sqlenv.data.corruptions import corrupt
 from sqlenv.envs.single_turn import BaseEnvironment
+from sqlenv.schema.spelling import spelled
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import Example
 
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
-def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:
-    """Return the model folder that reinforcement learning starts from, after the warm start."""
+
+def start_model(
+    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example], own: Sequence[Screened]
+) -> Path:
+    """Return the model folder that reinforcement learning starts from, after the warm start.
+
+    Adapters of the warm start are merged in float32: those of learning are files of their own.
+    """
     source = distributed.from_first(lambda: model_folder(config, folder, sql, train))
     warm = config.warm_start
     target = folder / WARM_MODEL
     if warm is None or distributed.from_first(target.exists):
         return source if warm is None else target
     model, tokenizer = load_model(config, source, lora=warm.lora)
-    if warm.examples is not None and warm.examples < len(train):
-        rng = Random(f"{config.seed} warm start")
-        train = [train[number] for number in sorted(rng.sample(range(len(train)), warm.examples))]
+    lessons = choose_lessons(config, sql, train, own)
     with cli.progress_bar("demonstrations") as progress:
         taught = demonstrations(
-            train, sql.environment(tokenizer),
+            lessons, sql.environment(tokenizer),
             mistake_share=warm.mistake_share, repair_share=warm.repair_share,
             seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
         )  # fmt: skip
     warm_folder = folder / "warm"
     with cli.progress_bar("warm start") as progress:
-        progress(0, warm.steps, "")
         params = supervise(
             model, taught, tokenizer, warm,
             seed=config.seed, folder=warm_folder, progress=progress,
@@ -61,11 +73,97 @@ def only_warm_start(config: JobConfig) -> Path:
     with distributed.held_by_first(claim) as folder, SqlSide(config, folder) as sql:
         train = sql.examples("train")
         distributed.from_first(lambda: check_overlap(config, {"train": train}))
-        return start_model(config, folder, sql, train)
+        return start_model(config, folder, sql, train, own_answers(config, folder, sql, train))
+
+
+def own_answers(
+    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]
+) -> list[Screened]:
+    """Screen the policy that the warm start begins with, if it learns from its answers."""
+    if not config.learns_own:
+        return []
+    assert config.model.path is not None
+    return screen(config, folder, sql, train, config.model.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a demonstration teaches: an answer to a question.
+
+    Attributes:
+        reply: How the policy itself gave it; empty for the form that the prompt asks for.
+    """
+
+    example: Example
+    sql: str
+    reply: str = ""
+
+
+def choose_lessons(
+    config: JobConfig, sql: SqlSide, train: Sequence[Example], own: Sequence[Screened]
+) -> list[Lesson]:
+    """Choose what the warm start teaches, by `warm_start.answers`; `examples` of them."""
+    warm = config.warm_start
+    assert warm is not None
+
+    def gold(example: Example) -> Lesson:
+        query = example.gold_sql
+        if example.dialect == "sqlite":
+            query = spelled(query, sql.prompts.tables(example))
+        return Lesson(example, query)
+
+    if warm.answers == "gold":
+        lessons = [gold(example) for example in _sample(train, warm.examples, config.seed)]
+    else:
+        screened = _sample(own, warm.examples, config.seed)
+        takes_gold = warm.answers == "own_or_gold"
+        form = ReplyFormat.of(config)
+        lessons = [
+            lesson
+            for one in screened
+            for lesson in own_lessons(train[one.number], one, form)
+            or ([gold(train[one.number])] if takes_gold else [])
+        ]
+        _log.info(
+            "warm start: %d own right answers to %d of %d questions%s",
+            sum(len(one.answers) for one in screened),
+            sum(bool(one.answers) for one in screened), len(screened),
+            ", gold queries to the others" if takes_gold else "",
+        )  # fmt: skip
+    if not lessons:
+        raise UserError(
+            "warm_start.answers=own: no answer of the screening is right; use own_or_gold or gold"
+        )
+    return lessons
+
+
+def own_lessons(example: Example, screened: Screened, form: ReplyFormat) -> list[Lesson]:
+    """Teach a policy its own right answers; as it gave them, where the prompt asks for reasoning
+    and they are first replies in the form that it asks for.
+    """
+    is_whole = form.reasons and form.agent is None
+    return [
+        Lesson(
+            example,
+            one.sql,
+            one.reply
+            if is_whole and one.turn == 1 and answer_of(one.reply, form.wrapping).found
+            else "",
+        )
+        for one in screened.answers
+    ]
+
+
+def _sample(things: Sequence[_T], count: int | None, seed: int) -> Sequence[_T]:
+    """Choose at most so many by seed, in order."""
+    if count is None or count >= len(things):
+        return things
+    rng = Random(f"{seed} warm start")
+    return [things[number] for number in sorted(rng.sample(range(len(things)), count))]
 
 
 def demonstrations(
-    examples: Sequence[Example],
+    lessons: Sequence[Lesson],
     environment: BaseEnvironment,
     *,
     mistake_share: float,
@@ -74,7 +172,7 @@ def demonstrations(
     reply_format: ReplyFormat,
     progress: Progress | None = None,
 ) -> list[Demonstration]:
-    """Demonstrate the answer to every example.
+    """Demonstrate the answer of every lesson.
 
     With a tool, a demonstration is the transcript of an episode: the query as a call, the tool's
     response, the query as the answer; a repair calls with a corrupted query first.
@@ -86,24 +184,26 @@ def demonstrations(
     demonstrate = _answer if reply_format.agent is None else _transcript
     rng = Random(f"{seed} demonstrations")
     made = []
-    for number, example in enumerate(examples, start=1):
-        draw, gold = rng.random(), example.gold_sql
+    for number, lesson in enumerate(lessons, start=1):
+        draw, gold = rng.random(), lesson.sql
         repairs = draw < repair_share
         has_mistake = repairs or draw < repair_share + (1 - repair_share) * mistake_share
         wrong = corrupt(gold) if has_mistake else None
         queries = [wrong, gold] if repairs and wrong else [gold if repairs else wrong or gold]
-        made.append(demonstrate(example, environment, reply_format, queries))
+        made.append(demonstrate(lesson, environment, reply_format, queries))
         if progress is not None and number % 100 == 0:
-            progress(number, len(examples), "")
+            progress(number, len(lessons), "")
     return made
 
 
 def _answer(
-    example: Example, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
+    lesson: Lesson, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
 ) -> Demonstration:
     """Answer with the last query, after the feedback on one before."""
+    example = lesson.example
     episode, question = env.reset(example)
     *wrong, last = map(form.answer, queries)
+    last = lesson.reply or last
     feedback = env.step(episode, wrong[0])[1] if wrong else None
     if feedback is None:  # the corruption does not change the result
         return Demonstration((question,), (), last, key=example.db_id)
@@ -112,10 +212,11 @@ def _answer(
 
 
 def _transcript(
-    example: Example, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
+    lesson: Lesson, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
 ) -> Demonstration:
     """Call the tool with each query, and answer with the last one; that call is learnt too."""
     assert form.agent is not None
+    example = lesson.example
     episode, question = env.reset(example)
     observations, replies = [question], []
     for sql in queries[-form.agent.calls :]:

@@ -191,7 +191,10 @@ def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
     train, limits = config.train, config.evaluation
     validation = min(found["validation"], limits.validation_questions or found["validation"])
     test = min(found["test"], limits.questions or found["test"])
-    warm = f"after {config.warm_start.steps:,} of the warm start, " if config.warm_start else ""
+    warm = ""
+    if config.warm_start:
+        steps = config.warm_start.steps
+        warm = f"after {f'{steps:,}' if steps else 'one pass'} of the warm start, "
     return {
         "questions": f"{found['train']:,} to learn from, {validation:,} of {found['validation']:,} "
         f"to choose checkpoints by, {test:,} of {found['test']:,} to test on",

@@ -16,7 +16,14 @@ from launch import cli
 from launch.config import PromptConfig
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.config import AgenticConfig, EnvConfig
-from sqlenv.prompts import agent_observation, astra, first_observation, judge_observation
+from sqlenv.prompts import (
+    ASKED_FOR,
+    REASONING,
+    agent_observation,
+    astra,
+    first_observation,
+    judge_observation,
+)
 from sqlenv.schema.reading import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import ValueMatcher, with_matches
@@ -49,6 +56,10 @@ class Prompts:
     def matches(self, example: Example) -> tuple[ValueMatch, ...]:
         """Find the values that a question names, where prompts show them."""
         return self._matcher.matches(example) if self._matcher else ()
+
+    def tables(self, example: Example) -> DatabaseSchema:
+        """Return the schema of an example's database, whatever its question."""
+        return self._schema(example.database)
 
     def schema(self, example: Example) -> DatabaseSchema:
         """Return the schema that an example's prompt shows."""
@@ -120,23 +131,30 @@ MARKS = ("<think>", "</think>", "<sql>", "</sql>")
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a reply writes a query.
+    """How a reply writes a query: as the prompt asks for it.
 
     Attributes:
         agent: The tool-calling episode; None where one reply answers.
-        brief: Leave out of a call what the environment ignores, for tiny models.
+        reasons: The prompt asks for reasoning before the query.
+        brief: The demo's form, for tiny models: the tables that a query reads as a thought, and
+            nothing that the environment ignores.
     """
 
     wrapping: Wrapping = "sql_tag"
     agent: AgenticConfig | None = None
+    reasons: bool = False
     brief: bool = False
 
     @classmethod
     def of(cls, config: JobConfig) -> ReplyFormat:
-        """Return the format that a job's environment reads."""
-        env = config.env
-        agent = env if isinstance(env, AgenticConfig) else None
-        return cls(env.wrapping, agent, brief=config.prompt.style == "demo")
+        """Return the form that a job's prompt asks for, which its environment reads."""
+        env, style = config.env, config.prompt.style
+        return cls(
+            ASKED_FOR[style] or env.wrapping,
+            env if isinstance(env, AgenticConfig) else None,
+            reasons=style in REASONING,
+            brief=style == "demo",
+        )
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -149,18 +167,24 @@ class ReplyFormat:
 
     def answer(self, sql: str) -> str:
         """Write the reply that answers a question without a tool."""
-        return f"{_thought(sql)} {wrapped(sql, self.wrapping)}"
+        if not self.brief:
+            return wrapped(sql, self.wrapping)
+        is_fence = self.wrapping == "fence"
+        return f"{_thought(sql)} {wrapped(sql, 'fence') if is_fence else f'<sql> {sql} </sql>'}"
 
     def call(self, sql: str, example: Example) -> str:
-        """Write the reply that calls the tool; the thought names the tables."""
+        """Write the reply that calls the tool."""
         assert self.agent is not None
-        db_id = None if self.brief else astra.DB_ID.format(db_id=example.db_id)
-        return f"{_thought(sql)} {write_call(sql, self.agent, db_id=db_id)}"
+        if self.brief:
+            return f"{_thought(sql)} {write_call(sql, self.agent)}"
+        db_id = astra.DB_ID.format(db_id=example.db_id)
+        return write_call(wrapped(sql, "fence"), self.agent, db_id=db_id)
 
     def last(self, sql: str) -> str:
         """Write the reply that ends a tool-calling episode."""
         if self.agent is not None and self.agent.finish_tool is not None:
-            return write_call(sql, self.agent, is_final=True)
+            text = sql if self.brief else wrapped(sql, "fence")
+            return write_call(text, self.agent, is_final=True)
         return wrapped(sql, self.wrapping)
 
 

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 FIRST_EPISODE = 2**30
 """Episode numbers name random streams: those of evaluations lie above all of training."""
-# Questions between two writes of the predictions: what an interruption may cost.
+# Replies between two writes of the predictions: what an interruption may cost.
 CHUNK = 128
+_ROUNDS = 4  # of all slots that a chunk fills at least: at its end slots stand empty
 
 Recorder = Callable[[Episode], tuple[Mapping[str, Any], Score]]
 
@@ -133,7 +134,8 @@ class Evaluator:
         """
         found = distributed.from_first(lambda: cache.read(examples))
         show(len(found), len(examples), "")
-        size = CHUNK * distributed.count()
+        replies = max(CHUNK, _ROUNDS * self._config.slots) * distributed.count()
+        size = -(-replies // self._decode.samples)
         places = parts_of(len(examples), self._decode.samples, size=size, start=len(found))
         for place in places:
             new = self.sample(examples[place], first=place.start)
@@ -199,11 +201,11 @@ class Evaluator:
 
 
 def _turns_of(episode: Episode) -> int:
-    """Count the turns of an episode as SQL-ASTRA's appendices D and F do: its calls of the tool.
-
-    The answer belongs to the last one; without any call it is the only turn.
+    """Count the turns of an episode: its answers, or, as SQL-ASTRA's appendices D and F do, its
+    calls of the tool, to the last of which the answer belongs.
     """
-    return max(1, sum(attempt.kind != "answer" for attempt in episode.attempts))
+    calls = sum(attempt.kind != "answer" for attempt in episode.attempts)
+    return calls or len(episode.attempts)
 
 
 class TakenAsTheyAre:

@@ -140,7 +140,8 @@ class _Phase(Settings):
 class SftConfig(_Phase):
     """Supervised training on demonstrations: the warm start."""
 
-    steps: PositiveInt = 500
+    steps: PositiveInt | None = None
+    """Steps; None for one pass over the demonstrations."""
     groups_per_step: PositiveInt = 32
     group_size: PositiveInt = 1
     """Demonstrations about one database, which share the beginning of their prompts."""

@@ -9,10 +9,11 @@ which the loss corrects (`losses.correction_weight`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from random import Random
 from threading import Event
 from time import perf_counter
@@ -60,6 +61,7 @@ class TrainingTask:
         validate: The accuracy of weights, given with their version, that the best checkpoint is
             chosen by.
         max_turns: The most replies of a training episode.
+        stratum: What an example belongs to; each is spread over the steps.
         log: Takes the numbers of a step too, beside the metrics in the run folder.
     """
 
@@ -73,6 +75,7 @@ class TrainingTask:
     train: Sequence[Any]
     validate: Callable[[nnx.State, int], float]
     max_turns: int
+    stratum: Callable[[Any], Hashable] = lambda _example: None
     shares: Mapping[str, str] = field(default_factory=dict)
     log: Callable[[int, Mapping[str, float]], None] | None = None
 
@@ -136,18 +139,55 @@ class Episodes:
         return np.array([[number(trajectory) for trajectory in group] for group in self.groups])
 
 
-def examples_of_step(count: int, step: int, *, per_step: int, seed: int) -> list[int]:
-    """Return the numbers of a step's examples, from the step (from 0) alone.
+def examples_of_step(
+    strata: tuple[Hashable, ...], step: int, *, per_step: int, seed: int
+) -> list[int]:
+    """Return the numbers of a step's examples, whose strata are given, from the step (from 0)
+    alone.
 
     Every example comes once before any comes again; each epoch has an order of its own.
     """
-
-    def order(epoch: int) -> list[int]:
-        return Random(f"{seed} examples {epoch}").sample(range(count), count)
-
+    order, count = partial(_order_of_epoch, strata, per_step, seed), len(strata)
     numbers = range(step * per_step, (step + 1) * per_step)
-    orders = {epoch: order(epoch) for epoch in {number // count for number in numbers}}
-    return [orders[number // count][number % count] for number in numbers]
+    return [order(number // count)[number % count] for number in numbers]
+
+
+@lru_cache(maxsize=2)
+def _order_of_epoch(
+    strata: tuple[Hashable, ...], per_step: int, seed: int, epoch: int
+) -> list[int]:
+    # The first step is what the epoch before has left of one.
+    first = -epoch * len(strata) % per_step or per_step
+    return spread(strata, per_step, Random(f"{seed} examples {epoch}"), first=first)
+
+
+def spread(strata: Sequence[Hashable], per_step: int, rng: Random, *, first: int) -> list[int]:
+    """Order the numbers of examples at random, so that each step has as many of a stratum as its
+    share comes to, rounded up at most: of small strata one. The first step has `first` examples.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for number, stratum in enumerate(strata):
+        members.setdefault(stratum, []).append(number)
+    most = {stratum: -(-len(each) * per_step // len(strata)) for stratum, each in members.items()}
+    placed = []
+    for numbers in members.values():
+        rng.shuffle(numbers)
+        start = rng.random()
+        placed += [((start + n) / len(numbers), number) for n, number in enumerate(numbers)]
+    waiting = deque(number for _, number in sorted(placed))
+    order, size = list[int](), first
+    while waiting:
+        counts, taken, later = Counter[Hashable](), list[int](), list[int]()
+        while waiting and len(taken) < size:
+            number = waiting.popleft()
+            is_full = counts[strata[number]] == most[strata[number]]
+            (later if is_full else taken).append(number)
+            counts[strata[number]] += not is_full
+        missing = size - len(taken)
+        order += [*taken, *later[:missing]]
+        waiting.extendleft(reversed(later[missing:]))
+        size = per_step
+    return order
 
 
 def needed_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> SamplerConfig:
@@ -176,6 +216,7 @@ class Rollouts:
     ) -> None:
         self._sampler, self._tokenizer, self._task = sampler, tokenizer, task
         self._train, self._limits, self._lag, self._seed = train, limits, lag, seed
+        self._strata = tuple(map(task.stratum, task.train))
         self._open()
         # Numbers of this process's examples among those of a rollout.
         self.share = distributed.process_share(train.prompts_per_step)
@@ -225,7 +266,7 @@ class Rollouts:
         """Play a rollout with options of `Rollout`; its number decides all."""
         train, examples = self._train, self._task.train
         per_step, size = train.prompts_per_step, train.group_size
-        chosen = examples_of_step(len(examples), number, per_step=per_step, seed=self._seed)
+        chosen = examples_of_step(self._strata, number, per_step=per_step, seed=self._seed)
         return Rollout(
             sampler,
             self._tokenizer,

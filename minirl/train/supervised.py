@@ -124,6 +124,12 @@ def groups_of_step(
     return [groups(number // per_epoch)[number % per_epoch] for number in numbers]
 
 
+def steps_of(kinds: tuple[tuple[Hashable, int], ...], config: SftConfig, *, seed: int) -> int:
+    """Return how many steps there are; of one pass the last one is filled from the next."""
+    one_pass = len(epoch_groups(kinds, config.group_size, seed, 0))
+    return config.steps or -(-one_pass // config.groups_per_step)
+
+
 def supervise(
     model: Decoder,
     demonstrations: Sequence[Demonstration],
@@ -142,13 +148,14 @@ def supervise(
         Preempted: A signal came, and all is saved.
     """
     optimizer = make_optimizer(config.optimizer, guard=config.guard)
-    rate = learning_rate(config.optimizer, steps=config.steps)
     learner = Learner(model, likelihood, optimizer)
     state = learner.init(trained(model))
     as_row = partial(encode, tokenizer=tokenizer, learn_prompt=config.learn_prompt)
     rows = [as_row(demonstration) for demonstration in demonstrations]
     keys = (demonstration.key for demonstration in demonstrations)
     kinds = tuple((key, len(row.ids)) for key, row in zip(keys, rows, strict=True))
+    steps = steps_of(kinds, config, seed=seed)
+    rate = learning_rate(config.optimizer, steps=steps)
     cut = partial(
         MicroBatches,
         aggregation="token_mean",
@@ -162,7 +169,7 @@ def supervise(
             state, _ = checkpoints.restore_newest(given_up(state), dict)
         with closing(Metrics(folder, resume_step=done)) as metrics:
             try:
-                while done < config.steps:
+                while done < steps:
                     watch = Stopwatch()
                     chosen = groups_of_step(kinds, done, config=config, seed=seed)
                     groups = [share_prefix([rows[n] for n in group]) for group in chosen]
@@ -175,10 +182,10 @@ def supervise(
                     stop_after_skips(state.opt_state, config, stats, groups, **where)
                     numbers = {f"sft/{name}": value for name, value in stats.items()}
                     metrics.write(done, numbers | watch.numbers())
-                    if done % config.checkpoint_every == 0 or done == config.steps:
+                    if done % config.checkpoint_every == 0 or done == steps:
                         checkpoints.save(done, state, {}, score=-numbers["sft/loss"])
                     if progress is not None:
-                        progress(done, config.steps, f"loss {numbers['sft/loss']:.3f}")
+                        progress(done, steps, f"loss {numbers['sft/loss']:.3f}")
             except Preempted as stop:
                 checkpoints.leave(done, state, {})
                 saved = f"{done} steps of the warm start are saved"

@@ -20,6 +20,8 @@ ASKED_FOR: dict[PromptStyle, Wrapping | None] = {
     "demo": None,
 }
 """Where each style asks for the query; the demo's says nothing, its policy is shown replies."""
+REASONING: frozenset[PromptStyle] = frozenset({"progress", "omnisql", "paverl"})
+"""Styles that ask for reasoning before the query."""
 
 Undiagnosed = Literal["close", "runs", "fails"]
 """Why a wrong query has no tags: its structure is the gold's, or the two could not be compared."""

@@ -39,7 +39,7 @@ _ASKED: Mapping[Form, tuple[str, str]] = {
     "fence": ("```sql", "```"),
 }
 """The marks as prompts ask for them: a reply with others is read, and has not that form."""
-_WRITTEN: Mapping[Wrapping, str] = {"sql_tag": "<sql> {} </sql>", "fence": "```sql\n{}\n```"}
+_WRITTEN: Mapping[Wrapping, str] = {"sql_tag": "<sql>\n{}\n</sql>", "fence": "```sql\n{}\n```"}
 
 _FLAGS = re.DOTALL | re.IGNORECASE
 _CLOSED_THOUGHT = re.compile("</think>", _FLAGS)
@@ -144,7 +144,7 @@ def block_of(reply: str, tag: str) -> str:
 
 
 def wrapped(sql: str, wrapping: Wrapping) -> str:
-    """Write a query as a reply has it; `any` is written in the tag."""
+    """Write a query as the prompts ask for it; `any` is written in the tag."""
     return _WRITTEN["sql_tag" if wrapping == "any" else wrapping].format(sql)
 
 

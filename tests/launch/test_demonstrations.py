@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import launch.config
 from exchange import Message
-from launch.data.prompts import ReplyFormat
-from launch.warm_start import demonstrations
+from launch.config import load_config
+from launch.data.prompts import Prompts, ReplyFormat
+from launch.screening import OwnAnswer, Screened
+from launch.warm_start import Lesson, demonstrations, own_lessons
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, Call, read_call
+from sqlenv.envs.build import build_environment
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Episode, Example, Observation
 from tests.databases import make_file
 
+CONFIGS = Path(launch.config.__file__).parent / "configs"
 RIGHT = "SELECT name FROM singer WHERE age > 20"
 WRONG = "SELECT name FROM singer WHERE age < 20"
 ANSWER, MISTAKE = (f"<think> singer </think> <sql> {sql} </sql>" for sql in (RIGHT, WRONG))
@@ -39,12 +46,12 @@ class Teacher:
 def shown(*right: str, mistake_share: float = 0.0, repair_share: float = 0.0, seed: int = 0):
     asked = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for n in range(400)]
     return demonstrations(
-        asked,
+        [Lesson(example, RIGHT) for example in asked],
         cast(Any, Teacher(ANSWER, *right)),
         mistake_share=mistake_share,
         repair_share=repair_share,
         seed=seed,
-        reply_format=ReplyFormat(),
+        reply_format=ReplyFormat(brief=True),
     )
 
 
@@ -82,7 +89,7 @@ def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_s
             agent, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
         )
         (found,) = demonstrations(
-            [example],
+            [Lesson(example, RIGHT)],
             environment,
             mistake_share=mistake_share,
             repair_share=repair_share,
@@ -98,7 +105,8 @@ def test_a_transcript_calls_sees_the_rows_and_answers(singer):
     assert question == (Message("user", "Who is old?"),)
     assert response == (Message("user", "<tool_response>\n[['Bo']]\n</tool_response>"),)
     (reply,) = found.replies
-    assert reply.startswith("<think> singer </think> <tool_call>")
+    assert reply.startswith("<tool_call>")
+    assert "```sql" in reply  # as the prompt shows a call
     assert '"db_id": "music/music.sqlite"' in reply
     assert read_call(answer_of(reply, "fence"), AGENT) == Call(RIGHT, is_final=False)
     assert found.target == f"```sql\n{RIGHT}\n```"
@@ -117,6 +125,78 @@ def test_a_long_transcript_mends_its_first_call(singer):
 
 def test_a_transcript_with_a_mistake_answers_with_it(singer):
     assert transcript(singer, mistake_share=1.0).target == f"```sql\n{WRONG}\n```"
+
+
+# What every config's prompt asks for, and what its environment reads of a demonstration.
+FENCE, TAG = f"```sql\n{RIGHT}\n```", f"<sql>\n{RIGHT}\n</sql>"
+CALL = json.dumps({
+    "name": "run_sql_remote", "arguments": {"query": FENCE, "db_id": "music/music.sqlite"}
+})  # fmt: skip
+CALLED = f"<tool_call>\n{CALL}\n</tool_call>"
+SHORT_CALL = json.dumps({"name": "sql", "arguments": {"query": RIGHT}})
+FORMS = {
+    "progress.yaml": (TAG,),
+    "expo.yaml": (TAG,),
+    "paverl.yaml": (FENCE,),
+    "verbal.yaml": (FENCE,),
+    "astra.yaml": (CALLED, FENCE),
+    "plain.yaml": (FENCE,),
+    "laptop.yaml": (FENCE,),
+    "h100.yaml": (FENCE,),
+    "progress-demo.yaml": (ANSWER,),
+    "expo-demo.yaml": (ANSWER,),
+    "paverl-demo.yaml": (f"<think> singer </think> {FENCE}",),
+    "astra-demo.yaml": (
+        f"<think> singer </think> <tool_call>\n{SHORT_CALL}\n</tool_call>", FENCE
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(CONFIGS.glob("*.yaml"))])
+def test_a_demonstration_is_what_the_prompt_asks_for(name, singer):
+    config = load_config(name, [])
+    form = ReplyFormat.of(config)
+    replies = (form.answer(RIGHT),)
+    if form.agent is not None:
+        replies = (form.call(RIGHT, singer), form.last(RIGHT))
+    assert replies == FORMS[name]
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        env = build_environment(
+            config.env,
+            executor=executor,
+            first_prompt=lambda e: (Message("user", e.question),),
+            feedback=lambda *_: ((), ""),
+        )
+        episode, asked = env.reset(singer)
+        for reply in replies:
+            assert asked is not None
+            episode, asked = env.step(episode, reply)
+    assert asked is None
+    assert [attempt.sql for attempt in episode.attempts] == [RIGHT] * len(replies)
+    assert all(attempt.correct for attempt in episode.attempts)
+    assert replies[0].split()[0] in prompted(config, singer) or form.brief
+
+
+def prompted(config, example: Example) -> str:
+    """Return the first prompt, as it shows the form of replies."""
+    text = Prompts(config.prompt, config.env).training(example)
+    return "\n".join(message.content for message in text)
+
+
+def test_own_answers_keep_the_reasoning_that_the_prompt_asks_for(singer):
+    thought = f"<think>\nOld is above 20.\n</think>\n{TAG}"
+    reasons = ReplyFormat(reasons=True)
+    screened = Screened(0, "1", "music", "", 8, 3, (OwnAnswer(RIGHT, thought, 1),))
+    assert own_lessons(singer, screened, reasons) == [Lesson(singer, RIGHT, thought)]
+    # Not where the prompt asks for the query alone, after feedback, in another form, with a tool.
+    for form, reply, turn in (
+        (ReplyFormat(), thought, 1),
+        (reasons, thought, 2),
+        (reasons, FENCE, 1),
+        (ReplyFormat("fence", AGENT, reasons=True), f"So:\n{FENCE}", 1),
+    ):
+        one = replace(screened, answers=(OwnAnswer(RIGHT, reply, turn),))
+        assert own_lessons(singer, one, form) == [Lesson(singer, RIGHT)]
 
 
 def test_transcripts_follow_the_names_and_limits_of_the_environment(singer):

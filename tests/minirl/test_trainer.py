@@ -323,14 +323,28 @@ def test_a_signal_is_noticed_after_the_group_or_the_micro_batch(toy, tmp_path, p
 
 
 def test_every_example_comes_once_before_any_comes_again():
-    steps = [examples_of_step(7, step, per_step=3, seed=5) for step in range(14)]
+    strata = tuple("aaabbcc")
+    steps = [examples_of_step(strata, step, per_step=3, seed=5) for step in range(14)]
     flat = [number for step in steps for number in step]
     epochs = [flat[start : start + 7] for start in range(0, 42, 7)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
-    assert steps[9] == examples_of_step(7, 9, per_step=3, seed=5)
+    assert steps[9] == examples_of_step(strata, 9, per_step=3, seed=5)
     # More a step than there are: it takes from several epochs.
-    assert Counter(examples_of_step(2, 0, per_step=6, seed=0)) == {0: 3, 1: 3}
+    assert Counter(examples_of_step(("a", "b"), 0, per_step=6, seed=0)) == {0: 3, 1: 3}
+
+
+def test_each_stratum_is_spread_over_the_steps():
+    # 40 of a large stratum and 3 of each of 20 small ones.
+    strata = ("large",) * 40 + tuple(n // 3 for n in range(60))
+    for seed in range(5):
+        steps = [examples_of_step(strata, step, per_step=10, seed=seed) for step in range(10)]
+        assert sorted(number for step in steps for number in step) == list(range(100))
+        # The last step takes what is left.
+        for step in steps[:-1]:
+            counts = Counter(strata[number] for number in step)
+            assert 3 <= counts.pop("large") <= 4
+            assert set(counts.values()) == {1}
 
 
 def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):

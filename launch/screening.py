@@ -1,0 +1,202 @@
+"""The screening: which training questions can teach a policy, and what it answers right itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from exchange import UserError
+from launch import cli
+from launch.build import SqlSide, load_model, serving
+from launch.config import JobConfig
+from launch.evaluation.replies import Decode
+from launch.evaluation.responses import SampleCache, Sampled
+from launch.evaluation.sampling import Evaluator
+from launch.files import digest, of_prompts, write_json, write_text
+from minirl.run import distributed
+from minirl.run.files import read_lines
+from minirl.train.rollouts import spread
+from sqlenv.cache import cache_folder
+from sqlenv.envs.build import max_replies
+from sqlenv.sql.lexer import one_line
+from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
+
+SCREENING, SHARES = "screening.jsonl", "screening.json"
+"""In the run folder: a line for each question, and what they come to."""
+MOST_ANSWERS = 2
+"""Different right queries of a question that a warm start learns."""
+# Of the sampler, what decides time and memory alone.
+_MACHINE = {"slots", "cache_gb"}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswer:
+    """A right query that the policy wrote, and the reply that it stands in, which may follow others
+    (`turn`, from 1).
+    """
+
+    sql: str
+    reply: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """What a policy's sampled answers say of a training question.
+
+    Attributes:
+        number: The question's, among those of training.
+        right: How many of the `samples` are right: on all witnesses, where these are asked.
+        answers: Different right queries, the commonest first, at most `MOST_ANSWERS`.
+    """
+
+    number: int
+    id: str
+    db_id: str
+    difficulty: str
+    samples: int
+    right: int
+    answers: tuple[OwnAnswer, ...]
+
+    @property
+    def rate(self) -> float:
+        """Return the share of right answers."""
+        return self.right / self.samples
+
+
+def screen(
+    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example], model: Path
+) -> list[Screened]:
+    """Sample answers to training questions by the model of a folder, or what is left of it.
+
+    Answers are cached by the contents of all that decides them; the run folder has what they come
+    to, and is read by a resumed run.
+    """
+    path = folder / SCREENING
+    if distributed.from_first(path.exists):
+        advice = f"delete it to screen again: {path}"
+        lines = distributed.from_first(lambda: list(read_lines(path, Screened, advice=advice)))
+        return [screened for _, screened in lines]
+    strata = [example.db_id for example in train]
+    limit = config.screen.questions
+    # The smaller one of two screenings is the beginning of the larger one.
+    size = min(limit or len(train), len(set(strata)))
+    order = spread(strata, size, Random(f"{config.seed} screening"), first=size)[:limit]
+    asked = [train[number] for number in order]
+    sampled = _sample(config, folder, sql, asked, model)
+    found = [
+        _screened(number, example, one)
+        for number, example, one in zip(order, asked, sampled, strict=True)
+    ]
+    distributed.from_first(lambda: _write(folder, found))
+    return found
+
+
+def _sample(
+    config: JobConfig, folder: Path, sql: SqlSide, asked: Sequence[Example], model: Path
+) -> list[Sampled]:
+    limits, samples = config.sampler, config.train.group_size
+    decode = Decode(samples, limits.temperature, "pass", limits.top_p)
+    decoder, tokenizer = load_model(config, model)
+    prompts = [sql.training_prompt(example, tokenizer) for example in asked]
+    cache = SampleCache(cache_folder("screening"), [
+        digest([path for path in model.iterdir() if path.is_file()]), config.model.dtype,
+        of_prompts(prompts), config.env.model_dump(mode="json"), samples, config.seed,
+        limits.model_dump(exclude=_MACHINE), config.executor.model_dump(mode="json"),
+    ])  # fmt: skip
+    with (
+        serving(config, model, folder, limits, lora=None) as servers,
+        cli.progress_bar("screening") as progress,
+    ):
+        evaluator = Evaluator(
+            decoder, tokenizer, sql.environment(tokenizer), limits, decode,
+            seed=config.seed, max_turns=max_replies(config.env), servers=servers,
+            wrapping=config.env.wrapping,
+        )  # fmt: skip
+        return evaluator.answers(asked, cache, progress, stops=False)
+
+
+def _screened(number: int, example: Example, sampled: Sampled) -> Screened:
+    known: defaultdict[str, list[int]] = defaultdict(list)
+    for n, sql in enumerate(sampled.queries):
+        if sampled.right[n] and sampled.ends[n] == "stop":
+            known[one_line(sql, in_small=True)].append(n)
+    commonest = sorted(known.values(), key=len, reverse=True)[:MOST_ANSWERS]
+    turns = sampled.turns or (1,) * len(sampled.queries)
+    return Screened(
+        number, example.id, example.db_id, example.difficulty,
+        samples=len(sampled.queries), right=sum(sampled.right),
+        answers=tuple(
+            OwnAnswer(sampled.queries[n], sampled.replies[n], turns[n])
+            for n, *_ in commonest
+        ),
+    )  # fmt: skip
+
+
+def _write(folder: Path, found: Sequence[Screened]) -> None:
+    write_json(folder / SHARES, {"all": shares(found), **by_part(found)})
+    write_text(folder / SCREENING, "".join(f"{json.dumps(asdict(one))}\n" for one in found))
+
+
+def shares(found: Sequence[Screened]) -> dict[str, Any]:
+    """Count the questions, and give the shares of which no answer, some or all answers are right,
+    and of all right answers.
+    """
+    count = len(found)
+    return {
+        "questions": count,
+        "never": sum(one.right == 0 for one in found) / count,
+        "sometimes": sum(0 < one.right < one.samples for one in found) / count,
+        "always": sum(one.right == one.samples for one in found) / count,
+        "right": sum(one.rate for one in found) / count,
+    }
+
+
+def by_part(found: Sequence[Screened]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Give the `shares` by level of difficulty and by database."""
+    keys: dict[str, Callable[[Screened], str]] = {
+        "difficulty": lambda one: one.difficulty or "unknown",
+        "database": lambda one: one.db_id,
+    }
+    parts: dict[str, defaultdict[str, list[Screened]]] = {}
+    for name, key in keys.items():
+        parts[name] = defaultdict(list)
+        for one in found:
+            parts[name][key(one)].append(one)
+    return {
+        name: {key: shares(each) for key, each in sorted(part.items())}
+        for name, part in parts.items()
+    }
+
+
+def kept(
+    config: JobConfig, train: Sequence[Example], found: Iterable[Screened]
+) -> tuple[Example, ...]:
+    """Keep the training questions whose pass rate is one of `data.train.pass_rate`.
+
+    Raises:
+        UserError: They are fewer than a step asks.
+    """
+    band = config.data.train.pass_rate
+    assert band is not None
+    low, high = band
+    numbers = sorted(one.number for one in found if low <= one.rate <= high)
+    _log.info(
+        "screening: %d questions are right in %g to %g %% of their answers, and are learned from",
+        len(numbers), 100 * low, 100 * high,
+    )  # fmt: skip
+    if len(numbers) < config.train.prompts_per_step:
+        raise UserError(
+            f"data.train.pass_rate={list(band)} keeps {len(numbers)} questions, fewer than "
+            f"train.prompts_per_step={config.train.prompts_per_step}; widen it, or screen more "
+            "(screen.questions)"
+        )
+    return tuple(train[number] for number in numbers)

@@ -1,0 +1,170 @@
+"""The screening: which questions are kept, what is learned of own answers, kills in each phase."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from exchange import UserError
+from launch import screening
+from launch.config import load_config
+from launch.evaluation.responses import Sampled
+from launch.screening import OwnAnswer, Screened, by_part, kept, screen, shares
+from launch.warm_start import choose_lessons
+from sqlenv.types import Example
+from tests.minirl.toy_run import without_times
+
+from .conftest import json_lines
+from .test_train import STOPPED
+
+TRAIN = [Example(f"q{n}", f"Question {n}?", f"db{n % 3}", Path("db"), "SELECT 1") for n in range(9)]
+
+
+def one(number: int, right: int, *queries: str) -> Screened:
+    answers = tuple(OwnAnswer(sql, f"```sql\n{sql}\n```", 1) for sql in queries)
+    return Screened(number, f"q{number}", f"db{number % 3}", "", 4, right, answers)
+
+
+@pytest.fixture
+def job(tmp_path):
+    lines = ["model.path=x", "data.root=y", "warm_start={answers: own}", "train.group_size=4"]
+    return load_config("plain.yaml", [*lines, "screen.questions=6"])
+
+
+def said(right: str, *queries: str, **more: Any) -> Sampled:
+    """Samples, given whether each is right, as `+` or `-`."""
+    ends = more.pop("ends", ("stop",) * len(right))
+    marks = tuple(mark == "+" for mark in right)
+    return Sampled(queries, tuple(f"so: {sql}" for sql in queries), ends=ends, right=marks, **more)
+
+
+def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp_path, monkeypatch):
+    asked: list[list[str]] = []
+    answers = said("+-++", "SELECT 1", "SELECT 2", "select  1", "SELECT 3", turns=(1, 1, 2, 3))
+
+    def sample(_config, _folder, _sql, questions, _model):
+        asked.append([example.id for example in questions])
+        return [answers] * len(questions)
+
+    monkeypatch.setattr(screening, "_sample", sample)
+    found = screen(job, tmp_path, cast(Any, None), TRAIN, Path("model"))
+    assert len(asked[0]) == len(found) == 6
+    # Spread over the databases.
+    assert sorted(example.db_id for example in found) == ["db0", "db0", "db1", "db1", "db2", "db2"]
+    assert [TRAIN[example.number].id for example in found] == asked[0]
+    (first, *_) = found
+    assert (first.right, first.samples, first.rate) == (3, 4, 0.75)
+    # The commonest first, of which one is a reply after another.
+    right = (OwnAnswer("SELECT 1", "so: SELECT 1", 1), OwnAnswer("SELECT 3", "so: SELECT 3", 3))
+    assert first.answers == right
+    assert screen(job, tmp_path, cast(Any, None), TRAIN, Path("model")) == found
+    assert len(asked) == 1
+    smaller = job.model_copy(update={"screen": job.screen.model_copy(update={"questions": 4})})
+    screen(smaller, tmp_path / "smaller", cast(Any, None), TRAIN, Path("model"))
+    assert asked[1] == asked[0][:4]
+    assert json.loads((tmp_path / "screening.json").read_text())["all"]["sometimes"] == 1
+
+
+def test_a_reply_that_a_limit_ended_is_not_learned(job):
+    sampled = said("++", "SELECT 1", "SELECT 2", ends=("length", "stop"))
+    found = screening._screened(0, TRAIN[0], sampled)
+    assert [answer.sql for answer in found.answers] == ["SELECT 2"]
+    assert found.right == 2
+
+
+def test_shares_are_told_by_level_and_database():
+    found = [one(0, 0), one(1, 2), replace(one(2, 4), difficulty="hard"), one(3, 1)]
+    assert shares(found) == {
+        "questions": 4, "never": 0.25, "sometimes": 0.5, "always": 0.25, "right": 7 / 16
+    }  # fmt: skip
+    parts = by_part(found)
+    assert {name: each["questions"] for name, each in parts["database"].items()} == {
+        "db0": 2, "db1": 1, "db2": 1
+    }  # fmt: skip
+    assert parts["difficulty"]["hard"]["always"] == 1
+    assert parts["difficulty"]["unknown"]["questions"] == 3
+
+
+def test_questions_are_kept_by_the_share_of_right_answers(job):
+    data = job.data.model_copy(
+        update={"train": job.data.train.model_copy(update={"pass_rate": (0.25, 0.75)})}
+    )
+    config = job.model_copy(update={"data": data, "train": job.train.model_copy(
+        update={"prompts_per_step": 3})})  # fmt: skip
+    found = [one(n, right) for n, right in enumerate((4, 0, 1, 3, 4, 2))]
+    assert [example.id for example in kept(config, TRAIN, found)] == ["q2", "q3", "q5"]
+    with pytest.raises(UserError, match=r"keeps 2 questions, fewer than train.prompts_per_step=3"):
+        kept(config, TRAIN, found[:4])
+
+
+def test_a_warm_start_learns_own_answers_and_gold_queries_where_there_are_none(job):
+    own = [one(0, 2, "SELECT 5", "SELECT 6"), one(4, 0)]
+
+    def learned(answers: str, found=own) -> list[tuple[str, str]]:
+        assert job.warm_start is not None
+        warm = job.warm_start.model_copy(update={"answers": answers})
+        config = job.model_copy(update={"warm_start": warm})
+        lessons = choose_lessons(config, cast(Any, None), GOLDS, found)
+        assert all(lesson.reply == "" for lesson in lessons)  # the prompt asks for no reasoning
+        return [(lesson.example.id, lesson.sql) for lesson in lessons]
+
+    assert learned("own") == [("q0", "SELECT 5"), ("q0", "SELECT 6")]
+    assert learned("own_or_gold") == [*learned("own"), ("q4", "SELECT 1")]
+    assert learned("gold") == [(example.id, "SELECT 1") for example in TRAIN]
+    with pytest.raises(UserError, match="no answer of the screening is right"):
+        learned("own", own[1:])
+
+
+# Another dialect's gold queries are not spelled anew, so that none of these needs a database.
+GOLDS = [replace(example, dialect="postgres") for example in TRAIN]
+
+# While the second part of the screening is written.
+KILLED = """
+from launch.evaluation.responses import SampleCache
+before(SampleCache, "write", lambda self, first, *_: first and os.kill(os.getpid(), 9))
+"""
+UNASKED = """
+before(NativeSampler, "advance", lambda *_: os.kill(os.getpid(), 9))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
+    """The kills in the warm start and while learning are those of test_train and test_trainer."""
+    line = [
+        "--cfg", tiny, f"model={{path: {place / 'finished' / 'warm' / 'model'}, dtype: float32}}",
+        "warm_start={answers: own_or_gold, lora: {rank: 2}, groups_per_step: 8}",
+        "data.train.pass_rate=[0, 1]", "screen.questions=16", "train.lora={rank: 2}",
+    ]  # fmt: skip
+
+    def run(name: str, code: str, *more: str) -> subprocess.CompletedProcess[str]:
+        code = f"import os\nos.environ['MINIRL_CACHE'] = {str(tmp_path / 'cache')!r}\n{code}"
+        return command(*line, f"run.dir={name}", *more, cwd=tmp_path, code=f"{code}cli.run(main)")
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    done = command("launch.train", *line, "run.dir=whole", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((whole / "screening.json").read_text())["all"]["questions"] == 16
+    assert (whole / "between" / "verdicts.json").is_file()
+    # One pass: no answer of this model is right, so that there is a gold query to each question.
+    assert len(json_lines(whole / "warm" / "metrics.jsonl")) == 2
+    done = run("stopped", f"{STOPPED}{KILLED}")
+    assert done.returncode == -9, done.stderr
+    assert not (stopped / "screening.jsonl").exists()
+    done = run("stopped", STOPPED)
+    assert done.returncode == 0, done.stderr
+    for name in ("screening.jsonl", "screening.json", "between/predictions.jsonl"):
+        assert (whole / name).read_bytes() == (stopped / name).read_bytes()
+    for part in ("", "warm"):
+        assert without_times(whole / part) == without_times(stopped / part)
+    # Another run of these settings finds the answers in the cache, and samples nothing.
+    done = run("third", f"{STOPPED}{UNASKED}", "--only", "warm-start")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "third" / "screening.jsonl").read_bytes() == (
+        whole / "screening.jsonl"
+    ).read_bytes()
