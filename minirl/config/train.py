@@ -164,6 +164,9 @@ class TrainConfig(_Phase):
     mini_batches: PositiveInt = 1
     """Updates of a step, each on a part of its groups."""
     algorithm: Algorithm = Grpo()
+    average: float | None = Field(default=None, gt=0, lt=1)
+    """Decay a step of an average of what is trained, which is measured and exported in its place;
+    None for none. 0.9 averages about the last ten steps."""
     eval_every: PositiveInt = 20
     """Steps between validations."""
     checkpoint_every: PositiveInt = 20

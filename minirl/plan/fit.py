@@ -296,6 +296,8 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     learner = Learner(model, loss, optimizer, temperature=temperature)
     state = TrainState(params, with_shardings(jax.eval_shape(optimizer.init, params), mesh))
     held = {"weights": device_bytes(weights), "optimizer": device_bytes(state.opt_state)}
+    if train.average is not None:
+        held["average"] = device_bytes(params)
     if train.has_reference:
         held["start weights"] = device_bytes(copy_shapes(params, mesh, work.dtype))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(weights))

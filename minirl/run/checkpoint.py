@@ -36,6 +36,8 @@ _UNWRITABLE = (
 )
 # In a folder of checkpoints: the state of the optimizer, without which only weights can be read.
 _OPTIMIZER = "optimizer"
+# In a checkpoint whose weights are an average: those that are averaged.
+_RAW = "raw"
 # Newest checkpoints that are kept.
 _KEPT = 2
 Tree = Any
@@ -49,8 +51,9 @@ def _score(metrics: Mapping[str, float]) -> float:
 class Checkpoints:
     """The checkpoints of one phase of a run: the newest two, and the best by a score.
 
-    A tree has `params` and `opt_state`. Of the best there are weights alone, in half to a third of
-    the room: a run goes on from the newest.
+    A tree has `params`, `opt_state` and `policy`: the weights that are read from a checkpoint,
+    which are others than `params` where it has an `average`. Of the best there are weights alone,
+    in half to a third of the room: a run goes on from the newest.
 
     All methods that write raise a `UserError` if this, or what was written before, has failed.
     """
@@ -77,6 +80,7 @@ class Checkpoints:
             )
             kinds = {
                 "tree": ocp.StandardCheckpointHandler(multiprocessing_options=together),
+                _RAW: ocp.StandardCheckpointHandler(multiprocessing_options=together),
                 "facts": ocp.JsonCheckpointHandler(multiprocessing_options=together),
             }
             return _open(folder, item_handlers=kinds, options=options)
@@ -136,7 +140,8 @@ class Checkpoints:
                 if step in manager.all_steps():
                     # A stop came between the step and its evaluation.
                     manager.delete(step)
-            items = {"tree": _saved(tree.params), "facts": ocp.args.JsonSave(dict(facts))}
+            items = {"tree": _saved(tree.policy), "facts": ocp.args.JsonSave(dict(facts))}
+            items |= {} if tree.average is None else {_RAW: _saved(tree.params)}
             args = ocp.args.Composite(**items)
             self._weights.save(step, args=args, metrics=metrics, force=True)
             between()
@@ -163,12 +168,13 @@ class Checkpoints:
         """
         step = self.newest_step()
         where = self._folder / str(step)
-        params = read_params(where, like.params)
+        params = read_raw_params(where, like.params)
         opt_state = read_params(self._folder / _OPTIMIZER / str(step), like.opt_state)
+        average = None if like.average is None else read_params(where, like.average)
         with _reporting(where, _UNREADABLE):
             args = ocp.args.Composite(facts=ocp.args.JsonRestore())
             facts = self._weights.restore(step, args=args)["facts"]
-        tree = like._replace(params=params, opt_state=opt_state)
+        tree = like._replace(params=params, opt_state=opt_state, average=average)
         return tree, check(kind, facts, where=f"{where}: facts", advice=_DELETE)
 
     def wait(self) -> None:
@@ -228,11 +234,16 @@ def best_step(folder: Path) -> int | None:
         return manager.best_step()
 
 
-def read_params(where: Path, like: Tree) -> Tree:
+def read_raw_params(where: Path, like: Tree) -> Tree:
+    """Read the weights that updates change, of which a checkpoint may hold the average too."""
+    return read_params(where, like, item=_RAW if (where / _RAW).is_dir() else "tree")
+
+
+def read_params(where: Path, like: Tree, *, item: str = "tree") -> Tree:
     """Read the weights of the checkpoint in a folder, as `Checkpoints.restore_newest` does."""
     expected = _named(like)
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
-    with _opened(where, expected) as restore:
+    with _opened(where, expected, item=item) as restore:
         restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
     return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in expected])
 
@@ -261,9 +272,11 @@ def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarr
 
 
 @contextmanager
-def _opened(where: Path, expected: Mapping[str, Any]) -> Generator[Callable[..., Any]]:
+def _opened(
+    where: Path, expected: Mapping[str, Any], *, item: str = "tree"
+) -> Generator[Callable[..., Any]]:
     """Open the arrays of a checkpoint, once names and shapes are compared with what is expected."""
-    folder = where.absolute() / "tree"
+    folder = where.absolute() / item
     with ocp.PyTreeCheckpointer() as reader:
         with _reporting(where, _UNREADABLE):
             stored = dict(reader.metadata(folder).item_metadata)

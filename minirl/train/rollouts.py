@@ -256,6 +256,11 @@ class Rollouts:
         groups = [[*map(_without_record, group)] for group in episodes.groups]
         return replace(episodes, groups=groups)
 
+    def finish(self) -> None:
+        """Wait until what is under way is played."""
+        while wait([future for future, _ in self._ahead.values()], preemption.POLL_S).not_done:
+            preemption.check()
+
     def close(self) -> None:
         """Give up what is under way; a second stage may begin others."""
         self._is_closed.set()

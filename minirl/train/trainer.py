@@ -97,7 +97,7 @@ class Trainer:
         optimizer = make_optimizer(config.optimizer, guard=config.guard)
         self._rate = learning_rate(config.optimizer, steps=config.steps)
         self._learner = Learner(model, loss, optimizer, temperature=temperature)
-        self._state = self._learner.init(params)
+        self._state = self._start(params)
         slots = rollouts.needed_slots(sampler, config, processes=distributed.count())
         self._sampler = rollouts.make_sampler(
             model, slots, tokenizer, group_size=config.group_size, seed=seed, servers=servers
@@ -119,8 +119,8 @@ class Trainer:
 
     @property
     def params(self) -> nnx.State:
-        """Return the weights that are trained, as they are now."""
-        return self._state.params
+        """Return the weights to measure, as they are now (`TrainState.policy`)."""
+        return self._state.policy
 
     @property
     def curve(self) -> Sequence[tuple[int, float]]:
@@ -143,7 +143,7 @@ class Trainer:
                     if self._facts.unfinished is None:
                         self._facts.unfinished = self.step()
                         # Servers take them while metrics and a checkpoint are written.
-                        self._sampler.send_weights(self.params, version=self.steps_done)
+                        self._sampler.send_weights(self._state.params, version=self.steps_done)
                     progress(self.steps_done, self._last, self._record_step())
                     distributed.check()
             except (Preempted, LostError) as stop:
@@ -166,7 +166,7 @@ class Trainer:
         if self.steps_done == first:
             # Closed when the stage before had ended.
             self._checkpoints = Checkpoints(self._folder / "checkpoints")
-            self._state = self._learner.init(self._read_weights(start))
+            self._state = self._start(self._read_weights(start))
 
     def step(self) -> dict[str, float]:
         """Make the next step, and return its metrics; one that is abandoned leaves no trace."""
@@ -193,6 +193,8 @@ class Trainer:
                 updates.append(self._update_metrics(stats, part) | {"padding": batches.padding})
                 if part[0][0].old_logprobs is None:  # the only update of the step
                     rows = _with_logprobs(part, batches.read_back(known))
+            if (decay := self._config.average) is not None:
+                self._state = self._learner.average(self._state, decay=decay)
         if self._is_recorded(version + 1):
             self._write(sampled, trained, rows)
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds
@@ -214,6 +216,9 @@ class Trainer:
         assert best is not None
         self._state = TrainState(self._read_weights(best), ())
         return best
+
+    def _start(self, params: nnx.State) -> TrainState:
+        return self._learner.init(params, has_average=self._config.average is not None)
 
     def _roll_out(self, watch: Stopwatch) -> tuple[Episodes, Episodes, int]:
         """Play rollouts until the filters leave enough groups, or there were `max_rounds`; return
@@ -325,6 +330,9 @@ class Trainer:
         is_last = step == self._last
         if step % config.eval_every == 0 or is_last:
             with activity.doing(lambda: "validation"):
+                if config.average is not None:
+                    # Servers would go on with the average.
+                    distributed.gather(self._rollouts.finish)
                 numbers["validation/accuracy"] = self._task.validate(self.params, step)
             # Servers may have failed meanwhile, and have other weights.
             numbers |= rollouts.gather_metrics(self._sampler, since=numbers)

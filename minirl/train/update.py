@@ -39,10 +39,16 @@ the sampler's likeliest ids) -> (scalar to minimise, statistics), as `losses.pol
 
 
 class TrainState(NamedTuple):
-    """What an update changes."""
+    """What an update changes; and the average of the weights over steps, if one is kept."""
 
     params: nnx.State
     opt_state: optax.OptState
+    average: nnx.State | None = None
+
+    @property
+    def policy(self) -> nnx.State:
+        """Return the weights that are measured, exported and started from: the average, if any."""
+        return self.params if self.average is None else self.average
 
 
 def token_logprobs(
@@ -140,13 +146,17 @@ class Learner:
             params, opt_state = (constrain_params(tree, mesh) for tree in (params, opt_state))
             return params, opt_state, {"grad_norm": norm, "skipped": skipped}
 
+        def follow(average: nnx.State, params: nnx.State, decay: Array) -> nnx.State:
+            return constrain_params(optax.incremental_update(params, average, 1 - decay), mesh)
+
         # One gradient lies beside the sum of those before.
         self._accumulate = jax.jit(accumulate, donate_argnums=0)
         self._zeros, self._logp = jax.jit(zeros), jax.jit(logp)
         self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._apply = jax.jit(apply, donate_argnums=(0, 1))
+        self._follow = jax.jit(follow, donate_argnums=0)
         self._functions: list[Any] = [
-            self._accumulate, self._zeros, self._add, self._logp, self._apply
+            self._accumulate, self._zeros, self._add, self._logp, self._apply, self._follow
         ]  # fmt: skip
 
     @property
@@ -154,13 +164,21 @@ class Learner:
         """Return the number of programs compiled so far."""
         return sum(function._cache_size() for function in self._functions)
 
-    def init(self, params: nnx.State) -> TrainState:
-        """Start from weights with fresh optimizer state, which is split as the weights are."""
+    def init(self, params: nnx.State, *, has_average: bool = False) -> TrainState:
+        """Start from weights with fresh optimizer state, which is split as the weights are; with
+        `has_average` from these weights as their average too.
+        """
 
-        def init(params: nnx.State) -> optax.OptState:
-            return constrain_params(self._optimizer.init(params), self._mesh)
+        def init(params: nnx.State) -> tuple[optax.OptState, nnx.State | None]:
+            average = jax.tree.map(jnp.copy, params) if has_average else None
+            return constrain_params((self._optimizer.init(params), average), self._mesh)
 
-        return TrainState(params, jax.jit(init)(params))
+        return TrainState(params, *jax.jit(init)(params))
+
+    def average(self, state: TrainState, *, decay: float) -> TrainState:
+        """Let the average follow the weights: decay x average + (1 - decay) x weights."""
+        average = self._follow(state.average, state.params, np.float32(decay))
+        return state._replace(average=average)
 
     def update(
         self,
@@ -206,12 +224,13 @@ class Learner:
         gradient, logp = reduce(self._add, totals), [part.pop(_LOGPROBS) for part in numbers]
         stats = _summed([jax.device_get(part) for part in numbers])
         scalars = map(np.float32, (stats["loss"], rate))
-        params, opt_state, added = self._apply(*state, gradient, *scalars)
+        params, opt_state, added = self._apply(state.params, state.opt_state, gradient, *scalars)
         stats |= {name: float(value) for name, value in added.items()}
         stats["learning_rate"] = rate
         if reference is None:
             stats.pop("kl", None)
-        return TrainState(params, opt_state), stats, map(distributed.whole, logp)
+        state = state._replace(params=params, opt_state=opt_state)
+        return state, stats, map(distributed.whole, logp)
 
     def _lanes(self, params: nnx.State) -> int:
         """Return how many micro-batches are computed at a time, each lane with a sum of its own.
@@ -245,7 +264,7 @@ class Learner:
         arguments = (gradient, state.params, self._frozen, batch, batch.sampler_logp_BC)
         yield "gradient", self._accumulate.lower(*arguments)
         scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * 2
-        yield "apply", self._apply.lower(*state, gradient, *scalars)
+        yield "apply", self._apply.lower(state.params, state.opt_state, gradient, *scalars)
 
     def _put(self, batch: Batch) -> Batch:
         if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):

@@ -74,7 +74,7 @@ def test_the_papers_run_has_the_papers_constants():
         *("train.stps=3", "trian=3", "data.test.sources.0.splt=dev", "base=expo-demo.yaml"),
         *("reward.deccay=1", "mesh.rows=2", "mesh.fsdp=0", "train.steps=many"),
         *("seed=99999999999999999999", "train=3", "data.test.sources=[]", "reward=expo"),
-        *("env={kind: double}", "train.algorithm={kind: ppo}"),
+        *("env={kind: double}", "train.algorithm={kind: ppo}", "train.average=1"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_path(override):

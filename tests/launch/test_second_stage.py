@@ -90,11 +90,15 @@ def test_the_second_cosine_starts_at_once():
     )
 
 
-def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch):
-    """The first stage fluctuates; its best checkpoint is the second of three."""
+@pytest.mark.parametrize("average", [None, 0.5])
+def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, average):
+    """The first stage fluctuates; its best checkpoint is the second of three. What is measured is
+    the average, if one is kept, and what is sampled with are the weights.
+    """
     weights, sampled, counts = {}, {}, []
     accuracy = {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.5, 5: 0.75}
     changes: dict[str, Any] = {"steps": 3, "eval_every": 1, "checkpoint_every": 1}
+    changes["average"] = average
 
     def validate(params, version):
         weights[version] = copy(params)
@@ -109,10 +113,10 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch):
         sampled[version] = copy(params)
         set_weights(params, version=version)
 
-    def init_alone(params):
+    def init_alone(params, **options):
         # No two optimizer states, nor two copies of the weights, are there at once.
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trainer._state))
-        return init(params)
+        return init(params, **options)
 
     def counted(*_):
         leaves = jax.tree.leaves(trainer._state.opt_state.inner)
@@ -124,7 +128,8 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch):
     start = train_second_stage(trainer, course, counted)
     # Adam's state is fresh.
     assert counts == [{1}, {2}, {3}, {1}, {2}]
-    assert_same_weights(sampled[2], weights[2])
+    if average is None:
+        assert_same_weights(sampled[2], weights[2])
     # After the first stage's third update come the weights of its second.
     assert_same_weights(sampled[3], weights[2])
     assert start is not None
@@ -133,3 +138,4 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch):
     assert start.learning_rate == pytest.approx(0.05)
     # The best of both stages, of equals the newest.
     assert trainer.use_best() == 5
+    assert_same_weights(trainer.params, weights[5])

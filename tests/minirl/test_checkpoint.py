@@ -20,7 +20,13 @@ import optax
 import pytest
 
 from exchange import UserError
-from minirl.run.checkpoint import Checkpoints, best_step, grace_s, read_params
+from minirl.run.checkpoint import (
+    Checkpoints,
+    best_step,
+    grace_s,
+    read_params,
+    read_raw_params,
+)
 from minirl.train.update import TrainState
 
 # Where one array of a damaged checkpoint cannot be read, Orbax leaves its reads of the others
@@ -108,6 +114,24 @@ def test_of_the_best_there_are_weights_alone(tmp_path):
     save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: -1.0, 5: 0.4})
     assert (steps_in(tmp_path), steps_in(tmp_path / "optimizer")) == ([2, 4, 5], [4, 5])
     assert_equal(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
+
+
+def test_of_weights_with_an_average_both_are_kept_and_the_average_is_read(tmp_path):
+    trees = {step: make_tree(step)._replace(average=make_tree(10 + step).params) for step in (1, 2)}
+    with closing(Checkpoints(tmp_path / "averaged")) as checkpoints:
+        checkpoints.save(1, trees[1], {}, score=0.0)
+        checkpoints.leave(2, trees[2], {})
+    for step, tree in trees.items():
+        where = tmp_path / "averaged" / str(step)
+        assert_equal(read_params(where, tree.params), tree.average)
+        assert_equal(read_raw_params(where, tree.params), tree.params)
+    assert_equal(restore(tmp_path / "averaged", trees[1])[0], trees[2])
+    # Without one a checkpoint is what it was.
+    save_all(tmp_path / "plain", {1: 0.0})
+    assert {path.name for path in (tmp_path / "plain" / "1").iterdir() if path.is_dir()} == {
+        "facts", "metrics", "tree"
+    }  # fmt: skip
+    assert_equal(read_raw_params(tmp_path / "plain" / "1", make_tree().params), make_tree(1).params)
 
 
 def test_a_kill_in_the_middle_of_a_stop_leaves_weights_and_the_step_before(tmp_path, monkeypatch):

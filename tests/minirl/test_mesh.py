@@ -48,6 +48,8 @@ def plain(toy):
 )
 def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm, sizes):
     learner, state = start(toy, shape, algorithm=algorithm)
+    state = learner.init(state.params, has_average=True)
+    began = arrays(state.average)
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
     parts = row_parts(learner._mesh)
     state, stats, _ = learner.update(
@@ -58,7 +60,10 @@ def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm
     assert_same(state, expected_state)
     whole, tensor = shape["fsdp"] * shape.get("tensor", 1), shape.get("tensor", 1)
     parts = {".q": whole, ".gate": whole, "embed": whole, ".gate_b": tensor, ".down_a": tensor}
-    for path, leaf in jax.tree.leaves_with_path((state.params, state.opt_state)):
+    state, ended = learner.average(state, decay=0.75), arrays(state.params)
+    for name, average in arrays(state.average).items():
+        np.testing.assert_allclose(average, 0.75 * began[name] + 0.25 * ended[name], rtol=1e-5)
+    for path, leaf in jax.tree.leaves_with_path(state):
         for name, count in parts.items():
             if param_path(path).endswith(name):
                 assert leaf.addressable_shards[0].data.size == leaf.size // count, name

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks._operations import Tokens, update_flops
 from exchange import UserError
-from minirl.config import ModelSource, OptimizerConfig, SamplerConfig, TrainConfig
+from minirl.config import LoraConfig, ModelSource, OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.model.config import ModelConfig
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh
 from minirl.plan.compile import compile_program, parse_topology
@@ -33,8 +33,8 @@ SHAPE = ModelConfig(
 )
 
 
-def work_of(shape, *, dtype="float32", remat="full", moments="float32"):
-    train = TrainConfig(steps=4, optimizer=OptimizerConfig(moments=moments))
+def work_of(shape, *, dtype="float32", remat="full", moments="float32", **more):
+    train = TrainConfig(steps=4, optimizer=OptimizerConfig(moments=moments), **more)
     return Workload(shape, ModelSource(dtype=dtype, remat=remat), SamplerConfig(), train)
 
 
@@ -55,7 +55,7 @@ def test_bytes_are_those_of_the_compiled_programs():
     work = work_of(shape, dtype="bfloat16", moments="bfloat16")
     training, lowered = programs_of(work, shape_of(Tokens(1, 256, 4, 256)), mesh)
     programs = {name: compile_program(low) for name, low in lowered.items()}
-    weights, optimizer = map(device_bytes, training.state)
+    weights, optimizer = map(device_bytes, training.state[:2])
     # The weights, the optimizer's state, and the gradient, which is split as the weights are.
     assert programs["apply"].arguments == pytest.approx(2 * weights + optimizer, abs=8)
     # The sum of gradients is donated; statistics are left, and four bytes of each token.
@@ -64,6 +64,17 @@ def test_bytes_are_those_of_the_compiled_programs():
     assert weights < 1.1 * 4 * training.parameters / 8
     # Moments of two bytes and of four; besides, a few counts and the norms of the last gradients.
     assert optimizer == pytest.approx(1.5 * weights, abs=256)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)])
+def test_an_average_takes_four_bytes_of_each_trained_parameter(lora):
+    mesh, more = make_mesh({"fsdp": 4, "tensor": 2}), {"dtype": "bfloat16", "lora": lora}
+    plain, averaged = (
+        training_of(work_of(SHAPE, average=average, **more), mesh) for average in (None, 0.9)
+    )
+    trained = jax.tree.leaves(plain.state.params)
+    assert {leaf.dtype.name for leaf in trained} == {"float32"}
+    assert averaged.memory == plain.memory | {"average": device_bytes(trained)}
 
 
 def test_a_batch_with_the_likeliest_ids_is_split_by_rows_alone():

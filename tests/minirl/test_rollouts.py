@@ -29,18 +29,18 @@ def fake(fakes):
 
 @pytest.fixture
 def begin(toy, fake, served, tmp_path):
-    """Return `begin(**rollout)`: a trainer whose rounds the fake server samples."""
+    """Return `begin(**changes)`: a trainer whose rounds the fake server samples."""
     config = SglangConfig(urls=(fake.url,), tolerance=1e6, timeout_s=60, wait_s=2)
     with Servers(
         config, served, toy_run.SAMPLER, dtype="float32", seed=0, folder=tmp_path
     ) as servers:
 
-        def start(folder="run", steps=STEPS, **rollout):
-            settings = RolloutConfig(backend="sglang", sglang=config, **rollout)
+        def start(folder="run", lag=0, **changes):
+            settings = RolloutConfig(backend="sglang", sglang=config, lag=lag)
+            own = {"steps": STEPS, "eval_every": STEPS, "validate": lambda *_: 0.5}
             return toy_run.make_trainer(
-                toy, tmp_path / folder, servers=servers, rollout=settings, steps=steps,
-                prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, eval_every=STEPS,
-                validate=lambda *_: 0.5,
+                toy, tmp_path / folder, servers=servers, rollout=settings,
+                prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, **own | changes,
             )  # fmt: skip
 
         yield start
@@ -105,6 +105,38 @@ def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
     # First tokens are of version 0, the two others of version 1; so are later turns.
     assert two["rollout/age_max"] == 1
     assert 0 < two["rollout/age_mean"] <= 1 / 3 + 1e-6
+
+
+def test_servers_measure_the_average_and_sample_with_the_weights(fake, begin, monkeypatch):
+    """The round that is under way at the first validation ends before they get the average."""
+    go, measured, sampled, play = threading.Event(), [], [], Rollouts.play
+
+    def late(rollouts, sampler, number, **options):
+        if number == 1:
+            go.wait(60)
+        return play(rollouts, sampler, number, **options)
+
+    def validate(params, version):
+        assert all(future.done() for future, _ in trainer._rollouts._ahead.values())
+        trainer._sampler.set_weights(params, version=version)
+        measured.append(fake.weights)
+        return 0.5
+
+    def finish():
+        under_way.append(sum(not future.done() for future, _ in trainer._rollouts._ahead.values()))
+        go.set()
+        own()
+
+    trainer, under_way = begin(lag=1, average=0.5, eval_every=1, validate=validate), []
+    own, trainer._rollouts.finish = trainer._rollouts.finish, finish
+    monkeypatch.setattr(Rollouts, "play", late)
+    fake.held = lambda _: sampled.append(fake.weights)
+    trainer.run(ignore)
+    assert under_way[0] == 1
+    assert [name.split("-")[1] for name in measured] == [str(n) for n in range(1, STEPS + 1)]
+    assert not {*measured} & {*sampled}
+    # After a validation they are given the weights of its step again.
+    assert {name.split("-")[1] for name in sampled} >= {str(n) for n in range(1, STEPS - 1)}
 
 
 def holding(fake, number):

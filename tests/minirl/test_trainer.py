@@ -22,6 +22,7 @@ from exchange import CreditSpan
 from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.errors import LostError
 from minirl.run import distributed, preemption
+from minirl.run.checkpoint import read_raw_params
 from minirl.run.preemption import Preempted
 from minirl.train import losses
 from minirl.train.batching import MicroBatches
@@ -200,6 +201,42 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
     assert not jax.tree.leaves(finished.trainer._state.opt_state)
     assert_same(finished.trainer.params, finished.weights[4])
+
+
+def test_an_average_is_measured_and_kept_and_the_weights_are_trained(toy, finished, tmp_path):
+    """What is sampled and learned is as without it; `finished` has the weights of every second
+    step.
+    """
+    decay, measured, trained = 0.75, {}, []
+
+    def validate(params, version):
+        measured[version] = copy(params)
+        return toy_run.ACCURACY[version]
+
+    trainer = toy_run.make_trainer(toy, tmp_path, validate=validate, average=decay)
+    expected = [copy(trainer.params)]
+    follow = trainer._learner.average
+
+    def spy(state, **options):
+        trained.append(copy(state.params))
+        mix = lambda old, new: decay * old + (1 - decay) * new  # noqa: E731
+        expected.append(jax.tree.map(mix, expected[-1], state.params))
+        return follow(state, **options)
+
+    trainer._learner.average = spy
+    trainer.run(ignore)
+    lines = zip(metrics_of(tmp_path), metrics_of(finished.folder), strict=True)
+    for ours, theirs in lines:
+        assert ours == theirs
+    for version, params in measured.items():
+        assert_same(trained[version - 1], finished.weights[version])
+        for leaf, twin in zip(*map(jax.tree.leaves, (params, expected[version])), strict=True):
+            assert leaf.dtype == jnp.float32
+            np.testing.assert_allclose(leaf, twin, rtol=1e-5, atol=1e-6)
+    best = tmp_path / "checkpoints" / "4"
+    assert_same(read_raw_params(best, trainer.params), finished.weights[4])
+    assert trainer.use_best() == 4
+    assert_same(trainer.params, measured[4])
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,11 @@ ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 # Courses that a run can take, by name: changes of the settings, what is said of its weights, and
 # the steps of a second stage, which starts from the second step's.
 COURSES = {
-    "short": ({"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2}, ACCURACY, 0),
+    "short": (
+        {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5},
+        ACCURACY,
+        0,
+    ),
     # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
     # micro-batches, whose ratio compares with the step's start; some are skipped.
     "all": (
@@ -76,6 +80,7 @@ COURSES = {
                 learning_rate=0.1, schedule="cosine", weight_decay=0.0, max_grad_norm=1e-3
             ),
             "guard": GuardConfig(max_spike=1.1, window=2),
+            "average": 0.5,
             "batching": BatchingConfig(
                 micro_batch_tokens=1024, prompt_multiple=8, answer_multiple=192
             ),
