@@ -10,18 +10,13 @@ from typing import Any
 from launch.evaluation.results import QuestionVerdict, Report
 from launch.reporting.runs import Run, gain, scores_of, shared_rules
 from launch.tables import percent
+from minirl.train.advice import LIVE_SHARE, advice
 
 MetricSeries = Mapping[str, Sequence[Any]]
 
 _LEAST_QUESTIONS = 5
 _LEAST_CHANGE = 0.05
 _REASONS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    (
-        "groups/trained_share",
-        lambda share: share < 0.5,
-        "of the groups were trained on: the answers of the others were all paid alike, or with "
-        "correctness_filter=mixed all right or all wrong",
-    ),
     (
         "rollout/no_query_share",
         lambda share: share > 0.3,
@@ -145,6 +140,8 @@ def _kinds(one: QuestionVerdict) -> Iterator[str]:
 
 
 def _reasons(numbers: MetricSeries) -> Iterator[str]:
+    if words := advice(numbers.get(LIVE_SHARE, ())):
+        yield f"At the end of training, {words}."
     for name, is_bad, words in _REASONS:
         found = [value for value in numbers.get(name, ()) if isinstance(value, int | float)]
         if found and is_bad(share := fmean(found)):

@@ -179,7 +179,7 @@ def _said(run: Run) -> dict[str, Any]:
         "settings": settings,
         "result": result,
         "versions": run.versions,
-        "numbers": _numbers(run, settings.get("train.prompts_per_step")),
+        "numbers": _numbers(run),
         # With the folder: the run may have been made in another place.
         "command": f"python -m launch.train --cfg {run.folder}/{CONFIG} run.dir={run.folder}"
         if run.is_training
@@ -227,14 +227,11 @@ def _by_source(run: Run) -> dict[str, dict[str, Any]]:
     return found if len(found) == count > 1 else {}
 
 
-def _numbers(run: Run, prompts: Any) -> dict[str, list[Any]]:
+def _numbers(run: Run) -> dict[str, list[Any]]:
     if run.folder is None or not run.is_training:
         return {}
     found = (line for line in read_lines(run.folder / METRICS) if isinstance(line, dict))
     lines = [line for line in found if _has_step(line)]
-    for line in lines:
-        if isinstance(prompts, int) and isinstance(trained := line.get("groups/trained"), float):
-            line["groups/trained_share"] = min(1.0, trained / prompts)
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: [line.get(name) for line in lines] for name in names}
     return {

@@ -61,13 +61,13 @@ class JsonLines:
     def __init__(
         self, path: Path, *, resume_step: int, kind: type[StepRecord] = StepRecord
     ) -> None:
-        self._path, self.last_step = path, 0
+        self._path, self.kept = path, list[StepRecord]()
         self._is_writer = distributed.is_first()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             lines = read_lines(path, kind, advice=_ADVICE)
-            kept = [(text, line.step) for text, line in lines if line.step <= resume_step]
-            self.last_step = kept[-1][1] if kept else 0
+            kept = [(text, line) for text, line in lines if line.step <= resume_step]
+            self.kept = [line for _, line in kept]
             if self._is_writer:
                 with whole_file(path) as file:
                     file.writelines(text.decode() for text, _ in kept)
@@ -86,12 +86,16 @@ class Metrics:
     """Writes `metrics.jsonl` and TensorBoard event files into a run folder.
 
     A `UserError` tells where lines of an earlier start are damaged, or gone.
+
+    Attributes:
+        steps: The numbers of each step so far, also of earlier starts.
     """
 
     def __init__(self, folder: Path, *, resume_step: int) -> None:
         path = folder / _METRICS
         self._lines = JsonLines(path, resume_step=resume_step, kind=StepMetrics)
-        if self._lines.last_step != resume_step:
+        self.steps: list[Mapping[str, Any]] = [line.model_dump() for line in self._lines.kept]
+        if (self.steps[-1]["step"] if self.steps else 0) != resume_step:
             raise UserError(
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
                 "go as far; restore them, or set run.dir to another folder"
@@ -102,6 +106,7 @@ class Metrics:
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record the numbers of a step."""
         self._lines.write(step, dict(sorted(numbers.items())))
+        self.steps.append(numbers)
         if distributed.is_first():
             with naming(self._board):
                 self._write_events(step, numbers)

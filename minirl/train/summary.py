@@ -34,9 +34,6 @@ def summarise(episodes: Episodes) -> dict[str, float]:
         for name, value in (numbers | dict(trajectory.episode.numbers)).items():
             values[name].append(value)
     means = {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
-    equal = [float(np.ptp(rewards) == 0) for rewards in episodes.rewards_NG if len(rewards) > 1]
-    if equal:
-        means["groups/equal_share"] = sum(equal) / len(equal)
     lost = {"groups/too_long": episodes.too_long, "groups/failed": episodes.failed}
     return means | {name: float(count) for name, count in lost.items()}
 

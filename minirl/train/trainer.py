@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
 from minirl.sample.weights import in_compute_type
 from minirl.train import advantages, batching, losses, rollouts, summary
+from minirl.train.advice import LIVE_SHARE, advice
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
 from minirl.train.rollouts import Episodes, Rollouts, TrainingTask
 from minirl.train.update import Learner, TrainState
@@ -204,6 +205,9 @@ class Trainer:
         numbers |= sampler_metrics
         numbers["time/update_programs"] = float(self._learner.programs)
         numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
+        if sampled.groups and self._config.algorithm.estimator != "direct":
+            live = self._kept(sampled, equal_groups="drop")
+            numbers[LIVE_SHARE] = len(live) / len(sampled.groups)
         if self._config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(rounds)
         if self._lag:
@@ -239,13 +243,17 @@ class Trainer:
             )
             rollouts.check_failed(sum(part.failed for part in parts), config.prompts_per_step)
             sampled, rounds = sum(parts, sampled), rounds + 1
-            kept = advantages.groups_to_train(
-                sampled.rewards_NG + self._penalties(sampled),
-                sampled.correct_NG,
-                equal_groups=algorithm.equal_groups,
-                correctness_filter=algorithm.correctness_filter,
-            )
+            kept = self._kept(sampled, equal_groups=algorithm.equal_groups)
         return sampled, sampled.select(kept[: config.prompts_per_step]), rounds
+
+    def _kept(self, episodes: Episodes, *, equal_groups: Literal["keep", "drop"]) -> Sequence[int]:
+        """Return the numbers of the groups that the filters leave."""
+        return advantages.groups_to_train(
+            episodes.rewards_NG + self._penalties(episodes),
+            episodes.correct_NG,
+            equal_groups=equal_groups,
+            correctness_filter=self._config.algorithm.correctness_filter,
+        )
 
     def _penalties(self, episodes: Episodes) -> np.ndarray:
         """Return what the length of each response adds to its reward."""
@@ -345,7 +353,9 @@ class Trainer:
             # Checkpoints between evaluations are never the best.
             score = numbers.get("validation/accuracy", -1.0)
             self._checkpoints.save(step, self._state, self._facts.model_dump(), score=score)
-        return summary.status(numbers, self._task.shares)
+        live = [line.get(LIVE_SHARE) for line in self._metrics.steps]
+        told = summary.status(numbers, self._task.shares), advice(live)
+        return "; ".join(filter(None, told))
 
     def _read_weights(self, step: int) -> nnx.State:
         """Read the weights of a checkpoint, in place of the current state."""

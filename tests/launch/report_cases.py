@@ -217,7 +217,7 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, kind: str = "t
 
 def make_run(
     folder: Path, *, steps: int = 8, groups: int = 4, turns: int = 2, questions: int = 40,
-    sample_every: int = 4, seed: int = 0, rate: float = 0.001,
+    sample_every: int = 4, seed: int = 0, rate: float = 0.001, live: float = 0.9,
 ) -> Path:  # fmt: skip
     """Write a whole run."""
     rng = Random(seed)
@@ -236,7 +236,7 @@ def make_run(
                 "reward/total": 2 * share + noise,
                 "reward/format": 0.5,
                 "tag/WHERE_ERROR": 0.5 - share / 2,
-                "groups/equal_share": 0.1 + abs(noise),
+                "groups/live_share": live,
                 "update/entropy": 0.1 * 0.99**step,
                 # Nearly constant: a scale of less than rounding had endless ticks.
                 "update/correction_mean": 0.999999 if step == 3 else 1.0,

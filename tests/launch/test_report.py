@@ -191,6 +191,15 @@ def test_a_run_that_was_measured_and_has_not_learned(place, capsys):
         assert "Before learning " in capsys.readouterr().out
 
 
+def test_what_helps_is_said_where_few_groups_were_live(place, capsys):
+    for live, told in ((0.2, True), (0.5, False)):
+        run = make_run(place / f"live-{live}", steps=12, live=live)
+        write_page(run, out=place / "live.html")
+        printed = capsys.readouterr().out
+        assert ("At the end of training, only 20 % of the groups of 10 steps" in printed) == told
+        assert ("data.train.pass_rate" in printed) == told
+
+
 def test_verdicts_that_are_cut_off_are_refused_and_older_ones_told(place):
     folder = make_run(place / "cut-answers")
     path = folder / "before" / "predictions.jsonl"

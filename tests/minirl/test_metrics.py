@@ -15,6 +15,7 @@ import pytest
 from exchange import Score, UserError
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
 from minirl.sample.rollout import flatten
+from minirl.train.advice import advice
 from minirl.train.rollouts import Episodes, ScoredEpisode
 from minirl.train.summary import mismatch, over_updates, status, summarise
 from minirl.types import Reply, Trajectory, Turn
@@ -135,7 +136,6 @@ def test_a_number_of_some_episodes_is_averaged_over_these():
     scored = [ScoredEpisode(Score(1.0, number < 1), found) for number, found in enumerate(numbers)]
     means = summarise(Episodes([[Trajectory((turn,), one, "done")] for one in scored]))
     assert (means["all"], means["some"], means["rollout/accuracy"]) == (0.5, 0.5, 0.25)
-    assert "groups/equal_share" not in means  # of one trajectory each
     assert summarise(Episodes(too_long=2)) == {"groups/too_long": 2.0, "groups/failed": 0.0}
 
 
@@ -177,6 +177,25 @@ def test_the_gap_of_sampler_and_learner_by_hand():
     assert len(now) == len(expected)
     masked = replace(rows[0], is_action=np.zeros(3, bool))
     assert mismatch(Episodes([[trajectories[0]]]), [[masked]], version=3) == {}
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ([0.25] * 10, "only 25 % of the groups of 10 steps teach"),
+        ([0.9] * 20 + [0.3, None] * 10, "only 30 % "),
+        ([0.0] * 9, ""),  # too early to say
+        ([0.0] * 20 + [1 / 3] * 10, ""),  # no longer
+        ([], ""),
+    ],
+)
+def test_what_helps_is_said_where_few_groups_of_ten_steps_are_live(shares, told):
+    said = advice(shares)
+    assert said.startswith(told)
+    assert bool(said) == bool(told)
+    helps = ["data.train.pass_rate", "sampler.temperature", "train.group_size", "learning_rate"]
+    places = [said.find(name) for name in helps]
+    assert places == (sorted(places) if told else [-1] * 4)
 
 
 def test_a_share_of_nothing_is_not_told():

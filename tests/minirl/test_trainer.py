@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -255,7 +256,7 @@ def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
     (record,) = metrics_of(tmp_path)
     assert record["groups/trained"] == 0
     assert not [name for name in record if name.startswith("update/")]
-    assert record.get("groups/equal_share", 0) == 0
+    assert record.get("groups/live_share", 0) == 0
     assert record.get("groups/rounds", 3) == 3
     assert_same(trainer.params, before)
 
@@ -512,4 +513,27 @@ def test_groups_that_differ_by_the_penalty_alone_are_kept(toy, tmp_path):
         changes = {"steps": 1, "judge": alike, "algorithm": algorithm, "validate": nothing}
         toy_run.make_trainer(toy, tmp_path / f"{tokens}", **changes).run(ignore)
         (record,) = metrics_of(tmp_path / f"{tokens}")
-        assert (record["groups/trained"] > 0) == kept
+        assert (record["groups/trained"] > 0) == (record["groups/live_share"] > 0) == kept
+
+
+def test_a_resumed_run_knows_how_few_groups_were_live_before(toy, tmp_path):
+    """One group of four is paid unequally; the run is stopped after six steps of eleven."""
+    lines, numbers = [], count()
+
+    def judge(episode):
+        return toy_run.scored(float(episode.example == "A") * (next(numbers) % 2), correct=False)
+
+    def stop(step, _, status):
+        lines.append(status)
+        if step == 6:
+            toy_run.be_told()
+
+    changes = {"steps": 11, "eval_every": 11, "examples": ("A", "B", "C", "D"), "kl_every": None}
+    changes |= {"judge": judge, "validate": nothing}
+    with preemption.watched(), pytest.raises(Preempted):
+        toy_run.make_trainer(toy, tmp_path, **changes).run(stop)
+    toy_run.make_trainer(toy, tmp_path, **changes).run(stop)
+    assert {line["groups/live_share"] for line in metrics_of(tmp_path)} == {0.25}
+    assert [("only 25 % " in line, "pass_rate" in line) for line in lines] == [
+        (step >= 10,) * 2 for step in range(1, 12)
+    ]

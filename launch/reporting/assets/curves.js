@@ -3,8 +3,8 @@
 const PANELS = [ // title, a word on it, metrics (a name that ends with / is a family, the largest first), unit
   ["Execution accuracy", "Right answers: of held-out questions greedily, of training episodes as they are sampled.",
     ["validation/accuracy", "rollout/accuracy", "rollout/accuracy_first"], "%"],
-  ["What there is to learn from", "Groups whose rewards differ are trained on; replies without a query or cut off earn nothing.",
-    ["groups/trained_share", "groups/equal_share", "rollout/no_query_share", "rollout/cut_share"], "%"],
+  ["What there is to learn from", "Groups whose rewards are equal, or that a filter drops, teach nothing; replies without a query or cut off earn nothing.",
+    ["groups/live_share", "rollout/no_query_share", "rollout/cut_share"], "%"],
   ["Reward and its parts", "What training pays for an episode, on average.", ["reward/total", "reward/"]],
   ["Tags: what is wrong in the last query", "Where its structure differs from the gold query's.", ["tag/"], "%"],
   ["How queries end", "Of all replies.", ["case/", "rollout/invalid_share"], "%"],
@@ -22,7 +22,7 @@ const PANELS = [ // title, a word on it, metrics (a name that ends with / is a f
 ];
 const LABELS = {
   "rollout/accuracy": "training episodes", "rollout/accuracy_first": "their first query", "rollout/turns": "replies",
-  "rollout/reply_tokens": "a reply", "rollout/response_tokens": "an episode", "groups/equal_share": "groups with equal rewards", "groups/trained_share": "groups trained on",
+  "rollout/reply_tokens": "a reply", "rollout/response_tokens": "an episode", "groups/live_share": "groups that teach",
   "rollout/invalid_share": "replies without a result", "rollout/no_query_share": "no query in the answer",
   "rollout/cut_share": "cut off at the token limit", "rollout/refuted_share": "refuted", "time/rollout_tokens_per_s": "sampled",
   "time/update_tokens_per_s": "updated", "mismatch/gap_mean": "mean", "mismatch/gap_p99": "99th percentile",
