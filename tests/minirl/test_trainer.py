@@ -528,7 +528,12 @@ def test_a_resumed_run_knows_how_few_groups_were_live_before(toy, tmp_path):
         if step == 6:
             toy_run.be_told()
 
-    changes = {"steps": 11, "eval_every": 11, "examples": ("A", "B", "C", "D"), "kl_every": None}
+    changes: dict[str, Any] = {
+        "steps": 11,
+        "eval_every": 11,
+        "examples": ("A", "B", "C", "D"),
+        "kl_every": None,
+    }
     changes |= {"judge": judge, "validate": nothing}
     with preemption.watched(), pytest.raises(Preempted):
         toy_run.make_trainer(toy, tmp_path, **changes).run(stop)
