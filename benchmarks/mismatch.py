@@ -30,8 +30,6 @@ ARMS = {
     "masked": ("correction=masked",),
     "masked-negatives": ("correction=masked_negatives", "correction_level=sequence"),
     "whole-rows": ("correction_level=product",),
-    "centred": ("correction=none", "score_centering=64"),
-    "truncated-centred": ("score_centering=64",),
     "gspo": ("kind=gspo",),
     "cispo": ("kind=cispo",),
     "no-cut-offs": ("mask_cut_off=true",),

@@ -7,7 +7,7 @@ Suffixes of array names, one letter an axis:
     D width               F feed-forward width          E size of one head
     H query heads         K key/value heads
     W steps of a decode run               I, O inputs, outputs of a matrix; R their rank
-    J ids that a token's log-probability is wanted of; K the likeliest ids; Q tokens of a chunk
+    Q tokens of a chunk
 In attention:
     X flat lists, or any rows             R cells of the rows of a flat list
     Y heads K of all rows X               Q queries of a head K: of its query heads, at all T
@@ -61,23 +61,6 @@ class Environment(Protocol):
         """Judge a reply: return the new state and the next observation, None at the end."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TopTokens:
-    """The likeliest ids, [tokens, K], of the distributions that tokens were drawn from, and their
-    natural-log probabilities, of the same kind as a `Reply` has.
-    """
-
-    ids: np.ndarray
-    logprobs: np.ndarray
-
-    @classmethod
-    def joined(cls, parts: Sequence[TopTokens]) -> TopTokens:
-        """Join those of successive tokens."""
-        return cls(
-            *map(np.concatenate, zip(*((part.ids, part.logprobs) for part in parts), strict=True))
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What the policy sampled in one turn.
@@ -88,7 +71,6 @@ class Reply:
             any top-p cut; at temperature 1 where sampling was greedy.
         text: The decoded ids without the stop token.
         versions: Version of the weights that sampled each id.
-        top: For each id, where `Decoding.top_logprobs` asked for them.
     """
 
     ids: tuple[int, ...]
@@ -96,7 +78,6 @@ class Reply:
     text: str
     finish: Finish
     versions: tuple[int, ...]
-    top: TopTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +121,6 @@ class TokenRow:
         prompt_length: Number of ids that the group shares.
         old_logprobs: Log-probability under the learner before the step's first update; None before
             it is known.
-        top: The sampler's likeliest ids for each id, 0 where none was sampled; None where they
-            were not asked for.
     """
 
     ids: np.ndarray
@@ -150,18 +129,14 @@ class TokenRow:
     advantage: float | np.ndarray
     prompt_length: int
     old_logprobs: np.ndarray | None = None
-    top: TopTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How tokens are drawn: `sampler.temperature` and `sampler.top_p`; and of how many of the
-    likeliest ids replies tell the log-probabilities.
-    """
+    """How tokens are drawn: `sampler.temperature` and `sampler.top_p`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

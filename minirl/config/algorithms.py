@@ -60,9 +60,6 @@ class AlgorithmConfig(Settings):
     """Lower bound of the ratio."""
     correction_high: float = Field(default=2.0, ge=1)
     """Upper bound of the ratio."""
-    score_centering: int = Field(default=0, ge=0)
-    """Number of the sampler's likeliest tokens by which its drift is removed from the gradient
-    (arXiv:2609.20807); 0 disables it."""
     mask_cut_off: bool = False
     """Exclude truncated replies from the loss (DAPO's overlong filtering)."""
     equal_groups: Literal["keep", "drop"] = "keep"

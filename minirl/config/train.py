@@ -214,8 +214,3 @@ def check_together(train: TrainConfig, sampler: SamplerConfig) -> None:
             f"{algorithm.overlong_tokens} is not below sampler.max_response_tokens; the paper's "
             f"share of it is a fifth: use {longest // 5}",
         )
-    if algorithm.score_centering and sampler.top_p < 1:
-        raise contradiction(
-            "train.algorithm.score_centering",
-            "it is of the whole distribution: use sampler.top_p=1",
-        )

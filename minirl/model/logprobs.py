@@ -27,12 +27,12 @@ _HIDDEN, _LOGITS = ("batch", "position", "model"), ("batch", "position", "vocab"
 def project(
     hidden_BCD: Float[Array, "B C D"],
     table_VD: Float[Array, "V D"],
-    target_BC: Int[Array, "B C *J"],
+    target_BC: Int[Array, "B C"],
     is_trained_BC: Bool[Array, "B C"],
     *,
     temperature: float,
     mesh: Mesh | None = None,
-) -> tuple[Float[Array, "B C *J"], Float[Array, "B C"]]:
+) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     """Return the log-probability of every target, and the entropy of its distribution.
 
     Logits are hidden states times the table, in fp32, over the temperature. Trained tokens are
@@ -42,15 +42,15 @@ def project(
         hidden_BCD: Final hidden states.
         table_VD: The output projection, in the dtype of its weights. Its gradient is a sum in fp32,
             and is not rounded if the weights are not.
-        target_BC: The next token of each position; or J tokens of each.
+        target_BC: The next token of each position.
         is_trained_BC: Positions to compute.
         temperature: Divides the logits.
         mesh: What rows and vocabulary are split over. Every part of the rows is sorted by itself;
             the gradient of the table is summed over the parts once, at the end.
 
     Returns:
-        Log-probabilities of the targets, and entropies, BC, which have no gradient; 0 where nothing
-        is trained.
+        Log-probabilities of the targets, and entropies, which have no gradient; 0 where nothing is
+        trained.
     """
     B, C, D = hidden_BCD.shape
     V = table_VD.shape[0]
@@ -59,16 +59,16 @@ def project(
     token_bytes = 4 * V // axis_parts("vocab", V, mesh)
     length = max(1, min(LOGITS_BYTES // token_bytes, -(-by_part[1] // _CHUNKS)))
     cut = _Cut(length, temperature, mesh, table_VD.dtype)
-    tokens = (target_BC.reshape(*by_part, -1), is_trained_BC.reshape(by_part))
+    tokens = (target_BC.reshape(by_part), is_trained_BC.reshape(by_part))
     logp, entropy = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
     return logp.reshape(target_BC.shape), jax.lax.stop_gradient(entropy.reshape(B, C))
 
 
-def _judge(logits_TV: Array, target_TJ: Array) -> tuple[Array, Array]:
-    """Return log-probabilities of the targets, TJ, and entropies; any dimensions before V."""
+def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
+    """Return log-probabilities of the targets, and entropies; any dimensions before V."""
     total_T = jax.nn.logsumexp(logits_TV, axis=-1)
-    logp_TJ = jnp.take_along_axis(logits_TV, target_TJ, axis=-1) - total_T[..., None]
-    return logp_TJ, total_T - jnp.sum(jax.nn.softmax(logits_TV) * logits_TV, axis=-1)
+    logp_T = jnp.take_along_axis(logits_TV, target_T[..., None], axis=-1)[..., 0] - total_T
+    return logp_T, total_T - jnp.sum(jax.nn.softmax(logits_TV) * logits_TV, axis=-1)
 
 
 class _Cut(NamedTuple):
@@ -85,32 +85,30 @@ class _Chunks:
 
     Attributes:
         number: How many chunks hold a trained token of any part.
-        targets: How many targets each token has.
     """
 
     def __init__(
-        self, cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XTJ: Array, is_trained_XT: Array
+        self, cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
     ) -> None:
         self._cut, self._hidden_XTD, self._table_VD = cut, hidden_XTD, table_VD
-        self._target_XTJ, self._count_X = target_XTJ, is_trained_XT.sum(axis=1)
+        self._target_XT, self._count_X = target_XT, is_trained_XT.sum(axis=1)
         self._order_XT = jnp.argsort(~is_trained_XT, axis=1, stable=True)
         self.number = -(-self._count_X.max() // cut.length)
-        self.targets = target_XTJ.shape[-1]
 
     def __getitem__(self, n: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return tokens XQ, which are trained XQ, hidden states XQD, targets XQJ, logits XQV."""
+        """Return tokens XQ, which are trained XQ, hidden states XQD, targets XQ, logits XQV."""
         cut = self._cut
         slot_Q = n * cut.length + jnp.arange(cut.length)
         # The last chunk may end after the last token.
         token_XQ = self._order_XT[:, jnp.minimum(slot_Q, self._order_XT.shape[1] - 1)]
         hidden_XQD = jnp.take_along_axis(self._hidden_XTD, token_XQ[..., None], axis=1)
         hidden_XQD = constrain(hidden_XQD, _HIDDEN, cut.mesh)
-        target_XQJ = jnp.take_along_axis(self._target_XTJ, token_XQ[..., None], axis=1)
+        target_XQ = jnp.take_along_axis(self._target_XT, token_XQ, axis=1)
         pair = hidden_XQD, self._table_VD
         logits_XQV = jnp.einsum("xqd,vd->xqv", *pair, preferred_element_type=jnp.float32)
         logits_XQV = constrain(logits_XQV / cut.temperature, _LOGITS, cut.mesh)
         is_trained_XQ = slot_Q[None] < self._count_X[:, None]
-        return token_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV
+        return token_XQ, is_trained_XQ, hidden_XQD, target_XQ, logits_XQV
 
     def zeros(self, *rest: int, dtype: Any = jnp.float32) -> Array:
         """Return zeros for the tokens of all chunks, in order."""
@@ -127,10 +125,10 @@ class _Chunks:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_chunks(
-    cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XTJ: Array, is_trained_XT: Array
+    cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
 ) -> tuple[Array, Array]:
     table_VD = _ready(cut, hidden_XTD, table_VD)
-    return _judge_chunks(_Chunks(cut, hidden_XTD, table_VD, target_XTJ, is_trained_XT))
+    return _judge_chunks(_Chunks(cut, hidden_XTD, table_VD, target_XT, is_trained_XT))
 
 
 def _ready(cut: _Cut, hidden_XTD: Array, table_VD: Array) -> Array:
@@ -142,13 +140,11 @@ def _ready(cut: _Cut, hidden_XTD: Array, table_VD: Array) -> Array:
 
 def _judge_chunks(chunks: _Chunks) -> tuple[Array, Array]:
     def add(n: Array, results: tuple[Array, Array]) -> tuple[Array, ...]:
-        _, is_trained_XQ, _, target_XQJ, logits_XQV = chunks[n]
-        logp_XQJ, entropy_XQ = _judge(logits_XQV, target_XQJ)
-        logp_XQJ = jnp.where(is_trained_XQ[..., None], logp_XQJ, 0.0)
-        entropy_XQ = jnp.where(is_trained_XQ, entropy_XQ, 0.0)
-        return _write(results[0], n, logp_XQJ), _write(results[1], n, entropy_XQ)
+        _, is_trained_XQ, _, target_XQ, logits_XQV = chunks[n]
+        found = (jnp.where(is_trained_XQ, one, 0.0) for one in _judge(logits_XQV, target_XQ))
+        return tuple(_write(result, n, one) for result, one in zip(results, found, strict=True))
 
-    empty = chunks.zeros(chunks.targets), chunks.zeros()
+    empty = chunks.zeros(), chunks.zeros()
     logp, entropy = jax.lax.fori_loop(0, chunks.number, add, empty)
     return chunks.back(logp), chunks.back(entropy)
 
@@ -170,11 +166,12 @@ def _in_chunks_backward(cut: _Cut, known: Any, gradients: tuple[Array, Array]) -
 
     def add(n: Array, total: tuple[Array, Array | None]) -> tuple[Array, Array | None]:
         dhidden, dtable_XVD = total
-        token_XQ, is_trained_XQ, hidden_XQD, target_XQJ, logits_XQV = chunks[n]
-        dlogp_XQJ = jnp.take_along_axis(gradients[0], token_XQ[..., None], axis=1)
-        scale_XQJ = jnp.where(is_trained_XQ[..., None], dlogp_XQJ, 0.0) / cut.temperature
-        total_XQ1 = scale_XQJ.sum(axis=-1, keepdims=True)
-        dlogits_XQV = _spread(scale_XQJ, target_XQJ, V) - jax.nn.softmax(logits_XQV) * total_XQ1
+        token_XQ, is_trained_XQ, hidden_XQD, target_XQ, logits_XQV = chunks[n]
+        dlogp_XQ = jnp.take_along_axis(gradients[0], token_XQ, axis=1)
+        scale_XQ1 = jnp.where(is_trained_XQ, dlogp_XQ, 0.0)[..., None] / cut.temperature
+        # A comparison is fused into what follows, and a scatter is not.
+        at_target_XQV = jnp.where(target_XQ[..., None] == jnp.arange(V)[None, None], scale_XQ1, 0.0)
+        dlogits_XQV = at_target_XQV - jax.nn.softmax(logits_XQV) * scale_XQ1
         dlogits_XQV = dlogits_XQV.astype(dtype)
         dhidden_XQD = jnp.einsum("xqv,vd->xqd", dlogits_XQV, table_VD)
         dhidden = _write(dhidden, n, dhidden_XQD)
@@ -197,15 +194,6 @@ def _in_chunks_backward(cut: _Cut, known: Any, gradients: tuple[Array, Array]) -
 
 
 _in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward, symbolic_zeros=True)
-
-
-def _spread(values_XQJ: Array, target_XQJ: Array, size: int) -> Array:
-    """Add values up at their targets in a last axis of this size."""
-    if values_XQJ.shape[-1] == 1:  # a comparison is fused into what follows, and a scatter is not
-        return jnp.where(target_XQJ == jnp.arange(size)[None, None], values_XQJ, 0.0)
-    x, q, _ = jnp.meshgrid(*map(jnp.arange, target_XQJ.shape), indexing="ij")
-    zeros_XQV = jnp.zeros((*target_XQJ.shape[:2], size), values_XQJ.dtype)
-    return zeros_XQV.at[x, q, target_XQJ].add(values_XQJ)
 
 
 def _write(array: Array, n: Array, chunk: Array) -> Array:

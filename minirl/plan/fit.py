@@ -190,7 +190,7 @@ def _of_update(
     """
     sizes = work.train.batching.model_copy(update={"micro_batch_tokens": tokens})
     shape = largest_shape(work.longest_prefix, work.sampler.max_response_tokens, sizes)
-    batch = abstract_batch(shape, mesh, top=work.train.algorithm.score_centering)
+    batch = abstract_batch(shape, mesh)
     lowered = dict(training.learner.lower(training.state, batch))
     program = compiled(_gradient(tokens), lowered["gradient"])
     apply = compiled("apply", lowered["apply"])
@@ -347,7 +347,7 @@ def _largest_cache(work: Workload, mesh: Mesh | None, local: Mesh, *, room: floa
     return max(caches, key=lambda cache: cache.tokens)
 
 
-def abstract_batch(shape: BatchShape, mesh: Mesh | None, *, top: int = 0) -> Batch:
+def abstract_batch(shape: BatchShape, mesh: Mesh | None) -> Batch:
     """Return the shapes and shardings of a micro-batch, on all devices (`empty_batch`)."""
 
     def abstract(array: Any) -> Any:
@@ -355,4 +355,4 @@ def abstract_batch(shape: BatchShape, mesh: Mesh | None, *, top: int = 0) -> Bat
         sharding = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
-    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh), top=top))
+    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh)))

@@ -70,7 +70,7 @@ def copy(
 
 @partial(
     jax.jit,
-    static_argnames=("any_top_p", "top_logprobs"),
+    static_argnames="any_top_p",
     donate_argnames="keys",
     compiler_options=_GPU_OPTIONS,
 )
@@ -83,7 +83,6 @@ def decode(
     steps: Array,
     *,
     any_top_p: bool,
-    top_logprobs: int = 0,
 ) -> tuple[list[KeyValues], *tuple[Array, ...]]:
     """Draw `steps` tokens, at most `MAX_STEPS`, for every slot of `slots`.
 
@@ -98,14 +97,12 @@ def decode(
         key: Of the sampler's seed.
         steps: How many tokens.
         any_top_p: Whether any token is drawn from a nucleus.
-        top_logprobs: K, of how many of the likeliest tokens log-probabilities are wanted.
 
     Returns:
         `keys`; by step, WS, the tokens, their log-probabilities and the shares that were cut off
-        (`sample`); with K, WSK, the likeliest tokens and their log-probabilities.
+        (`sample`).
     """
     mesh, count = model.mesh, len(slots.token_S)
-    K = min(top_logprobs, model.config.vocab_size)
     episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
 
     def body(step: Array, carry: Any) -> Any:
@@ -116,22 +113,17 @@ def decode(
         hidden_BTD, keys = model(
             tokens_S[:, None], positions_S[:, None], attend, list(zip(keys, prompts, strict=True))
         )
-        logits_SV = model.logits(hidden_BTD[:, 0])
         tokens_S, *numbers = sample(
-            logits_SV,
+            model.logits(hidden_BTD[:, 0]),
             jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
             slots.temperature_S,
             slots.top_p_S,
             any_top_p=any_top_p,
         )
-        if K:
-            numbers += likeliest(logits_SV, slots.temperature_S, count=K)
         pairs = zip(drawn, (tokens_S, *numbers), strict=True)
         return keys, tokens_S, *(array_WS.at[step].set(array_S) for array_WS, array_S in pairs)
 
     drawn = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
-    if K:
-        drawn += [jnp.zeros((MAX_STEPS, count, K), dtype) for dtype in (jnp.int32, jnp.float32)]
     keys, _, *drawn = jax.lax.fori_loop(0, steps, body, (keys, slots.token_S, *drawn))
     return keys, *drawn
 
@@ -206,15 +198,6 @@ def sample(
     ids_S = _draw(jnp.where(temperature_S[:, None] > 0, drawable_SV, is_peak_SV), keys_S)
     chosen_S = jnp.take_along_axis(scaled_SV, ids_S[:, None], axis=-1)[:, 0]
     return ids_S, chosen_S - peak_S - jnp.log(total_S), 1.0 - drawable_S / total_S
-
-
-def likeliest(
-    logits_SV: Float[Array, "S V"], temperature_S: Float[Array, "S"], *, count: int
-) -> tuple[Int[Array, "S K"], Float[Array, "S K"]]:
-    """Return the likeliest tokens and their log-probabilities, which are those of `sample`."""
-    scaled_SV = logits_SV / jnp.where(temperature_S > 0, temperature_S, 1.0)[:, None]
-    top_SK, ids_SK = jax.lax.top_k(scaled_SV, count)
-    return ids_SK, top_SK - jax.nn.logsumexp(scaled_SV, axis=-1, keepdims=True)
 
 
 def _in_nucleus(weights: Float[Array, "... V"], top_p: Float[Array, "..."]) -> Array:

@@ -28,7 +28,6 @@ from minirl.types import (
     Sampler,
     Tokenizer,
     TokenRow,
-    TopTokens,
     Trajectory,
     Turn,
 )
@@ -56,27 +55,13 @@ def flatten(trajectory: Trajectory) -> TokenRow:
         ids += [*turn.observation_ids, *turn.reply.ids]
         is_action += [False] * observed + [True] * sampled
         logprobs += [*([0.0] * observed), *turn.reply.logprobs]
-    tops = [turn.reply.top for turn in trajectory.turns if turn.reply.top is not None]
     return TokenRow(
         ids=np.array(ids, np.int32),
         is_action=np.array(is_action, bool),
         logprobs=np.array(logprobs, np.float32),
         advantage=0.0,
         prompt_length=len(trajectory.turns[0].observation_ids),
-        top=_laid_out(tops, np.array(is_action, bool)) if tops else None,
     )
-
-
-def _laid_out(tops: Sequence[TopTokens], is_action_T: np.ndarray) -> TopTokens:
-    """Bring the likeliest ids of all replies to where the sampled ids are."""
-
-    def whole(sampled: np.ndarray) -> np.ndarray:
-        array_TK = np.zeros((len(is_action_T), sampled.shape[1]), sampled.dtype)
-        array_TK[is_action_T] = sampled
-        return array_TK
-
-    sampled = TopTokens.joined(tops)
-    return TopTokens(whole(sampled.ids), whole(sampled.logprobs))
 
 
 @dataclass(slots=True)

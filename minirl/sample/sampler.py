@@ -33,7 +33,7 @@ from minirl.sample.cache import (
 )
 from minirl.sample.slots import SlotEpisode, Slots, SlotState
 from minirl.sample.weights import copy_shapes, local_model, local_params
-from minirl.types import Reply, Request, Tokenizer, TopTokens, Work
+from minirl.types import Reply, Request, Tokenizer, Work
 
 TOP_P_CUT = "sampler/top_p_cut"
 """Metric: the mean probability of the tokens that `top_p` keeps from being drawn."""
@@ -100,7 +100,7 @@ class NativeSampler:
         self._episodes: dict[int, SlotEpisode] = {}
         self._queue: deque[SlotEpisode] = deque()
         # Once a nucleus is asked for, all programs are those that know of it.
-        self._any_top_p, self._top_logprobs = config.top_p < 1, 0
+        self._any_top_p = config.top_p < 1
         # Probability outside of nuclei, summed over tokens, and how many those are.
         self._cut, self._cut_tokens = 0.0, 0
         self._cache: Cache | None = None
@@ -164,7 +164,6 @@ class NativeSampler:
             self._slots.forget()
         episode.start(request)
         self._any_top_p |= request.decoding.top_p < 1
-        self._top_logprobs = max(self._top_logprobs, request.decoding.top_logprobs)
         if known is None:
             self._episodes[episode.number] = episode
             self._queue.append(episode)
@@ -232,11 +231,10 @@ class NativeSampler:
             self._key,
             np.int32(steps),
             any_top_p=self._any_top_p,
-            top_logprobs=self._top_logprobs,
         )
         self._cache = cache._replace(slots=slots)
         by_slot = (np.asarray(array_WS)[:steps].swapaxes(0, 1) for array_WS in drawn)
-        ids_SW, logprobs_SW, cut_SW, *top_SWK = by_slot
+        ids_SW, logprobs_SW, cut_SW = by_slot
         self.work.steps += steps
         self.work.decoded += steps * len(state.token_S)
         replies = []
@@ -245,10 +243,6 @@ class NativeSampler:
             if episode.decoding.top_p < 1:
                 self._cut += float(cut_SW[s, : len(ids)].sum())
                 self._cut_tokens += len(ids)
-            if episode.decoding.top_logprobs:
-                # Others may have asked for more of them.
-                K = episode.decoding.top_logprobs
-                episode.top.append(TopTokens(*(array[s, : len(ids), :K] for array in top_SWK)))
             reply = self._extend(episode, ids, logprobs_SW[s, : len(ids)].tolist())
             if reply is not None:
                 replies.append((episode.number, reply))
@@ -276,5 +270,4 @@ class NativeSampler:
         new_ids = tuple(episode.new_ids)
         text = self._tokenizer.decode(new_ids[:-1] if is_stopped else new_ids)
         finish = "stop" if is_stopped else "length"
-        top = TopTokens.joined(episode.top) if episode.top else None
-        return Reply(new_ids, tuple(episode.logprobs), text, finish, tuple(episode.versions), top)
+        return Reply(new_ids, tuple(episode.logprobs), text, finish, tuple(episode.versions))

@@ -11,7 +11,7 @@ import numpy as np
 
 from minirl.sample.attention import CacheRows
 from minirl.sample.cache import CacheShape
-from minirl.types import Decoding, Request, TopTokens
+from minirl.types import Decoding, Request
 
 # Tokens of a later turn that are computed at once.
 _TURN_PIECE = 128
@@ -90,9 +90,7 @@ class KeptPrompt:
 
 @dataclass(slots=True, eq=False)
 class SlotEpisode:
-    """What the sampler knows of an episode; `new_ids`, `logprobs`, `versions` and, run by run of
-    the decode loop, `top` of its reply.
-    """
+    """What the sampler knows of an episode; `new_ids`, `logprobs` and `versions` of its reply."""
 
     number: int
     prompt_ids: Sequence[int]  # those of its ids that are kept as a prompt
@@ -102,7 +100,6 @@ class SlotEpisode:
     new_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    top: list[TopTokens] = field(default_factory=list)
     part: int = 0  # of the mesh
     slot: int | None = None  # inside of the part; None while it waits for one
     prompt: KeptPrompt = field(default_factory=lambda: KeptPrompt(0, []))
@@ -112,7 +109,7 @@ class SlotEpisode:
         """Begin a reply."""
         self.ids = list(request.ids)
         self.left, self.decoding = request.max_tokens, request.decoding
-        self.new_ids, self.logprobs, self.versions, self.top = [], [], [], []
+        self.new_ids, self.logprobs, self.versions = [], [], []
 
     @property
     def missing(self) -> Sequence[int]:

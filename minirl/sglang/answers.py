@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import (
     AliasPath,
     BaseModel,
@@ -19,7 +18,6 @@ from pydantic import (
 )
 
 from exchange import UserError
-from minirl.types import TopTokens
 
 TESTED = "0.5.23"
 _OLDEST = (0, 5)
@@ -100,8 +98,7 @@ class Generated(BaseModel):
     context, which refuses what cannot be true.
 
     Of each id, `scored` has the log-probability under softmax(logits / temperature), the id, and
-    text or null; `likeliest` has the same of the likeliest ids in its place. Without `spans`,
-    `version` has sampled all.
+    text or null. Without `spans`, `version` has sampled all.
     """
 
     ids: Annotated[tuple[NonNegativeInt, ...], Field(validation_alias="output_ids")]
@@ -112,21 +109,11 @@ class Generated(BaseModel):
     version: Annotated[str, _meta("weight_version")]
     spans: Annotated[list[_Span], _meta("weight_versions")] = []
     scored: Annotated[list[_IdLogprob], _meta("output_token_logprobs")]
-    likeliest: Annotated[list[list[_IdLogprob]] | None, _meta("output_top_logprobs")] = None
 
     @property
     def logprobs(self) -> tuple[float, ...]:
         """Return the log-probability of each id."""
         return tuple(value for value, *_ in self.scored)
-
-    @property
-    def top(self) -> TopTokens | None:
-        """Return the likeliest ids in the place of each id."""
-        if not self.likeliest:
-            return None
-        ids = [[i for _, i, _ in each] for each in self.likeliest]
-        values = [[value for value, *_ in each] for each in self.likeliest]
-        return TopTokens(np.array(ids, np.int32), np.array(values, np.float32))
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -140,14 +127,12 @@ class Generated(BaseModel):
         rid, request, stop_ids, vocab_size = info.context
         ids, is_stopped = self.ids, bool(self.ids) and self.ids[-1] in stop_ids
         spans = [(span.start, span.end) for span in self.spans] or [(0, len(ids))]
-        borders, top = [0, *(end for _, end in spans)], request.decoding.top_logprobs
+        borders = [0, *(end for _, end in spans)]
         flaws = {
             "of another request": (self.rid, self.prompt_tokens) != (rid, len(request.ids)),
             "empty": not ids,
             "longer than asked": len(ids) > request.max_tokens,
             "log-probabilities of other ids": list(ids) != [i for _, i, _ in self.scored],
-            "another number of likeliest ids": top > 0
-            and [len(each) for each in self.likeliest or ()] != [top] * len(ids),
             "ids outside of the vocabulary": any(i >= vocab_size for i in ids),
             "log-probabilities above 0": any(value > _MAX_LOGPROB for value in self.logprobs),
             "tokens after a stop token": any(i in stop_ids for i in ids[:-1]),

@@ -294,4 +294,4 @@ class SglangSampler:
         self.work.sampled += len(ids)
         versions = tuple(map(self._servers.pool.version_of, generated.versions))
         finish = "stop" if is_stopped else "length"
-        return Reply(ids, generated.logprobs, text, finish, versions, generated.top)
+        return Reply(ids, generated.logprobs, text, finish, versions)

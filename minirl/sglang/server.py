@@ -120,7 +120,6 @@ class Server:
             "rid": rid,
             "input_ids": request.ids,
             "return_logprob": True,
-            "top_logprobs_num": request.decoding.top_logprobs,
             # A server may have presets of its own: leave nothing to them.
             "sampling_params": {
                 "max_new_tokens": request.max_tokens,

@@ -45,8 +45,6 @@ class Batch(NamedTuple):
         is_action_BC: Whether the id after each token is trained on, and so in what follows.
         weight_BC: Its share in the mean over the whole batch (`token_weights`).
         old_logp_BC: Of the learner before the step's first update; None where it is the only one.
-        top_ids_XTK: The sampler's likeliest ids in the place of each target, or None.
-        top_logp_BCK: Their log-probabilities under the sampler.
     """
 
     ids_XT: Any
@@ -58,8 +56,6 @@ class Batch(NamedTuple):
     advantage_BC: Any
     weight_BC: Any
     old_logp_BC: Any = None
-    top_ids_XTK: Any = None
-    top_logp_BCK: Any = None
 
 
 def mini_batches(groups: Sequence[Item], *, count: int) -> list[Sequence[Item]]:
@@ -138,10 +134,8 @@ class MicroBatches:
         self._layouts = layouts(groups, sizes, parts=parts)
 
     def __iter__(self) -> Iterator[Batch]:
-        known = self._groups[0][0].top if self._groups else None
-        top = 0 if known is None else known.ids.shape[1]
         for layout in self._layouts:
-            yield _fill(layout, self._weight_of, pad_id=self._pad_id, top=top)
+            yield _fill(layout, self._weight_of, pad_id=self._pad_id)
 
     def read_back(self, values: Iterable[Any]) -> list[list[np.ndarray]]:
         """Bring numbers of the targets of all micro-batches, BC each, back to the rows.
@@ -164,9 +158,9 @@ class MicroBatches:
         return 1 - sum(piece.tokens for piece in pieces) / length if length else 0.0
 
 
-def empty_batch(shape: BatchShape, *, parts: int = 1, top: int = 0) -> Batch:
-    """Return a batch of a shape without tokens; `top` of the sampler's likeliest ids for each."""
-    return _fill(BatchLayout(shape, [[]] * parts), {}, pad_id=0, top=top)
+def empty_batch(shape: BatchShape, *, parts: int = 1) -> Batch:
+    """Return a batch of a shape without tokens."""
+    return _fill(BatchLayout(shape, [[]] * parts), {}, pad_id=0)
 
 
 def _answers(layout: BatchLayout) -> Iterator[tuple[int, int, TokenRow]]:
@@ -177,7 +171,7 @@ def _answers(layout: BatchLayout) -> Iterator[tuple[int, int, TokenRow]]:
                 yield n, b, row
 
 
-def _fill(layout: BatchLayout, weight_of: Mapping[int, float], *, pad_id: int, top: int) -> Batch:
+def _fill(layout: BatchLayout, weight_of: Mapping[int, float], *, pad_id: int) -> Batch:
     """Write trajectories to the rows of a layout, with weights by their identity."""
     shape, X = layout.shape, len(layout.parts)
     N, B = X * shape.prompts, X * shape.prompts * shape.answers
@@ -186,8 +180,7 @@ def _fill(layout: BatchLayout, weight_of: Mapping[int, float], *, pad_id: int, t
     length_N, length_B = np.zeros(N, np.int32), np.zeros(B, np.int32)
     is_action_BC = np.zeros(ids_BC.shape, bool)
     sampler_logp_BC, advantage_BC, weight_BC, old_logp_BC = np.zeros((4, *ids_BC.shape), np.float32)
-    has_old, K = False, top
-    top_ids_BCK, top_logp_BCK = (np.zeros((*ids_BC.shape, K), d) for d in (np.int32, np.float32))
+    has_old = False
     for n, b, row in _answers(layout):
         start, length = row.prompt_length - 1, len(row.ids) - row.prompt_length
         length_N[n], length_B[b] = start, length
@@ -201,24 +194,18 @@ def _fill(layout: BatchLayout, weight_of: Mapping[int, float], *, pad_id: int, t
         weight_BC[b, :length] = weight_of[id(row)] * row.is_action[new]
         if row.old_logprobs is not None:
             has_old, old_logp_BC[b, :length] = True, row.old_logprobs[new]
-        if row.top is not None:
-            top_ids_BCK[b, :length] = row.top.ids[new]
-            top_logp_BCK[b, :length] = row.top.logprobs[new]
     rows = _rows(length_N, length_B, shape, parts=X)
     target_BC = np.where(is_action_BC, target_BC, -1)
-    no_target_NP, no_top_NPK = np.full_like(ids_NP, -1), np.zeros((*ids_NP.shape, K), np.int32)
     return Batch(
         ids_XT=_listed(rows, ids_NP, ids_BC, padding=pad_id),
         position_XT=_listed(rows, position_NP, position_BC, padding=0),
-        target_XT=_listed(rows, no_target_NP, target_BC, padding=-1),
+        target_XT=_listed(rows, np.full_like(ids_NP, -1), target_BC, padding=-1),
         rows=rows,
         is_action_BC=is_action_BC,
         sampler_logp_BC=sampler_logp_BC,
         advantage_BC=advantage_BC,
         weight_BC=weight_BC,
         old_logp_BC=old_logp_BC if has_old else None,
-        top_ids_XTK=_listed(rows, no_top_NPK, top_ids_BCK, padding=0) if K else None,
-        top_logp_BCK=top_logp_BCK if K else None,
     )
 
 
@@ -239,11 +226,10 @@ def _rows(length_N: np.ndarray, length_B: np.ndarray, shape: BatchShape, *, part
 
 def _listed(rows: Rows, cells_NP: np.ndarray, cells_BC: np.ndarray, *, padding: int) -> np.ndarray:
     """Bring what cells hold to flat lists, XT."""
-    X, rest = len(rows.cell_XT), cells_BC.shape[2:]
-    last = np.full((X, 1, *rest), padding, np.int32)
-    cells = [cells_NP.reshape(X, -1, *rest), cells_BC.reshape(X, -1, *rest), last]
-    index_XT = rows.cell_XT.reshape(*rows.cell_XT.shape, *(1 for _ in rest))
-    return np.take_along_axis(np.concatenate(cells, axis=1), index_XT, axis=1)
+    X = len(rows.cell_XT)
+    last = np.full((X, 1), padding, np.int32)
+    cells = [cells_NP.reshape(X, -1), cells_BC.reshape(X, -1), last]
+    return np.take_along_axis(np.concatenate(cells, axis=1), rows.cell_XT, axis=1)
 
 
 class BatchShape(NamedTuple):

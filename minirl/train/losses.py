@@ -12,8 +12,6 @@ computes over the whole batch, so that micro-batches add up. Arguments with thes
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -33,8 +31,6 @@ from minirl.train.batching import Batch
 # Of log-ratios, either way, as in verl: beyond it a token has a finite value and no gradient, and
 # the update of all others goes on.
 _LARGEST_LOG_RATIO = 20.0
-# Of the learner's probability beside the sampler's likeliest tokens.
-_LEAST_TAIL = 1e-6
 
 
 def probability_ratio(
@@ -132,27 +128,6 @@ def cispo(
     return weight_BT * advantage_BT * logp_BT, ratio_BT > 1 + clip_high
 
 
-def score_centering(
-    top_logp_BTK: Float[Array, "B T K"],
-    sampler_logp_BTK: Float[Array, "B T K"],
-    weigh: Callable[[Array], Array],
-) -> Float[Array, "B T"]:
-    """Return what to add to the loss, times the advantage, for samples of q to pull nowhere.
-
-    Over the sampler's likeliest ids H, C = sum_H sg(m - alpha p) log p with m = q w(p / q), alpha =
-    rho w(1 / rho) and rho = (1 - sum_H q) / (1 - sum_H p) (arXiv:2609.20807, Eq. 14), where w is
-    the weight (BTK) of p / q in the loss; weights of p / q itself make it 0.
-    """
-    now_BTK = jax.lax.stop_gradient(top_logp_BTK)
-    p_BTK, q_BTK = jnp.exp(now_BTK), jnp.exp(sampler_logp_BTK)
-    p_tail_BT1, q_tail_BT1 = (1 - p.sum(axis=-1, keepdims=True) for p in (p_BTK, q_BTK))
-    rho_BT1 = jnp.maximum(q_tail_BT1, 0.0) / jnp.maximum(p_tail_BT1, _LEAST_TAIL)
-    m_BTK = q_BTK * weigh(_ratio(now_BTK - sampler_logp_BTK))
-    # Where nothing is left of q, nothing times a weight without a bound is nothing.
-    alpha_BT1 = rho_BT1 * weigh(1 / jnp.maximum(rho_BT1, jnp.finfo(jnp.float32).tiny))
-    return jnp.sum((m_BTK - alpha_BT1 * p_BTK) * top_logp_BTK, axis=-1)
-
-
 def kl_divergence(logp: Any, reference_logp: Any, *, estimator: KlEstimator) -> Any:
     """Estimate KL(policy || reference) of each sampled token (Schulman, 2020), in JAX or NumPy.
 
@@ -170,7 +145,6 @@ def policy_loss(
     reference_logp_BT: Float[Array, "B T"],
     batch: Batch,
     entropy_BT: Float[Array, "B T"],
-    top_logp_BTK: Float[Array, "B T K"] | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the policy-gradient loss of a micro-batch with its KL, if any, and its statistics.
 
@@ -189,8 +163,9 @@ def policy_loss(
     rho_BT = probability_ratio(
         old_logp_BT, batch.sampler_logp_BC, is_action_BT, level=algorithm.correction_level
     )
-    weigh = partial(correction_weight, kind=algorithm.correction, low=low, high=high)
-    correction_BT = weigh(rho_BT, batch.advantage_BC)
+    correction_BT = correction_weight(
+        rho_BT, batch.advantage_BC, kind=algorithm.correction, low=low, high=high
+    )
     # All surrogates are homogeneous in the advantage, so that is where the weight goes.
     advantage_BT = batch.advantage_BC * correction_BT
     ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=algorithm.ratio_level)
@@ -203,14 +178,6 @@ def policy_loss(
             ratio_BT, advantage_BT, clip_high=clip_high, **bounds
         )
     loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
-    if top_logp_BTK is not None:
-        weigh_top: Callable[[Array], Array] = jnp.ones_like
-        if algorithm.correction_level == "token":
-            # The weight differs from token to token, and so is in the sum over them.
-            advantage_BT = batch.advantage_BC
-            weigh_top = partial(weigh, advantage_BT=advantage_BT[..., None])
-        centre_BT = score_centering(top_logp_BTK, batch.top_logp_BCK, weigh_top)
-        loss += jnp.sum(centre_BT * advantage_BT * weight_BT, where=is_action_BT)
     means = {
         "kl": kl_divergence(logp_BT, reference_logp_BT, estimator=algorithm.kl_estimator),
         "entropy": entropy_BT,

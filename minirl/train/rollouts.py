@@ -278,9 +278,7 @@ class Rollouts:
             self._task.environment,
             [examples[chosen[number]] for number in self.share],
             config=self._limits,
-            decoding=Decoding(
-                self._limits.temperature, self._limits.top_p, train.algorithm.score_centering
-            ),
+            decoding=Decoding(self._limits.temperature, self._limits.top_p),
             group_size=size,
             first_episode=(number * per_step + self.share.start) * size,
             max_turns=self._task.max_turns,

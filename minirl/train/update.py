@@ -33,9 +33,9 @@ _CPU_MICRO_BATCHES, _SMALL_MODEL = 2, 50_000_000
 # Among the statistics of a micro-batch, the log-probabilities that its loss is of.
 _LOGPROBS = "logprobs"
 
-Loss = Callable[[Array, Array, Batch, Array, Array | None], tuple[Array, dict[str, Array]]]
-"""(log-probabilities BC, those of the reference, the batch, the entropy BC, log-probabilities of
-the sampler's likeliest ids) -> (scalar to minimise, statistics), as `losses.policy_loss`."""
+Loss = Callable[[Array, Array, Batch, Array], tuple[Array, dict[str, Array]]]
+"""(log-probabilities BC, those of the reference, the batch, the entropy BC) -> (scalar to minimise,
+statistics), as `losses.policy_loss`."""
 
 
 class TrainState(NamedTuple):
@@ -53,9 +53,8 @@ class TrainState(NamedTuple):
 
 def token_logprobs(
     model: Decoder, batch: Batch, *, temperature: float
-) -> tuple[Float[Array, "B C"], Float[Array, "B C"], Float[Array, "B C K"] | None]:
-    """Return log-probability and entropy at every sampled target, 0 elsewhere; and, where the batch
-    has the sampler's likeliest ids, the log-probabilities of these.
+) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
+    """Return log-probability and entropy at every sampled target, 0 elsewhere.
 
     The prompt is computed once a group, and its gradient flows through its keys and values.
     """
@@ -63,21 +62,16 @@ def token_logprobs(
         model = unstacked(model)
     attend = attention.shared_prefix(batch.rows, mesh=model.mesh)
     hidden_XTD, _ = model(batch.ids_XT, batch.position_XT, attend)
-    target = jnp.maximum(batch.target_XT, 0)
-    if batch.top_ids_XTK is not None:
-        target = jnp.concatenate([target[..., None], batch.top_ids_XTK], axis=-1)
     projected = logprobs.project(
         hidden_XTD,
         model.output_table,
-        target,
+        jnp.maximum(batch.target_XT, 0),
         batch.target_XT >= 0,
         temperature=temperature,
         mesh=model.mesh,
     )
-    logp, entropy_BC = (attention.answers(values_XT, batch.rows) for values_XT in projected)
-    if batch.top_ids_XTK is None:
-        return logp, entropy_BC, None
-    return logp[..., 0], entropy_BC, logp[..., 1:]
+    logp_BC, entropy_BC = (attention.answers(values_XT, batch.rows) for values_XT in projected)
+    return logp_BC, entropy_BC
 
 
 def batch_loss(
@@ -93,8 +87,8 @@ def batch_loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss of a micro-batch and its statistics; the gradient is that of `params`."""
     model = nnx.merge(graph, constrain_params(params, mesh), frozen)
-    logp_BC, entropy_BC, top_logp_BCK = token_logprobs(model, batch, temperature=temperature)
-    loss, stats = function(logp_BC, reference_logp_BC, batch, entropy_BC, top_logp_BCK)
+    logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature)
+    loss, stats = function(logp_BC, reference_logp_BC, batch, entropy_BC)
     return loss, stats | {"loss": loss, _LOGPROBS: logp_BC}
 
 
@@ -118,7 +112,6 @@ class Learner:
 
         def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
             model = nnx.merge(graph, params, frozen)
-            batch = batch._replace(top_ids_XTK=None)
             return token_logprobs(model, batch, temperature=temperature)[0]
 
         batch_loss_of = partial(

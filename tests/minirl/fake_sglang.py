@@ -192,8 +192,4 @@ class Fake:
             {"version": self.weights, "start": 1, "end": len(ids)},
         ]
         meta["output_token_logprobs"] = [[-1 / i, i, None] for i in ids]
-        if others := range(1, body["top_logprobs_num"]):
-            meta["output_top_logprobs"] = [
-                [[-1 / i, i, None], *([-1 - n, i + n, None] for n in others)] for i in ids
-            ]
         return 200, {"output_ids": ids, "meta_info": meta}

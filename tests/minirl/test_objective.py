@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from minirl.config import AlgorithmConfig, Expo
-from minirl.config.algorithms import Correction
 from minirl.train import losses
 from minirl.train.advantages import (
     SpanCredit,
@@ -188,68 +186,6 @@ def test_cispo_clips_weights_and_no_gradient():
     expected = 2.4 * np.log(0.6) - 0.8 * np.log(0.2) + 3 * np.log(0.3)
     assert float(value) == pytest.approx(expected, rel=1e-6)
     assert is_clipped.tolist() == [False, False, True]
-
-
-# The learner's and the sampler's distribution, by hand in exact fractions.
-P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.6, 0.3, 0.1])
-
-
-def truncated(high):
-    """Return the weight of the default correction with this bound."""
-    return lambda rho: losses.correction_weight(rho, rho, kind="truncated", low=0.5, high=high)
-
-
-@pytest.mark.parametrize(
-    ("top", "weigh", "gradient"),
-    [
-        # No weights: q - p over all, .2 (e_1 - p) where only the first is known.
-        (3, jnp.ones_like, [0.1, 0, -0.1]),
-        (1, jnp.ones_like, [0.1, -0.06, -0.04]),
-        # Full importance sampling leaves nothing to centre.
-        (3, truncated(np.inf), [0, 0, 0]),
-        (1, truncated(np.inf), [0, 0, 0]),
-        # p / q = 5/6, 1 and 2, cut to 1.1: m = (.5, .3, .11), less .91 p.
-        (3, truncated(1.1), [0.045, 0.027, -0.072]),
-    ],
-)
-def test_score_centering(top, weigh, gradient):
-    def centre(logits):
-        top_logp_BTK = jax.nn.log_softmax(logits)[:top][None, None]
-        sampler_BTK = jnp.log(jnp.array(Q[:top]))[None, None]
-        return losses.score_centering(top_logp_BTK, sampler_BTK, weigh)[0, 0]
-
-    np.testing.assert_allclose(jax.grad(centre)(jnp.log(jnp.array(P))), gradient, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("level", "correction"),
-    [("sequence", "none"), *(("token", correction) for correction in get_args(Correction))],
-)
-def test_centred_samples_of_another_policy_pull_nowhere_on_average(level, correction):
-    """The mean over the sampler's draws of the gradient is 0 if all advantages are equal."""
-    algorithm = AlgorithmConfig(
-        correction=correction, correction_level=level, correction_low=0.9, correction_high=1.1
-    )
-    nothing: Any = None
-
-    def mean_loss(logits, *, top):
-        total, logp_V = 0.0, jax.nn.log_softmax(logits)
-        for drawn, share in enumerate(Q):
-            one = jnp.full((1, 1), 1.0)
-            batch = Batch(
-                *[nothing] * 4, is_action_BC=one > 0, sampler_logp_BC=jnp.log(share) * one,
-                advantage_BC=one, weight_BC=one, top_logp_BCK=jnp.log(jnp.array(Q))[None, None],
-            )  # fmt: skip
-            logp = logp_V[drawn][None, None]
-            loss, _ = losses.policy_loss(algorithm, logp, logp, batch, one, top(logp_V))
-            total += share * loss
-        return total
-
-    logits = jnp.log(jnp.array(P))
-    plain = jax.grad(partial(mean_loss, top=lambda logp_V: None))(logits)
-    centred = jax.grad(partial(mean_loss, top=lambda logp_V: logp_V[None, None]))(logits)
-    assert np.abs(plain).max() > 0.01
-    np.testing.assert_allclose(centred, 0, atol=1e-6)
 
 
 def row(is_action, logprobs=None):

@@ -77,12 +77,11 @@ def test_an_average_takes_four_bytes_of_each_trained_parameter(lora):
     assert averaged.memory == plain.memory | {"average": device_bytes(trained)}
 
 
-def test_a_batch_with_the_likeliest_ids_is_split_by_rows_alone():
+def test_a_batch_is_split_by_rows_alone():
     mesh = make_mesh({"fsdp": 4, "tensor": 2})
-    batch = abstract_batch(BatchShape(64, 1, 8, 2, 16), mesh, top=3)
-    for array in (batch.top_ids_XTK, batch.target_XT):
-        assert array.sharding.shard_shape(array.shape) == (1, *array.shape[1:])
-    assert batch.top_ids_XTK.shape == (4, 64, 3)
+    target_XT = abstract_batch(BatchShape(64, 1, 8, 2, 16), mesh).target_XT
+    assert target_XT.shape == (4, 64)
+    assert target_XT.sharding.shard_shape(target_XT.shape) == (1, 64)
 
 
 def test_flops_are_those_of_the_unrolled_program():

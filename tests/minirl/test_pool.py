@@ -154,21 +154,6 @@ def test_a_reply_that_cannot_be_true_is_refused(name):
         Generated.model_validate_json(json.dumps(IMPOSSIBLE[name]), context=context)
 
 
-def test_the_likeliest_ids_are_as_many_as_were_asked_for():
-    context = ("a", Request(0, (5, 6, 7), 8, Decoding(top_logprobs=2)), (STOP,), VOCAB)
-    two = [[[-1, i, None], [-2, i + 1, None]] for i in (10, 11, STOP)]
-    for told in (two, [one[:1] for one in two], two[:2], None):
-        text = json.dumps(answer(output_top_logprobs=told))
-        if told is not two:
-            with pytest.raises(ValidationError, match="likeliest"):
-                Generated.model_validate_json(text, context=context)
-            continue
-        top = Generated.model_validate_json(text, context=context).top
-        assert top is not None
-        assert top.ids.tolist() == [[10, 11], [11, 12], [STOP, STOP + 1]]
-        assert top.logprobs.tolist() == [[-1, -2]] * 3
-
-
 def edited(**meta):
     return lambda right: {**right, "meta_info": {**right["meta_info"], **meta}}
 
@@ -231,18 +216,15 @@ def _forget():
 
 def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve):
     servers = serve(fakes)
-    request = Request(0, (5,), 2, Decoding(0.7, 0.9, 2))
+    request = Request(0, (5,), 2, Decoding(0.7, 0.9))
     (reply,) = ask(servers, request=request, stop_ids=(STOP, 3))
     assert reply.ids == (10, 11)
-    assert reply.top.ids.tolist() == [[10, 11], [11, 12]]
-    np.testing.assert_allclose(reply.top.logprobs, [[-0.1, -2], [-1 / 11, -2]])
     body = next(b for f in fakes for b in f.bodies if b["sampling_params"]["max_new_tokens"] == 2)
     assert body.pop("rid")
     assert body == {
         "input_ids": [5],
         "lora_path": None,
         "return_logprob": True,
-        "top_logprobs_num": 2,
         "sampling_params": {
             "max_new_tokens": 2, "temperature": 0.7, "top_p": 0.9, "top_k": -1, "min_p": 0.0,
             "min_new_tokens": 0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,

@@ -97,12 +97,6 @@ def test_contradictions_are_refused_by_their_key(settings, key):
     assert refused(settings) == key
 
 
-def test_score_centering_wants_the_whole_distribution():
-    centred = algorithm("grpo", score_centering=20)
-    assert refused(centred) is None
-    assert refused(centred, top_p=0.9) == "train.algorithm.score_centering"
-
-
 @pytest.mark.parametrize("kind", PRESETS)
 def test_presets_do_not_contradict_themselves(kind):
     assert refused(algorithm(kind)) is None

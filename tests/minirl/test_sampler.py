@@ -49,33 +49,6 @@ def test_log_probabilities_equal_the_learners_and_greedy_takes_the_likeliest(toy
     assert replies[5].ids == tuple(table[10:-1].argmax(axis=1))
 
 
-def test_the_likeliest_tokens_come_with_their_log_probabilities(toy):
-    """All of the vocabulary for some episodes, while others beside them do not ask."""
-    model, size = toy.model(), toy.CONFIG.vocab_size
-    ways = [Decoding(0.7, top_logprobs=999), PLAIN]
-    requests = [Request(e, prompt(9, seed=e), 40, way) for e, way in enumerate(ways)]
-    replies = toy.run(toy.sampler(model), requests)
-    assert replies[1].top is None
-    reply, ids = replies[0], requests[0].ids
-    table = toy.next_logprobs(model, ids + reply.ids, temperature=0.7)[len(ids) - 1 : -1]
-    assert reply.top.ids.shape == reply.top.logprobs.shape == (len(reply.ids), size)
-    for top_ids, top_logprobs, row in zip(reply.top.ids, reply.top.logprobs, table, strict=True):
-        assert sorted(top_ids.tolist()) == list(range(size))
-        assert (np.diff(top_logprobs) <= 0).all()
-        np.testing.assert_allclose(top_logprobs, row[top_ids], atol=1e-4)
-
-
-def test_a_reply_tells_of_as_many_likeliest_tokens_as_were_asked_for_it(toy):
-    """Also where one that wants more of them comes in the middle of it."""
-    sampler = toy.sampler(toy.model(), stop_ids=toy.NEVER)
-    sampler.submit(Request(0, prompt(9), 6, Decoding(top_logprobs=2)))
-    assert sampler.advance(max_steps=3) == []
-    sampler.submit(Request(1, prompt(9), 3, Decoding(top_logprobs=5)))
-    replies = dict(sampler.advance(max_steps=3))
-    assert replies[0].top.ids.shape == (6, 2)
-    assert replies[1].top.ids.shape == (3, 5)
-
-
 def test_a_reply_ends_with_its_stop_token_or_at_its_limit(toy):
     sampler = toy.sampler(toy.model())
     replies = toy.run(sampler, [Request(e, prompt(5), 10, PLAIN) for e in range(30)])

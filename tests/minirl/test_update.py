@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import jax
@@ -19,7 +17,7 @@ from minirl.train import batching, update
 from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.update import Learner, batch_loss
-from minirl.types import TokenRow, TopTokens
+from minirl.types import TokenRow
 from tests.plain_model import plain_attention
 
 VOCAB = 64
@@ -188,36 +186,6 @@ def test_shared_prompts_equal_rows_of_their_own(scene, groups, name):
     loss, _, gradient = scene.loss_and_gradient(name, batch)
     assert loss == pytest.approx(float(expected), rel=1e-5)
     assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
-
-
-def test_the_likeliest_ids_of_the_sampler_get_the_learners_log_probabilities(scene, groups):
-    rng, K = np.random.default_rng(4), 3
-    rows = [
-        [
-            replace(
-                row,
-                top=TopTokens(
-                    rng.integers(0, VOCAB, (len(row.ids), K)), np.zeros((len(row.ids), K))
-                ),
-            )
-            for row in group
-        ]
-        for group in groups
-    ]
-    (batch,) = batches = batches_of(rows)
-    logprobs = jax.jit(partial(update.token_logprobs, temperature=TEMPERATURE))
-    *_, top_logp_BCK = logprobs(nnx.merge(scene.graph, scene.params), batch)
-    found = np.moveaxis(np.asarray(top_logp_BCK), -1, 0)
-    by_id = [[*chain(*batches.read_back([found[k]]))] for k in range(K)]
-    ids_BT = stack([row for group in rows for row in group])
-    for b, row in enumerate(row for group in rows for row in group):
-        for k in range(K):
-            # Another id in the place of each sampled one, and what was before it stays.
-            for t in np.flatnonzero(row.is_action)[:2]:
-                other_BT = ids_BT[b : b + 1].copy()
-                other_BT[0, t] = row.top.ids[t, k]
-                expected = scene.plain_logprobs(scene.params, other_BT)[0, t - 1]
-                assert by_id[k][b][t] == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_what_is_computed_again_does_not_change_the_gradient(scene, groups):

@@ -95,30 +95,6 @@ def test_every_chunk_size_gives_what_is_written_out(tokens, monkeypatch, at_once
     assert widest(functools.partial(judge), *tokens) == max(V * at_once, whole * D)
 
 
-@pytest.mark.parametrize("at_once", [12, 10])
-def test_several_targets_of_a_token_are_as_several_tokens(tokens, monkeypatch, at_once):
-    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * at_once)
-    hidden_BCD, table_VD, target_BC, is_trained_BC = tokens
-    # The second is the first once more in row 0: values add up where targets are the same.
-    other_BC = jnp.asarray(np.random.default_rng(3).integers(0, V, (B, C))).at[0].set(target_BC[0])
-    both_BCJ = jnp.stack([target_BC, other_BC], axis=-1)
-    logp_BCJ, _, *gradient = compiled()(hidden_BCD, table_VD, both_BCJ, is_trained_BC)
-
-    def total(hidden_BCD, table_VD):
-        one_by_one = [
-            logprobs.project(
-                hidden_BCD, table_VD, both_BCJ[..., j], is_trained_BC, temperature=TEMPERATURE
-            )[0]
-            for j in range(2)
-        ]
-        logp_BCJ = jnp.stack(one_by_one, axis=-1)
-        slope = jnp.cos(jnp.arange(logp_BCJ.size)).reshape(logp_BCJ.shape)
-        return jnp.sum(logp_BCJ * slope), logp_BCJ
-
-    expected, found = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(hidden_BCD, table_VD)
-    assert_close([logp_BCJ, *gradient], [found, *expected])
-
-
 def test_nothing_trained_gives_zeros(tokens, monkeypatch):
     monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * 10)
     nothing = jnp.zeros((B, C), bool)
