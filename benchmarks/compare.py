@@ -1,13 +1,17 @@
-"""Compare ways to learn: arms of any configs, several seeds, paired intervals.
+"""Compare ways to learn over seeds: each seed's gain, and the mean over seeds with its intervals.
 
     python benchmarks/compare.py                          # the papers' four demos: do they learn?
     python benchmarks/compare.py --arm binary progress-demo.yaml 'reward={kind: execution}' \
         --arm progress progress-demo.yaml --seeds 0 1 2 --folder runs/rewards -- train.steps=40
+    python benchmarks/compare.py --runs evals/base evals/own-seed* evals/gold-seed*
 
 An arm is a name, a config and settings; settings after `--` are of all arms. Runs go to
-FOLDER/NAME-seedN. Repeat the command to resume; finished runs are only read. Prints accuracy before
-and after by each arm's own rule, the difference of each arm from the first on the same questions by
-a rule that both are judged by, and one JSON object.
+FOLDER/NAME-seedN. Repeat the command to resume; finished runs are only read. With --runs arms are
+finished runs and results of launch.eval whose names differ by their seeds alone.
+
+Prints accuracy, what each arm gained by stage, and what sets its end apart from that of the first
+arm with the same seed (of an arm of one run with every seed), and one JSON object of all measures.
+docs/evaluation.md says what the intervals mean.
 """
 
 from __future__ import annotations
@@ -17,20 +21,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import numpy as np
+from statistics import fmean, stdev
 
 from benchmarks import markdown
-from launch.evaluation.results import Report, read_report
-from launch.reporting.runs import scores_of, shared_rules
+from exchange import UserError
+from launch.evaluation.results import PLACES, STAGES, Report
+from launch.evaluation.statistics import Paired, paired_difference
+from launch.reporting.runs import Run, gain, read_runs, scores_of, shared_rules, without_seed
+from launch.tables import interval
 
-RESAMPLES = 10_000
 DEMOS = ("progress", "expo", "paverl", "astra")
-_ACCURACY = ("arm", "seed", "by", "before %", "after %", "gain, points", "95 % interval", "seconds")
-_DIFFERENCES = ("arm", "less", "seeds", "by", "points", "95 % interval", "p")
+Seeds = Mapping[int, Run]
+"""The runs of an arm."""
+_ACCURACY = ("arm", "seed", "by", *(f"{place} %" for place in PLACES), "queries that fail")
+_POOLED = ("arm", "what", "by", "points by seed", "mean", "over questions", "over databases", "over seeds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,84 +50,120 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmDifference:
-    """Mean difference of two arms' accuracies by a rule, its 95 % interval, and the two-sided
-    p-value.
+class Pooled:
+    """What an arm gained by a stage, or has more than another one, by a measure.
+
+    Attributes:
+        seeds: The comparison of each seed.
+        mean: That of the means over seeds, question by question.
+        ci95_seeds: The difference's 95 % interval over seeds (Student's t); None for one seed.
     """
 
     arm: str
-    less: str
-    seeds: int
+    what: str
     rule: str
-    points: float
-    low: float
-    high: float
-    p: float
+    seeds: Mapping[int, Paired]
+    mean: Paired
+    ci95_seeds: tuple[float, float] | None
 
 
 def main() -> None:
     """Run what is not finished yet, and print what came out."""
     options = _options()
+    try:
+        arms = _read(options.runs) if options.runs else _learn(options)
+        found = list(compare(arms))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    runs = [(name, seed, run) for name, seeds in arms.items() for seed, run in seeds.items()]
+    print(markdown(_ACCURACY, (_accuracy(*each) for each in runs)))
+    if found:
+        print(f"\n{markdown(_POOLED, map(_row, found))}")
+    told = [{"arm": name, "seed": seed, **_record(run)} for name, seed, run in runs]
+    shown = {"runs": told, "comparisons": list(map(asdict, found))}
+    print(json.dumps({"cpu_count": os.cpu_count(), **shown}))
+
+
+def compare(arms: Mapping[str, Seeds]) -> Iterator[Pooled]:
+    """Compare the places of each arm's runs, then their ends with those of the first arm."""
+    for name, seeds in arms.items():
+        for stage, (start, end) in STAGES.items():
+            ends = {seed: run.reports for seed, run in seeds.items()}
+            pairs = {
+                seed: (places[start], places[end])
+                for seed, places in ends.items()
+                if places.keys() >= {start, end}
+            }
+            yield from pool(name, stage, pairs)
+    (base, first), *others = arms.items()
+    for name, seeds in others:
+        lone = next(iter(first.values())) if len(first) == 1 else None
+        pairs = {
+            seed: (other.final(), run.final())
+            for seed, run in seeds.items()
+            if (other := first.get(seed, lone))
+        }
+        yield from pool(name, f"less {base}", pairs)
+
+
+def pool(arm: str, what: str, pairs: Mapping[int, tuple[Report, Report]]) -> Iterator[Pooled]:
+    """Compare pairs of reports, one a seed, by each measure that all are judged by alike, and that
+    both of a pair have of the same questions.
+
+    Seeds may be of other questions: a question's mean is over those that asked it.
+    """
+    databases = {
+        one.id: one.db_id for pair in pairs.values() for report in pair for one in report.questions
+    }
+    for rule in shared_rules([one for pair in pairs.values() for one in pair]):
+        scores = [[scores_of(one, rule) for one in pair] for pair in pairs.values()]
+        if any(first.keys() != second.keys() for first, second in scores):
+            continue
+        names = [name for name in databases if any(name in first for first, _ in scores)]
+        means = (
+            [fmean(pair[end][name] for pair in scores if name in pair[end]) for name in names]
+            for end in (0, 1)
+        )
+        mean = paired_difference(*means, [databases[name] for name in names])
+        seeds = {seed: found for seed, pair in pairs.items() if (found := gain(*pair, rule))}
+        yield Pooled(arm, what, rule, seeds, mean, seeds_interval(list(seeds.values())))
+
+
+def seeds_interval(found: Sequence[Paired]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean over seeds whose differences are normal; None for one."""
+    from scipy.stats import t
+
+    if len(found) < 2:
+        return None
+    points = [one.difference for one in found]
+    half = t.ppf(0.975, len(points) - 1) * stdev(points) / len(points) ** 0.5
+    return fmean(points) - half, fmean(points) + half
+
+
+def _read(paths: Sequence[Path]) -> dict[str, dict[int, Run]]:
+    """Read finished runs and results, by what their names share and by seed."""
+    arms: dict[str, dict[int, Run]] = {}
+    for run in read_runs([("", path) for path in paths]):
+        seeds = arms.setdefault(without_seed(run.name) or run.name, {})
+        seed = run.settings.get("seed", 0)
+        if seed in seeds:
+            raise UserError(f"{run.name}: has the seed {seed} as {seeds[seed].name} does")
+        run.final()
+        seeds[seed] = run
+    return arms
+
+
+def _learn(options: argparse.Namespace) -> dict[str, dict[int, Run]]:
+    """Run the arms that are not finished yet, seed by seed, and read them."""
     arms = options.arm or [Arm(name, f"{name}-demo.yaml", ()) for name in DEMOS]
-    results, after = [], {arm.name: dict[int, Report]() for arm in arms}
+    found: dict[str, dict[int, Run]] = {arm.name: {} for arm in arms}
     for seed in options.seeds:
         for arm in arms:
             folder = options.folder / f"{arm.name}-seed{seed}"
             if not (folder / "result.json").exists():
                 _train(arm, seed, folder, options.settings)
-            found = json.loads((folder / "result.json").read_text())
-            results.append({"arm": arm.name, "seed": seed} | found)
-            after[arm.name][seed] = read_report(folder / "after")
-    print(markdown(_ACCURACY, map(_accuracy, results)))
-    differences = compare(after)
-    if differences:
-        print(f"\n{markdown(_DIFFERENCES, map(_difference, differences))}")
-    shown = {"runs": results, "differences": list(map(asdict, differences))}
-    print(json.dumps({"cpu_count": os.cpu_count(), **shown}))
-
-
-def compare(after: Mapping[str, Mapping[int, Report]]) -> list[ArmDifference]:
-    """Compare each arm with the first on the seeds that both have, by the first rule that both are
-    judged by; none of other questions.
-    """
-    (base, first), *others = after.items()
-    found = []
-    for name, second in others:
-        seeds = sorted(first.keys() & second.keys())
-        pairs = [(first[seed], second[seed]) for seed in seeds]
-        rule, *_ = shared_rules([one for pair in pairs for one in pair]) or [""]
-        scores = [[scores_of(one, rule) for one in pair] for pair in pairs]
-        if not rule or any(one.keys() != other.keys() for one, other in scores):
-            continue
-        rows = [[other[name] - right for name, right in one.items()] for one, other in scores]
-        *shares, p = crossed_bootstrap(np.array(rows))
-        found.append(ArmDifference(name, base, len(seeds), rule, *(100 * one for one in shares), p))
+            (found[arm.name][seed],) = read_runs([("", folder)])
     return found
-
-
-def crossed_bootstrap(
-    differences: np.ndarray, *, seed: int = 0
-) -> tuple[float, float, float, float]:
-    """Resample seeds and questions of differences [seeds, questions], both with replacement.
-
-    A resample has the same questions for each of its seeds, as the runs have. The p-value is twice
-    the share of resampled means on the side of zero that has fewer, a zero included.
-
-    Returns:
-        The mean, the two ends of its 95 % interval, and the p-value.
-
-    Note:
-        Few seeds say little of how seeds differ: intervals of three to five are too narrow.
-    """
-    rng = np.random.default_rng(seed)
-    seeds, questions = differences.shape
-    by_seed = rng.multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES) / seeds
-    by_question = rng.multinomial(questions, np.full(questions, 1 / questions), RESAMPLES)
-    means = ((by_seed @ differences) * (by_question / questions)).sum(axis=1)
-    fewest = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    low, high = np.percentile(means, [2.5, 97.5])
-    p = min(1.0, 2 * (fewest + 1) / (RESAMPLES + 1))
-    return float(differences.mean()), float(low), float(high), p
 
 
 def _train(arm: Arm, seed: int, folder: Path, settings: Sequence[str]) -> None:
@@ -131,16 +174,30 @@ def _train(arm: Arm, seed: int, folder: Path, settings: Sequence[str]) -> None:
         raise SystemExit(f"{arm.name}, seed {seed}: not finished; repeat the command to resume")
 
 
-def _accuracy(result: Mapping) -> Sequence[str]:
-    low, high = (100 * end for end in result["gain_ci95"])
-    shares = (f"{100 * result[name]:.1f}" for name in ("ex_before", "ex_after", "gain"))
-    interval, seconds = f"[{low:.1f}, {high:.1f}]", f"{result['seconds']:.0f}"
-    return (result["arm"], str(result["seed"]), result["rule"], *shares, interval, seconds)
+def _record(run: Run) -> dict[str, object]:
+    places = run.reports.items()
+    return {
+        "rule": run.final().first,
+        "accuracy": {place: report.measures for place, report in places},
+        "failing": {place: report.failing for place, report in places},
+        "seconds": run.result.get("seconds"),
+    }
 
 
-def _difference(one: ArmDifference) -> Sequence[str]:
-    numbers = (f"{one.points:+.1f}", f"[{one.low:+.1f}, {one.high:+.1f}]", f"{one.p:.4f}")
-    return (one.arm, one.less, str(one.seeds), one.rule, *numbers)
+def _accuracy(arm: str, seed: int, run: Run) -> Sequence[str]:
+    rule = run.final().first
+    reports = {place: run.reports.get(place) for place in PLACES}
+    reports["after"] = run.final()
+    shares = (f"{100 * one.measures[rule]['mean']:.1f}" if one else "" for one in reports.values())
+    failing = (f"{one.failing:,}" for one in reports.values() if one)
+    return (arm, str(seed), rule, *shares, ", ".join(failing))
+
+
+def _row(one: Pooled) -> Sequence[str]:
+    points = ", ".join(f"{100 * each.difference:+.1f}" for each in one.seeds.values())
+    intervals = (one.mean.ci95, one.mean.ci95_databases, one.ci95_seeds)
+    told = (interval(each, sign="+") for each in intervals)
+    return (one.arm, one.what, one.rule, points, f"{100 * one.mean.difference:+.1f}", *told)
 
 
 def _options() -> argparse.Namespace:
@@ -149,6 +206,7 @@ def _options() -> argparse.Namespace:
         "--arm", nargs="+", action="append", metavar="WORD",
         help="NAME CONFIG [key.sub=value …]; the first is what the others are compared with",
     )  # fmt: skip
+    parser.add_argument("--runs", nargs="+", type=Path, metavar="RUN", help="finished runs")
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2), metavar="SEED")
     parser.add_argument("--folder", type=Path, default=Path("runs/compare"))
     parser.add_argument("settings", nargs="*", metavar="key.sub=value", help="of all arms")

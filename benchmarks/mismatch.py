@@ -67,7 +67,9 @@ def learn(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     means = {name: float(np.mean([s[name] for s in steps if name in s])) for name in _MEANS}
     skipped = sum(step.get("update/skipped", 0.0) for step in steps)
-    return {key: result[key] for key in ("ex_before", "ex_after")} | means | {"skipped": skipped}
+    accuracy, rule = result["accuracy"], result["rule"]
+    ends = {f"ex_{place}": accuracy[place][rule]["mean"] for place in ("before", "after")}
+    return ends | means | {"skipped": skipped}
 
 
 def _run(*words: str) -> None:

@@ -189,6 +189,9 @@ class EvalConfig(Settings):
     """Test questions, sampled by seed; None for all."""
     validation_questions: PositiveInt | None = 200
     """Validation questions, sampled by seed; None for all."""
+    samples: int | None = Field(default=None, ge=2)
+    """Samples of a test question at the training temperature, beside its greedy answer, in a run's
+    `before/`, `between/` and `after/`."""
     wrapping: Wrapping | None = None
     """Where the query of a reply is; None for `env.wrapping` of trained models, and `any` for
     others."""

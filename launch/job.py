@@ -30,12 +30,12 @@ from launch.evaluation.questions import (
 )
 from launch.evaluation.replies import GREEDY, Decode, hint
 from launch.evaluation.responses import SampleCache
-from launch.evaluation.results import ModelFacts, Report
+from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
 from launch.evaluation.sampling import Evaluator
 from launch.evaluation.sources import unread_of
 from launch.files import write_json
 from launch.plan import plan_memory
-from launch.reporting.runs import gain
+from launch.reporting.runs import gains
 from launch.run_folder import RESULT, check_alike, claim_data, claimed
 from launch.screening import kept, screen
 from launch.tables import RunResult, show_run
@@ -59,9 +59,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-BEFORE, BETWEEN, AFTER = "before", "between", "after"
-"""Folders of a run's accuracies: of the model that it starts from, after the warm start of a
-trained one, and after learning."""
+BEFORE, BETWEEN, AFTER = PLACES
 
 
 def train(config: JobConfig, *, accelerator: str) -> None:
@@ -121,8 +119,10 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         notes = evaluator.notes()
     if start is None or after is None:
         return
+    first = {BEFORE: base, BETWEEN: start} if config.has_base else {BEFORE: start}
+    places = {**first, AFTER: after}
     result = {
-        **_gain(base or start, after),
+        **_gain({place: one for place, one in places.items() if one}),
         "best_step": best,
         **({"second_stage": str(second)} if second else {}),
         "seed": config.seed,
@@ -186,24 +186,56 @@ def _measure_base(
 def _measure(
     evaluator: Evaluator, config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path
 ) -> Report | None:
-    """Answer and judge the test questions; only the first process has a report."""
-    with cli.progress_bar(f"accuracy {folder.name}") as progress:
-        samples = evaluator.answers(test, SampleCache(folder), progress, stops=False)
+    """Answer and judge the test questions, greedily and by samples where the job asks for these;
+    only the first process has a report.
+    """
+    greedy = _judged(evaluator, config, test, sql, folder, GREEDY)
+    count, sampler = config.evaluation.samples, config.sampler
+    if count is None:
+        return greedy
+    decode = Decode(count, sampler.temperature, "pass", sampler.top_p)
+    sampled = _judged(evaluator, config, test, sql, folder / SAMPLES, decode, first=_SAMPLED)
+    return with_samples(greedy, sampled) if greedy and sampled else None
+
+
+# Questions that are sampled count from here: no test set has as many, so that their random streams
+# are none of greedy answers or validations.
+_SAMPLED = 2**16
+
+
+def _judged(
+    evaluator: Evaluator,
+    config: JobConfig,
+    test: Sequence[Example],
+    sql: SqlSide,
+    folder: Path,
+    decode: Decode,
+    *,
+    first: int = 0,
+) -> Report | None:
+    place = str(folder.relative_to(config.folder))
+    with cli.progress_bar(f"accuracy {place}") as progress:
+        cache = SampleCache(folder)
+        samples = evaluator.answers(
+            test, cache, progress, stops=False, decode=decode, first=first
+        )
     if not distributed.is_first():
         return None
     questions = _test_set(config, tuple(test))
     base = config.model.path.name if config.model.path else "tiny"
     # By the run's name: its folder may be moved before the run goes on.
-    name = f"{config.run.name}-seed{config.seed}/{folder.name}"
+    name = f"{config.run.name}-seed{config.seed}/{place}"
     model = ModelFacts(name, base=base, reward=config.reward.kind)
     prompts = [sql.evaluation_prompt(example) for example in test]
+    notes: dict[str, Any] = {"hint": hint(unread_of(samples), config.answer_wrapping)}
+    if decode.temperature:
+        notes |= {"temperature": decode.temperature, "top_p": decode.top_p}
     with Executor(config.executor if questions.name == "test" else OFFICIAL) as executor:
         report = judge_answers(
-            questions, samples, GREEDY, executor,
-            notes={"hint": hint(unread_of(samples), config.answer_wrapping)},
+            questions, samples, decode, executor, notes=notes,
             model=model, seed=config.seed, prompts=prompts, folder=folder,
         )  # fmt: skip
-    _log.info("accuracy %s: %s", folder.name, report.outcomes.line())
+    _log.info("accuracy %s: %s", place, report.outcomes.line())
     return report
 
 
@@ -220,27 +252,18 @@ def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
     return replace(official, measures=measures, witnesses=own.witnesses)
 
 
-def _gain(before: Report, after: Report) -> dict[str, Any]:
-    """Compare the accuracies by the measure that counts; those by others follow by name."""
-    gains = {name: _by(name, before, after) for name in before.measures}
+def _gain(measured: Mapping[str, Report]) -> dict[str, Any]:
+    """Tell accuracy at every place by every measure, and what each stage gained."""
+    last = measured["after"]
+    found = gains(measured)
     return {
-        "questions": len(after.questions),
-        "rule": before.first,
-        **gains.pop(before.first),
-        "official": gains,
-        "outcomes": {"before": asdict(before.outcomes), "after": asdict(after.outcomes)},
-    }
-
-
-def _by(name: str, before: Report, after: Report) -> dict[str, Any]:
-    test = gain(before, after, name)
-    return {
-        "ex_before": before.measures[name]["mean"],
-        "ex_before_ci95": before.measures[name]["ci95"],
-        "ex_after": after.measures[name]["mean"],
-        "ex_after_ci95": after.measures[name]["ci95"],
-        "gain": round(test["difference"], 6),
-        "gain_ci95": [round(bound, 6) for bound in test["ci95"]],
+        "questions": len(last.questions),
+        "databases": len({one.db_id for one in last.questions}),
+        "rule": last.first,
+        "accuracy": {place: one.measures for place, one in measured.items()},
+        "gains": {stage: {rule: asdict(one) for rule, one in each.items()} for stage, each in found.items()},
+        "failing": {place: one.failing for place, one in measured.items()},
+        "outcomes": {place: asdict(one.outcomes) for place, one in measured.items()},
     }
 
 

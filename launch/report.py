@@ -13,7 +13,7 @@ question, in the columns of the papers' tables: docs/reports.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -113,7 +113,7 @@ def _payload(
     if comparison is not None:
         base = comparison.rows[0].name
         payload.against = [
-            {"base": base, "run": f"{each.row.name}, {' '.join(each.key)}", **each.test}
+            {"base": base, "run": f"{each.row.name}, {' '.join(each.key)}", **asdict(each.test)}
             for each in comparison.gains
         ]
     return payload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -13,6 +13,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from launch import cli
+from launch.evaluation.results import STAGES
+from launch.evaluation.statistics import Paired
 from sqlenv.types import Result, Table, describe_failure
 
 SHOWN_ROWS = 20
@@ -64,33 +66,23 @@ def _width(columns: Sequence[Cells]) -> int:
     return 1 + sum(max(map(len, column)) + 3 for column in columns)
 
 
-_Interval = tuple[float, float]
+class Accuracy(BaseModel):
+    """What result.json says of a place by one measure."""
+
+    mean: float
+    ci95: tuple[float, float]
+    ci95_databases: tuple[float, float] | None = None
 
 
-class Accuracies(BaseModel):
-    """What result.json says of accuracy before and after by one measure."""
-
-    ex_before: float
-    ex_before_ci95: _Interval
-    ex_after: float
-    ex_after_ci95: _Interval
-    gain: float
-    gain_ci95: _Interval
-
-    def rows(self, name: str) -> list[Cells]:
-        """Show accuracy, called so, and below it the gain."""
-        before = percent(self.ex_before, self.ex_before_ci95, " %")
-        after = percent(self.ex_after, self.ex_after_ci95, " %")
-        gain = percent(self.gain, self.gain_ci95)
-        return [(f"{name} [95 %]", before, after), ("gain in points [95 %]", "", gain)]
-
-
-class RunResult(Accuracies):
-    """What result.json holds that the terminal shows."""
+class RunResult(BaseModel):
+    """What result.json holds that the terminal shows: by place or by stage, then by measure."""
 
     questions: int
+    databases: int
     rule: str
-    official: Mapping[str, Accuracies]
+    accuracy: Mapping[str, Mapping[str, Accuracy]]
+    gains: Mapping[str, Mapping[str, Paired]]
+    failing: Mapping[str, int]
     mean_turns_first: float
     mean_turns: float
     rewards_first: Mapping[str, float]
@@ -98,22 +90,52 @@ class RunResult(Accuracies):
     refuted_share_first: float | None = None
     refuted_share: float | None = None
 
+    def rows(self, rule: str) -> Iterator[Cells]:
+        """Show accuracy at every place, and below it what was gained since an earlier one; of the
+        measure that counts also over databases, and how many questions were won and lost.
+        """
+        is_first, over = rule == self.rule, f"  over {self.databases} databases"
+        accuracy = [each[rule] for each in self.accuracy.values()]
+        name = "execution accuracy" if is_first else rule
+        yield f"{name} [95 %]", *(percent(one.mean, one.ci95, " %") for one in accuracy)
+        if is_first and any(one.ci95_databases for one in accuracy):
+            yield over, *(interval(one.ci95_databases) for one in accuracy)
+        for start, title in _SINCE.items():
+            stages = {end: stage for stage, (begin, end) in STAGES.items() if begin == start}
+            names = [stages.get(place, "") for place in self.accuracy]
+            tests = [self.gains.get(stage, {}).get(rule) for stage in names]
+            if not any(tests):
+                continue
+            yield title, *(percent(one.difference, one.ci95) if one else "" for one in tests)
+            if is_first and any(one and one.ci95_databases for one in tests):
+                yield over, *(interval(one and one.ci95_databases) for one in tests)
+            if is_first:
+                yield "  questions won, lost", *map(_flips, tests)
+
+
+# Where a gain is counted from.
+_SINCE = {"before": "gain in points [95 %]", "between": "  by reinforcement"}
+
+
+def _flips(test: Paired | None) -> str:
+    is_told = test is not None and test.only_first is not None
+    return f"{test.only_second}, {test.only_first}" if is_told else ""
+
 
 def show_run(found: RunResult, folder: Path) -> None:
     """Print what a run learned, where it is, and the command that shows more."""
-    turns = (f"{mean:.2f}" for mean in (found.mean_turns_first, found.mean_turns))
-    rows: list[Cells] = [("", "before", "after"), *found.rows("execution accuracy")]
-    for name, one in found.official.items():
-        rows += one.rows(f"by {name}")
+    rows: list[Cells] = [("", *found.accuracy)]
+    for rule in found.accuracy["after"]:
+        rows += found.rows(rule)
+    rows.append(("queries that fail", *(f"{count:,}" for count in found.failing.values())))
     sections = (len(rows) - 1,)
-    rows.append(("turns, first and last steps", *turns))
+    ends = {"turns, first and last steps": (found.mean_turns_first, found.mean_turns, ".2f")}
     if found.refuted_share is not None and found.refuted_share_first is not None:
-        luck = (f"{100 * one:.1f} %" for one in (found.refuted_share_first, found.refuted_share))
-        rows.append(("right by luck", *luck))
-    rows += [
-        (f"reward: {name}", f"{found.rewards_first[name]:.3f}", f"{value:.3f}")
-        for name, value in found.rewards.items()
-    ]
+        ends["right by luck"] = (found.refuted_share_first, found.refuted_share, ".1%")
+    for name, value in found.rewards.items():
+        ends[f"reward: {name}"] = (found.rewards_first[name], value, ".3f")
+    between = [""] * (len(found.accuracy) - 2)
+    rows += [(name, f"{a:{form}}", *between, f"{b:{form}}") for name, (a, b, form) in ends.items()]
     title = f"{found.questions:,} held-out questions, judged by {found.rule}, and training episodes"
     show_table(title, rows, sections=sections)
     cli.output.print(f"Run folder: {folder}", soft_wrap=True)
@@ -123,5 +145,12 @@ def show_run(found: RunResult, folder: Path) -> None:
 
 def percent(share: float, ci95: Sequence[float], unit: str = "", sign: str = "") -> str:
     """Write a share or a difference in percent, with its interval."""
-    value, low, high = (f"{100 * one:{sign}.1f}" for one in (share, *ci95))
-    return f"{value}{unit} [{low}, {high}]"
+    return f"{100 * share:{sign}.1f}{unit} {interval(ci95, sign)}"
+
+
+def interval(ci95: Sequence[float] | None, sign: str = "") -> str:
+    """Write an interval in percent; nothing where there is none."""
+    if ci95 is None:
+        return ""
+    low, high = (f"{100 * bound:{sign}.1f}" for bound in ci95)
+    return f"[{low}, {high}]"

@@ -173,10 +173,12 @@ def _corrected_line(report: Report) -> str:
 
 def _show_measures(report: Report, by: Collection[str]) -> None:
     count = report.measures[report.first]["questions"]
-    lines = [("", "%", "95 % interval")]
+    heads = {"ci95": "95 % interval", "ci95_databases": "over databases"}
+    kinds = [key for key in heads if any(key in one for one in report.measures.values())]
+    lines = [("", "%", *(heads[key] for key in kinds))]
     for name, one in report.measures.items():
-        low, high = map(_percent, one["ci95"])
-        lines.append((name, _percent(one["mean"]), f"{low} to {high}"))
+        bounds = (" to ".join(map(_percent, one.get(key, ()))) for key in kinds)
+        lines.append((name, _percent(one["mean"]), *bounds))
     title = f"{report.settings.data}, {report.settings.decode}, {count:,} questions"
     show_table(title, lines)
     names = list(report.measures)[:_SHOWN_MEASURES]

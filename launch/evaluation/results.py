@@ -1,7 +1,7 @@
 """The record of an evaluation: a line for each question, and a summary of what the numbers are of.
 
 `predictions.jsonl` has the lines and `verdicts.json` the summary, in the folder of launch.eval and
-in `before/` and `after/` of a run of launch.train. docs/evaluation.md describes both.
+in the places of a run of launch.train. docs/evaluation.md describes both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from pydantic import AliasChoices, Field
 
 from exchange import UserError
 from launch.evaluation.replies import NO_REPLIES, Outcomes
-from launch.evaluation.statistics import mean_interval, paired_difference, pass_at_k
+from launch.evaluation.statistics import (
+    database_interval,
+    mean_interval,
+    paired_difference,
+    pass_at_k,
+)
 from launch.files import write_json, write_text
 from minirl.run.files import read_json, read_lines
 
@@ -25,6 +30,17 @@ PREDICTIONS = "predictions.jsonl"
 """The lines of the questions in a folder of results."""
 VERDICTS = "verdicts.json"
 """The summary in a folder of results."""
+PLACES = ("before", "between", "after")
+"""Folders of a run's results, in order: of the model that it starts from (a tiny one learned its
+form before), of what a warm start made of another model, and of what it learned."""
+STAGES = {
+    "run": ("before", "after"),
+    "warm start": ("before", "between"),
+    "reinforcement": ("between", "after"),
+}
+"""What a run gains by, and the places where it begins and ends."""
+SAMPLES = "samples"
+"""The folder of sampled answers in a place of a run."""
 CORRECTED = "corrected"
 """The measure by corrected gold queries, beside the one that counts."""
 NO_GOLD = "none"
@@ -140,7 +156,8 @@ class Report:
     """An evaluation: its summary, and the verdicts on all questions.
 
     Attributes:
-        measures: Mean and 95 % interval by measure.
+        measures: By measure the mean and its 95 % intervals, over questions (`ci95`) and, where
+            there are several, over databases (`ci95_databases`).
         pass_at: Chance that one of k samples is right by the first measure, by k.
         parts: Shares of the questions, means and 95 % intervals by difficulty, by database, by
             clause of the gold query and by tag, of both of which a question may have several, and
@@ -178,6 +195,11 @@ class Report:
         """Tell whether an answer is right by the measure that counts."""
         return question.scores.get(self.first) == 1
 
+    @property
+    def failing(self) -> int:
+        """Count the answers whose query has no result: it fails, is denied, or takes too long."""
+        return sum(one.sql != "" and one.status not in ("ok", "") for one in self.questions)
+
 
 def summarise(
     settings: ReportSettings,
@@ -213,17 +235,49 @@ def summarise(
 
 def _summaries(judged: Sequence[QuestionVerdict], seed: int) -> dict[str, dict[str, Any]]:
     names = dict.fromkeys(name for one in judged for name in one.scores)
-    return {
-        name: summary([one.scores[name] for one in judged if name in one.scores], seed)
-        for name in names
-    }
+    found = {}
+    for name in names:
+        asked = [one for one in judged if name in one.scores]
+        scores = [one.scores[name] for one in asked]
+        found[name] = summary(scores, [one.db_id for one in asked], seed=seed)
+    return found
 
 
-def summary(scores: Sequence[float], seed: int = 0) -> dict[str, Any]:
-    """Give a mean with its 95 % interval, and of how many questions it is."""
+def summary(
+    scores: Sequence[float], databases: Sequence[str] = (), *, seed: int = 0
+) -> dict[str, Any]:
+    """Give a mean with its 95 % intervals, and of how many questions it is."""
     interval = [round(bound, 6) for bound in mean_interval(scores, seed=seed)]
     mean = round(sum(scores) / len(scores), 6)
-    return {"mean": mean, "ci95": interval, "questions": len(scores)}
+    found = {"mean": mean, "ci95": interval, "questions": len(scores)}
+    if databases and (over := database_interval(scores, databases, seed=seed)):
+        found["ci95_databases"] = [round(bound, 6) for bound in over]
+    return found
+
+
+def with_samples(report: Report, sampled: Report) -> Report:
+    """Score the questions of greedy answers by n samples too: `mean@n` is the share of these that
+    are right by the measure that counts, `pass@n` whether any is.
+    """
+    own = {one.id: _of_samples(one) for one in sampled.questions if one.scores}
+    judged = [replace(one, scores=own[one.id]) for one in report.questions if one.id in own]
+    measures, said = _summaries(judged, sampled.settings.seed), sampled.settings
+    how = f"{sampled.first}, {said.comparators.get(sampled.first)}, {dict(sampled.notes)}"
+    comparators = {**report.settings.comparators, **dict.fromkeys(measures, how)}
+    return replace(
+        report,
+        settings=replace(report.settings, comparators=comparators),
+        measures={**report.measures, **measures},
+        questions=[
+            replace(one, scores={**one.scores, **own.get(one.id, {})}) for one in report.questions
+        ],
+    )
+
+
+def _of_samples(one: QuestionVerdict) -> dict[str, float]:
+    count = len(one.samples)
+    names = {f"mean@{count}": 1, f"pass@{count}": count}
+    return {name: pass_at_k(one.right, count, k) for name, k in names.items()}
 
 
 def _corrected(judged: Sequence[QuestionVerdict]) -> dict[str, Any]:
@@ -335,6 +389,14 @@ def read_report(path: Path) -> Report:
     return report
 
 
+def read_place(folder: Path) -> Report:
+    """Read what was measured at a place of a run: greedy answers, and samples where there are."""
+    report, samples = read_report(folder), folder / SAMPLES
+    if not (samples / VERDICTS).exists():
+        return report
+    return with_samples(report, read_report(samples))
+
+
 def _command(path: Path) -> str:
     """Write the command that judges the answers of a result again."""
     folder = path if path.is_dir() else path.parent
@@ -352,19 +414,19 @@ def read_result(path: str | Path) -> list[dict[str, Any]]:
 
     Returns:
         A record for each question: the fields of `QuestionVerdict` in order, a key for each measure
-        in place of `scores`. The records of a run begin with `place`, `before` or `after`.
+        in place of `scores`. The records of a run begin with `place`, one of `PLACES`.
 
     Raises:
         UserError: There is no evaluation.
     """
     folder = Path(path)
-    places = [folder / name for name in ("before", "after") if (folder / name / VERDICTS).exists()]
+    places = [folder / name for name in PLACES if (folder / name / VERDICTS).exists()]
     if not places:
         return [_flat(one) for one in read_report(folder).questions]
     return [
         {"place": place.name, **_flat(one)}
         for place in places
-        for one in read_report(place).questions
+        for one in read_place(place).questions
     ]
 
 

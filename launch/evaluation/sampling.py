@@ -127,18 +127,21 @@ class Evaluator:
         show: Progress,
         *,
         stops: bool,
+        decode: Decode | None = None,
+        first: int = 0,
     ) -> list[Sampled]:
         """Answer questions, or what is left of them: each answer is in the cache.
 
         What became of the first replies is told; with `stops` it is an error if none has a query.
+        The number of the first question names random streams.
         """
+        decode = decode or self._decode
         found = distributed.from_first(lambda: cache.read(examples))
         show(len(found), len(examples), "")
         replies = max(CHUNK, _ROUNDS * self._config.slots) * distributed.count()
-        size = -(-replies // self._decode.samples)
-        places = parts_of(len(examples), self._decode.samples, size=size, start=len(found))
-        for place in places:
-            new = self.sample(examples[place], first=place.start)
+        size = -(-replies // decode.samples)
+        for place in parts_of(len(examples), decode.samples, size=size, start=len(found)):
+            new = self.sample(examples[place], first=first + place.start, decode=decode)
             if place.start == 0:  # nothing is kept of what is asked in another way
                 longest = self._config.max_reply_tokens or self._config.max_response_tokens
                 limit = f"evaluation.max_response_tokens={longest}"

@@ -7,7 +7,7 @@ and importing `scipy.stats` takes longer than judging a file of predictions.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 RESAMPLES = 10_000
 """As in EXPO-SQL (section 6.7)."""
 
+LEAST_DATABASES = 3
+"""Of fewer there is no interval over databases."""
+
 _Z = NormalDist().inv_cdf(0.975)
 
 
@@ -27,17 +30,23 @@ class Paired:
     """Two runs on the same questions, the second less the first.
 
     Attributes:
-        difference: Of the means, with its 95 % interval.
+        difference: Of the means, with its 95 % interval over questions.
         p: Two-sided: McNemar's exact test of rates, the bootstrap's of other scores.
         only_first, only_second: Questions that one run alone has right; None unless all scores are
             0 or 1.
+        ci95_databases: The difference's 95 % interval over databases; None where there is none.
+        means: Of the first and of the second run.
+        questions: How many both have.
     """
 
     difference: float
     ci95: tuple[float, float]
     p: float
-    only_first: int | None = None
-    only_second: int | None = None
+    only_first: int | None
+    only_second: int | None
+    ci95_databases: tuple[float, float] | None
+    means: tuple[float, float]
+    questions: int
 
 
 def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np.ndarray:
@@ -67,6 +76,36 @@ def mean_interval(
     if kinds and (kinds <= {0, 1} or (len(kinds) == 1 and 0 <= values[0] <= 1)):
         return wilson(math.fsum(values) / len(values), len(values))
     return _percentiles(bootstrap_means(values, resamples=resamples, seed=seed))
+
+
+def database_interval(
+    values: Sequence[float],
+    databases: Sequence[str],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean over databases, given the database of each question.
+
+    The percentile cluster bootstrap: databases are drawn with replacement, each with all of its
+    questions, as many as there are (Field and Welsh, JRSS B 69, 2007). There is no interval of
+    fewer than `LEAST_DATABASES`, nor where all have one mean, with nothing to draw from.
+
+    Note:
+        Of few databases it is too narrow: docs/evaluation.md.
+    """
+    parts = defaultdict[str, list[float]](list)
+    for name, value in zip(databases, values, strict=True):
+        parts[name].append(value)
+    sums, sizes = zip(*((math.fsum(each), len(each)) for each in parts.values()), strict=True)
+    count = len(parts)
+    if count < LEAST_DATABASES or len({total / size for total, size in zip(sums, sizes)}) == 1:
+        return None
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(count, [1 / count] * count, size=resamples)
+    return _percentiles((drawn @ np.array(sums)) / (drawn @ np.array(sizes)))
 
 
 def wilson(rate: float, count: int) -> tuple[float, float]:
@@ -116,9 +155,14 @@ def _tango_score(only_first: int, only_second: int, count: int, difference: floa
 
 
 def paired_difference(
-    first: Sequence[float], second: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
+    first: Sequence[float],
+    second: Sequence[float],
+    databases: Sequence[str] = (),
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> Paired:
-    """Compare two runs on the same questions.
+    """Compare two runs on the same questions; given their databases, over these too.
 
     Rates (all scores are 0 or 1) have Tango's interval and McNemar's exact p-value. Other scores
     have the percentile bootstrap's interval of their differences (where these are all alike,
@@ -134,18 +178,30 @@ def paired_difference(
     if not differences:
         raise ValueError("no question to compare")
     mean, count = math.fsum(differences) / len(differences), len(differences)
+    counts: tuple[int | None, int | None] = (None, None)
     if {*first, *second} <= {0, 1}:
-        losses, gains = (sum(one == sign for one in differences) for sign in (-1, 1))
-        p = _mcnemar(losses, gains)
-        return Paired(mean, tango(losses, gains, count), p, losses, gains)
+        losses, gains = counts = (differences.count(-1), differences.count(1))
+        ci95, p = tango(losses, gains, count), _mcnemar(losses, gains)
+    else:
+        ci95, p = _bootstrapped(differences, resamples=resamples, seed=seed)
+    over = database_interval(differences, databases, seed=seed) if databases else None
+    means = (math.fsum(first) / count, math.fsum(second) / count)
+    return Paired(mean, ci95, p, *counts, over, means, count)
+
+
+def _bootstrapped(
+    differences: Sequence[float], *, resamples: int, seed: int
+) -> tuple[tuple[float, float], float]:
+    """Return the interval and the p-value of the mean of scores that are no rates."""
+    mean, count = math.fsum(differences) / len(differences), len(differences)
     means = bootstrap_means(differences, resamples=resamples, seed=seed)
     fewest = min(int((means <= 0).sum()), int((means >= 0).sum()))
     differing = sum(difference != 0 for difference in differences)
     p = min(1.0, max(2 * (fewest + 1) / (resamples + 1), 2.0 ** (1 - differing)))
     if len({*differences}) == 1 and abs(mean) <= 1:
         low, high = wilson((1 + mean) / 2, count)
-        return Paired(mean, (2 * low - 1, 2 * high - 1), p)
-    return Paired(mean, _percentiles(means), p)
+        return (2 * low - 1, 2 * high - 1), p
+    return _percentiles(means), p
 
 
 def _mcnemar(only_first: int, only_second: int) -> float:

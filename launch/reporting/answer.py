@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from launch.evaluation.results import QuestionVerdict, Report
-from launch.reporting.runs import Run, gain, scores_of, shared_rules
-from launch.tables import percent
+from launch.evaluation.statistics import Paired
+from launch.reporting.runs import Run, gain, gains, scores_of, shared_rules
+from launch.tables import interval, percent
 from minirl.train.advice import LIVE_SHARE, advice
 
 MetricSeries = Mapping[str, Sequence[Any]]
@@ -55,7 +56,7 @@ def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:
     if own := run.reports.get("answers"):
         yield _accuracy(own)
     elif before and after and run.is_finished:
-        yield _learned(before, after)
+        yield from _learned(run.reports)
         yield from _changes(before, after, after.first, "Better", "Worse")
     elif before:
         yield f"Not finished: {steps:,} steps so far. {_accuracy(before, 'Before learning ')}"
@@ -74,12 +75,12 @@ def _of_several(runs: Sequence[Run]) -> Iterator[str]:
             continue
         rule = next(iter(shared_rules([base[1], report])), "")
         test = gain(base[1], report, rule)
-        if not test:
+        if test is None:
             continue
-        shares = " and ".join(f"{100 * mean:.1f} %" for mean in reversed(test["means"]))
-        how = "differ by" if _is_sure(test) else "are not shown to differ:"
+        shares = " and ".join(f"{100 * mean:.1f} %" for mean in reversed(test.means))
+        how = "differ by" if _is_sure(test.ci95) else "are not shown to differ:"
         yield (
-            f"{run.name} and {base[0].name} {how} {_points(test)} on {test['questions']:,} "
+            f"{run.name} and {base[0].name} {how} {_points(test)} on {test.questions:,} "
             f"questions they share, {shares} by {rule}{_chance(test)}."
         )
         if len(others) == 1:
@@ -95,18 +96,39 @@ def _accuracy(report: Report, start: str = "") -> str:
     return f"{start}{share} of {one['questions']:,} questions are right by {report.first}."
 
 
-def _learned(before: Report, after: Report) -> str:
-    test = gain(before, after, after.first)
-    if not test:
-        return "No question was asked both before and after learning."
-    change = " to ".join(f"{100 * mean:.1f}" for mean in test["means"])
+def _learned(reports: Mapping[str, Report]) -> Iterator[str]:
+    """Say what the run gained by the measure that counts and which of its stages did, then what it
+    gained by other measures, and how many queries fail.
+    """
+    last, found = reports["after"], gains(reports)
+    whole, *others = found["run"].items() or [(last.first, None)]
+    rule, test = whole
+    if test is None:
+        yield "No question was asked both before and after learning."
+        return
     said = "It is not shown to have learned"
-    if _is_sure(test):
-        said = "It learned" if test["difference"] > 0 else "It got worse"
-    return (
-        f"{said}: {_points(test)}, from {change} % of {test['questions']:,} questions right by "
-        f"{after.first}{_chance(test)}."
+    if _is_sure(test.ci95):
+        said = "It learned" if test.difference > 0 else "It got worse"
+        over = test.ci95_databases
+        said += ", on these databases" if over and not _is_sure(over) else ""
+    yield (
+        f"{said}: {_points(test)}, {_change(test)} of {test.questions:,} questions right by "
+        f"{rule}{_chance(test)}."
     )
+    stages = {stage: each[rule] for stage, each in found.items() if stage != "run"}
+    if stages:
+        told = (f"{stage} {_points(one)}{_chance(one)}" for stage, one in stages.items())
+        yield f"By stage: {'; '.join(told)}."
+    if others:
+        told = (f"{name} {_points(one)}, {_change(one)}" for name, one in others)
+        yield f"By other measures: {'; '.join(told)}."
+    counts = (f"{one.failing:,} {place}" for place, one in reports.items())
+    yield f"Queries that fail: {', '.join(counts)}."
+
+
+def _change(test: Paired) -> str:
+    first, second = (f"{100 * mean:.1f}" for mean in test.means)
+    return f"from {first} to {second} %"
 
 
 def _changes(before: Report, after: Report, rule: str, better: str, worse: str) -> Iterator[str]:
@@ -148,15 +170,18 @@ def _reasons(numbers: MetricSeries) -> Iterator[str]:
             yield f"In training, {100 * share:.0f} % {words}."
 
 
-def _is_sure(test: Mapping[str, Any]) -> bool:
-    low, high = test["ci95"]
+def _is_sure(ci95: Sequence[float]) -> bool:
+    low, high = ci95
     return low > 0 or high < 0
 
 
-def _points(test: Mapping[str, Any]) -> str:
-    return percent(test["difference"], test["ci95"], " points", "+").replace("-", "\N{MINUS SIGN}")
+def _points(test: Paired) -> str:
+    """Write a difference with its interval over questions and, where there is one, databases."""
+    told = percent(test.difference, test.ci95, " points", "+")
+    if test.ci95_databases:
+        told += f", over databases {interval(test.ci95_databases, '+')}"
+    return told.replace("-", "\N{MINUS SIGN}")
 
 
-def _chance(test: Mapping[str, Any]) -> str:
-    p = test["p"]
-    return f" (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
+def _chance(test: Paired) -> str:
+    return f" (p {'< 0.001' if test.p < 0.001 else f'= {test.p:.3f}'})"

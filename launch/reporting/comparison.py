@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from exchange import UserError
 from launch.evaluation.questions import SUITED, TEST_SETS
 from launch.evaluation.results import Report
+from launch.evaluation.statistics import Paired
 from launch.reporting.runs import Run, gain, scores_of
-from launch.tables import percent, show_table
+from launch.tables import interval, percent, show_table
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ LABELS: Mapping[MeasureKey, str] = {
 }
 """The columns of Progress-SQL's tables 1 and 2, in their order; others follow."""
 _DECIDING = ("questions", "databases", "test suite")
-_BESIDE = ("gain", "p", "only base right", "only run right")
+_BESIDE = ("gain", "over databases", "p", "only base right", "only run right")
 Lines = list[Sequence[str]]
 """Rows of a table, of which the first has the heads."""
 
@@ -62,13 +63,13 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A row beside the first one in one column: what `gain` says, and the questions with different
-    scores, each with both scores and both answers.
+    """A row beside the first one in one column, and the questions with different scores, each with
+    both scores and both answers.
     """
 
     row: ComparisonRow
     key: MeasureKey
-    test: Mapping[str, Any]
+    test: Paired
     questions: Sequence[Mapping[str, Any]]
 
 
@@ -145,7 +146,7 @@ class Comparison:
                     "run": each.row.name,
                     "decode": each.row.decode,
                     "column": "/".join(each.key),
-                    **each.test,
+                    **asdict(each.test),
                     "questions": [question["id"] for question in each.questions],
                 }
                 for each in self.gains
@@ -206,6 +207,7 @@ def _gain(base: ComparisonRow, row: ComparisonRow, key: MeasureKey) -> Gain:
     first, second = base.scores(key), row.scores(key)
     pairs = {name: [score, second[name]] for name, score in first.items()}
     test = gain(base.reports[key], row.reports[key], key[1])
+    assert test is not None  # `_check_alike` has seen that they are of the same questions
     said = [{one.id: one.sql for one in each.reports[key].questions} for each in (base, row)]
     questions = [
         {"id": name, "scores": pair, "sql": [answers[name] for answers in said]}
@@ -247,10 +249,11 @@ def _facts(row: ComparisonRow, key: MeasureKey) -> dict[str, Any]:
 
 def _beside(each: Gain) -> Sequence[str]:
     test = each.test
-    points = percent(test["difference"], test["ci95"], sign="+")
-    counts = (test["only_first"], test["only_second"])
+    points = percent(test.difference, test.ci95, sign="+")
+    over = interval(test.ci95_databases, sign="+") or "-"
+    counts = (test.only_first, test.only_second)
     alone = ("-" if count is None else str(count) for count in counts)
-    return (each.row.name, each.row.decode, _label(each.key), points, _p(test["p"]), *alone)
+    return (each.row.name, each.row.decode, _label(each.key), points, over, _p(test.p), *alone)
 
 
 def _label(key: MeasureKey) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ from launch.reporting.pairing import pair_results
 from launch.reporting.record import RECORDS, RECORDS_VERSION
 from launch.reporting.runs import (
     METRICS,
-    PLACES,
     Run,
     cut_off,
-    gain,
+    gains,
     read_lines,
     scores_of,
     shared_rules,
@@ -47,6 +46,7 @@ _VIEWS = {
     "first": "first time seen",
     "last": "last time seen",
     "before": "before learning",
+    "between": "after the warm start",
     "answers": "evaluation",
     "after": "after learning",
 }
@@ -185,27 +185,20 @@ def _said(run: Run) -> dict[str, Any]:
         if run.is_training
         else "",
         "measured": {
-            where: run.reports[where].measures
-            for where in PLACES
-            if where in run.reports and run.reports[where].first
+            where: one.measures for where, one in run.reports.items() if one.first
         },
         "replies": {
-            where: run.reports[where].outcomes.line()
-            for where in PLACES
-            if where in run.reports and run.reports[where].outcomes.replies
+            where: one.outcomes.line()
+            for where, one in run.reports.items()
+            if one.outcomes.replies
         },
+        "failing": {where: one.failing for where, one in run.reports.items()},
         "sources": _by_source(run),
-        "tests": _tests(run),
+        "gains": {
+            stage: {rule: asdict(test) for rule, test in each.items()}
+            for stage, each in gains(run.reports).items()
+        },
     }
-
-
-def _tests(run: Run) -> dict[str, Any]:
-    """Compare the questions before and after learning by every rule."""
-    if not {"before", "after"} <= run.reports.keys():
-        return {}
-    before, after = (run.reports[where] for where in ("before", "after"))
-    both = (rule for rule in after.measures if rule in before.measures)
-    return {rule: gain(before, after, rule) for rule in both}
 
 
 def _by_source(run: Run) -> dict[str, dict[str, Any]]:
@@ -248,25 +241,32 @@ def _short(number: float) -> float | None:
     return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
-def _places(
-    run: Run, damage: dict[str, list[str]]
-) -> Iterator[tuple[str, Iterable[Group], Mapping[str, Mapping[str, float]] | None]]:
+_Place = tuple[str, Iterable[Group], Mapping[str, Mapping[str, float]] | None]
+
+
+def _places(run: Run, damage: dict[str, list[str]]) -> Iterator[_Place]:
     """Give the groups of every place in order: of evaluations those of all questions, with the
     verdicts, and of sampled steps those that are recorded.
     """
-    for where in PLACES:
-        if report := run.reports.get(where):
-            prefix = "" if where == "answers" else f"{where}/"
-            found = _recorded(run.folder, f"{prefix}{RECORDS}", damage) if run.folder else ()
-            kept = {str(one.get("id")): one for _, groups in found for one in groups}
-            groups = [
-                {**_group(one, correct=report.is_right(one)), **kept.get(one.id, {})}
-                for one in report.questions
-            ]
-            yield where, groups, {one.id: one.scores for one in report.questions if one.scores}
-        if where == "before" and run.is_training and run.folder:
-            for step, groups in _recorded(run.folder, RECORDS, damage):
-                yield str(step), groups, None
+    evaluated = {where: _evaluated(run, where, damage) for where in run.reports}
+    last = evaluated.pop("after", iter(()))
+    for each in evaluated.values():
+        yield from each
+    if run.is_training and run.folder:
+        for step, groups in _recorded(run.folder, RECORDS, damage):
+            yield str(step), groups, None
+    yield from last
+
+
+def _evaluated(run: Run, where: str, damage: dict[str, list[str]]) -> Iterator[_Place]:
+    report, prefix = run.reports[where], "" if where == "answers" else f"{where}/"
+    found = _recorded(run.folder, f"{prefix}{RECORDS}", damage) if run.folder else ()
+    kept = {str(one.get("id")): one for _, groups in found for one in groups}
+    groups = [
+        {**_group(one, correct=report.is_right(one)), **kept.get(one.id, {})}
+        for one in report.questions
+    ]
+    yield where, groups, {one.id: one.scores for one in report.questions if one.scores}
 
 
 def _recorded(

@@ -9,14 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import yaml
 
 from exchange import UserError
-from launch.evaluation.results import PREDICTIONS, VERDICTS, Report, read_report
-from launch.evaluation.statistics import paired_difference
+from launch.evaluation.results import (
+    PLACES,
+    PREDICTIONS,
+    STAGES,
+    VERDICTS,
+    Report,
+    read_place,
+    read_report,
+)
+from launch.evaluation.statistics import Paired, paired_difference
 from launch.run_folder import CONFIG, RESULT, VERSIONS
 from minirl.run.files import PART
 
@@ -28,9 +35,6 @@ _DEPTH = 3
 _SEPARATOR = re.compile(r"([-_./])")
 _LONG = 8  # characters that names have to share to be shortened
 _SEED = re.compile(r"[-_]?seed\d+")
-_ENDS = ("before", "after")
-PLACES = ("before", "answers", "after")
-"""Where a run was evaluated, in order; `answers` are those of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Run:
     Attributes:
         name: On the page; `row` is what a table calls it, empty for the name of the model.
         folder: Where its files are; None for a result that is one file.
-        reports: Verdicts on held-out questions, by place.
+        reports: Verdicts on held-out questions, by place in order; `answers` are those of an
+            evaluation.
         settings, result, versions: Its files; empty where they are missing or not whole.
         notes: What is missing, a line each.
     """
@@ -158,11 +163,11 @@ def _read(name: str, row: str, path: Path) -> Run:
     settings = files["settings"]
     if "decode" in settings or (path / f"{VERDICTS}{PART}").exists():
         raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
-    if "train" not in settings and not any((path / one).exists() for one in (METRICS, *_ENDS)):
+    if "train" not in settings and not any((path / one).exists() for one in (METRICS, *PLACES)):
         raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
-    places = {where: path / where for where in _ENDS}
+    places = {where: path / where for where in PLACES}
     reports = {
-        where: _named(read_report(place), row or f"{name}/{where}")
+        where: _named(read_place(place), row or f"{name}/{where}")
         for where, place in places.items()
         if (place / VERDICTS).exists()
     }
@@ -200,19 +205,26 @@ def shared_rules(reports: Sequence[Report]) -> list[str]:
     return [rule for rule in next(iter(said), ()) if len({one.get(rule) for one in said}) == 1]
 
 
-def gain(first: Report, second: Report, rule: str) -> dict[str, Any]:
-    """Compare reports on the questions that both have, as a record with both means; empty where
-    there are none.
-    """
+def gain(first: Report, second: Report, rule: str) -> Paired | None:
+    """Compare reports on the questions that both have; None where there are none."""
     before, after = (scores_of(one, rule) for one in (first, second))
+    databases = {one.id: one.db_id for one in first.questions}
     both = [name for name in before if name in after]
     if not both:
-        return {}
-    pairs = [[one[name] for name in both] for one in (before, after)]
-    return asdict(paired_difference(*pairs)) | {
-        "means": [fmean(each) for each in pairs],
-        "questions": len(both),
-    }
+        return None
+    columns = ([one[name] for name in both] for one in (before, after, databases))
+    return paired_difference(*columns)
+
+
+def gains(reports: Mapping[str, Report]) -> dict[str, dict[str, Paired]]:
+    """Compare the places of a run by each measure that both have, for every stage between two."""
+    found = {}
+    for stage, places in STAGES.items():
+        if reports.keys() >= {*places}:
+            first, second = (reports[place] for place in places)
+            tests = {rule: gain(first, second, rule) for rule in second.measures}
+            found[stage] = {rule: test for rule, test in tests.items() if test}
+    return found
 
 
 def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:

@@ -9,8 +9,10 @@ import re
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import yaml
 
 from launch import report
 from launch.evaluation.results import (
+    STAGES,
     ModelFacts,
     QuestionVerdict,
     ReportSettings,
@@ -133,6 +136,12 @@ def group(number: int, step: int, *, turns: int, rng: Random, share: float) -> d
     }  # fmt: skip
 
 
+def accuracy_in(run: Path, place: str) -> float:
+    """Return the accuracy that a run's result tells of a place."""
+    told = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    return told["accuracy"][place]["set"]["mean"]
+
+
 def write_page(*runs: str | Path, **options: str | Path) -> Path:
     page = Path(runs[0]).with_suffix(".html")
     given = {"out": page, **options}
@@ -194,23 +203,34 @@ def opened(page: Path) -> dict[str, Any]:
     return {name: json.loads(gzip.decompress(b64decode(text))) for name, text in found}
 
 
-def answers(folder: Path, rights: Sequence[bool], *, rng: Random, kind: str = "test") -> list[bool]:
-    """Write an evaluation's answers."""
+def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int = 0) -> list[bool]:
+    """Write an evaluation's answers, and perhaps sampled ones: of each question one more than half
+    of them is right where the greedy answer is, else one less.
+    """
     verdicts: list[QuestionVerdict] = []
     lines: list[Any] = [{"step": 0, "version": 2}]
     for number, right in enumerate(rights):
-        asked = question(number, kind)
+        asked = question(number, "test")
         said = member(asked, right=right, turns=1, rng=rng, advantage=None, step=1)
         kept = {key: said[key] for key in ("advantage", "ended", "versions", "turns")}
         prompt = f"CREATE TABLE item (name, price);\n{asked['question']}"
         own = {key: asked[key] for key in ("id", "gold_result")}
         lines.append({"step": number + 1, **own, "prompt": prompt, "trajectories": [kept]})
         told = {key: asked[key] for key in ("id", "db_id", "difficulty", "question", "gold_sql")}
-        sql, scores = said["turns"][-1]["sql"], {"set": float(right)}
-        told |= {"sql": sql, "scores": scores, "status": "ok", "gold_status": "ok"}
-        verdicts.append(QuestionVerdict(**told, clauses=("WHERE", "ORDER BY")))
+        [last], scores = said["turns"], {"set": float(right)}
+        told |= {"sql": last["sql"], "scores": scores, "gold_status": "ok"}
+        told |= {"status": last["result"]["status"], "clauses": ("WHERE", "ORDER BY")}
+        verdicts.append(QuestionVerdict(**told))
     settings = ReportSettings(data="test", model=ModelFacts(folder.name), decode="greedy")
     write_result(folder, summarise(settings, verdicts, seed=0))
+    if samples:
+        counts = (samples // 2 + (1 if right else -1) for right in rights)
+        sampled = [
+            replace(one, samples=(one.sql,) * samples, right=count)
+            for one, count in zip(verdicts, counts, strict=True)
+        ]
+        found = summarise(replace(settings, decode=f"pass@{samples}"), sampled, seed=0)
+        write_result(folder / "samples", found)
     write_lines(folder / "trajectories.jsonl", lines)
     return list(rights)
 
@@ -218,12 +238,19 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, kind: str = "t
 def make_run(
     folder: Path, *, steps: int = 8, groups: int = 4, turns: int = 2, questions: int = 40,
     sample_every: int = 4, seed: int = 0, rate: float = 0.001, live: float = 0.9,
+    samples: int = 0,
 ) -> Path:  # fmt: skip
-    """Write a whole run."""
+    """Write a whole run; one with samples began with a warm start, too."""
     rng = Random(seed)
-    before = answers(folder / "before", [rng.random() < 0.35 for _ in range(questions)], rng=rng)
+    before = [rng.random() < 0.35 for _ in range(questions)]
+    answers(folder / "before", before, rng=rng, samples=samples)
     after = [right != (rng.random() < (0.1 if right else 0.4)) for right in before]
-    answers(folder / "after", after, rng=rng)
+    answers(folder / "after", after, rng=rng, samples=samples)
+    rights = {"before": before, "after": after}
+    if samples:
+        ends = zip(before, after, strict=True)
+        rights["between"] = [(old, new)[n % 2] for n, (old, new) in enumerate(ends)]
+        answers(folder / "between", rights["between"], rng=rng, samples=samples)
     sampled: list[Any] = [{"step": 0, "version": 2}]
     numbers = []
     for step in range(1, steps + 1):
@@ -249,15 +276,20 @@ def make_run(
             sampled += [group(n, step, turns=turns, rng=rng, share=share) for n in places]
     write_lines(folder / "trajectories.jsonl", sampled)
     write_lines(folder / "metrics.jsonl", numbers)
-    scores = [[float(right) for right in part] for part in (before, after)]
-    gain = paired_difference(*scores)
+    scores = {place: [float(right) for right in part] for place, part in rights.items()}
+    stages = {stage: ends for stage, ends in STAGES.items() if rights.keys() >= {*ends}}
     outcome: dict[str, Any] = {
-        "gain": gain.difference,
-        "gain_ci95": list(gain.ci95),
         "questions": questions,
+        "rule": "set",
+        "accuracy": {
+            place: {"set": {"mean": fmean(part), "ci95": mean_interval(part)}}
+            for place, part in scores.items()
+        },
+        "gains": {
+            stage: {"set": asdict(paired_difference(scores[start], scores[end]))}
+            for stage, (start, end) in stages.items()
+        },
     }
-    for name, part in zip(("ex_before", "ex_after"), scores, strict=True):
-        outcome |= {name: sum(part) / questions, f"{name}_ci95": list(mean_interval(part))}
     outcome |= {"seed": seed, "accelerator": "cpu", "seconds": 432.1}
     (folder / "result.json").write_text(json.dumps(outcome), encoding="utf-8")
     train = {"steps": steps, "optimizer": {"learning_rate": rate}}

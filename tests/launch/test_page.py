@@ -19,6 +19,7 @@ from .browser import CHROMIUM, Browser, browser
 from .conftest import json_lines, write_lines
 from .report_cases import (
     HOSTILE,
+    accuracy_in,
     make_hostile,
     make_run,
     question,
@@ -74,13 +75,14 @@ def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
     assert min(page.open(html) for _ in range(3)) < 2_000  # ms
     result = json.loads((run / "result.json").read_text())
     shown = page.texts("#verdict .interval > b")
+    told = [result["accuracy"][name]["set"] for name in ("before", "after")]
     assert [re.findall(r"[\d.]+", text) for text in shown] == [
-        [f"{100 * each:.1f}" for each in (result[f"ex_{name}"], *result[f"ex_{name}_ci95"])]
-        for name in ("before", "after")
+        [f"{100 * each:.1f}" for each in (one["mean"], *one["ci95"])] for one in told
     ]
-    low, high = (f"{100 * bound:+.1f}" for bound in result["gain_ci95"])
+    test = result["gains"]["run"]["set"]
+    low, high = (f"{100 * bound:+.1f}" for bound in test["ci95"])
     facts = dict(row.split("\t") for row in page.texts("#verdict .one tr"))
-    gain = f"{100 * result['gain']:+.1f} [{low}, {high}]"
+    gain = f"{100 * test['difference']:+.1f} [{low}, {high}]"
     assert facts["gain in points"] == gain.replace("-", MINUS)
     answers = [json_lines(run / name / "predictions.jsonl") for name in ("before", "after")]
     rights = [[bool(one["scores"]["set"]) for one in part] for part in answers]
@@ -288,12 +290,11 @@ def test_runs_beside_each_other(page, place):
     html = write_page(*runs, against=runs[0])
     page.open(html)
     assert page.texts("h1") == ["4 runs compared"]
-    ends = [json.loads((run / "result.json").read_text())["ex_after"] for run in runs]
+    ends = [accuracy_in(run, "after") for run in runs]
     seeds = f"{percent(fmean(ends[:3]))} [{100 * min(ends[:3]):.1f}, {100 * max(ends[:3]):.1f}]"
     assert page.texts("#verdict .interval > b")[0] == seeds
     for run, row in zip(runs, page.texts("#verdict table tr")[1:5], strict=True):
-        result = json.loads((run / "result.json").read_text())
-        wanted = [run.name, *(percent(result[name]) for name in ("ex_before", "ex_after"))]
+        wanted = [run.name, *(percent(accuracy_in(run, name)) for name in ("before", "after"))]
         assert all(each in row for each in wanted)
     assert "Beside pair-seed0/after" in page.texts("#verdict h2")
     assert any("lowest to the highest" in text for text in page.texts("#curves p"))
@@ -318,7 +319,7 @@ def test_a_mean_over_seeds_is_of_those_that_are_finished(page, place):
     for run in (runs[2], *begun, lone):
         unfinish(run)
     page.open(write_page(*runs, *begun, lone))
-    ends = [json.loads((run / "result.json").read_text())["ex_after"] for run in runs[:2]]
+    ends = [accuracy_in(run, "after") for run in runs[:2]]
     mean = f"{percent(fmean(ends))} [{100 * min(ends):.1f}, {100 * max(ends):.1f}]"
     assert page.texts("#verdict .interval > b") == [mean, "not finished", "not finished"]
     labels = ["part (2 of 3 seeds finished)", "begun (none of 2 seeds finished)", "lone"]

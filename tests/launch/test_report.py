@@ -23,6 +23,7 @@ from sqlenv.types import Denied, SqlError, Table
 from .conftest import json_lines, write_lines
 from .report_cases import (
     HOSTILE,
+    accuracy_in,
     change,
     make_hostile,
     make_run,
@@ -49,11 +50,13 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
     [found] = data["overview"]["runs"]
     assert found["command"].endswith(f" --cfg {run}/config.yaml run.dir={run}")
     places = ("before", "after")
-    measured = {f"ex_{where}": found["measured"][where]["set"]["mean"] for where in places}
-    measured["gain"] = found["tests"]["set"]["difference"]
-    assert measured == {name: pytest.approx(result[name]) for name in measured}
+    means = [found["measured"][where]["set"]["mean"] for where in places]
+    assert means == [accuracy_in(run, where) for where in places]
+    told, wanted = (each["gains"]["run"]["set"] for each in (found, result))
+    assert told.pop("ci95_databases") is not None
+    assert {name: wanted[name] for name in told} == told
     printed = capsys.readouterr().out
-    ends = (f"{100 * result[f'ex_{where}']:.1f}" for where in ("before", "after"))
+    ends = (f"{100 * mean:.1f}" for mean in means)
     assert f"from {' to '.join(ends)} % of " in printed
     assert data["overview"]["notes"] == []
     asked = {one["id"]: one for one in data["overview"]["questions"]}

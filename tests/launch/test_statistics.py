@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import combinations, product
 from math import comb
 
+import numpy as np
 import pytest
 
 from launch.evaluation.statistics import (
+    database_interval,
     mean_interval,
     paired_difference,
     pass_at_k,
@@ -84,6 +86,67 @@ def test_p_of_few_graded_questions_by_all_resamples():
     assert found.p == pytest.approx(exact, abs=0.02)
     other = paired_difference(gains, [0.0] * 4, resamples=20_000, seed=5)
     assert (other.difference, other.p) == (-found.difference, found.p)
+
+
+def test_the_interval_over_databases_draws_whole_databases():
+    """Right in 4 of 8 databases: Binomial(8, 1/2) / 8, as if each had one question."""
+    for size in (1, 3):
+        names = [name for name in "abcdefgh" for _ in range(size)]
+        right = [float(name in "aceg") for name in names]
+        assert database_interval(right, names, resamples=4000, seed=3) == (1 / 8, 7 / 8)
+        # Beside it the interval over questions narrows with their number.
+        low, high = mean_interval(right)
+        assert (high - low > 0.5) == (size == 1)
+    # Databases of one to five questions, in all of the 5**5 ways to draw five.
+    rights = ("1", "10", "00000", "1110", "001")
+    means = [
+        sum(one.count("1") for one in drawn) / sum(map(len, drawn))
+        for drawn in product(rights, repeat=5)
+    ]
+    names = [one for one in rights for _ in one]
+    found = database_interval([float(mark) for one in rights for mark in one], names)
+    assert found == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=0.01)
+
+
+def test_there_is_no_interval_over_databases_that_are_few_or_alike():
+    assert database_interval([1.0, 0.0], ["a", "b"]) is None
+    assert database_interval([1.0, 0.0] * 5, [name for name in "abcde" for _ in "ab"]) is None
+    found = paired_difference([0.0, 0.0, 1.0], [0.0, 1.0, 1.0])
+    assert found.ci95_databases is None  # nobody said of which they are
+
+
+def test_a_paired_difference_has_both_intervals():
+    """Each of 8 databases loses a question or wins one: Binomial(8, 1/2) / 8 - 1/2, of two."""
+    names = [name for name in "abcdefgh" for _ in range(2)]
+    second = [float(name in "aceg") for name in names]
+    first = [0.0, 1.0] * 8
+    found = paired_difference(first, second, names, seed=3)
+    assert (found.difference, found.questions, found.means) == (0, 16, (0.5, 0.5))
+    assert (found.only_first, found.only_second) == (4, 4)
+    assert found.ci95_databases == (-3 / 8, 3 / 8)
+    assert found.ci95 == tango(4, 4, 16)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("rates", 0.87), ("differences", 0.87)])
+def test_the_interval_over_databases_covers_where_databases_differ(kind, least):
+    """Of 20 databases drawn from many; the interval over questions covers these databases only."""
+    rng = np.random.default_rng(1)
+    names = [str(name) for name in range(20) for _ in range(20)]
+    covered = {"databases": 0, "questions": 0}
+    for _ in range(300):
+        chances = np.repeat(rng.beta(2, 2, 20), 20)  # the mean of all is 1/2
+        right = (rng.random(400) < chances).astype(float)
+        if kind == "differences":
+            right -= rng.random(400) < 0.5
+        truth = 0.5 if kind == "rates" else 0.0
+        intervals = {
+            "databases": database_interval([*right], names, resamples=500),
+            "questions": mean_interval([*right], resamples=500),
+        }
+        for name, (low, high) in intervals.items():
+            covered[name] += low <= truth <= high
+    assert least < covered["databases"] / 300 < 0.99
+    assert covered["questions"] / 300 < 0.85
 
 
 def test_intervals_of_no_question_are_refused():

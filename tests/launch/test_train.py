@@ -20,9 +20,11 @@ from .conftest import MANY, check_mistakes, json_lines, loaded, succeed, told_by
 def test_a_run_leaves_what_was_promised(place):
     folder = place / "finished"
     result = json.loads((folder / "result.json").read_text())
-    low, high = result["gain_ci95"]
-    assert low <= result["gain"] <= high
-    assert result["gain"] == pytest.approx(result["ex_after"] - result["ex_before"])
+    gain = result["gains"]["run"][result["rule"]]
+    low, high = gain["ci95"]
+    assert low <= gain["difference"] <= high
+    means = [result["accuracy"][place][result["rule"]]["mean"] for place in ("before", "after")]
+    assert gain["difference"] == pytest.approx(means[1] - means[0], abs=1e-6)
     assert [step for step, _ in result["validation_curve"]] == [2, 3]
     assert 1 <= result["mean_turns"] <= 2
     parts = result["rewards"]

@@ -76,7 +76,8 @@ const points = (value, digits = 1) => {
 };
 const chance = p => p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`;
 const mean = ({mean, ci95}) => `${percent(mean)} [${ci95.map(each => (100 * each).toFixed(1)).join(", ")}]`;
-const gain = ({difference, ci95}) => `${points(difference)} [${ci95.map(each => points(each)).join(", ")}]`;
+const bounds = ci95 => ci95 ? `[${ci95.map(each => points(each)).join(", ")}]` : "–";
+const gain = ({difference, ci95}) => `${points(difference)} ${bounds(ci95)}`;
 const duration = s => s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min`
   : `${(s / 3600).toFixed(1)} h`;
 

@@ -22,14 +22,15 @@ function verdict() {
       measured.length > 0 && card(measured.map(([source, rows]) => [h("h3", {}, "Execution accuracy",
         source ? ` on ${brief(source, 60)}` : measured.length > 1 && ", all sources together"), intervals(rows)]),
       h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals"
+        + (measured.some(([, rows]) => rows.some(([, each]) => each?.ci95_databases)) ? " over questions, lines: over databases" : "")
         + (data.alike.some(({length}) => length > 1) ? ", of seeds from the lowest to the highest" : "")),
         data.apart.includes(ruleOf()) && h("p", {class: "note small"},
           `Not by one rule: not all of these are judged by ${ruleOf()} alike.`)),
       card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
         : table(["run", ...heads], rows.map((row, n) => [runs[n].label, ...heads.map(head => row[head])])))),
     against.length > 0 && [h("h2", {}, `Beside ${against[0].base}`), card(table(
-      ["run", "gain in points [95 %]", "more than chance?", "only the base right", "only this right"],
-      against.map(each => [each.run, gain(each), chance(each.p), each.only_first ?? "–", each.only_second ?? "–"])))],
+      ["run", "gain in points [95 %]", "over databases", "more than chance?", "only the base right", "only this right"],
+      against.map(each => [each.run, gain(each), bounds(each.ci95_databases), chance(each.p), each.only_first ?? "–", each.only_second ?? "–"])))],
     !isOne && [h("h2", {}, "Settings that differ"), h("div", {class: "card scroll"}, differing.length ? settings(
       differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.label)]) : "None.")],
     changes(), data.notes.map(line => h("p", {class: "note small"}, line)),
@@ -64,8 +65,8 @@ function overSeeds(group, source) {
 
 /** What is said of a run in a line, by heads. */
 function factsOf(run, n) {
-  const {kind, replies, sources, finished, result, tests: all, settings, numbers} = run, measured = placesOf(run);
-  const tests = entry(all, ruleOf()) ?? {}, {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
+  const {kind, replies, failing, sources, finished, result, gains, settings, numbers} = run, measured = placesOf(run);
+  const [tests, ...stages] = ["run", "warm start", "reinforcement"].map(stage => entry(gains[stage] ?? {}, ruleOf()) ?? {}), {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
   const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
   const ends = `set=held-out&a=${n}.before&b=${n}.after`;
   const flip = (name, count) => h("a", {class: name, href: `#${ends}&flip=${name}&to=questions`},
@@ -76,11 +77,15 @@ function factsOf(run, n) {
     "by source": finished && Object.keys(sources).length ? Object.keys(sources).map(source =>
       h("div", {style: {whiteSpace: "nowrap"}}, brief(source, 60), ` ${percent(Object.values(placesOf(run, source)).at(-1).mean)}`)) : "–",
     "gain in points": tests.ci95 ? gain(tests) : "–",
+    "over databases": bounds(tests.ci95_databases),
+    "by the warm start": stages[0].ci95 ? gain(stages[0]) : "–",
+    "by reinforcement": stages[1].ci95 ? gain(stages[1]) : "–",
     "flipped to right": Number.isFinite(tests.only_second) ? flip("right", tests.only_second) : "–",
     "flipped to wrong": Number.isFinite(tests.only_first) ? flip("wrong", tests.only_first) : "–",
     "more than chance?": tests.ci95 ? chance(tests.p) : "–",
     "judged by": data.rules.length ? ruleOf() : "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
+    "queries that fail": Object.values(failing).map(count => count.toLocaleString("en")).join(" → "),
     replies: Object.keys(replies).length ? Object.entries(replies).map(([where, line]) =>
       h("div", {}, where === "answers" ? line : `${where}: ${line}`)) : "–",
     decoding: result.decode ?? "–",
@@ -96,9 +101,9 @@ function factsOf(run, n) {
 /** Show means with their intervals on one scale, from 0 to 100 %; what has none is not finished. */
 const intervals = rows => rows.map(([name, each]) => {
   if (!each) return h("div", {class: "interval"}, h("span", {}, brief(name, 60)), h("b", {}, "not finished"));
-  const [low, high] = each.ci95.map(bound => 100 * bound);
+  const bar = (tag, ci95) => ci95 && h(tag, {style: {left: `${100 * ci95[0]}%`, width: `${100 * (ci95[1] - ci95[0])}%`}});
   return h("div", {class: "interval"}, h("span", {}, brief(name, 60)), h("b", {}, mean(each)),
-    h("div", {class: "scale"}, h("i", {style: {left: `${low}%`, width: `${high - low}%`}}),
+    h("div", {class: "scale"}, bar("u", each.ci95_databases), bar("i", each.ci95),
       h("b", {style: {left: `${100 * each.mean}%`}})));
 });
 
