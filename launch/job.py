@@ -216,9 +216,7 @@ def _judged(
     place = str(folder.relative_to(config.folder))
     with cli.progress_bar(f"accuracy {place}") as progress:
         cache = SampleCache(folder)
-        samples = evaluator.answers(
-            test, cache, progress, stops=False, decode=decode, first=first
-        )
+        samples = evaluator.answers(test, cache, progress, stops=False, decode=decode, first=first)
     if not distributed.is_first():
         return None
     questions = _test_set(config, tuple(test))
@@ -261,7 +259,10 @@ def _gain(measured: Mapping[str, Report]) -> dict[str, Any]:
         "databases": len({one.db_id for one in last.questions}),
         "rule": last.first,
         "accuracy": {place: one.measures for place, one in measured.items()},
-        "gains": {stage: {rule: asdict(one) for rule, one in each.items()} for stage, each in found.items()},
+        "gains": {
+            stage: {rule: asdict(one) for rule, one in each.items()}
+            for stage, each in found.items()
+        },
         "failing": {place: one.failing for place, one in measured.items()},
         "outcomes": {place: asdict(one.outcomes) for place, one in measured.items()},
     }

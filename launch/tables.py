@@ -110,16 +110,11 @@ class RunResult(BaseModel):
             if is_first and any(one and one.ci95_databases for one in tests):
                 yield over, *(interval(one and one.ci95_databases) for one in tests)
             if is_first:
-                yield "  questions won, lost", *map(_flips, tests)
+                yield "  questions won, lost", *(flips(one) if one else "" for one in tests)
 
 
 # Where a gain is counted from.
 _SINCE = {"before": "gain in points [95 %]", "between": "  by reinforcement"}
-
-
-def _flips(test: Paired | None) -> str:
-    is_told = test is not None and test.only_first is not None
-    return f"{test.only_second}, {test.only_first}" if is_told else ""
 
 
 def show_run(found: RunResult, folder: Path) -> None:
@@ -154,3 +149,8 @@ def interval(ci95: Sequence[float] | None, sign: str = "") -> str:
         return ""
     low, high = (f"{100 * bound:{sign}.1f}" for bound in ci95)
     return f"[{low}, {high}]"
+
+
+def flips(test: Paired) -> str:
+    """Write how many questions only the second has right, and how many only the first."""
+    return "-" if test.only_first is None else f"{test.only_second:,}, {test.only_first:,}"

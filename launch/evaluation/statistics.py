@@ -97,15 +97,15 @@ def database_interval(
     parts = defaultdict[str, list[float]](list)
     for name, value in zip(databases, values, strict=True):
         parts[name].append(value)
-    sums, sizes = zip(*((math.fsum(each), len(each)) for each in parts.values()), strict=True)
-    count = len(parts)
-    if count < LEAST_DATABASES or len({total / size for total, size in zip(sums, sizes)}) == 1:
+    means = {math.fsum(each) / len(each) for each in parts.values()}
+    if len(parts) < LEAST_DATABASES or len(means) == 1:
         return None
     import numpy as np
 
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(count, [1 / count] * count, size=resamples)
-    return _percentiles((drawn @ np.array(sums)) / (drawn @ np.array(sizes)))
+    sums, sizes = np.array([[math.fsum(each), len(each)] for each in parts.values()]).T
+    chances = [1 / len(parts)] * len(parts)
+    drawn = np.random.default_rng(seed).multinomial(len(parts), chances, size=resamples)
+    return _percentiles((drawn @ sums) / (drawn @ sizes))
 
 
 def wilson(rate: float, count: int) -> tuple[float, float]:

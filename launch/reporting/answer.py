@@ -100,12 +100,11 @@ def _learned(reports: Mapping[str, Report]) -> Iterator[str]:
     """Say what the run gained by the measure that counts and which of its stages did, then what it
     gained by other measures, and how many queries fail.
     """
-    last, found = reports["after"], gains(reports)
-    whole, *others = found["run"].items() or [(last.first, None)]
-    rule, test = whole
-    if test is None:
+    found = gains(reports)
+    if not found["run"]:
         yield "No question was asked both before and after learning."
         return
+    (rule, test), *others = found["run"].items()
     said = "It is not shown to have learned"
     if _is_sure(test.ci95):
         said = "It learned" if test.difference > 0 else "It got worse"

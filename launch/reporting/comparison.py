@@ -13,7 +13,7 @@ from launch.evaluation.questions import SUITED, TEST_SETS
 from launch.evaluation.results import Report
 from launch.evaluation.statistics import Paired
 from launch.reporting.runs import Run, gain, scores_of
-from launch.tables import interval, percent, show_table
+from launch.tables import flips, interval, percent, show_table
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ LABELS: Mapping[MeasureKey, str] = {
 }
 """The columns of Progress-SQL's tables 1 and 2, in their order; others follow."""
 _DECIDING = ("questions", "databases", "test suite")
-_BESIDE = ("gain", "over databases", "p", "only base right", "only run right")
+_BESIDE = ("gain", "over databases", "p", "won, lost")
 Lines = list[Sequence[str]]
 """Rows of a table, of which the first has the heads."""
 
@@ -251,9 +251,7 @@ def _beside(each: Gain) -> Sequence[str]:
     test = each.test
     points = percent(test.difference, test.ci95, sign="+")
     over = interval(test.ci95_databases, sign="+") or "-"
-    counts = (test.only_first, test.only_second)
-    alone = ("-" if count is None else str(count) for count in counts)
-    return (each.row.name, each.row.decode, _label(each.key), points, over, _p(test.p), *alone)
+    return (each.row.name, each.row.decode, _label(each.key), points, over, _p(test.p), flips(test))
 
 
 def _label(key: MeasureKey) -> str:

@@ -184,13 +184,9 @@ def _said(run: Run) -> dict[str, Any]:
         "command": f"python -m launch.train --cfg {run.folder}/{CONFIG} run.dir={run.folder}"
         if run.is_training
         else "",
-        "measured": {
-            where: one.measures for where, one in run.reports.items() if one.first
-        },
+        "measured": {where: one.measures for where, one in run.reports.items() if one.first},
         "replies": {
-            where: one.outcomes.line()
-            for where, one in run.reports.items()
-            if one.outcomes.replies
+            where: one.outcomes.line() for where, one in run.reports.items() if one.outcomes.replies
         },
         "failing": {where: one.failing for where, one in run.reports.items()},
         "sources": _by_source(run),

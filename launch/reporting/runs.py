@@ -212,8 +212,8 @@ def gain(first: Report, second: Report, rule: str) -> Paired | None:
     both = [name for name in before if name in after]
     if not both:
         return None
-    columns = ([one[name] for name in both] for one in (before, after, databases))
-    return paired_difference(*columns)
+    pairs = [[one[name] for name in both] for one in (before, after)]
+    return paired_difference(*pairs, [databases[name] for name in both])
 
 
 def gains(reports: Mapping[str, Report]) -> dict[str, dict[str, Paired]]:

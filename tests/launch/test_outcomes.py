@@ -248,7 +248,7 @@ def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, p
     too_long = sum(one > limit for one in found)
     assert 0 < too_long < len(found) == 6
     line = ["--cfg", tiny, "run.dir=run", f"evaluation.max_prompt_tokens={limit}"]
-    line += ["warm_start=null", "train.steps=1", "train.eval_every=1"]
+    line += ["warm_start=null", "train.steps=1", "train.eval_every=1", "evaluation.samples=2"]
     _, told, _ = succeed(
         command,
         ["launch.train", *line],
@@ -265,6 +265,10 @@ def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, p
         verdicts = json_lines(tmp_path / place / "predictions.jsonl")
         lost = [one for one in verdicts if one["outcomes"]["too_long"]]
         assert [(one["sql"], one["scores"]) for one in lost] == [("", {"set": 0.0})] * too_long
+    for place in places:
+        outcomes = loaded(tmp_path / place / "samples")["outcomes"]
+        assert (outcomes["replies"], outcomes["too_long"]) == (12, 2 * too_long)
+    assert [*result["accuracy"]["after"]] == ["set", "mean@2", "pass@2"]
     # The page says so of each place.
     [run] = opened(tmp_path / "page.html")["overview"]["runs"]
     assert f"{too_long} with too long a prompt" in run["replies"]["before"]

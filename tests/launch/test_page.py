@@ -129,6 +129,7 @@ def test_an_evaluation_says_what_it_is_of(page, place):
     assert page.texts("#verdict .one tr") == [
         "judged by\tex",
         "held-out questions\t4",
+        "queries that fail\t0",
         "decoding\tvote@8",
         "seed\t0",
     ]
@@ -151,6 +152,38 @@ def test_a_run_that_goes_on_says_of_how_many_steps(page, place):
     (folder / "config.yaml").write_text(yaml.safe_dump({"train": train}))
     page.open(write_page(folder))
     assert "steps\tnot finished: 8 of 40 steps so far" in page.texts("#verdict .one tr")
+
+
+def test_a_run_with_a_warm_start_has_three_places(page, place):
+    """The gain of each stage, both intervals, queries that fail, and what samples say."""
+    run = make_run(place / "three-seed0", samples=8)
+    html = write_page(run)
+    page.open(html)
+    gains = json.loads((run / "result.json").read_text())["gains"]
+    names = ("before", "between", "after")
+    assert page.texts("#verdict .interval > span:first-child") == [*names]
+    assert len(page.texts("#verdict .interval > .over")) == 3
+    facts = dict(row.split("\t") for row in page.texts("#verdict .one tr"))
+    for stage in ("warm start", "reinforcement"):
+        points = f"{100 * gains[stage]['set']['difference']:+.1f} ["
+        told = facts[f"by {'the ' if stage == 'warm start' else ''}{stage}"]
+        assert told.startswith(points.replace("-", MINUS))
+    assert re.fullmatch(r"\[.*, .*\]", facts["over databases"])
+    verdicts = [json_lines(run / name / "predictions.jsonl") for name in names]
+    counts = [sum(one["status"] == "error" for one in part) for part in verdicts]
+    assert facts["queries that fail"] == " → ".join(map(str, counts))
+    assert min(counts) > 0
+    page.open(html, "#rule=mean%408")
+    rights = [sum(one["scores"]["set"] for one in part) / 40 for part in verdicts]
+    shown = [text.split(" [")[0] for text in page.texts("#verdict .interval > b")]
+    # Five of eight samples are right where the greedy answer is, three where it is not.
+    assert shown == [percent((3 + 2 * right) / 8) for right in rights]
+    page.open(html, "#q=test%2F0&a=0.between&b=0.after")
+    assert page.texts("#detail .pane h2") == ["after the warm start", "after learning"]
+    for width in (1280, 400):
+        page.resize(width)
+        page.open(html)
+        assert page.js("document.documentElement.scrollWidth") == width
 
 
 def test_filters_and_links(page, html):

@@ -22,7 +22,6 @@ function verdict() {
       measured.length > 0 && card(measured.map(([source, rows]) => [h("h3", {}, "Execution accuracy",
         source ? ` on ${brief(source, 60)}` : measured.length > 1 && ", all sources together"), intervals(rows)]),
       h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals"
-        + (measured.some(([, rows]) => rows.some(([, each]) => each?.ci95_databases)) ? " over questions, lines: over databases" : "")
         + (data.alike.some(({length}) => length > 1) ? ", of seeds from the lowest to the highest" : "")),
         data.apart.includes(ruleOf()) && h("p", {class: "note small"},
           `Not by one rule: not all of these are judged by ${ruleOf()} alike.`)),
@@ -101,10 +100,11 @@ function factsOf(run, n) {
 /** Show means with their intervals on one scale, from 0 to 100 %; what has none is not finished. */
 const intervals = rows => rows.map(([name, each]) => {
   if (!each) return h("div", {class: "interval"}, h("span", {}, brief(name, 60)), h("b", {}, "not finished"));
-  const bar = (tag, ci95) => ci95 && h(tag, {style: {left: `${100 * ci95[0]}%`, width: `${100 * (ci95[1] - ci95[0])}%`}});
+  const [low, high] = each.ci95.map(bound => 100 * bound), over = each.ci95_databases;
   return h("div", {class: "interval"}, h("span", {}, brief(name, 60)), h("b", {}, mean(each)),
-    h("div", {class: "scale"}, bar("u", each.ci95_databases), bar("i", each.ci95),
-      h("b", {style: {left: `${100 * each.mean}%`}})));
+    h("div", {class: "scale"}, h("i", {style: {left: `${low}%`, width: `${high - low}%`}}),
+      h("b", {style: {left: `${100 * each.mean}%`}})),
+    over && h("span", {class: "over muted small"}, `over databases [${over.map(bound => (100 * bound).toFixed(1)).join(", ")}]`));
 });
 
 /** Where accuracy changed and which mistakes went away, from one place to another; of one place the shares. */

@@ -1,0 +1,157 @@
+"""What a run measures at its places: greedy answers, samples beside them, and gains between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import job, read_result
+from launch.build import SqlSide
+from launch.config import JobConfig, load_config
+from launch.evaluation.replies import GREEDY, Decode
+from launch.evaluation.responses import SampleCache, Sampled
+from launch.evaluation.results import (
+    ModelFacts,
+    QuestionVerdict,
+    Report,
+    ReportSettings,
+    read_place,
+    summarise,
+    with_samples,
+)
+from launch.reporting.runs import gain, gains, shared_rules
+from launch.tables import RunResult
+from sqlenv.types import Answer, Example
+
+PLACES = ("before", "between", "after")
+RIGHT = {"before": 1, "between": 2, "after": 4}
+"""How many of six questions the greedy answer is right on; as many of four samples are of all."""
+
+
+class Answers:
+    """Answers in place of a policy: gold queries, and such as fail."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Decode, int]] = []
+        self.right = 0
+
+    def answers(
+        self, examples: Sequence[Example], cache: SampleCache, show: Any, *, stops: bool,
+        decode: Decode, first: int,
+    ) -> list[Sampled]:  # fmt: skip
+        self.asked.append((decode, first))
+        show(len(examples), len(examples), "")
+        return [
+            Sampled.of([
+                Answer("", one.gold_sql if at < self.right else "SELECT x FROM nowhere")
+                for at in (range(decode.samples) if decode.temperature else [number])
+            ])
+            for number, one in enumerate(examples)
+        ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
+    folder = tmp_path_factory.mktemp("places") / "run"
+    settings = ["evaluation.samples=4", "sampler.temperature=0.7", "sampler.top_p=0.9"]
+    settings += ["data.demo.test_databases=3", "evaluation.questions=null"]
+    return load_config(str(tiny), [f"run.dir={folder}", *settings])
+
+
+@pytest.fixture(scope="module")
+def sql(config: JobConfig) -> Iterator[SqlSide]:
+    with SqlSide(config, config.folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def asked() -> Answers:
+    return Answers()
+
+
+@pytest.fixture(scope="module")
+def measured(config: JobConfig, sql: SqlSide, asked: Any) -> dict[str, Any]:
+    test = [one for n, one in enumerate(sql.examples("test")) if n % 6 == 0][:6]
+    assert len({one.db_id for one in test}) == 3
+    reports = {}
+    for place in PLACES:
+        asked.right = RIGHT[place]
+        folder = config.folder / place
+        reports[place] = job._measure(asked, config, test, sql, folder)
+        assert reports[place] == job._measure(asked, config, test, sql, folder)
+    return reports
+
+
+def test_a_place_has_greedy_answers_and_samples(config, measured, asked):
+    decode = Decode(4, 0.7, "pass", 0.9)
+    (greedy, first), (sampled, other), *_ = asked.asked
+    assert (greedy, sampled) == (GREEDY, decode)
+    assert other - first > 10_000  # more than a test set has questions
+    for place, report in measured.items():
+        count = RIGHT[place]
+        means = {name: one["mean"] for name, one in report.measures.items()}
+        assert means == pytest.approx(
+            {"set": count / 6, "mean@4": count / 4, "pass@4": 1}, abs=1e-6
+        )
+        assert report.failing == 6 - count
+        assert read_place(config.folder / place) == report
+    flat = read_result(config.folder)
+    assert [one["place"] for one in flat] == [place for place in PLACES for _ in range(6)]
+    assert [one["mean@4"] for one in flat[::6]] == [0.25, 0.5, 1.0]
+
+
+def test_a_result_has_every_place_and_the_gain_of_every_stage(measured):
+    found = job._gain(measured)
+    assert (found["questions"], found["databases"], found["rule"]) == (6, 3, "set")
+    assert found["failing"] == {"before": 5, "between": 4, "after": 2}
+    assert {name: one["replies"] for name, one in found["outcomes"].items()} == dict.fromkeys(
+        PLACES, 0
+    )
+    told = {
+        stage: {rule: (one["difference"], one["only_second"]) for rule, one in each.items()}
+        for stage, each in found["gains"].items()
+    }
+    assert told == {
+        "run": {"set": (pytest.approx(3 / 6), 3), "mean@4": (0.75, None), "pass@4": (0, 0)},
+        "warm start": {"set": (pytest.approx(1 / 6), 1), "mean@4": (0.25, None), "pass@4": (0, 0)},
+        "reinforcement": {
+            "set": (pytest.approx(2 / 6), 2),
+            "mean@4": (0.5, None),
+            "pass@4": (0, 0),
+        },
+    }
+    learned = {"mean_turns_first": 1, "mean_turns": 1, "rewards_first": {}, "rewards": {}}
+    shown = RunResult.model_validate({**found, **learned})
+    assert [row[0] for row in shown.rows("mean@4")] == [
+        *("mean@4 [95 %]", "gain in points [95 %]", "  by reinforcement")
+    ]
+    # A tiny model has no place between.
+    del measured["between"]
+    assert job._gain(measured)["gains"].keys() == {"run"}
+
+
+def judged(right: int, *, temperature: float) -> Report:
+    settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy")
+    greedy = QuestionVerdict("1", "d", "", "?", "SELECT 1", "SELECT 1", {"set": 1.0}, "ok")
+    sampled = replace(greedy, samples=("SELECT 1",) * 8, right=right)
+    samples = summarise(settings, [sampled], seed=0, notes={"temperature": temperature})
+    return with_samples(summarise(settings, [greedy], seed=0), samples)
+
+
+def test_samples_of_other_temperatures_are_not_compared():
+    cold, warm = judged(2, temperature=0.7), judged(4, temperature=1.0)
+    assert shared_rules([cold, judged(6, temperature=0.7)]) == ["set", "mean@8", "pass@8"]
+    assert shared_rules([cold, warm]) == ["set"]
+
+
+def test_questions_that_one_place_alone_has_are_left_out():
+    one, other = judged(2, temperature=0.7), judged(6, temperature=0.7)
+    found = gain(one, other, "mean@8")
+    assert found
+    assert found.difference == 0.5
+    assert gain(one, other, "witness") is None
+    assert gains({"before": one, "after": replace(other, questions=[])})["run"] == {}
