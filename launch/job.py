@@ -29,7 +29,7 @@ from launch.evaluation.questions import (
     question_set,
 )
 from launch.evaluation.replies import GREEDY, Decode, hint
-from launch.evaluation.responses import SampleCache
+from launch.evaluation.responses import SampleCache, Sampled
 from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
 from launch.evaluation.sampling import Evaluator
 from launch.evaluation.sources import unread_of
@@ -183,45 +183,49 @@ def _measure_base(
         return _measure(evaluator, config, test, sql, folder / BEFORE)
 
 
+# Questions that are sampled count from here: no test set has as many, so that their random streams
+# are none of greedy answers or validations.
+_SAMPLED = 2**16
+
+
 def _measure(
     evaluator: Evaluator, config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path
 ) -> Report | None:
     """Answer and judge the test questions, greedily and by samples where the job asks for these;
     only the first process has a report.
     """
-    greedy = _judged(evaluator, config, test, sql, folder, GREEDY)
     count, sampler = config.evaluation.samples, config.sampler
-    if count is None:
-        return greedy
-    decode = Decode(count, sampler.temperature, "pass", sampler.top_p)
-    sampled = _judged(evaluator, config, test, sql, folder / SAMPLES, decode, first=_SAMPLED)
-    return with_samples(greedy, sampled) if greedy and sampled else None
-
-
-# Questions that are sampled count from here: no test set has as many, so that their random streams
-# are none of greedy answers or validations.
-_SAMPLED = 2**16
+    asked = {folder: (GREEDY, 0)}
+    if count is not None:
+        decode = Decode(count, sampler.temperature, "pass", sampler.top_p)
+        asked[folder / SAMPLES] = (decode, _SAMPLED)
+    answers = {}
+    for place, (decode, first) in asked.items():
+        with cli.progress_bar(f"accuracy {place.relative_to(config.folder)}") as progress:
+            answers[place] = evaluator.answers(
+                test, SampleCache(place), progress, stops=False, decode=decode, first=first
+            )
+    evaluator.free_memory()
+    if not distributed.is_first():
+        return None
+    reports = [
+        _judged(config, test, sql, place, asked[place][0], answers[place]) for place in asked
+    ]
+    return with_samples(*reports) if count else reports[0]
 
 
 def _judged(
-    evaluator: Evaluator,
     config: JobConfig,
     test: Sequence[Example],
     sql: SqlSide,
     folder: Path,
     decode: Decode,
-    *,
-    first: int = 0,
-) -> Report | None:
-    place = str(folder.relative_to(config.folder))
-    with cli.progress_bar(f"accuracy {place}") as progress:
-        cache = SampleCache(folder)
-        samples = evaluator.answers(test, cache, progress, stops=False, decode=decode, first=first)
-    if not distributed.is_first():
-        return None
+    samples: Sequence[Sampled],
+) -> Report:
     questions = _test_set(config, tuple(test))
     base = config.model.path.name if config.model.path else "tiny"
     # By the run's name: its folder may be moved before the run goes on.
+    place = folder.relative_to(config.folder)
     name = f"{config.run.name}-seed{config.seed}/{place}"
     model = ModelFacts(name, base=base, reward=config.reward.kind)
     prompts = [sql.evaluation_prompt(example) for example in test]

@@ -121,7 +121,9 @@ def _sample(
             seed=config.seed, max_turns=max_replies(config.env), servers=servers,
             wrapping=config.env.wrapping,
         )  # fmt: skip
-        return evaluator.answers(asked, cache, progress, stops=False)
+        found = evaluator.answers(asked, cache, progress, stops=False)
+        evaluator.free_memory()
+        return found
 
 
 def _screened(number: int, example: Example, sampled: Sampled) -> Screened:

@@ -132,6 +132,7 @@ class CheckpointSource(Source):
                 wrapping=wrapping,
             )  # fmt: skip
             samples = evaluator.answers(examples, cache, show, stops=True)
+            evaluator.free_memory()
             return samples, evaluator.notes()
 
 

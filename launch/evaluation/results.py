@@ -262,7 +262,8 @@ def with_samples(report: Report, sampled: Report) -> Report:
     own = {one.id: _of_samples(one) for one in sampled.questions if one.scores}
     judged = [replace(one, scores=own[one.id]) for one in report.questions if one.id in own]
     measures, said = _summaries(judged, sampled.settings.seed), sampled.settings
-    how = f"{sampled.first}, {said.comparators.get(sampled.first)}, {dict(sampled.notes)}"
+    drawn = [sampled.notes.get(name) for name in ("temperature", "top_p")]
+    how = f"{sampled.first}, {said.comparators.get(sampled.first)}, temperature and top-p {drawn}"
     comparators = {**report.settings.comparators, **dict.fromkeys(measures, how)}
     return replace(
         report,

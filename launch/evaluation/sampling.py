@@ -133,7 +133,7 @@ class Evaluator:
         """Answer questions, or what is left of them: each answer is in the cache.
 
         What became of the first replies is told; with `stops` it is an error if none has a query.
-        The number of the first question names random streams.
+        The number of the first question names random streams. Weights stay until `free_memory`.
         """
         decode = decode or self._decode
         found = distributed.from_first(lambda: cache.read(examples))
@@ -150,7 +150,6 @@ class Evaluator:
             distributed.from_first(partial(cache.write, place.start, examples, new))
             found += new
             show(len(found), len(examples), "")
-        self.free_memory()
         return found
 
     def sample(

@@ -53,6 +53,8 @@ class Answers:
             for number, one in enumerate(examples)
         ]  # fmt: skip
 
+    def free_memory(self) -> None: ...
+
 
 @pytest.fixture(scope="module")
 def config(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
