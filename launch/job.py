@@ -85,7 +85,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         tokenizer = ChatTokenizer(source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
-        base = _measure_base(config, test, sql, folder, source) if config.has_base else None
+        measured = _measure_base(config, test, sql, folder, source) if config.has_base else {}
         start_from, examples = _start(config, folder, sql, examples)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
         servers = stack.enter_context(
@@ -95,7 +95,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             )
         )  # fmt: skip
         evaluator = _evaluator(config, sql, model, tokenizer, servers)
-        start = _measure(
+        measured |= _measure(
             evaluator, config, test, sql, folder / (BETWEEN if config.has_base else BEFORE)
         )
 
@@ -115,14 +115,12 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             second = train_second_stage(trainer, config.train, progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
-        after = _measure(evaluator, config, test, sql, folder / AFTER)
+        measured |= _measure(evaluator, config, test, sql, folder / AFTER)
         notes = evaluator.notes()
-    if start is None or after is None:
+    if not measured:
         return
-    first = {BEFORE: base, BETWEEN: start} if config.has_base else {BEFORE: start}
-    places = {**first, AFTER: after}
     result = {
-        **_gain({place: one for place, one in places.items() if one}),
+        **_gain(measured),
         "best_step": best,
         **({"second_stage": str(second)} if second else {}),
         "seed": config.seed,
@@ -175,7 +173,7 @@ def _evaluator(
 
 def _measure_base(
     config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path, source: Path
-) -> Report | None:
+) -> dict[str, Report]:
     """Measure the model that the warm start begins with."""
     model, tokenizer = load_model(config, source)
     with serving(config, source, folder, config.evaluation_sampler, lora=None) as servers:
@@ -190,9 +188,9 @@ _SAMPLED = 2**16
 
 def _measure(
     evaluator: Evaluator, config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path
-) -> Report | None:
+) -> dict[str, Report]:
     """Answer and judge the test questions, greedily and by samples where the job asks for these;
-    only the first process has a report.
+    return the report by its place, and nothing where this process is not the first.
     """
     count, sampler = config.evaluation.samples, config.sampler
     asked = {folder: (GREEDY, 0)}
@@ -207,11 +205,11 @@ def _measure(
             )
     evaluator.free_memory()
     if not distributed.is_first():
-        return None
+        return {}
     reports = [
         _judged(config, test, sql, place, asked[place][0], answers[place]) for place in asked
     ]
-    return with_samples(*reports) if count else reports[0]
+    return {folder.name: with_samples(*reports) if count else reports[0]}
 
 
 def _judged(
