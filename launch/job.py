@@ -39,7 +39,7 @@ from launch.reporting.runs import gains
 from launch.run_folder import RESULT, check_alike, claim_data, claimed
 from launch.screening import kept, screen
 from launch.tables import RunResult, show_run
-from launch.warm_start import own_answers, start_model
+from launch.warm_start import own_answers, plan_first, start_model
 from minirl.config import OptimizerConfig
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
@@ -70,21 +70,13 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             distributed.held_by_first(claimed(config.folder, dump(config)))
         )
         sql = stack.enter_context(SqlSide(config, folder))
-        limits = config.evaluation
-        examples = sql.examples("train")
-        validation = sql.examples("validation", limit=limits.validation_questions)
-        test = sql.examples("test", limit=limits.questions)
-        splits: dict[Split, Sequence[Example]] = {
-            "train": examples, "validation": validation, "test": test
-        }  # fmt: skip
-        distributed.from_first(lambda: check_overlap(config, splits))
-        facts = distributed.from_first(lambda: claim_data(folder, splits))
-        distributed.gather(lambda: check_alike(splits, facts))
+        examples, validation, test = _questions(config, folder, sql)
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         config = plan_memory(config, read_config(source), folder)
         tokenizer = ChatTokenizer(source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
+        plan_first(config, folder, sql, examples, source)
         measured = _measure_base(config, test, sql, folder, source) if config.has_base else {}
         start_from, examples = _start(config, folder, sql, examples)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
@@ -131,6 +123,22 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     }
     write_json(folder / RESULT, result)
     show_run(RunResult.model_validate(result), folder)
+
+
+def _questions(
+    config: JobConfig, folder: Path, sql: SqlSide
+) -> tuple[Sequence[Example], Sequence[Example], Sequence[Example]]:
+    """Load the questions to learn from, to choose checkpoints by and to test on, and note them."""
+    limits = config.evaluation
+    splits: dict[Split, Sequence[Example]] = {
+        "train": sql.examples("train"),
+        "validation": sql.examples("validation", limit=limits.validation_questions),
+        "test": sql.examples("test", limit=limits.questions),
+    }
+    distributed.from_first(lambda: check_overlap(config, splits))
+    facts = distributed.from_first(lambda: claim_data(folder, splits))
+    distributed.gather(lambda: check_alike(splits, facts))
+    return splits["train"], splits["validation"], splits["test"]
 
 
 def _start(

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
@@ -25,8 +28,12 @@ from launch.files import write_json
 from launch.tables import show_table
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from minirl.model.config import ModelConfig
-    from minirl.plan.fit import Devices, Fit, Workload
+    from minirl.plan.fit import Devices, Fit, Training, Workload
+    from minirl.train.supervised import Lessons
+    from minirl.types import Progress
 
 _log = logging.getLogger(__name__)
 
@@ -89,21 +96,30 @@ def make_plan(
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
     # Described apart: compilers know no part of a slice.
     own, room = described_devices(topology.host), FILLED * topology.chip.memory_bytes
-    found = _fitting(config, shape, Devices(mesh, own, room), progress)
+    devices = Devices(mesh, own, room)
+    found, warm = _fitting(config, shape, devices, progress, _learning(config)), None
+    programs = dict(found.programs)
+    if config.warm_start is not None:
+        warm = _fitting(config, shape, devices, progress, _warm_start())
+        programs |= {f"{name} of the warm start": one for name, one in warm.programs.items()}
     progress(1, 1, "done")
+    warm_memory = {} if warm is None else warm.update
     return {
         "topology": topology.name,
         "devices": topology.size,
         "parameters": found.parameters,
         "update_memory_bytes": found.update,
         "generation_memory_bytes": found.generation,
+        "warm_start_memory_bytes": warm_memory,
         "update_bytes": sum(found.update.values()),
         "generation_bytes": sum(found.generation.values()),
+        "warm_start_bytes": sum(warm_memory.values()),
         "room_bytes": room if math.isfinite(room) else None,
         "processes": topology.size // len(own),
         "sampler_mesh": dict(found.sampler_mesh.shape) if found.sampler_mesh else None,
         "micro_batch_tokens": found.tokens,
-        "compile_s": {name: round(one.seconds, 1) for name, one in found.programs.items()},
+        "warm_start_micro_batch_tokens": None if warm is None else warm.tokens,
+        "compile_s": {name: round(one.seconds, 1) for name, one in programs.items()},
         "model": model or str(config.model.path or "tiny"),
         "mesh": dict(mesh.shape),
         "plan_s": round(perf_counter() - started, 1),
@@ -114,19 +130,69 @@ def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
     """Take out of a job what a plan depends on."""
     from minirl.plan.fit import Workload
 
-    return Workload(shape, config.model, config.sampler, config.train, config.evaluation_sampler)
+    return Workload(
+        shape, config.model, config.sampler, config.train, config.evaluation_sampler,
+        config.warm_start,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """A phase of a job, which is planned by itself: its section of the settings, its name, what its
+    learner holds, and what compiles it.
+    """
+
+    section: Literal["train", "warm_start"]
+    name: str
+    training_of: Callable[[Workload, Mesh | None], Training]
+    fit: Callable[[Workload, Devices, Progress], Fit]
+
+
+def _learning(config: JobConfig) -> _Phase:
+    from minirl.plan.fit import fit, training_of
+
+    has_sampler = config.rollout.backend == "native"
+    return _Phase("train", "learning", training_of, partial(fit, has_sampler=has_sampler))
+
+
+def _warm_start(lessons: Lessons | None = None) -> _Phase:
+    from minirl.plan.fit import fit_warm_start, warm_start_of
+
+    training_of = partial(warm_start_of, lessons=lessons)
+    fit = partial(fit_warm_start, lessons=lessons)
+    return _Phase("warm_start", "the warm start", training_of, fit)
 
 
 def plan_memory(config: JobConfig, shape: ModelConfig, folder: Path) -> JobConfig:
-    """Compile the largest programs of a job for the devices that are here, and refuse what does not
-    fit; return the job with micro-batches of a size where they had none.
+    """Compile the largest programs of learning for the devices that are here, and refuse what does
+    not fit; return the job with micro-batches and a cache of a size where they had none.
 
-    The plan is kept in the run folder, so that a resumed run has the same micro-batches. A model
-    that is small beside the memory is not compiled for it.
+    The plan is kept in the folder, so that a resumed run has the same micro-batches. A model that
+    is small beside the memory is not compiled for it.
 
     Raises:
         UserError: The job needs more than there is, with settings that need less.
     """
+    plan = _kept(config, shape, folder, _learning(config))
+    if config.sampler.cache_gb is None:
+        sampler = config.sampler.model_copy(update={"cache_gb": plan.cache_gb})
+        config = config.model_copy(update={"sampler": sampler})
+    return _with_tokens(config, "train", plan)
+
+
+def plan_warm_start(
+    config: JobConfig, shape: ModelConfig, folder: Path, lessons: Lessons | None = None
+) -> JobConfig:
+    """Plan the warm start of a job in the same way, by the programs that its lessons need.
+
+    Without lessons these may be as long as the longest prompt and response.
+    """
+    plan = _kept(config, shape, folder, _warm_start(lessons))
+    return _with_tokens(config, "warm_start", plan)
+
+
+def _kept(config: JobConfig, shape: ModelConfig, folder: Path, phase: _Phase) -> Plan:
+    """Read the plan in a folder, or make it."""
     from minirl.run import distributed
     from minirl.run.files import read_json
 
@@ -134,15 +200,25 @@ def plan_memory(config: JobConfig, shape: ModelConfig, folder: Path) -> JobConfi
     if path.exists():
         found = read_json(path, Plan, advice="delete it to plan again")
     else:
-        tokens = distributed.gather(lambda: _planned(config, shape))
-        found = min(tokens, key=lambda plan: plan.micro_batch_tokens)
+        plans = distributed.gather(lambda: _planned(config, shape, phase))
+        found = min(plans, key=lambda plan: plan.micro_batch_tokens)
         distributed.from_first(lambda: write_json(path, found.model_dump()))
-    _log.info("memory: %s", found)
-    return _with_plan(config, found)
+    _log.info("memory of %s: %s", phase.name, found)
+    return found
+
+
+def _with_tokens(config: JobConfig, section: str, plan: Plan) -> JobConfig:
+    """Return a job with micro-batches of a planned size where it was left to the program."""
+    phase = getattr(config, section)
+    if phase.batching.micro_batch_tokens != "auto":
+        return config
+    tokens = {"micro_batch_tokens": plan.micro_batch_tokens}
+    batching = phase.batching.model_copy(update=tokens)
+    return config.model_copy(update={section: phase.model_copy(update={"batching": batching})})
 
 
 class Plan(BaseModel):
-    """What a run was planned with on a device: tokens of a micro-batch, 10^9 bytes for the
+    """What a phase was planned with on a device: tokens of a micro-batch, 10^9 bytes for the
     sampler's cache, and bytes by kind; neither for a model too small to be planned.
     """
 
@@ -160,17 +236,20 @@ class Plan(BaseModel):
         return f"{total}; micro-batches of up to {self.micro_batch_tokens:,} tokens"
 
 
-def describe_memory(config: JobConfig, shape: ModelConfig) -> str:
-    """Plan a job, and say in a line what it needs; see `plan_memory`."""
-    return str(_planned(config, shape))
+def describe_memory(config: JobConfig, shape: ModelConfig, lessons: Lessons | None = None) -> str:
+    """Plan a job, and say in a line what it needs; see `plan_memory`, `plan_warm_start`."""
+    said = str(_planned(config, shape, _learning(config)))
+    if config.warm_start is None:
+        return said
+    return f"{said}; for the warm start {_planned(config, shape, _warm_start(lessons))}"
 
 
-def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
-    """Plan a job for this process's devices."""
+def _planned(config: JobConfig, shape: ModelConfig, phase: _Phase) -> Plan:
+    """Plan a phase of a job for this process's devices."""
     import jax
 
     from launch.build import arrange
-    from minirl.plan.fit import FILLED, Devices, training_of
+    from minirl.plan.fit import FILLED, Devices
     from minirl.run.memory import free_bytes, resident_bytes
     from minirl.sample.cache import GB
 
@@ -181,52 +260,48 @@ def _planned(config: JobConfig, shape: ModelConfig) -> Plan:
         room = taken + _CPU_FILLED * free / len(own)
     else:
         room = FILLED * free
-    if sum(training_of(workload_of(config, shape), mesh).memory.values()) < _SMALL_SHARE * room:
-        return Plan(micro_batch_tokens=config.train.batching.budget)
-    with cli.progress_bar("memory") as progress:
-        found = _fitting(config, shape, Devices(mesh, own, room, taken), progress)
+    work = workload_of(config, shape)
+    if sum(phase.training_of(work, mesh).memory.values()) < _SMALL_SHARE * room:
+        return Plan(micro_batch_tokens=getattr(config, phase.section).batching.budget)
+    with cli.progress_bar(f"memory of {phase.name}") as progress:
+        found = _fitting(config, shape, Devices(mesh, own, room, taken), progress, phase)
     cache_gb = None if found.cache_room is None else found.cache_room / GB
     return Plan(micro_batch_tokens=found.tokens, cache_gb=cache_gb, memory_bytes=found.largest)
 
 
-def _fitting(config: JobConfig, shape: ModelConfig, devices: Devices, progress: Any) -> Fit:
-    """Plan a job; raise a `UserError` if it needs more than there is, with settings that need less
-    if there are any.
+def _fitting(
+    config: JobConfig, shape: ModelConfig, devices: Devices, progress: Progress, phase: _Phase
+) -> Fit:
+    """Plan a phase of a job; raise a `UserError` if it needs more than there is, with settings that
+    need less if there are any.
     """
-    found = _fit(config, shape, devices, progress)
+    found = phase.fit(workload_of(config, shape), devices, progress)
     if found.bytes <= devices.room:
         return found
     sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in found.largest.items())
     reason = found.problem or f"{sizes} = {_gib(found.bytes)} a device"
     advice, changes = "take a smaller model, more devices or shorter lengths", {}
-    for setting in _savings(config):
+    for setting in _savings(config, phase.section):
         smaller = _changed(config, setting)
         if smaller == config:
             continue
         config, changes[setting.partition("=")[0]] = smaller, setting
-        if _fit(config, shape, devices, progress).bytes <= devices.room:
+        if phase.fit(workload_of(config, shape), devices, progress).bytes <= devices.room:
             advice = f"it fits with {' '.join(changes.values())}"
             break
-    raise UserError(f"does not fit: {reason}, of {_gib(devices.room)} free; {advice}")
+    raise UserError(f"{phase.name} does not fit: {reason}, of {_gib(devices.room)} free; {advice}")
 
 
-def _fit(config: JobConfig, shape: ModelConfig, devices: Devices, progress: Any) -> Fit:
-    from minirl.plan.fit import fit
-
-    has_sampler = config.rollout.backend == "native"
-    return fit(workload_of(config, shape), devices, progress, has_sampler=has_sampler)
-
-
-def _savings(config: JobConfig) -> Iterator[str]:
-    """Yield what takes memory off a job, from what costs least to what changes what is trained."""
-    yield "train.batching.micro_batch_tokens=auto"
+def _savings(config: JobConfig, section: Literal["train", "warm_start"]) -> Iterator[str]:
+    """Yield what takes memory off a phase, from what costs least to what changes what it trains."""
+    yield f"{section}.batching.micro_batch_tokens=auto"
     if config.model.remat == "none":
         yield "model.remat=dots"
     yield "model.remat=full"
-    if config.sampler.slots > _FEW_SLOTS:
+    if section == "train" and config.sampler.slots > _FEW_SLOTS:
         yield f"sampler.slots={_FEW_SLOTS}"
-    if config.train.lora is None:
-        yield "train.lora.rank=16"
+    if getattr(config, section).lora is None:
+        yield f"{section}.lora.rank=16"
 
 
 def _changed(config: JobConfig, setting: str) -> JobConfig:
@@ -236,20 +311,6 @@ def _changed(config: JobConfig, setting: str) -> JobConfig:
         return JobConfig.model_validate(raw)
     except ValidationError:
         return config
-
-
-def _with_plan(config: JobConfig, plan: Plan) -> JobConfig:
-    """Return a job with the sizes of a plan where they were left to the program."""
-    changes: dict[str, Any] = {}
-    if config.sampler.cache_gb is None:
-        sampler = config.sampler.model_copy(update={"cache_gb": plan.cache_gb})
-        changes["sampler"] = sampler
-    for name, phase in (("train", config.train), ("warm_start", config.warm_start)):
-        if phase is not None and phase.batching.micro_batch_tokens == "auto":
-            tokens = {"micro_batch_tokens": plan.micro_batch_tokens}
-            batching = phase.batching.model_copy(update=tokens)
-            changes[name] = phase.model_copy(update={"batching": batching})
-    return config.model_copy(update=changes)
 
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
@@ -275,16 +336,23 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
 def _show(plan: dict[str, Any]) -> None:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     title = f"{plan['model']} ({plan['parameters'] / 1e9:.2f} B) on {plan['topology']}: {mesh}"
-    columns = (plan["update_memory_bytes"], plan["generation_memory_bytes"])
-    lines = [("a device's memory, GiB", "update", "generation")]
-    for name in dict.fromkeys([*columns[0], *columns[1]]):
-        cells = (f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns)
+    kept = {"update": "update", "generation": "generation", "warm start": "warm_start"}
+    columns = {title: plan[f"{key}_memory_bytes"] for title, key in kept.items()}
+    if not columns["warm start"]:
+        del columns["warm start"]
+    lines = [("a device's memory, GiB", *columns)]
+    for name in dict.fromkeys(chain(*columns.values())):
+        cells = (f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns.values())
         lines.append((name, *cells))
-    lines.append(("together", *(f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns)))
+    sums = (f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns.values())
+    lines.append(("together", *sums))
     room = plan["room_bytes"]
     known = "not known" if room is None else f"{room / _GIB:.2f}"
-    show_table(title, [*lines, ("may be filled", known, known)], sections=(len(lines) - 2,))
+    lines.append(("may be filled", *[known] * len(columns)))
+    show_table(title, lines, sections=(len(lines) - 3,))
     batch = f"train.batching.micro_batch_tokens={plan['micro_batch_tokens']}"
+    if tokens := plan["warm_start_micro_batch_tokens"]:
+        batch += f" warm_start.batching.micro_batch_tokens={tokens}"
     cli.output.print(f"Micro-batch of a device: {batch}", soft_wrap=True)
     if sampler_mesh := plan["sampler_mesh"]:
         axes = [f"{axis} {size}" for axis, size in sampler_mesh.items() if size > 1]

@@ -26,8 +26,10 @@ CONFIG, VERSIONS, DATA, RESULT = "config.yaml", "versions.json", "data.json", "r
 ANSWERS = "answers"
 """The cache of responses in a folder of an evaluation: found by all that decides them, so that
 other settings may use them too."""
-WARM_MODEL = Path("warm", "model")
-"""Where a run folder keeps the model that its warm start made."""
+WARM = "warm"
+"""Where a run folder keeps what belongs to its warm start."""
+WARM_MODEL = Path(WARM, "model")
+"""The model that it made."""
 PLACES = "places"
 """Settings that say where weights and data lay, for people: what they are is said by contents."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")

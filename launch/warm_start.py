@@ -18,11 +18,14 @@ from launch.build import SqlSide, load_model, model_folder
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.data.prompts import ReplyFormat
-from launch.run_folder import WARM_MODEL, claimed
+from launch.plan import plan_warm_start
+from launch.run_folder import WARM, WARM_MODEL, claimed
 from launch.screening import Screened, screen
 from minirl.model import huggingface
-from minirl.run import distributed
-from minirl.train.supervised import Demonstration, supervise
+from minirl.model.config import read_config
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run import distributed, memory
+from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Progress
 from sqlenv.data.corruptions import corrupt
 from sqlenv.envs.single_turn import BaseEnvironment
@@ -40,31 +43,70 @@ def start_model(
     """Return the model folder that reinforcement learning starts from, after the warm start.
 
     Adapters of the warm start are merged in float32: those of learning are files of their own.
+
+    Raises:
+        UserError: The warm start needs more memory than there is.
     """
     source = distributed.from_first(lambda: model_folder(config, folder, sql, train))
-    warm = config.warm_start
     target = folder / WARM_MODEL
-    if warm is None or distributed.from_first(target.exists):
-        return source if warm is None else target
-    model, tokenizer = load_model(config, source, lora=warm.lora)
-    lessons = choose_lessons(config, sql, train, own)
-    with cli.progress_bar("demonstrations") as progress:
-        taught = demonstrations(
-            lessons, sql.environment(tokenizer),
-            mistake_share=warm.mistake_share, repair_share=warm.repair_share,
-            seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
-        )  # fmt: skip
-    warm_folder = folder / "warm"
+    if config.warm_start is None or distributed.from_first(target.exists):
+        return source if config.warm_start is None else target
+    lessons = make_lessons(config, sql, ChatTokenizer(source), train, own)
+    config = plan_warm_start(config, read_config(source), folder / WARM, lessons)
+    _learn(lessons, config, source, folder)
+    # Learning has a plan of its own, without what lay here.
+    memory.trim()
+    return target
+
+
+def _learn(lessons: Lessons, config: JobConfig, source: Path, folder: Path) -> None:
+    """Train the model of a folder, and write it into the run folder."""
+    warm = config.warm_start
+    assert warm is not None
+    model, _ = load_model(config, source, lora=warm.lora)
     with cli.progress_bar("warm start") as progress:
-        params = supervise(
-            model, taught, tokenizer, warm,
-            seed=config.seed, folder=warm_folder, progress=progress,
-        )  # fmt: skip
+        progress(0, lessons.steps(warm), "")
+        params = supervise(model, lessons, warm, folder=folder / WARM, progress=progress)
     nnx.update(model, params)
     if distributed.count() > 1:
         nnx.update(model, jax.tree.map(distributed.whole, nnx.state(model)))
-    distributed.from_first(lambda: huggingface.save(model, target, source=source))
-    return target
+    distributed.from_first(lambda: huggingface.save(model, folder / WARM_MODEL, source=source))
+
+
+def plan_first(
+    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example], source: Path
+) -> None:
+    """Plan the warm start of a trained model before anything is measured or screened, which takes
+    long; its own answers, which are not known yet, by the longest prompt and response.
+
+    Raises:
+        UserError: It needs more memory than there is.
+    """
+    if not config.has_base:
+        return
+    lessons = None
+    if not config.learns_own:
+        lessons = make_lessons(config, sql, ChatTokenizer(source), train, ())
+    plan_warm_start(config, read_config(source), folder / WARM, lessons)
+
+
+def make_lessons(
+    config: JobConfig,
+    sql: SqlSide,
+    tokenizer: ChatTokenizer,
+    train: Sequence[Example],
+    own: Sequence[Screened],
+) -> Lessons:
+    """Make what the warm start learns of training questions, and of a policy's own answers."""
+    warm = config.warm_start
+    assert warm is not None
+    with cli.progress_bar("demonstrations") as progress:
+        taught = demonstrations(
+            choose_answers(config, sql, train, own), sql.environment(tokenizer),
+            mistake_share=warm.mistake_share, repair_share=warm.repair_share,
+            seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
+        )  # fmt: skip
+    return Lessons.of(taught, tokenizer, warm, seed=config.seed)
 
 
 def only_warm_start(config: JobConfig) -> Path:
@@ -87,7 +129,7 @@ def own_answers(
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TaughtAnswer:
     """What a demonstration teaches: an answer to a question.
 
     Attributes:
@@ -99,29 +141,29 @@ class Lesson:
     reply: str = ""
 
 
-def choose_lessons(
+def choose_answers(
     config: JobConfig, sql: SqlSide, train: Sequence[Example], own: Sequence[Screened]
-) -> list[Lesson]:
+) -> list[TaughtAnswer]:
     """Choose what the warm start teaches, by `warm_start.answers`; `examples` of them."""
     warm = config.warm_start
     assert warm is not None
 
-    def gold(example: Example) -> Lesson:
+    def gold(example: Example) -> TaughtAnswer:
         query = example.gold_sql
         if example.dialect == "sqlite":
             query = spelled(query, sql.prompts.tables(example))
-        return Lesson(example, query)
+        return TaughtAnswer(example, query)
 
     if warm.answers == "gold":
-        lessons = [gold(example) for example in _sample(train, warm.examples, config.seed)]
+        answers = [gold(example) for example in _sample(train, warm.examples, config.seed)]
     else:
         screened = _sample(own, warm.examples, config.seed)
         takes_gold = warm.answers == "own_or_gold"
         form = ReplyFormat.of(config)
-        lessons = [
-            lesson
+        answers = [
+            answer
             for one in screened
-            for lesson in own_lessons(train[one.number], one, form)
+            for answer in own_of(train[one.number], one, form)
             or ([gold(train[one.number])] if takes_gold else [])
         ]
         _log.info(
@@ -130,20 +172,20 @@ def choose_lessons(
             sum(bool(one.answers) for one in screened), len(screened),
             ", gold queries to the others" if takes_gold else "",
         )  # fmt: skip
-    if not lessons:
+    if not answers:
         raise UserError(
             "warm_start.answers=own: no answer of the screening is right; use own_or_gold or gold"
         )
-    return lessons
+    return answers
 
 
-def own_lessons(example: Example, screened: Screened, form: ReplyFormat) -> list[Lesson]:
+def own_of(example: Example, screened: Screened, form: ReplyFormat) -> list[TaughtAnswer]:
     """Teach a policy its own right answers; as it gave them, where the prompt asks for reasoning
     and they are first replies in the form that it asks for.
     """
     is_whole = form.reasons and form.agent is None
     return [
-        Lesson(
+        TaughtAnswer(
             example,
             one.sql,
             one.reply
@@ -163,7 +205,7 @@ def _sample(things: Sequence[_T], count: int | None, seed: int) -> Sequence[_T]:
 
 
 def demonstrations(
-    lessons: Sequence[Lesson],
+    answers: Sequence[TaughtAnswer],
     environment: BaseEnvironment,
     *,
     mistake_share: float,
@@ -172,7 +214,7 @@ def demonstrations(
     reply_format: ReplyFormat,
     progress: Progress | None = None,
 ) -> list[Demonstration]:
-    """Demonstrate the answer of every lesson.
+    """Demonstrate every answer.
 
     With a tool, a demonstration is the transcript of an episode: the query as a call, the tool's
     response, the query as the answer; a repair calls with a corrupted query first.
@@ -184,26 +226,26 @@ def demonstrations(
     demonstrate = _answer if reply_format.agent is None else _transcript
     rng = Random(f"{seed} demonstrations")
     made = []
-    for number, lesson in enumerate(lessons, start=1):
-        draw, gold = rng.random(), lesson.sql
+    for number, answer in enumerate(answers, start=1):
+        draw, gold = rng.random(), answer.sql
         repairs = draw < repair_share
         has_mistake = repairs or draw < repair_share + (1 - repair_share) * mistake_share
         wrong = corrupt(gold) if has_mistake else None
         queries = [wrong, gold] if repairs and wrong else [gold if repairs else wrong or gold]
-        made.append(demonstrate(lesson, environment, reply_format, queries))
+        made.append(demonstrate(answer, environment, reply_format, queries))
         if progress is not None and number % 100 == 0:
-            progress(number, len(lessons), "")
+            progress(number, len(answers), "")
     return made
 
 
 def _answer(
-    lesson: Lesson, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
+    answer: TaughtAnswer, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
 ) -> Demonstration:
     """Answer with the last query, after the feedback on one before."""
-    example = lesson.example
+    example = answer.example
     episode, question = env.reset(example)
     *wrong, last = map(form.answer, queries)
-    last = lesson.reply or last
+    last = answer.reply or last
     feedback = env.step(episode, wrong[0])[1] if wrong else None
     if feedback is None:  # the corruption does not change the result
         return Demonstration((question,), (), last, key=example.db_id)
@@ -212,11 +254,11 @@ def _answer(
 
 
 def _transcript(
-    lesson: Lesson, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
+    answer: TaughtAnswer, env: BaseEnvironment, form: ReplyFormat, queries: Sequence[str]
 ) -> Demonstration:
     """Call the tool with each query, and answer with the last one; that call is learnt too."""
     assert form.agent is not None
-    example = lesson.example
+    example = answer.example
     episode, question = env.reset(example)
     observations, replies = [question], []
     for sql in queries[-form.agent.calls :]:

@@ -162,9 +162,11 @@ def describe_run(config: JobConfig) -> dict[str, str]:
     Raises:
         UserError: The run would miss something.
     """
+    from launch.build import SqlSide
     from launch.plan import describe_memory, model_shape
+    from launch.warm_start import make_lessons
 
-    tokenizer = None
+    tokenizer = lessons = None
     if config.model.path is not None:
         from minirl.model.huggingface import check_files
         from minirl.model.tokenizer import ChatTokenizer
@@ -180,9 +182,14 @@ def describe_run(config: JobConfig) -> dict[str, str]:
         prompts.describe(loaded["train"].descriptions)
         first = prompts.training(loaded["train"].examples[0])
         limit = config.sampler.max_prompt_tokens
+        if config.has_base and not config.learns_own:
+            assert tokenizer is not None
+            with SqlSide(config, Path(scratch)) as sql:
+                sql.prompts.describe(loaded["train"].descriptions)
+                lessons = make_lessons(config, sql, tokenizer, loaded["train"].examples, ())
         return {
             **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
-            "memory": describe_memory(config, model_shape(config, None)),
+            "memory": describe_memory(config, model_shape(config, None), lessons),
             "prompt": f"{measure(first, tokenizer, limit=limit)[1]} (--show-prompt prints it)",
         }
 

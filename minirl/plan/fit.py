@@ -2,11 +2,13 @@
 
 The compiler of those devices says what programs need; what lies there between them is known from
 shapes: nothing is allocated. An update and a rollout take turns, and so does what they need: the
-gradient for the one, the sampler's copy of the weights and its cache for the other.
+gradient for the one, the sampler's copy of the weights and its cache for the other. A warm start
+comes before both, and has given back what it took when they begin.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,15 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from exchange import UserError
-from minirl.config import MOST_TOKENS, LoraConfig, ModelSource, SamplerConfig, TrainConfig
+from minirl.config import (
+    MOST_TOKENS,
+    BatchingConfig,
+    LoraConfig,
+    ModelSource,
+    SamplerConfig,
+    SftConfig,
+    TrainConfig,
+)
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, split, trained
@@ -37,6 +47,7 @@ from minirl.train.batching import Batch, BatchShape, empty_batch, largest_shape
 from minirl.train.losses import policy_loss
 from minirl.train.optimizer import make_optimizer
 from minirl.train.rollouts import needed_slots
+from minirl.train.supervised import Lessons, learner_of
 from minirl.train.update import Learner, TrainState
 from minirl.types import Progress
 
@@ -61,13 +72,16 @@ Compiler = Callable[[str, Lowered], Program]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The settings of a job that decide its memory; None for a job without evaluations."""
+    """The settings of a job that decide its memory; None for a job without evaluations, and without
+    a warm start.
+    """
 
     model: ModelConfig
     source: ModelSource
     sampler: SamplerConfig
     train: TrainConfig
     evaluation: SamplerConfig | None = None
+    warm_start: SftConfig | None = None
 
     @property
     def dtype(self) -> Any:
@@ -91,6 +105,11 @@ class Devices:
     local: Sequence[Any]
     room: float
     taken: float = 0.0
+
+    @property
+    def held(self) -> Memory:
+        """Return what is taken before anything of a phase is there."""
+        return {"process": self.taken} if self.taken else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +141,13 @@ class Fit:
 
 
 def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bool = True) -> Fit:
-    """Compile the programs of a job for its devices, and say what they need.
+    """Compile the programs of learning for its devices, and say what they need.
 
     With `has_sampler=False` others sample.
     """
-    training, programs = training_of(work, devices.mesh), dict[str, Program]()
-
-    def compiled(name: str, lowered: Lowered) -> Program:
-        if name in programs:
-            return programs[name]
-        progress(len(programs), max(len(programs) + 1, _PROGRAMS), f"compiling {name}")
-        level = _LEVELS.get(devices.local[0].platform, "UNKNOWN")
-        programs[name] = compile_program(lowered, level=level)
-        return programs[name]
-
-    held = ({"process": devices.taken} if devices.taken else {}) | training.memory
+    training = training_of(work, devices.mesh)
+    compiler = _Compiler(devices, progress)
+    held = devices.held | training.memory
     generation, sampler_mesh, room = Memory(), None, None
     if has_sampler:
         sampling = sampling_of(
@@ -146,7 +157,7 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
         held |= {"sampler's frozen weights": sampling.frozen} if sampling.frozen else {}
         memory.trim()
         before = memory.resident_bytes()
-        generation, sampler_mesh = _of_sampler(sampling, compiled), sampling.model.mesh
+        generation, sampler_mesh = _of_sampler(sampling, compiler), sampling.model.mesh
         memory.trim()
         if devices.taken:
             grown = max(memory.resident_bytes() - before, 0.0)
@@ -154,17 +165,68 @@ def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bo
         generation = held | generation
 
     @cache
-    def update(tokens: int) -> Memory:
-        return held | _of_update(work, training, devices.mesh, tokens, compiled)
+    def needed(tokens: int) -> Memory:
+        return held | _of_update(training, devices.mesh, tokens, compiler)
 
-    sizes = _sizes(work, devices.mesh)
-    tokens = _largest(sizes, devices.room, lambda tokens: _total(update(tokens)))
-    # Of larger micro-batches, which need not fit, it says nothing.
-    tried = [name for name in programs if not name.startswith("gradient")]
-    problems = (programs[name].problem for name in (*tried, _gradient(tokens)))
-    problem = next(filter(None, problems), "")
-    needs = update(tokens), generation
-    return Fit(tokens, room, training.parameters, sampler_mesh, *needs, programs, problem)
+    tokens, update = _largest(training.sizes, devices.room, needed)
+    needs, problem = (update, generation), compiler.problem(tokens)
+    return Fit(tokens, room, training.parameters, sampler_mesh, *needs, compiler.programs, problem)
+
+
+def fit_warm_start(
+    work: Workload, devices: Devices, progress: Progress, lessons: Lessons | None = None
+) -> Fit:
+    """Compile the programs of the warm start for its devices, and say what they need.
+
+    Without lessons these may be as long as the longest prompt and response.
+    """
+    training = warm_start_of(work, devices.mesh, lessons)
+    compiler = _Compiler(devices, progress)
+    held, config = devices.held | training.memory, work.warm_start
+    assert config is not None
+    # A CPU's checkpoint is a copy, which is written while the next updates run; the first one is
+    # waited for.
+    steps = lessons.steps(config) if lessons else config.steps or math.inf
+    if devices.local[0].platform == "cpu" and steps > 2 * config.checkpoint_every:
+        held["checkpoint"] = device_bytes(training.state)
+
+    @cache
+    def needed(tokens: int) -> Memory:
+        update = held | _of_update(training, devices.mesh, tokens, compiler)
+        # The run compiles programs of other shapes too, and a C library keeps what that took.
+        return update | ({"compiler": compiler.grown} if devices.taken else {})
+
+    tokens, update = _largest(training.sizes, devices.room, needed)
+    memory.trim()
+    problem = compiler.problem(tokens)
+    return Fit(tokens, None, training.parameters, None, update, {}, compiler.programs, problem)
+
+
+class _Compiler:
+    """Compiles programs by name, each once, for the devices of a job; `grown` is the most that one
+    of them took of this process's memory, in bytes.
+    """
+
+    def __init__(self, devices: Devices, progress: Progress) -> None:
+        self._level = _LEVELS.get(devices.local[0].platform, "UNKNOWN")
+        self._progress, self.programs, self.grown = progress, dict[str, Program](), 0.0
+
+    def __call__(self, name: str, lowered: Lowered) -> Program:
+        if name not in self.programs:
+            done = len(self.programs)
+            self._progress(done, max(done + 1, _PROGRAMS), f"compiling {name}")
+            memory.trim()
+            before = memory.resident_bytes()
+            self.programs[name] = compile_program(lowered, level=self._level)
+            self.grown = max(self.grown, memory.resident_bytes() - before)
+        return self.programs[name]
+
+    def problem(self, tokens: int) -> str:
+        """Return the compiler's word of what an empty device is too small for, if anything."""
+        # Of larger micro-batches, which need not fit, it says nothing.
+        tried = [name for name in self.programs if not name.startswith("gradient")]
+        problems = (self.programs[name].problem for name in (*tried, _gradient(tokens)))
+        return next(filter(None, problems), "")
 
 
 def _of_sampler(sampling: Sampling, compiled: Compiler) -> Memory:
@@ -182,15 +244,11 @@ def _of_sampler(sampling: Sampling, compiled: Compiler) -> Memory:
     }
 
 
-def _of_update(
-    work: Workload, training: Training, mesh: Mesh | None, tokens: int, compiled: Compiler
-) -> Memory:
+def _of_update(training: Training, mesh: Mesh | None, tokens: int, compiled: Compiler) -> Memory:
     """Compile an update's programs for micro-batches of so many tokens, and return what they need
     besides the learner's state.
     """
-    sizes = work.train.batching.model_copy(update={"micro_batch_tokens": tokens})
-    shape = largest_shape(work.longest_prefix, work.sampler.max_response_tokens, sizes)
-    batch = abstract_batch(shape, mesh)
+    batch = abstract_batch(training.largest_shape(tokens), mesh)
     lowered = dict(training.learner.lower(training.state, batch))
     program = compiled(_gradient(tokens), lowered["gradient"])
     apply = compiled("apply", lowered["apply"])
@@ -207,26 +265,32 @@ def _gradient(tokens: int) -> str:
     return f"gradient of {tokens} tokens"
 
 
-def _sizes(work: Workload, mesh: Mesh | None) -> Sequence[int]:
+def _sizes(batching: BatchingConfig, *, least: int, most: int) -> Sequence[int]:
     """Return the sizes of a micro-batch to choose from, in tokens and rising: the one that is set,
     or from a single trajectory to all that a part of the mesh has of an update.
     """
-    train, prompt, answer = work.train, work.longest_prefix, work.sampler.max_response_tokens
-    tokens = train.batching.micro_batch_tokens
+    tokens = batching.micro_batch_tokens
     if tokens != "auto":
         return [tokens]
-    groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
-    most = min(MOST_TOKENS, groups * (prompt + train.group_size * answer))
-    return sorted({max(most * n // _SIZES, prompt + answer) for n in range(1, _SIZES + 1)})
+    most = min(MOST_TOKENS, most)
+    return sorted({max(most * n // _SIZES, least) for n in range(1, _SIZES + 1)})
 
 
-def _largest(sizes: Sequence[int], room: float, needs: Callable[[int], float]) -> int:
-    """Return the largest size that there is room for; the smallest where there is for none."""
+def _largest(
+    sizes: Sequence[int], room: float, needed: Callable[[int], Memory]
+) -> tuple[int, Memory]:
+    """Return the largest size that there is room for, and what it needs; the smallest where there
+    is room for none.
+    """
+
+    def needs(size: int) -> float:
+        return _total(needed(size))
+
     # The largest alone is compiled where it fits, as it does most often.
-    *smaller, most = sizes
-    if needs(most) <= room or not smaller:
-        return most
-    return smaller[max(bisect(smaller, room, key=needs) - 1, 0)]
+    *smaller, size = sizes
+    if smaller and needs(size) > room:
+        size = smaller[max(bisect(smaller, room, key=needs) - 1, 0)]
+    return size, needed(size)
 
 
 def _total(memory: Memory) -> float:
@@ -235,14 +299,18 @@ def _total(memory: Memory) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The learner's side: shapes and places of the trained weights and of the optimizer's state,
-    bytes of a device by kind that it holds all the time, and the model's parameters.
+    """The learner's side of a phase: shapes and places of the trained weights and of the
+    optimizer's state, bytes of a device by kind that it holds all the time, and the model's
+    parameters; the sizes of a micro-batch to choose from, in tokens and rising, and the shape that
+    takes the most of each.
     """
 
     learner: Learner
     state: TrainState
-    memory: dict[str, float]
+    memory: Memory
     parameters: int
+    sizes: Sequence[int]
+    largest_shape: Callable[[int], BatchShape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,21 +355,63 @@ def abstract_model(
 
 
 def training_of(work: Workload, mesh: Mesh | None) -> Training:
-    """Describe the learner's side of a workload on a mesh of all devices."""
-    train = work.train
+    """Describe the learner's side of reinforcement learning on a mesh of all devices."""
+    train, sampler = work.train, work.sampler
     model = abstract_model(work.model, work.source, mesh, lora=train.lora)
-    weights, params = nnx.state(model), trained(model)
-    optimizer = make_optimizer(train.optimizer)
-    loss, temperature = partial(policy_loss, train.algorithm), work.sampler.temperature
+    optimizer = make_optimizer(train.optimizer, guard=train.guard)
+    loss, temperature = partial(policy_loss, train.algorithm), sampler.temperature
     learner = Learner(model, loss, optimizer, temperature=temperature)
-    state = TrainState(params, with_shardings(jax.eval_shape(optimizer.init, params), mesh))
-    held = {"weights": device_bytes(weights), "optimizer": device_bytes(state.opt_state)}
+    state, held, parameters = _held(model, learner, mesh)
     if train.average is not None:
-        held["average"] = device_bytes(params)
+        held["average"] = device_bytes(state.params)
     if train.has_reference:
-        held["start weights"] = device_bytes(copy_shapes(params, mesh, work.dtype))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(weights))
-    return Training(learner, state, held, parameters)
+        held["start weights"] = device_bytes(copy_shapes(state.params, mesh, work.dtype))
+    prompt, answer = work.longest_prefix, sampler.max_response_tokens
+    groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
+    sizes = _sizes(
+        train.batching, least=prompt + answer, most=groups * (prompt + train.group_size * answer)
+    )
+
+    def largest(tokens: int) -> BatchShape:
+        return largest_shape(prompt, answer, _of_tokens(train.batching, tokens))
+
+    return Training(learner, state, held, parameters, sizes, largest)
+
+
+def warm_start_of(work: Workload, mesh: Mesh | None, lessons: Lessons | None = None) -> Training:
+    """Describe the learner's side of the warm start on a mesh of all devices; without lessons these
+    may be as long as the longest prompt and response.
+    """
+    config, parts = work.warm_start, row_parts(mesh)
+    assert config is not None
+    model = abstract_model(work.model, work.source, mesh, lora=config.lora)
+    learner = learner_of(model, config)
+    state, held, parameters = _held(model, learner, mesh)
+    prompt, answer = work.longest_prefix, work.sampler.max_response_tokens
+    rows = -(-config.groups_per_step // parts) * config.group_size
+    sizes = _sizes(config.batching, least=prompt + answer, most=rows * (prompt + answer))
+
+    def largest(tokens: int) -> BatchShape:
+        batching = _of_tokens(config.batching, tokens)
+        if lessons is None:
+            return largest_shape(prompt, answer, batching)
+        shapes = lessons.shapes(config.model_copy(update={"batching": batching}), parts=parts)
+        return max(shapes, key=lambda shape: (shape.tokens, shape.cells))
+
+    return Training(learner, state, held, parameters, sizes, largest)
+
+
+def _of_tokens(batching: BatchingConfig, tokens: int) -> BatchingConfig:
+    return batching.model_copy(update={"micro_batch_tokens": tokens})
+
+
+def _held(model: Decoder, learner: Learner, mesh: Mesh | None) -> tuple[TrainState, Memory, int]:
+    """Return a learner's state as shapes, what it and the weights take, and how many these are."""
+    weights, params = nnx.state(model), trained(model)
+    opt_state = jax.eval_shape(learner.init, params).opt_state
+    state = TrainState(params, with_shardings(opt_state, mesh))
+    held = {"weights": device_bytes(weights), "optimizer": device_bytes(state.opt_state)}
+    return state, held, sum(leaf.size for leaf in jax.tree.leaves(weights))
 
 
 def sampling_of(

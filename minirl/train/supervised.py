@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -19,9 +20,10 @@ from minirl.model.lora import trained
 from minirl.model.sharding import row_parts
 from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up
+from minirl.run.memory import peak_bytes
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
-from minirl.train.batching import MicroBatches
+from minirl.train.batching import BatchShape, MicroBatches, layouts
 from minirl.train.losses import likelihood
 from minirl.train.optimizer import learning_rate, make_optimizer, stop_after_skips
 from minirl.train.update import Learner
@@ -124,19 +126,58 @@ def groups_of_step(
     return [groups(number // per_epoch)[number % per_epoch] for number in numbers]
 
 
-def steps_of(kinds: tuple[tuple[Hashable, int], ...], config: SftConfig, *, seed: int) -> int:
-    """Return how many steps there are; of one pass the last one is filled from the next."""
-    one_pass = len(epoch_groups(kinds, config.group_size, seed, 0))
-    return config.steps or -(-one_pass // config.groups_per_step)
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """Demonstrations as rows, with key and length of each, and the order that a seed gives them."""
+
+    rows: Sequence[TokenRow]
+    kinds: tuple[tuple[Hashable, int], ...]
+    pad_id: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        demonstrations: Sequence[Demonstration],
+        tokenizer: Tokenizer,
+        config: SftConfig,
+        *,
+        seed: int,
+    ) -> Lessons:
+        """Encode demonstrations."""
+        as_row = partial(encode, tokenizer=tokenizer, learn_prompt=config.learn_prompt)
+        rows = [as_row(demonstration) for demonstration in demonstrations]
+        keys = (demonstration.key for demonstration in demonstrations)
+        kinds = tuple((key, len(row.ids)) for key, row in zip(keys, rows, strict=True))
+        return cls(rows, kinds, tokenizer.pad_id, seed)
+
+    def steps(self, config: SftConfig) -> int:
+        """Return how many steps there are; of one pass the last one is filled from the next."""
+        one_pass = len(epoch_groups(self.kinds, config.group_size, self.seed, 0))
+        return config.steps or -(-one_pass // config.groups_per_step)
+
+    def groups(self, step: int, config: SftConfig) -> list[list[TokenRow]]:
+        """Return the groups of a step, counted from 0."""
+        chosen = groups_of_step(self.kinds, step, config=config, seed=self.seed)
+        return [share_prefix([self.rows[n] for n in group]) for group in chosen]
+
+    def shapes(self, config: SftConfig, *, parts: int) -> set[BatchShape]:
+        """Return the shapes of all micro-batches, on each of so many parts of a mesh's rows."""
+        steps = (self.groups(step, config) for step in range(self.steps(config)))
+        cut = partial(layouts, sizes=config.batching, parts=parts)
+        return {layout.shape for groups in steps for layout in cut(groups)}
+
+
+def learner_of(model: Decoder, config: SftConfig) -> Learner:
+    """Return what learns demonstrations."""
+    return Learner(model, likelihood, make_optimizer(config.optimizer, guard=config.guard))
 
 
 def supervise(
     model: Decoder,
-    demonstrations: Sequence[Demonstration],
-    tokenizer: Tokenizer,
+    lessons: Lessons,
     config: SftConfig,
     *,
-    seed: int,
     folder: Path,
     progress: Progress | None = None,
 ) -> nnx.State:
@@ -147,20 +188,14 @@ def supervise(
     Raises:
         Preempted: A signal came, and all is saved.
     """
-    optimizer = make_optimizer(config.optimizer, guard=config.guard)
-    learner = Learner(model, likelihood, optimizer)
-    state = learner.init(trained(model))
-    as_row = partial(encode, tokenizer=tokenizer, learn_prompt=config.learn_prompt)
-    rows = [as_row(demonstration) for demonstration in demonstrations]
-    keys = (demonstration.key for demonstration in demonstrations)
-    kinds = tuple((key, len(row.ids)) for key, row in zip(keys, rows, strict=True))
-    steps = steps_of(kinds, config, seed=seed)
+    learner, steps = learner_of(model, config), lessons.steps(config)
     rate = learning_rate(config.optimizer, steps=steps)
+    state = learner.init(trained(model))
     cut = partial(
         MicroBatches,
         aggregation="token_mean",
         sizes=config.batching,
-        pad_id=tokenizer.pad_id,
+        pad_id=lessons.pad_id,
         parts=row_parts(model.mesh),
     )
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
@@ -171,8 +206,7 @@ def supervise(
             try:
                 while done < steps:
                     watch = Stopwatch()
-                    chosen = groups_of_step(kinds, done, config=config, seed=seed)
-                    groups = [share_prefix([rows[n] for n in group]) for group in chosen]
+                    groups = lessons.groups(done, config)
                     with watch.phase("update"):
                         state, stats, _ = learner.update(
                             state, cut(groups), rate=float(rate(done)), check=distributed.check
@@ -181,6 +215,7 @@ def supervise(
                     where = {"step": done, "folder": folder, "key": "warm_start.guard"}
                     stop_after_skips(state.opt_state, config, stats, groups, **where)
                     numbers = {f"sft/{name}": value for name, value in stats.items()}
+                    numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
                     metrics.write(done, numbers | watch.numbers())
                     if done % config.checkpoint_every == 0 or done == steps:
                         checkpoints.save(done, state, {}, score=-numbers["sft/loss"])

@@ -14,7 +14,7 @@ from exchange import Message
 from launch.config import load_config
 from launch.data.prompts import Prompts, ReplyFormat
 from launch.screening import OwnAnswer, Screened
-from launch.warm_start import Lesson, demonstrations, own_lessons
+from launch.warm_start import TaughtAnswer, demonstrations, own_of
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.envs.build import build_environment
@@ -46,7 +46,7 @@ class Teacher:
 def shown(*right: str, mistake_share: float = 0.0, repair_share: float = 0.0, seed: int = 0):
     asked = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for n in range(400)]
     return demonstrations(
-        [Lesson(example, RIGHT) for example in asked],
+        [TaughtAnswer(example, RIGHT) for example in asked],
         cast(Any, Teacher(ANSWER, *right)),
         mistake_share=mistake_share,
         repair_share=repair_share,
@@ -89,7 +89,7 @@ def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_s
             agent, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
         )
         (found,) = demonstrations(
-            [Lesson(example, RIGHT)],
+            [TaughtAnswer(example, RIGHT)],
             environment,
             mistake_share=mistake_share,
             repair_share=repair_share,
@@ -187,7 +187,7 @@ def test_own_answers_keep_the_reasoning_that_the_prompt_asks_for(singer):
     thought = f"<think>\nOld is above 20.\n</think>\n{TAG}"
     reasons = ReplyFormat(reasons=True)
     screened = Screened(0, "1", "music", "", 8, 3, (OwnAnswer(RIGHT, thought, 1),))
-    assert own_lessons(singer, screened, reasons) == [Lesson(singer, RIGHT, thought)]
+    assert own_of(singer, screened, reasons) == [TaughtAnswer(singer, RIGHT, thought)]
     # Not where the prompt asks for the query alone, after feedback, in another form, with a tool.
     for form, reply, turn in (
         (ReplyFormat(), thought, 1),
@@ -196,7 +196,7 @@ def test_own_answers_keep_the_reasoning_that_the_prompt_asks_for(singer):
         (ReplyFormat("fence", AGENT, reasons=True), f"So:\n{FENCE}", 1),
     ):
         one = replace(screened, answers=(OwnAnswer(RIGHT, reply, turn),))
-        assert own_lessons(singer, one, form) == [Lesson(singer, RIGHT)]
+        assert own_of(singer, one, form) == [TaughtAnswer(singer, RIGHT)]
 
 
 def test_transcripts_follow_the_names_and_limits_of_the_environment(singer):

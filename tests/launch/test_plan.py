@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import shlex
@@ -13,8 +14,10 @@ from flax import nnx
 
 from exchange import UserError
 from launch import plan
+from launch.build import SqlSide
 from launch.config import load_config
 from launch.tiny import tiny_shape
+from launch.warm_start import start_model
 from minirl.config import GuardConfig
 from minirl.model.config import read_config
 from minirl.model.sharding import device_bytes, make_mesh
@@ -72,14 +75,35 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert {"fill", "decode", "gradient of 2048 tokens", "apply"} <= set(found["compile_s"])
     assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
     assert any("gradient" in status for status in said)
+    # The demo's warm start has the same weights and optimizer, no sampler and no reference.
+    warm = found["warm_start_memory_bytes"]
+    assert {name: warm[name] for name in ("weights", "gradient")} == {
+        name: memory[name] for name in ("weights", "gradient")
+    }
+    assert found["warm_start_bytes"] == pytest.approx(sum(warm.values()))
+    assert found["warm_start_micro_batch_tokens"] == 2048
     json.dumps(found)
+
+
+def test_a_plan_shows_a_warm_start_where_there_is_one(made, capsys):
+    plan._show(made[0])
+    said = capsys.readouterr().out
+    assert "warm start" in said
+    assert "warm_start.batching.micro_batch_tokens=2048" in said
+    without, _ = make("cpux1", "warm_start=null")
+    assert (without["warm_start_memory_bytes"], without["warm_start_micro_batch_tokens"]) == (
+        {},
+        None,
+    )
+    plan._show(without)
+    assert "warm" not in capsys.readouterr().out
 
 
 SERVERS = ("rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]")
 
 
 def test_a_plan_has_no_sampler_where_servers_sample(capsys):
-    found, _ = make("cpux1", *SERVERS)
+    found, _ = make("cpux1", *SERVERS, "warm_start=null")
     assert set(found["compile_s"]) == {"gradient of 2048 tokens", "apply"}
     assert (found["generation_memory_bytes"], found["sampler_mesh"]) == ({}, None)
     plan._show(found)
@@ -141,13 +165,13 @@ def test_the_largest_micro_batch_is_bounded_by_memory(uncompiled, monkeypatch):
     uncompiled(2**30 / 100)
     room = 6.0 * 2**30
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", room / 0.95))
-    found, _ = make("cpux1", AUTO)
+    found, _ = make("cpux1", AUTO, "warm_start=null")
     # Eight groups of 63 + 4 x 48 tokens would be 2,040: a quarter of it fits, and some more.
     assert 450 <= found["micro_batch_tokens"] <= 600
     assert found["update_bytes"] <= found["room_bytes"] == pytest.approx(room)
     # With room for all, it is all that a step has.
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 10 * room))
-    assert make("cpux1", AUTO)[0]["micro_batch_tokens"] == 8 * (63 + 4 * 48)
+    assert make("cpux1", AUTO, "warm_start=null")[0]["micro_batch_tokens"] == 8 * (63 + 4 * 48)
 
 
 def test_what_does_not_fit_is_refused_with_settings_that_do(monkeypatch):
@@ -166,6 +190,22 @@ def test_what_does_not_fit_is_refused_with_settings_that_do(monkeypatch):
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 2e5))
     with pytest.raises(UserError, match=r"take a smaller model, more devices or shorter lengths$"):
         make("cpux1")
+
+
+WARM_AUTO = "warm_start.batching.micro_batch_tokens=auto"
+
+
+def test_a_warm_start_that_does_not_fit_is_refused_by_name(uncompiled, monkeypatch):
+    uncompiled(2**30 / 100)
+    monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 6.0 * 2**30 / 0.95))
+    with pytest.raises(
+        UserError, match=rf"^the warm start does not fit: .* it fits with {WARM_AUTO}$"
+    ):
+        make("cpux1", AUTO)
+    found, _ = make("cpux1", AUTO, WARM_AUTO)
+    # Two groups of 8 x (63 + 48) would be 1,776 tokens, of which eighths are tried.
+    assert found["warm_start_micro_batch_tokens"] == 1776 * 2 // 8
+    assert found["warm_start_bytes"] <= found["room_bytes"]
 
 
 def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys, tmp_path):
@@ -227,7 +267,7 @@ def test_training_plans_once_and_refuses_what_does_not_fit(
     tiny_folder, tmp_path, free, uncompiled, monkeypatch, caplog
 ):
     uncompiled(0.0)
-    monkeypatch.setattr(plan, "_savings", lambda _config: ["model.remat=full"])
+    monkeypatch.setattr(plan, "_savings", lambda *_: ["model.remat=full"])
     asked, shape = config("sampler.cache_gb=0.001", AUTO), read_config(tiny_folder)
     taken = 2.0**33
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)
@@ -249,6 +289,41 @@ def test_training_plans_once_and_refuses_what_does_not_fit(
     with pytest.raises(UserError, match="does not fit"):
         plan.plan_memory(asked, shape, tmp_path)
     assert not (tmp_path / plan.PLAN).exists()
+
+
+def test_a_warm_start_is_planned_once_in_its_own_folder(tiny_folder, tmp_path, free, uncompiled):
+    uncompiled(0.0)
+    free(2.0**30)
+    asked, shape = config(WARM_AUTO), read_config(tiny_folder)
+    planned = plan.plan_warm_start(asked, shape, tmp_path / "warm")
+    # Of two groups each of eight devices has one at most: eight of 63 + 48 tokens.
+    assert planned.warm_start is not None
+    assert planned.warm_start.batching.micro_batch_tokens == 8 * (63 + 48)
+    assert planned.train == asked.train
+    kept = json.loads((tmp_path / "warm" / plan.PLAN).read_text())
+    assert {"process", "weights", "optimizer", "temporaries"} <= set(kept["memory_bytes"])
+    assert not (tmp_path / plan.PLAN).exists()
+    free(10_000.0)
+    assert plan.plan_warm_start(asked, shape, tmp_path / "warm") == planned
+    (tmp_path / "warm" / plan.PLAN).unlink()
+    with pytest.raises(UserError, match="the warm start does not fit"):
+        plan.plan_warm_start(asked, shape, tmp_path / "warm")
+
+
+def test_a_warm_start_gives_back_what_it_took(tmp_path):
+    """Learning has a plan of its own, without it; nothing waits for the garbage collector."""
+    asked = config("warm_start.steps=2", "warm_start.checkpoint_every=1", "warm_start.examples=16")
+    with SqlSide(asked, tmp_path) as sql:
+        train = sql.examples("train")
+        before = {id(array) for array in jax.live_arrays()}
+        gc.disable()
+        try:
+            made = start_model(asked, tmp_path, sql, train, ())
+            left = [array.shape for array in jax.live_arrays() if id(array) not in before]
+        finally:
+            gc.enable()
+    assert (made / "model.safetensors").exists()
+    assert left == []
 
 
 def test_a_small_model_is_not_compiled_to_be_planned(tiny_folder, tmp_path, monkeypatch):

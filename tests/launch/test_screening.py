@@ -15,7 +15,7 @@ from launch import screening
 from launch.config import load_config
 from launch.evaluation.responses import Sampled
 from launch.screening import OwnAnswer, Screened, by_part, kept, screen, shares
-from launch.warm_start import choose_lessons
+from launch.warm_start import choose_answers
 from sqlenv.types import Example
 from tests.minirl.toy_run import without_times
 
@@ -109,7 +109,7 @@ def test_a_warm_start_learns_own_answers_and_gold_queries_where_there_are_none(j
         assert job.warm_start is not None
         warm = job.warm_start.model_copy(update={"answers": answers})
         config = job.model_copy(update={"warm_start": warm})
-        lessons = choose_lessons(config, cast(Any, None), GOLDS, found)
+        lessons = choose_answers(config, cast(Any, None), GOLDS, found)
         assert all(lesson.reply == "" for lesson in lessons)  # the prompt asks for no reasoning
         return [(lesson.example.id, lesson.sql) for lesson in lessons]
 

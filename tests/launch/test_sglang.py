@@ -34,7 +34,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import Rollout, flatten
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
-from minirl.train.supervised import Demonstration, supervise
+from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Decoding, Request, TokenRow
 from sqlenv.config import AgenticConfig
 from sqlenv.types import Observation
@@ -91,7 +91,8 @@ def teach(
         batching=batching,
         checkpoint_every=steps,
     )
-    params = supervise(model, demonstrations, tokenizer, config, seed=0, folder=folder / "warm")
+    lessons = Lessons.of(demonstrations, tokenizer, config, seed=0)
+    params = supervise(model, lessons, config, folder=folder / "warm")
     nnx.update(model, params)
     huggingface.save(model, folder / "model", source=folder / "raw")
 

@@ -11,15 +11,26 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from minirl.config import BatchingConfig, OptimizerConfig, SftConfig
+from minirl.config import (
+    BatchingConfig,
+    ModelSource,
+    OptimizerConfig,
+    SamplerConfig,
+    SftConfig,
+    TrainConfig,
+)
+from minirl.plan.fit import Workload, warm_start_of
+from minirl.train.batching import BatchShape
 from minirl.train.supervised import (
     Demonstration,
+    Lessons,
     encode,
     epoch_groups,
     groups_of_step,
     share_prefix,
     supervise,
 )
+from minirl.train.update import Learner
 from tests.plain_model import assert_same
 
 from .toy_run import known_learner, metrics_of, spread
@@ -130,9 +141,10 @@ def demonstrations(toy):
 
 
 def train(toy, folder, *, progress=None):
-    arguments = (spread(toy.model(), None), demonstrations(toy), toy.Tokenizer(), CONFIG)
+    lessons = Lessons.of(demonstrations(toy), toy.Tokenizer(), CONFIG, seed=0)
+    model = spread(toy.model(), None)
     with patch("minirl.train.supervised.Learner", partial(known_learner, ("sft",))):
-        return supervise(*arguments, seed=0, folder=folder, progress=progress)
+        return supervise(model, lessons, CONFIG, folder=folder, progress=progress)
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +164,37 @@ def test_the_loss_is_the_mean_over_target_tokens_and_falls(toy, finished):
     # A step takes all four demonstrations.
     assert losses[0] == pytest.approx(np.mean(costs), rel=1e-5)
     assert losses[3] < losses[0] - 0.2
+
+
+def test_a_plan_compiles_the_largest_of_the_shapes_that_are_computed(toy, tmp_path):
+    computed = set()
+
+    class Recorder(Learner):
+        def update(self, state, batches, **_named):
+            for batch in batches:
+                (N, P), (B, C) = batch.rows.token_NP.shape, batch.rows.token_BC.shape
+                computed.add(BatchShape(batch.ids_XT.shape[1], N, P, B // N, C))
+            return state, {"loss": 0.0, "skipped": 0.0}, iter(())
+
+    batching = BatchingConfig(micro_batch_tokens=32, prompt_multiple=4, answer_multiple=4)
+    config = CONFIG.model_copy(update={"batching": batching, "steps": 3})
+    lessons = Lessons.of(demonstrations(toy), toy.Tokenizer(), config, seed=0)
+    model = toy.model()
+    with patch("minirl.train.supervised.Learner", Recorder):
+        supervise(model, lessons, config, folder=tmp_path)
+    assert len(computed) > 1
+    assert lessons.shapes(config, parts=1) == computed
+    # Whatever its size is set to, a plan looks for those of the size that it tries.
+    batching = batching.model_copy(update={"micro_batch_tokens": "auto"})
+    asked = config.model_copy(update={"batching": batching})
+    limits = SamplerConfig(max_prompt_tokens=20, max_response_tokens=20)
+    work = Workload(model.config, ModelSource(), limits, TrainConfig(), warm_start=asked)
+    planned = warm_start_of(work, None, lessons).largest_shape(32)
+    assert planned == max(computed, key=lambda shape: (shape.tokens, shape.cells))
+    # Not known, they are as long as the limits let them be.
+    bound = warm_start_of(work, None).largest_shape(32)
+    assert (bound.tokens, bound.answer_columns) >= (planned.tokens, planned.answer_columns)
+    assert bound.tokens == 19 + 20 + 1  # rounded up to even
 
 
 class StopError(Exception):
