@@ -28,6 +28,8 @@ ANSWERS = "answers"
 other settings may use them too."""
 WARM = "warm"
 """Where a run folder keeps what belongs to its warm start."""
+SCREENING, SCREENED_SHARES = "screening.jsonl", "screening.json"
+"""What a run's screening found: a line for each question, and the shares that they come to."""
 WARM_MODEL = Path(WARM, "model")
 """The model that it made."""
 PLACES = "places"

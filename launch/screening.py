@@ -19,6 +19,7 @@ from launch.evaluation.replies import Decode
 from launch.evaluation.responses import SampleCache, Sampled
 from launch.evaluation.sampling import Evaluator
 from launch.files import digest, of_prompts, write_json, write_text
+from launch.run_folder import SCREENED_SHARES, SCREENING
 from minirl.run import distributed
 from minirl.run.files import read_lines
 from minirl.train.rollouts import spread
@@ -29,8 +30,6 @@ from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
-SCREENING, SHARES = "screening.jsonl", "screening.json"
-"""In the run folder: a line for each question, and what they come to."""
 MOST_ANSWERS = 2
 """Different right queries of a question that a warm start learns."""
 # Of the sampler, what decides time and memory alone.
@@ -144,7 +143,13 @@ def _screened(number: int, example: Example, sampled: Sampled) -> Screened:
 
 
 def _write(folder: Path, found: Sequence[Screened]) -> None:
-    write_json(folder / SHARES, {"all": shares(found), **by_part(found)})
+    every, parts = shares(found), by_part(found)
+    write_json(folder / SCREENED_SHARES, {"all": every, **parts})
+    for name, part in {"all": every, **parts["difficulty"]}.items():
+        told = (f"{100 * part[kind]:.0f} % {kind}" for kind in ("never", "sometimes", "always"))
+        _log.info(
+            "screening, %s: of %d questions %s right", name, part["questions"], ", ".join(told)
+        )
     write_text(folder / SCREENING, "".join(f"{json.dumps(asdict(one))}\n" for one in found))
 
 

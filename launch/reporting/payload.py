@@ -30,12 +30,13 @@ from launch.reporting.runs import (
     cut_off,
     gains,
     read_lines,
+    read_mapping,
     scores_of,
     shared_rules,
     short_names,
     without_seed,
 )
-from launch.run_folder import CONFIG, flat
+from launch.run_folder import CONFIG, SCREENED_SHARES, flat
 from sqlenv.evaluators.features import clauses_of
 
 _QUESTIONS = 64  # questions of an evaluation in a piece
@@ -189,6 +190,7 @@ def _said(run: Run) -> dict[str, Any]:
             where: one.outcomes.line() for where, one in run.reports.items() if one.outcomes.replies
         },
         "failing": {where: one.failing for where, one in run.reports.items()},
+        "screening": read_mapping(run.folder / SCREENED_SHARES) if run.folder else {},
         "sources": _by_source(run),
         "gains": {
             stage: {rule: asdict(test) for rule, test in each.items()}

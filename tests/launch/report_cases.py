@@ -30,6 +30,7 @@ from launch.evaluation.results import (
 )
 from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.files import write_text
+from launch.run_folder import SCREENED_SHARES
 
 from .conftest import json_lines, write_lines
 
@@ -235,6 +236,13 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
     return list(rights)
 
 
+def write_screening(folder: Path) -> None:
+    """Write what a screening of 800 questions came to."""
+    part = {"questions": 800, "never": 0.35, "sometimes": 0.3, "always": 0.35, "right": 0.5}
+    parts = {"difficulty": {"easy": part}, "database": {"<b>pets": part}}
+    (folder / SCREENED_SHARES).write_text(json.dumps({"all": part, **parts}), encoding="utf-8")
+
+
 def make_run(
     folder: Path, *, steps: int = 8, groups: int = 4, turns: int = 2, questions: int = 40,
     sample_every: int = 4, seed: int = 0, rate: float = 0.001, live: float = 0.9,
@@ -251,6 +259,7 @@ def make_run(
         ends = zip(before, after, strict=True)
         rights["between"] = [(old, new)[n % 2] for n, (old, new) in enumerate(ends)]
         answers(folder / "between", rights["between"], rng=rng, samples=samples)
+        write_screening(folder)
     sampled: list[Any] = [{"step": 0, "version": 2}]
     numbers = []
     for step in range(1, steps + 1):

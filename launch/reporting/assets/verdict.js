@@ -85,6 +85,7 @@ function factsOf(run, n) {
     "judged by": data.rules.length ? ruleOf() : "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
     "queries that fail": Object.values(failing).map(count => count.toLocaleString("en")).join(" → "),
+    screened: screened(run.screening),
     replies: Object.keys(replies).length ? Object.entries(replies).map(([where, line]) =>
       h("div", {}, where === "answers" ? line : `${where}: ${line}`)) : "–",
     decoding: result.decode ?? "–",
@@ -95,6 +96,18 @@ function factsOf(run, n) {
     seed: settings.seed ?? "–",
     time: result.seconds ? `${duration(result.seconds)} on ${result.accelerator ?? "?"}` : "–",
   };
+}
+
+/** Show which shares of the screened questions teach, by level and database in a table to open. */
+function screened({all, ...parts}) {
+  if (!all) return "–";
+  const kinds = ["never", "sometimes", "always"];
+  const rows = Object.values(parts).flatMap(part => Object.entries(part));
+  return [`${all.questions.toLocaleString("en")} questions: `,
+    kinds.map(kind => `${percent(all[kind])} ${kind}`).join(", "), " right",
+    h("details", {class: "small"}, h("summary", {}, "by level and database"), h("div", {class: "scroll"}, table(
+      ["", "questions", ...kinds.map(kind => `${kind} right`), "of all answers"],
+      rows.map(([name, part]) => [name, part.questions, ...[...kinds, "right"].map(kind => percent(part[kind]))]))))];
 }
 
 /** Show means with their intervals on one scale, from 0 to 100 %; what has none is not finished. */
