@@ -123,16 +123,17 @@ def show_run(found: RunResult, folder: Path) -> None:
     for rule in found.accuracy["after"]:
         rows += found.rows(rule)
     rows.append(("queries that fail", *(f"{count:,}" for count in found.failing.values())))
-    sections = (len(rows) - 1,)
-    ends = {"turns, first and last steps": (found.mean_turns_first, found.mean_turns, ".2f")}
+    show_table(f"{found.questions:,} held-out questions, judged by {found.rule}", rows)
+    rows = [("", "first steps", "last steps")]
+    rows.append(("turns", f"{found.mean_turns_first:.2f}", f"{found.mean_turns:.2f}"))
     if found.refuted_share is not None and found.refuted_share_first is not None:
-        ends["right by luck"] = (found.refuted_share_first, found.refuted_share, ".1%")
-    for name, value in found.rewards.items():
-        ends[f"reward: {name}"] = (found.rewards_first[name], value, ".3f")
-    between = [""] * (len(found.accuracy) - 2)
-    rows += [(name, f"{a:{form}}", *between, f"{b:{form}}") for name, (a, b, form) in ends.items()]
-    title = f"{found.questions:,} held-out questions, judged by {found.rule}, and training episodes"
-    show_table(title, rows, sections=sections)
+        luck = (f"{100 * one:.1f} %" for one in (found.refuted_share_first, found.refuted_share))
+        rows.append(("right by luck", *luck))
+    rows += [
+        (f"reward: {name}", f"{found.rewards_first[name]:.3f}", f"{value:.3f}")
+        for name, value in found.rewards.items()
+    ]
+    show_table("Training episodes", rows)
     cli.output.print(f"Run folder: {folder}", soft_wrap=True)
     command = cli.command("launch.report", folder)
     cli.output.print(f"To look at it: {command}", soft_wrap=True, markup=False)

@@ -67,8 +67,8 @@ def page(chromium: Browser) -> Iterator[Browser]:
     assert all(url.startswith("file://") and ".html" in url for url in chromium.requests)
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+def percent(value: float, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f} %"
 
 
 def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
@@ -187,6 +187,10 @@ def test_a_run_with_a_warm_start_has_three_places(page, place):
     shown = [text.split(" [")[0] for text in page.texts("#verdict .interval > b")]
     # Five of eight samples are right where the greedy answer is, three where it is not.
     assert shown == [percent((3 + 2 * right) / 8) for right in rights]
+    [easy] = [row for row in page.texts("#verdict .parts tr") if row.startswith("easy")]
+    parts = [[one for one in verdicts[end] if one["difficulty"] == "easy"] for end in (0, -1)]
+    shares = (fmean((3 + 2 * one["scores"]["set"]) / 8 for one in part) for part in parts)
+    assert re.findall(r"\d+ %", easy) == [percent(share, 0) for share in shares]
     page.open(html, "#q=test%2F0&a=0.between&b=0.after")
     assert page.texts("#detail .pane h2") == ["after the warm start", "after learning"]
     for width in (1280, 400):

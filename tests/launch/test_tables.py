@@ -36,14 +36,14 @@ def result(accuracy: dict[str, Any], gains: dict[str, Any]) -> RunResult:
     )  # fmt: skip
 
 
-def test_the_result_of_a_run_is_one_table(shown):
+def test_the_result_of_a_run_fits_a_terminal(shown):
     sure = {"mean": 1.0, "ci95": (0.9, 1.0)}
     accuracy = {"witness": sure, "set": {"mean": 0.5, "ci95": (0.9, 1.0)}}
     gains = {"run": {"witness": paired(-1.0), "set": paired(0.0)}}
     show_run(result({"before": accuracy, "after": accuracy}, gains), Path("runs/x"))
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert sum(line.startswith("┏") for line in lines) == 1
+    assert sum(line.startswith("┏") for line in lines) == 2  # of questions, of training
     assert shown.getvalue().count("100.0 % [90.0, 100.0]") == 2
     assert "judged by witness" in lines[0]
     assert re.search(r"set \[95 %\] +│ +50\.0 % .* 50\.0 % ", shown.getvalue())
@@ -82,7 +82,7 @@ def test_three_places_have_a_column_each_and_the_gains_below(shown):
         ["by reinforcement", "", "", "6.0 [-4.0, 16.0]"],
         ["queries that fail", "83", "70", "5"],
     ]
-    assert rows[13] == ["turns, first and last steps", "2.00", "", "1.50"]
+    assert rows[13:15] == [["", "first steps", "last steps"], ["turns", "2.00", "1.50"]]
 
 
 def test_columns_that_do_not_fit_come_below_with_the_names(shown):

@@ -35,6 +35,8 @@ function seenIn(question, view) {
 
 /** By the chosen rule, where there are verdicts; of a group most answers have to be right. */
 const isRight = seen => (entry(seen.scores ?? {}, ruleOf()) ?? seen.right / seen.total) > .5;
+/** The score by the chosen rule, which may be a share; without one, whether it is right. */
+const scoreOf = seen => entry(seen.scores ?? {}, ruleOf()) ?? isRight(seen);
 const verdictOf = right => h("b", {class: right ? "right" : "wrong"}, right ? "✓ right" : "✗ wrong");
 const mark = seen => seen ? h("b", {class: isRight(seen) ? "right" : "wrong"}, isRight(seen) ? "✓" : "✗",
   seen.total > 1 && h("small", {}, ` ${seen.right}/${seen.total}`)) : h("span", {title: "not seen there"}, "·");

@@ -132,7 +132,7 @@ function changes() {
     const found = new Map(), start = {ends: [0, 0], all: 0};
     for (const [q, ends] of pairs) for (const value of FACETS[key][1](q, ends)) {
       const {ends: [x, y], all} = found.get(value) ?? start;
-      const [first, last] = ends.map(seen => isTag ? seen.tags.includes(value) : isRight(seen));
+      const [first, last] = ends.map(seen => isTag ? seen.tags.includes(value) : scoreOf(seen));
       found.set(value, {ends: [x + first, y + last], all: all + 1});
     }
     const share = ({ends, all}) => ends[1] / all, isHard = key === "db";
