@@ -179,7 +179,7 @@ def test_evaluation_agrees_with_training(command, place, tmp_path):
     result = loaded(out)
     trained = json.loads((place / "finished" / "result.json").read_text())
     said = result["settings"]
-    assert (result["measures"]["set"]["mean"], said["questions"]) == (trained["ex_after"], 6)
+    assert (result["measures"], said["questions"]) == (trained["accuracy"]["after"], 6)
     assert said["model"]["checkpoint"] == str(finished / f"checkpoints/{trained['best_step']}")
     assert sum(part["questions"] for part in result["parts"]["difficulty"].values()) == 6
     # Another decoding does not go into the same folder.
