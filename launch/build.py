@@ -29,14 +29,13 @@ from sqlenv.cache import shared_cache
 from sqlenv.config import AgenticConfig, AnswerConfig, EnvConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.build import build_environment, max_replies
-from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, witnesses_of
+from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt
 from sqlenv.executor import Executor
 from sqlenv.prompts import ASKED_FOR
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.schema.rendering import sample_columns
 from sqlenv.types import Attempt, Episode, Example, Observation, SqlError, Table
 from sqlenv.witness.refutation import Refutation
-from sqlenv.witness.store import WitnessStore
 
 # Evaluating an endpoint needs the SQL side alone, and no JAX.
 if TYPE_CHECKING:
@@ -78,8 +77,6 @@ class SqlSide:
 
             distributed.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor, shared_cache())
-        rule, count = config.env.match, config.env.witnesses
-        self._witnesses = WitnessStore(shared_cache(), match=rule, count=count) if count else None
         self.prompts = Prompts(config.prompt, config.env)
         self.reward = build_reward(config.reward, self.executor, config.env.compared)
         self._feedback = partial(feedback, form=ASKED_FOR[config.prompt.style])
@@ -139,7 +136,6 @@ class SqlSide:
             executor=self.executor,
             first_prompt=first_prompt,
             feedback=self._feedback,
-            witnesses=self._witnesses,
         )
 
     @property
@@ -173,7 +169,7 @@ class SqlSide:
             stratum=attrgetter("db_id"),
             shares={
                 _NO_QUERY: "no query",
-                **({REFUTED: "right by luck"} if self._witnesses else {}),
+                **({REFUTED: "right by luck"} if self._config.env.witnesses else {}),
             },
             log=log,
         )
@@ -185,12 +181,9 @@ class SqlSide:
 
     def _refutation(self, example: Example, attempt: Attempt) -> Refutation | None:
         """Show why an attempt that looks right is not."""
-        if self._witnesses is None or not attempt.refuted:
+        if attempt.refuted is None:
             return None
-        witness = witnesses_of(example, self._witnesses)[attempt.refuted - 1]
-        return Refutation.of(
-            example, attempt.sql, self.executor.execute, number=attempt.refuted, witness=witness
-        )
+        return Refutation.of(example, attempt.sql, self.executor.execute, attempt.refuted)
 
     def record_scored(self, episode: Episode) -> tuple[Mapping[str, Any], Score]:
         """Write down a final episode of an evaluation, and what training would pay for it."""
@@ -263,8 +256,8 @@ class SqlSide:
             **{f"tag/{tag}": 0.0 for tag in TAG_SENTENCES},
             **{name: value for name, value in found.items() if name != "turns"},
         }
-        if self._witnesses and answer and (answer.correct or answer.refuted):
-            numbers[REFUTED] = float(answer.refuted > 0)  # of those that look right
+        if self._config.env.witnesses and answer and (answer.correct or answer.refuted):
+            numbers[REFUTED] = float(answer.refuted is not None)  # of those that look right
         if isinstance(self.reward, ExpoReward | AstraReward):
             numbers |= self.reward.diagnostics(episode)
         if isinstance(self._config.env, AgenticConfig):

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 from exchange import CreditSpan, Score
 from rewards.columns import csmr
 from rewards.config import AstraConfig, AtrConfig
-from rewards.execution import gold_result, is_correct, is_right_by_its_own, payable
+from rewards.execution import gold_result, is_correct, is_right_by_its_own, judged, payable
 from sqlenv.envs.single_turn import Runner
 from sqlenv.evaluators.official import same_query
 from sqlenv.types import Attempt, Episode
@@ -92,9 +92,10 @@ class AstraReward:
         return attempt.kind != "answer" or self._config.final_step != "never"
 
     def _score(self, episode: Episode, attempt: Attempt) -> float:
-        if self._config.step_score == "binary" or is_right_by_its_own(episode.example, attempt):
+        example, attempt = judged(episode.example, attempt)
+        if self._config.step_score == "binary" or is_right_by_its_own(example, attempt):
             return float(attempt.correct)
-        gold = gold_result(self._executor, episode.example)
+        gold = gold_result(self._executor, example)
         return csmr(payable(attempt.result), gold, alpha=self._config.alpha)
 
 

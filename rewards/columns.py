@@ -18,6 +18,7 @@ from rewards.execution import (
     is_correct,
     is_executable,
     is_right_by_its_own,
+    judged,
     payable,
 )
 from sqlenv.envs.single_turn import Runner
@@ -55,9 +56,10 @@ class PaverlReward:
         return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
 
     def _share(self, episode: Episode, answer: Attempt) -> float:
-        if is_right_by_its_own(episode.example, answer):
+        example, answer = judged(episode.example, answer)
+        if is_right_by_its_own(example, answer):
             return 1.0
-        results = payable(answer.result), gold_result(self._executor, episode.example)
+        results = payable(answer.result), gold_result(self._executor, example)
         if self._config.payoff == "binary":
             return binary_accuracy(*results, extra_columns=self._config.extra_columns)
         if self._config.ex_f == "code":

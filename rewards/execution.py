@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -45,6 +45,16 @@ def _columns_in(identity: Identity) -> KnownColumns:
 def gold_result(executor: Runner, example: Example) -> Result:
     """Return what the gold query gives, also where it is of another dialect."""
     return run_in_dialect(executor.gold, example, example.gold_sql)
+
+
+def judged(example: Example, attempt: Attempt) -> tuple[Example, Attempt]:
+    """Return a question and an attempt at it as every family judges them: on the question's own
+    database or, where a witness refutes the query, on that witness.
+    """
+    if (found := attempt.refuted) is None:
+        return example, attempt
+    on_witness = replace(attempt, result=found.result, refuted=None)
+    return replace(example, database=found.database), on_witness
 
 
 def is_executable(attempt: Attempt) -> bool:

@@ -6,13 +6,14 @@ No family is trained on here: each has its paper's settings, and all see the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import ExpoConfig, ProgressiveConfig
-from rewards.execution import gold_result, is_nondeterministic, payable
+from rewards.execution import gold_result, is_nondeterministic, judged, payable
 from rewards.expo.clauses import Clause
 from rewards.expo.reward import ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
@@ -124,8 +125,8 @@ class PairScore:
 
 
 class Workbench:
-    """Runs predictions and asks every family, and witnesses if there are any. One thread at a
-    time.
+    """Runs predictions and asks every family, and witnesses if there are any: what one refutes is
+    scored on it, as in training. One thread at a time.
     """
 
     def __init__(
@@ -150,10 +151,18 @@ class Workbench:
         ex = find_matches(example, sql, predicted, self._executor, MODES, self._numbers)
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
-        looks_right = ex["set"] and not by_chance
-        verdict = self._expo.judge(example, Attempt(Answer(sql, sql), predicted, right))
-        earning = payable(predicted)
-        share = fractional_accuracy(earning, gold)
+        attempt = Attempt(Answer(sql, sql), predicted, right)
+        files: Sequence[Path] = ()
+        if self._witnesses and ex["set"] and not by_chance:
+            files = witnesses_of(example, self._witnesses)
+            found = first_refuting(
+                example, sql, files, self._executor, AnswerConfig(numbers=self._numbers)
+            )
+            attempt = replace(attempt, correct=right and found is None, refuted=found)
+        verdict = self._expo.judge(example, attempt)
+        asked, shown = judged(example, attempt)
+        pair = payable(shown.result), gold_result(self._executor, asked)
+        share = fractional_accuracy(*pair)
         alignment = self._progressive.align(example, sql)
         return PairScore(
             status=_status(example, sql, predicted),
@@ -164,27 +173,18 @@ class Workbench:
             rewards=tuple(self._expo.clause_rewards(verdict)),
             expo=self._expo.mean_reward(verdict),
             ex_f=share,
-            ex_b=binary_accuracy(earning, gold),
+            ex_b=binary_accuracy(*pair),
             paverl=sum(payment(share, ran=isinstance(predicted, Table)).values()),
-            csmr=csmr(earning, gold),
+            csmr=csmr(*pair),
             gold_ran=isinstance(gold, Table),
             nondeterministic=by_chance,
             seconds=time.perf_counter() - start,
+            witnesses=len(files),
+            refutation=attempt.refuted
+            and Refutation.of(example, sql, self._executor.execute, attempt.refuted),
             predicted=predicted,
             gold=gold,
-            **(self._try_on_witnesses(example, sql) if looks_right else {}),
         )
-
-    def _try_on_witnesses(self, example: Example, sql: str) -> dict[str, Any]:
-        if self._witnesses is None:
-            return {}
-        executor, config = self._executor, AnswerConfig(numbers=self._numbers)
-        files = witnesses_of(example, self._witnesses)
-        found = None
-        if number := first_refuting(example, sql, files, executor, config):
-            where = {"number": number, "witness": files[number - 1]}
-            found = Refutation.of(example, sql, executor.execute, **where)
-        return {"witnesses": len(files), "refutation": found}
 
 
 def _status(example: Example, sql: str, predicted: Result) -> PairStatus:

@@ -187,6 +187,21 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Counterexample:
+    """A witness on which a query that looks right gives another result than its gold query.
+
+    Attributes:
+        number: Of the witness among those of the gold query, from 1.
+        database: The witness.
+        result: What the query gives there, numbers written as in the gold result.
+    """
+
+    number: int
+    database: Path
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One reply of the policy, as the environment judged it.
 
@@ -196,8 +211,8 @@ class Attempt:
         correct: Whether the result matches the gold result, on all witnesses too if there are any.
         tags: Diagnostic tags that the next observation was made of.
         kind: An answer, a call of a tool, or a call that could not be read.
-        refuted: Where the result matches, the number, from 1, of the first witness that shows that
-            the query means something else; 0 where none does.
+        refuted: Where the result matches, the first witness that shows that the query means
+            something else; None where none does.
     """
 
     answer: Answer
@@ -205,7 +220,7 @@ class Attempt:
     correct: bool
     tags: tuple[str, ...] = ()
     kind: AttemptKind = "answer"
-    refuted: int = 0
+    refuted: Counterexample | None = None
 
     @property
     def text(self) -> str:

@@ -33,7 +33,7 @@ from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
-from sqlenv.witness.store import WitnessStore
+from sqlenv.witness.store import open_store
 
 UNREADABLE = "unreadable database"
 _TOGETHER = 32  # questions in one message to a process
@@ -164,8 +164,7 @@ def open_inspector(
         from minirl.model.tokenizer import ChatTokenizer
 
         encode = ChatTokenizer(tokenizer).encode_chat
-    rule, most = job.env.match, job.env.witnesses
-    witnesses = WitnessStore(disk, match=rule, count=most) if most else None
+    witnesses = open_store(job.env)
 
     @lru_cache(maxsize=4_096)
     def problem(database: Path) -> str:

@@ -15,6 +15,7 @@ from rewards.execution import (
     gold_result,
     is_correct,
     is_nondeterministic,
+    judged,
 )
 from rewards.expo.attributes import is_computed, with_attributes
 from rewards.expo.attribution import (
@@ -92,6 +93,7 @@ class ExpoReward:
         """Find the erroneous clauses of an attempt (section 3.2)."""
         if not attempt.sql:
             return ClauseVerdict("format", ())
+        example, attempt = judged(example, attempt)
         # A result that another run would not give, such as a time-out, is another question.
         result = type(attempt.result)
         key = (example.database, example.gold_sql, attempt.sql, attempt.correct, result)

@@ -75,7 +75,7 @@ class Agentic(BaseEnvironment[AgenticConfig]):
             result = run_in_dialect(self._executor.execute, example, call.sql)
             read = answer.with_sql(call.sql)
             judged = judge_result(example, read, result, self._executor, config)
-            attempt = replace(judged, kind="call")
+            attempt = replace(self._ask_witnesses(example, judged), kind="call")
         # As SQLite gave it: numbers written as the gold result's would tell what is right.
         response = tool_response(result, rows=config.response_rows, chars=config.response_chars)
         following = (Message("user", response),)

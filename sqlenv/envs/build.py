@@ -6,7 +6,7 @@ from sqlenv.config import AgenticConfig, DiagnosedConfig, EnvConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.diagnosed import Diagnosed, Feedback
 from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner, SingleTurn
-from sqlenv.witness.store import WitnessStore
+from sqlenv.witness.store import open_store
 
 
 def build_environment(
@@ -15,10 +15,15 @@ def build_environment(
     executor: Runner,
     first_prompt: FirstPrompt,
     feedback: Feedback,
-    witnesses: WitnessStore | None = None,
 ) -> BaseEnvironment:
-    """Build the environment that the settings name; `feedback` is what the diagnosed one says."""
-    parts = {"executor": executor, "first_prompt": first_prompt, "witnesses": witnesses}
+    """Build the environment that the settings name, with witnesses from the cache that all runs
+    share; `feedback` is what the diagnosed one says.
+    """
+    parts = {
+        "executor": executor,
+        "first_prompt": first_prompt,
+        "witnesses": open_store(config),
+    }
     if isinstance(config, DiagnosedConfig):
         return Diagnosed(config, feedback=feedback, **parts)
     if isinstance(config, AgenticConfig):

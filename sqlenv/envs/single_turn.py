@@ -16,6 +16,7 @@ from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Answer,
     Attempt,
+    Counterexample,
     Episode,
     Example,
     ExecutionMatch,
@@ -77,8 +78,8 @@ class BaseEnvironment(ABC, Generic[Config]):
         if not (attempt.correct and self._witnesses):
             return attempt
         files = witnesses_of(example, self._witnesses)
-        number = first_refuting(example, attempt.sql, files, self._executor, self._config)
-        return replace(attempt, correct=not number, refuted=number)
+        found = first_refuting(example, attempt.sql, files, self._executor, self._config)
+        return replace(attempt, correct=found is None, refuted=found)
 
 
 class SingleTurn(BaseEnvironment[SingleTurnConfig]):
@@ -142,13 +143,14 @@ def witnesses_of(example: Example, witnesses: WitnessStore) -> tuple[Path, ...]:
 
 def first_refuting(
     example: Example, sql: str, files: Sequence[Path], executor: Runner, config: AnswerConfig
-) -> int:
-    """Return the number, from 1, of the first witness on which a query is wrong; 0 for none."""
+) -> Counterexample | None:
+    """Return the first witness on which a query is wrong; None where it is right on all."""
     for number, file in enumerate(files, start=1):
         there = replace(example, database=file)
-        if not judge_answer(there, Answer(sql, sql), executor, config).correct:
-            return number
-    return 0
+        attempt = judge_answer(there, Answer(sql, sql), executor, config)
+        if not attempt.correct:
+            return Counterexample(number, file, attempt.result)
+    return None
 
 
 def find_matches(

@@ -13,7 +13,7 @@ from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.sql.extraction import tables_of
 from sqlenv.sql.lexer import quoted
-from sqlenv.types import Example, ExecutionMatch, Result
+from sqlenv.types import Counterexample, Example, ExecutionMatch, Result
 from sqlenv.witness.store import WitnessStore
 
 
@@ -38,20 +38,19 @@ class Refutation:
         example: Example,
         sql: str,
         execute: Callable[[Path, str], Result],
-        *,
-        number: int,
-        witness: Path,
+        found: Counterexample,
     ) -> Refutation:
-        """Run both queries on a witness, and read the tables that they name."""
+        """Run the gold query on a witness, and read the tables that both queries name."""
+        witness = found.database
         there = replace(example, database=witness)
         queries = (transpile(one, example.dialect) for one in (example.gold_sql, sql))
         named = (name for one in queries if isinstance(one, str) for name in tables_of(one))
         names = {name.lower(): name for name in named}
         return cls(
-            number,
+            found.number,
             {name: execute(witness, f"SELECT * FROM {quoted(name)}") for name in names.values()},
             run_in_dialect(execute, there, example.gold_sql),
-            run_in_dialect(execute, there, sql),
+            found.result,
         )
 
 

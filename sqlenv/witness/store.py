@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
-from sqlenv.cache import DiskCache, content_key
+from sqlenv.cache import DiskCache, content_key, shared_cache
+from sqlenv.config import AnswerConfig
 from sqlenv.evaluators.official import as_spider_runs
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import ExecutionMatch, MatchMode
@@ -28,6 +29,13 @@ _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bag_ordered": "bag_ordered",
     "test_suite": "test_suite",
 }
+
+
+def open_store(config: AnswerConfig) -> WitnessStore | None:
+    """Open the witnesses that settings ask for, in the cache that all runs share."""
+    if not config.witnesses:
+        return None
+    return WitnessStore(shared_cache(), match=config.match, count=config.witnesses)
 
 
 class WitnessStore:

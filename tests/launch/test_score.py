@@ -44,6 +44,9 @@ def test_a_query_that_is_right_by_luck_is_told_by_a_witness(tmp_path, database, 
     main([*words, pair["pred"], "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["ex"]["set"]
+    # Judged on that witness, as in training.
+    assert (found["expo"]["case"], found["expo"]["error_clauses"]) == ("incorrect", ["SELECT"])
+    assert (found["paverl"]["reward"], found["astra"]["csmr"]) == (0.5, 0.0)
     told_by = found["witness"]["told_by"]
     assert found["witness"] == {"asked": 4, "told_by": told_by}
     assert told_by in {1, 2, 3, 4}

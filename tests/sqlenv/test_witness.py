@@ -209,7 +209,7 @@ def ask(shop: Path, cache: DiskCache) -> Iterator[Ask]:
             example = Example("1", "how many?", "shop", shop, gold, grading_method=rule)
             episode, _ = environment.step(environment.reset(example)[0], sql)
             attempt = episode.attempts[-1]
-            return attempt.correct, attempt.refuted > 0
+            return attempt.correct, attempt.refuted is not None
 
         yield asked
 
@@ -248,9 +248,10 @@ def test_a_refutation_shows_the_rows_and_both_results(shop: Path, cache: DiskCac
     example = Example("1", "how old are cats together?", "shop", shop, SUM)
     files = WitnessStore(cache, match="set").of(shop, SUM)
     with Executor(ExecutorConfig(isolation="thread")) as executor:
-        number = first_refuting(example, LUCKY, files, executor, SingleTurnConfig())
-        where = {"number": number, "witness": files[number - 1]}
-        found = Refutation.of(example, LUCKY, executor.execute, **where)
+        against = first_refuting(example, LUCKY, files, executor, SingleTurnConfig())
+        assert against is not None
+        assert against.database == files[against.number - 1]
+        found = Refutation.of(example, LUCKY, executor.execute, against)
     pets = found.tables["pet"]
     assert isinstance(pets, Table)
     assert isinstance(found.gold, Table)
