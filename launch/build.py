@@ -18,7 +18,7 @@ from launch.evaluation.questions import Split, sample_numbers
 from launch.reporting.record import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from rewards.astra import AstraReward
-from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+from rewards.columns import PaverlReward
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig
 from rewards.execution import gold_result
@@ -32,9 +32,8 @@ from sqlenv.envs.build import build_environment, max_replies
 from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt
 from sqlenv.executor import Executor
 from sqlenv.prompts import ASKED_FOR
-from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.schema.rendering import sample_columns
-from sqlenv.types import Attempt, Episode, Example, Observation, SqlError, Table
+from sqlenv.types import Attempt, Episode, Example, Observation, Table
 from sqlenv.witness.refutation import Refutation
 
 # Evaluating an endpoint needs the SQL side alone, and no JAX.
@@ -239,26 +238,14 @@ class SqlSide:
         """Say what a final episode adds to the metrics."""
         attempts, answer = episode.attempts, episode.answer
         invalid = [not isinstance(attempt.result, Table) for attempt in attempts]
-        found = self._judge.diagnostics(episode)
-        # The answer's result beside the gold's by columns; 0 without an answer.
-        pair = (
-            answer.result if answer else SqlError("no answer"),
-            gold_result(self.executor, episode.example),
-        )
         numbers = {
             "rollout/accuracy_first": float(attempts[0].correct),
             "rollout/invalid_share": sum(invalid) / len(invalid),
             _NO_QUERY: float(not (answer and answer.sql)),
-            "columns/ex_f": fractional_accuracy(*pair),
-            "columns/ex_b": binary_accuracy(*pair),
-            "columns/csmr": csmr(*pair),
-            # A tag that no episode of a step has is a zero in its metrics, not a gap.
-            **{f"tag/{tag}": 0.0 for tag in TAG_SENTENCES},
-            **{name: value for name, value in found.items() if name != "turns"},
         }
         if self._config.env.witnesses and answer and (answer.correct or answer.refuted):
             numbers[REFUTED] = float(answer.refuted is not None)  # of those that look right
-        if isinstance(self.reward, ExpoReward | AstraReward):
+        if isinstance(self.reward, ProgressiveReward | PaverlReward | ExpoReward | AstraReward):
             numbers |= self.reward.diagnostics(episode)
         if isinstance(self._config.env, AgenticConfig):
             kinds = [attempt.kind for attempt in attempts if attempt.kind != "answer"]

@@ -75,10 +75,13 @@ class AstraReward:
         return [*scores, 0.0] if is_unanswered and self._config.final_step != "never" else scores
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
-        """Name numbers for the metrics: 1.0 or 0.0 for every shape of the scores (figure 2)."""
+        """Name numbers for the metrics: the score of the last step, and 1.0 or 0.0 for every shape
+        of the scores (figure 2).
+        """
         scores = self.steps(episode)
         found = shape_of(scores) if scores else None
-        return {f"shape/{shape}": float(shape == found) for shape in SHAPES}
+        last = {"step_score/last": scores[-1] if scores else 0.0}
+        return last | {f"shape/{shape}": float(shape == found) for shape in SHAPES}
 
     def _spans(self, episode: Episode) -> tuple[CreditSpan, ...]:
         """Credit each reply with its own score; a final query too that repeats the last call's."""

@@ -22,7 +22,8 @@ from rewards.execution import (
     payable,
 )
 from sqlenv.envs.single_turn import Runner
-from sqlenv.types import Attempt, Episode, Result, Table, Value
+from sqlenv.evaluators.equality import matches
+from sqlenv.types import Attempt, Episode, Example, Result, Table, Value
 
 _DEFAULTS = PaverlConfig()
 _SHORTEST_SQL = 16  # the released program never runs a shorter query
@@ -52,6 +53,14 @@ class PaverlReward:
             parts = payment(self._share(episode, answer), config, ran=True)
         return Score(sum(parts.values()), is_correct(episode), parts)
 
+    def diagnostics(self, episode: Episode) -> dict[str, float]:
+        """Name numbers for the metrics: EX_f and EX_b of the answer, 0 without one."""
+        if (answer := episode.answer) is None:
+            return {"columns/ex_f": 0.0, "columns/ex_b": 0.0}
+        results = self._results(*judged(episode.example, answer))
+        shares = fractional_accuracy(*results), binary_accuracy(*results)
+        return dict(zip(("columns/ex_f", "columns/ex_b"), shares, strict=True))
+
     def _is_too_short(self, sql: str) -> bool:
         return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
 
@@ -59,12 +68,15 @@ class PaverlReward:
         example, answer = judged(episode.example, answer)
         if is_right_by_its_own(example, answer):
             return 1.0
-        results = payable(answer.result), gold_result(self._executor, example)
+        results = self._results(example, answer)
         if self._config.payoff == "binary":
             return binary_accuracy(*results, extra_columns=self._config.extra_columns)
         if self._config.ex_f == "code":
             return released_accuracy(*results)
         return fractional_accuracy(*results)
+
+    def _results(self, example: Example, answer: Attempt) -> tuple[Result, Result]:
+        return payable(answer.result), gold_result(self._executor, example)
 
 
 def payment(share: float, config: PaverlConfig = _DEFAULTS, *, ran: bool) -> dict[str, float]:
@@ -117,13 +129,15 @@ def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
-    if set(predicted.rows) == set(gold.rows):
+    if matches(predicted, gold, mode="set"):
         return 1.0
     pairs = gold.width * predicted.width
     if not pairs:
         return 0.0
-    gold_sets, sets = ({frozenset(c) for c in _columns(table)} for table in (gold, predicted))
-    return alpha * len(gold_sets & sets) ** 2 / pairs
+    gold_sets, columns = {frozenset(column) for column in _columns(gold)}, _columns(predicted)
+    # A value that is not there ends the look at a column.
+    found = sum(any(one.issuperset(c) and one == {*c} for c in columns) for one in gold_sets)
+    return alpha * found**2 / pairs
 
 
 def _columns(table: Table) -> list[tuple[Value, ...]]:

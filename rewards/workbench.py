@@ -160,6 +160,7 @@ class Workbench:
             )
             attempt = replace(attempt, correct=right and found is None, refuted=found)
         verdict = self._expo.judge(example, attempt)
+        against = attempt.refuted
         asked, shown = judged(example, attempt)
         pair = payable(shown.result), gold_result(self._executor, asked)
         share = fractional_accuracy(*pair)
@@ -180,8 +181,9 @@ class Workbench:
             nondeterministic=by_chance,
             seconds=time.perf_counter() - start,
             witnesses=len(files),
-            refutation=attempt.refuted
-            and Refutation.of(example, sql, self._executor.execute, attempt.refuted),
+            refutation=Refutation.of(example, sql, self._executor.execute, against)
+            if against
+            else None,
             predicted=predicted,
             gold=gold,
         )

@@ -9,6 +9,7 @@ from exchange import Score
 from rewards.config import ProgressiveConfig
 from rewards.execution import columns_of, first_match, is_correct, is_executable
 from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
+from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Episode, Example
@@ -62,15 +63,15 @@ class ProgressiveReward:
     def diagnostics(self, episode: Episode) -> dict[str, float]:
         """Name numbers for the metrics, from the first and the last query."""
         if not episode.attempts:
-            return {"turns": 0.0}
+            return {}
         first, last = self._ends(episode)
         return {
-            "turns": float(len(episode.attempts)),
             "align/first": first.value,
             "align/last": last.value,
             "struct/last": last.diagnosis.struct,
             "lexical/last": last.lexical,
-            **{f"tag/{tag}": 1.0 for tag in last.diagnosis.tags},
+            # A tag that no episode of a step has is a zero in its metrics, not a gap.
+            **{f"tag/{tag}": float(tag in last.diagnosis.tags) for tag in TAG_SENTENCES},
         }
 
     def _ends(self, episode: Episode) -> tuple[Alignment, Alignment]:

@@ -1,19 +1,37 @@
-"""The errors of a weak annotator: a query that confuses or forgets one part of the right one.
-
-What is taken for what stands in the table of mutations (`sqlenv.witness.neighbours`); here is which
-part of a query goes wrong first.
-"""
+"""The errors of a weak annotator: a query that confuses or forgets one part of the right one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from sqlglot import exp
 
 from sqlenv.sql.extraction import clause, from_table, parse
-from sqlenv.witness.neighbours import changes_of
+
+Change = Callable[[Any], Iterator[exp.Expression]]
+"""From a node of a query to what may stand in its place; nothing for a node of another kind."""
+
+# What is taken for what; the contrary, if there is one, goes first.
+TAKEN_FOR: Mapping[type[exp.Expression], tuple[type[exp.Expression], ...]] = {
+    exp.EQ: (exp.NEQ, exp.LTE, exp.GTE),
+    exp.NEQ: (exp.EQ,),
+    exp.LT: (exp.GT, exp.LTE, exp.EQ),
+    exp.LTE: (exp.GTE, exp.LT, exp.EQ),
+    exp.GT: (exp.LT, exp.GTE, exp.EQ),
+    exp.GTE: (exp.LTE, exp.GT, exp.EQ),
+    exp.And: (exp.Or,),
+    exp.Or: (exp.And,),
+    exp.Max: (exp.Min, exp.Avg, exp.Count),
+    exp.Min: (exp.Max, exp.Avg, exp.Count),
+    exp.Avg: (exp.Sum, exp.Max, exp.Min),
+    exp.Sum: (exp.Avg, exp.Max, exp.Count),
+    exp.Union: (exp.Intersect, exp.Except),
+    exp.Intersect: (exp.Union, exp.Except),
+    exp.Except: (exp.Intersect, exp.Union),
+}
+_AROUND_CONDITIONS = (exp.Where, exp.Having, exp.Join, exp.If, exp.And, exp.Or)
 
 
 def corrupt(sql: str) -> str | None:
@@ -29,11 +47,77 @@ def corrupt(sql: str) -> str | None:
     holder = exp.Paren(this=query.copy())  # whose child can be replaced like any other node
     for parts, changes in HABITS if isinstance(query, exp.Select) else [(_itself, _CONTRARY)]:
         for part in parts(holder.this):
-            for change, other in changes_of(part, {}):
-                if change in changes:
-                    part.replace(other)
-                    return holder.this.sql(dialect="sqlite", normalize_functions=False)
+            if other := next((one for change in changes for one in change(part)), None):
+                part.replace(other)
+                return holder.this.sql(dialect="sqlite", normalize_functions=False)
     return None
+
+
+def another_kind(node: exp.Expression) -> Iterator[exp.Expression]:
+    """Take an operator, an aggregate or a set operation for another one."""
+    if isinstance(node.args.get("expression"), exp.Column) and isinstance(
+        node.find_ancestor(exp.Join, exp.Select), exp.Join
+    ):
+        return  # how two tables are joined
+    for kind in TAKEN_FOR.get(type(node), ()):
+        yield kind(**{name: _copied(value) for name, value in node.args.items()})
+
+
+def negated(node: exp.Expression) -> Iterator[exp.Expression]:
+    """Negate a condition; a comparison, a connector and a negation have changes of their own."""
+    has_own = isinstance(node, (exp.Not, *TAKEN_FOR))
+    if isinstance(node, exp.Condition) and isinstance(node.parent, _AROUND_CONDITIONS):
+        yield from () if has_own else (exp.Not(this=node.copy()),)
+
+
+def without_negation(node: exp.Expression) -> Iterator[exp.Expression]:
+    """Leave out NOT."""
+    if isinstance(node, exp.Not):
+        yield node.this.copy()
+
+
+def without(node: exp.Expression, *, clause: str) -> Iterator[exp.Expression]:
+    """Leave out a clause of a SELECT."""
+    if isinstance(node, exp.Select) and node.args.get(clause):
+        yield with_argument(node, clause, None)
+
+
+def other_count(node: exp.Expression) -> Iterator[exp.Expression]:
+    """Count values once or often, or rows; or add them up."""
+    if not isinstance(node, exp.Count):
+        return
+    inside = node.this
+    if isinstance(inside, exp.Distinct) and len(inside.expressions) == 1:
+        yield exp.Count(this=inside.expressions[0].copy())
+    elif isinstance(inside, exp.Column):
+        yield exp.Count(this=exp.Distinct(expressions=[inside.copy()]))
+        yield exp.Count(this=exp.Star())
+        yield exp.Sum(this=inside.copy())
+
+
+def other_order(node: exp.Expression) -> Iterator[exp.Expression]:
+    """Turn an order."""
+    if isinstance(node, exp.Ordered):
+        is_down = bool(node.args.get("desc"))
+        # SQLite's own place of NULLs, so that none is written out.
+        yield exp.Ordered(this=node.this.copy(), desc=not is_down, nulls_first=is_down)
+
+
+def all_columns(node: exp.Expression) -> Iterator[exp.Expression]:
+    """Show all columns."""
+    if isinstance(node, exp.Select) and not node.is_star:
+        yield with_argument(node, "expressions", [exp.Star()])
+
+
+def with_argument(node: exp.Expression, name: str, value: Any) -> exp.Expression:
+    """Copy a node with another value of one argument."""
+    other = node.copy()
+    other.set(name, value)
+    return other
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, exp.Expression) else value
 
 
 def _last_condition(select: exp.Select, name: Literal["where", "having"]) -> Iterable[exp.Expr]:
@@ -56,15 +140,15 @@ def _itself(select: exp.Select) -> Iterable[exp.Expr]:
     return [select]
 
 
-_CONTRARY = ("another operator", "condition negated", "negation dropped")
-HABITS: tuple[tuple[Callable[..., Iterable[exp.Expr]], tuple[str, ...]], ...] = (
+_CONTRARY: tuple[Change, ...] = (another_kind, negated, without_negation)
+HABITS: tuple[tuple[Callable[..., Iterable[exp.Expr]], tuple[Change, ...]], ...] = (
     (partial(_last_condition, name="having"), _CONTRARY),
     (partial(_last_condition, name="where"), _CONTRARY),
-    (_itself, ("DISTINCT dropped",)),
-    (_counted_once, ("count of something else",)),
-    (partial(clause, name="order"), ("order turned",)),
-    (_itself, ("GROUP BY dropped",)),
-    (_shown, ("another operator",)),
-    (_itself, ("all columns shown",)),
+    (_itself, (partial(without, clause="distinct"),)),
+    (_counted_once, (other_count,)),
+    (partial(clause, name="order"), (other_order,)),
+    (_itself, (partial(without, clause="group"),)),
+    (_shown, (another_kind,)),
+    (_itself, (all_columns,)),
 )
 """Which part of a query goes wrong, and by which changes; the first that there is."""

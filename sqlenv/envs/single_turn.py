@@ -166,21 +166,23 @@ def find_matches(
     A query whose result as it stands is no table is not right, also where an official program would
     mend its text first. Where a comparator changes the text, the query is run once more. Any of a
     question's gold queries may match, and its own rule goes before all comparators. The result has
-    numbers as the first gold's has them.
+    numbers as the first gold's has them already (`like_gold`).
     """
-    texts = (sql, example.gold_sql, *example.alternatives)
-    predicted, *golds = (transpile(text, example.dialect) for text in texts)
-    golds = [gold for gold in golds if isinstance(gold, str)]
-    if not (isinstance(predicted, str) and golds and isinstance(result, Table)):
+    predicted = transpile(sql, example.dialect)
+    if not (isinstance(predicted, str) and isinstance(result, Table)):
         return dict.fromkeys(names, False)
     database, own = example.database, "graded" if example.grading_method else None
-    case = Case(
-        predicted,
-        golds[0],
-        database,
-        alternatives=tuple(golds[1:]),
-        grading_method=example.grading_method,
-        numbers=numbers,
-    )
+    golds = [transpile(text, example.dialect) for text in (example.gold_sql, *example.alternatives)]
+    cases = [
+        Case(
+            predicted,
+            gold,
+            database,
+            grading_method=example.grading_method,
+            numbers=numbers if number else "exact",
+        )
+        for number, gold in enumerate(golds)
+        if isinstance(gold, str)
+    ]
     runs = QueryRuns(executor.execute, executor.gold, known={(database, predicted): result})
-    return {name: ask(own or name, case, runs).score == 1 for name in names}
+    return {name: any(ask(own or name, case, runs).score == 1 for case in cases) for name in names}

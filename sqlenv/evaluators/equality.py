@@ -15,6 +15,12 @@ from sqlenv.types import MatchMode, Numbers, Result, Row, Table, Value
 
 _Column = tuple[Value, ...]
 _Bag = frozenset[tuple[Value, int]]
+_Number = tuple[type, int | float]
+
+_ROWS_AT_ONCE = 1_000
+_NUMBERS_EACH, _FEW_NUMBERS = 10, 10_000
+"""Different numbers of a result that are compared with one of the gold result, and in any case. A
+result with more cannot be the gold result, and to look at each takes seconds."""
 
 _SEARCHED_CELLS = 10_000_000
 """Cells that a search for the order of columns looks at, some seconds of work; a result that needs
@@ -31,14 +37,16 @@ def like_gold(predicted: Result, gold: Result, numbers: Numbers) -> Result:
     """Write a result's numbers as the gold result has them, where they are the same (`numbers`).
 
     After this, equality of Python's values decides everything: matches, columns, differences. A
-    float becomes the nearest close number of the gold result, an integer only a float's.
+    float becomes the nearest close number of the gold result, an integer only a float's. A result
+    with far more numbers than the gold result stays as it is (`_NUMBERS_EACH`).
     """
     if numbers == "exact" or not isinstance(predicted, Table) or not isinstance(gold, Table):
         return predicted
     if predicted.rows == gold.rows:
         return replace(predicted, rows=gold.rows)
-    own, known = _numbers(predicted), _numbers(gold)
-    if not any(kind is float for kind, _ in own | known):
+    known = _numbers(gold.rows)
+    own = _numbers_up_to(_NUMBERS_EACH * len(known) + _FEW_NUMBERS, predicted.rows)
+    if own is None or not any(kind is float for kind, _ in own | known):
         return predicted
     ordered = sorted(value for _, value in known)
     named = {value: _nearest(value, ordered) for _, value in own - known}
@@ -50,10 +58,20 @@ def like_gold(predicted: Result, gold: Result, numbers: Numbers) -> Result:
     return replace(predicted, rows=rows)
 
 
-def _numbers(table: Table) -> set[tuple[type, int | float]]:
-    """List the numbers of a table; 6 and 6.0 are two."""
-    values = chain.from_iterable(table.rows)
+def _numbers(rows: Sequence[Row]) -> set[_Number]:
+    """List the numbers of rows; 6 and 6.0 are two."""
+    values = chain.from_iterable(rows)
     return {(type(value), value) for value in values if isinstance(value, int | float)}
+
+
+def _numbers_up_to(most: int, rows: Sequence[Row]) -> set[_Number] | None:
+    """List the numbers of rows; None where there are more."""
+    found: set[_Number] = set()
+    for at in range(0, len(rows), _ROWS_AT_ONCE):
+        found |= _numbers(rows[at : at + _ROWS_AT_ONCE])
+        if len(found) > most:
+            return None
+    return found
 
 
 def _nearest(value: int | float, ordered: Sequence[int | float]) -> int | float:
@@ -86,7 +104,8 @@ def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str =
     if predicted.rows == gold.rows:
         return True
     if mode == "set":
-        return set(predicted.rows) == set(gold.rows)
+        wanted = set(gold.rows)  # a row that is not there ends it
+        return wanted.issuperset(predicted.rows) and len(set(predicted.rows)) == len(wanted)
     if len(predicted.rows) != len(gold.rows) or (mode == "bag_ordered" and is_ordered(gold_sql)):
         return False
     return Counter(predicted.rows) == Counter(gold.rows)

@@ -63,6 +63,13 @@ bm25 highlight match matchinfo offsets regexp snippet
 _FUNCTIONS = frozenset(_NAMES.split()) | CHANCE | CLOCK_FUNCTIONS | SQUARES
 
 
+def listed() -> list[str]:
+    """List all names that a query may use; where another release lists others, what it refused is
+    asked again.
+    """
+    return sorted({*_PRAGMAS, *_ANY_TABLE, *_MODULES, *_FUNCTIONS})
+
+
 def forbidden(action: int, first: str | None, second: str | None) -> str:
     """Name what a statement may not do; empty where it may. Whatever is not listed is forbidden."""
     # A query can bring names of any length, which are not to be kept.

@@ -17,6 +17,7 @@ import apsw
 
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.config import ExecutorConfig
+from sqlenv.executor import allowed
 from sqlenv.executor.database import Identity, fingerprint, identify
 from sqlenv.executor.engine import DatabaseQuery
 from sqlenv.executor.guard import weigh
@@ -25,6 +26,8 @@ from sqlenv.types import Result, Table, TimedOut, TooLarge, Value
 LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars"}
 LIMITS |= {"reverse_unordered", "now"}
 """Settings that can change a result."""
+VERSION = 1
+"""Of how queries run, beside settings and what `allowed` lists: another one runs them anew."""
 TRANSIENT = (TimedOut("wall"), TooLarge("memory"))
 """Results that a machine with less to do might not give."""
 _MEMORY_BYTES = 128_000_000
@@ -48,7 +51,8 @@ class GoldCache:
         limits = config.model_dump(mode="json", include=LIMITS)
         # Functions that turn a time into local time know the zone.
         zone = (*time.tzname, time.timezone)
-        self._context = json.dumps([apsw.sqlite_lib_version(), zone, sorted(limits.items())])
+        program = (VERSION, allowed.listed(), apsw.sqlite_lib_version())
+        self._context = json.dumps([*program, zone, sorted(limits.items())])
         self._lock = threading.Lock()
         self._found: dict[GoldKey, Future[Result]] = {}
         # Of those that are there, the one used longest ago first.

@@ -15,9 +15,9 @@ import os
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -130,12 +130,12 @@ def _is_number(text: str) -> bool:
 
 class ValueMatcher:
     """Finds values that questions name. What was found before, and each database's index, is in a
-    cache. Thread-safe.
+    cache. Thread-safe; only questions about one database wait for one another.
     """
 
     def __init__(self, disk: DiskCache) -> None:
         self._disk, self._lock = disk, threading.Lock()
-        self._open = lru_cache(maxsize=_OPEN)(self._open_index)
+        self._used = lru_cache(maxsize=_OPEN)(self._use)
 
     def matches(self, example: Example) -> tuple[ValueMatch, ...]:
         """Find the values that a question and its evidence name, the best first."""
@@ -144,9 +144,13 @@ class ValueMatcher:
         key = content_key("values", _VERSION, contents, asked)
         if (known := self._disk.get(key)) is None:
             with self._lock:
-                known = self._open(example.database, contents).matches(asked)
+                index = self._used(example.database, contents)
+            known = index.matches(asked)
             self._disk[key] = known
         return tuple((table, column, value) for table, column, value in known)
+
+    def _use(self, database: Path, contents: str) -> _SharedIndex:
+        return _SharedIndex(partial(self._open_index, database, contents))
 
     def _open_index(self, database: Path, contents: str) -> ValueIndex:
         key = content_key("value index", _VERSION, contents)
@@ -159,6 +163,18 @@ class ValueMatcher:
             with path.open("rb") as file:
                 self._disk.store_file(key, file)
             return ValueIndex(path)
+
+
+class _SharedIndex:
+    """An index that threads share; it is opened, or built, when it is first asked."""
+
+    def __init__(self, open_index: Callable[[], ValueIndex]) -> None:
+        self._lock = threading.Lock()
+        self._index = cache(open_index)
+
+    def matches(self, asked: str) -> tuple[ValueMatch, ...]:
+        with self._lock:
+            return self._index().matches(asked)
 
 
 class ValueIndex:

@@ -1,28 +1,23 @@
-"""What a gold query looks at: the rows, columns and values that witnesses have to have."""
+"""What a gold query looks at: the tables, values and links that witnesses have to have."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import apsw
 from sqlglot import exp
 
-from sqlenv.executor.database import reading
 from sqlenv.schema.reading import ColumnKey
-from sqlenv.types import Row, Value
+from sqlenv.types import Value
 from sqlenv.witness.columns import ColumnNames, column_key, read_tree
-from sqlenv.witness.source import SourceDatabase, SourceTable
+from sqlenv.witness.source import SourceDatabase
 
-_ROWS = 12  # rows of its result, before it groups, that a query is asked for
-_STEPS = 10_000_000  # half a second: a product of tables may have no such row
+_FEWEST_TEXTS = 3
 _COMPARISONS = (
     *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE),
     *(exp.In, exp.Between, exp.Like),
 )
-_NOT_CORE = ("distinct", "group", "having", "order", "limit", "offset", "windows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +26,37 @@ class Focus:
 
     Attributes:
         tables: Those it names. All names here are in lower case.
-        constants: What it compares columns with, and numbers beside them.
+        constants: What it compares columns with, and the next numbers.
+        longer_texts: Texts that contain one of these.
         links: Pairs of columns that it says to be equal.
-        rows: Rows that it reads for its result, by table.
     """
 
     tables: frozenset[str]
     constants: Mapping[ColumnKey, tuple[Value, ...]]
+    longer_texts: Mapping[ColumnKey, tuple[str, ...]]
     links: tuple[tuple[ColumnKey, ColumnKey], ...]
-    rows: Mapping[str, tuple[Row, ...]]
 
 
-def focus_of(sql: str, source: SourceDatabase, database: Path) -> Focus | None:
+def focus_of(sql: str, source: SourceDatabase) -> Focus | None:
     """Find what a query looks at; None for what cannot be parsed."""
     columns = source.column_names
     tree = read_tree(sql, columns)
     if tree is None:
         return None
-    with reading(database) as connection:
-        rows = _rows(tree, source, connection)
+    constants = _constants(tree, source)
+    values = {
+        (table.name.lower(), column.lower()): {row[at] for row in table.rows} - {None}
+        for table in source.tables
+        for at, column in enumerate(table.columns)
+    }
+    fitting = {place: _fitting(found, values[place]) for place, found in constants.items()}
     return Focus(
         tables=frozenset(table.name.lower() for table in tree.find_all(exp.Table)),
-        constants=dict(_fitting(source, _constants(tree, source))),
+        constants=fitting,
+        longer_texts={
+            place: tuple(_containing(found, values[place])) for place, found in fitting.items()
+        },
         links=tuple(_links(tree, columns)),
-        rows=rows,
     )
 
 
@@ -82,8 +84,7 @@ def _near(literal: exp.Literal) -> Iterator[Value]:
     """Return a constant, and the numbers on both sides of one."""
     text = str(literal.this)
     if literal.is_string:
-        if "%" not in text:
-            yield text
+        yield text.strip("%")
         return
     number = int(text) if text.isdigit() else float(text)
     number = -number if isinstance(literal.parent, exp.Neg) else number
@@ -95,27 +96,31 @@ def _near(literal: exp.Literal) -> Iterator[Value]:
         yield from (number, math.floor(number), math.ceil(number))
 
 
-def _fitting(
-    source: SourceDatabase, constants: Mapping[ColumnKey, list[Value]]
-) -> Iterator[tuple[ColumnKey, tuple[Value, ...]]]:
+def _fitting(constants: Sequence[Value], values: Collection[Value]) -> tuple[Value, ...]:
     """Leave out what is of another type than all of a column's values, what begins as a date or a
     code but is longer or shorter than all of them, and third values of what is 0 or 1.
     """
-    for table in source.tables:
-        for at, column in enumerate(table.columns):
-            place = (table.name.lower(), column.lower())
-            if place not in constants:
-                continue
-            there = {row[at] for row in table.rows} - {None}
-            known = set(map(_form, there))
-            values = [
-                value
-                for value in dict.fromkeys(constants[place])
-                if _form(value) in known or (isinstance(value, int) and float in known)
-                if there != {0, 1} or value in there
-            ]
-            if values:
-                yield place, tuple(values)
+    forms = set(map(_form, values))
+    return tuple(
+        value
+        for value in dict.fromkeys(constants)
+        if _form(value) in forms or (isinstance(value, int) and float in forms)
+        if values != {0, 1} or value in values
+    )
+
+
+def _containing(constants: Sequence[Value], values: Collection[Value]) -> Iterator[str]:
+    """Write a word of the column before and after each text; none in a column of codes, which are
+    all of one length, or of two texts.
+    """
+    texts = sorted(value for value in values if isinstance(value, str))
+    if len(texts) < _FEWEST_TEXTS or len({len(text) for text in texts}) == 1:
+        return
+    words = [word for text in texts for word in text.split()]
+    for constant in constants:
+        if isinstance(constant, str) and not constant[:1].isdigit():
+            word = next((word for word in words if word.lower() not in constant.lower()), "x")
+            yield from (f"{word} {constant}", f"{constant} {word}")
 
 
 def _form(value: Value) -> object:
@@ -133,46 +138,3 @@ def _links(tree: exp.Expression, columns: ColumnNames) -> Iterator[tuple[ColumnK
             one, two = column_key(node.this, columns), column_key(other, columns)
             if one and two and one[0] != two[0]:
                 yield one, two
-
-
-def _rows(
-    tree: exp.Expression, source: SourceDatabase, connection: apsw.Connection
-) -> Mapping[str, tuple[Row, ...]]:
-    """Run FROM and WHERE of each SELECT, and keep the rows of its tables."""
-    by_name = {table.name.lower(): table for table in source.tables}
-    found: dict[str, dict[Row, None]] = {}
-    for select in tree.find_all(exp.Select):
-        origin = select.args.get("from_")
-        parts = [origin, *(select.args.get("joins") or ())] if origin else []
-        named = [(p.this.alias_or_name, by_name.get(p.this.name.lower())) for p in parts]
-        read = [(alias, table) for alias, table in named if table is not None]
-        if read and len(read) == len(parts):
-            for row in _core_rows(select, read, connection):
-                at = 0
-                for _, table in read:
-                    width = len(table.columns)
-                    part = row[at : at + width]
-                    at += width
-                    if any(value is not None for value in part):  # else of a LEFT JOIN
-                        found.setdefault(table.name, {})[part] = None
-    return {name: tuple(rows) for name, rows in found.items()}
-
-
-def _core_rows(
-    select: exp.Select, read: list[tuple[str, SourceTable]], connection: apsw.Connection
-) -> list[Row]:
-    """Return the joined rows that a SELECT keeps; none of one that needs the query around it."""
-    cells = [
-        exp.column(exp.to_identifier(column, quoted=True), table=exp.to_identifier(alias))
-        for alias, table in read
-        for column in table.columns
-    ]
-    core = select.copy()
-    for name in _NOT_CORE:
-        core.set(name, None)
-    core.set("expressions", cells)
-    connection.set_progress_handler(lambda: True, _STEPS)
-    try:
-        return list(connection.execute(f"{core.sql(dialect='sqlite')} LIMIT {_ROWS}"))
-    except apsw.Error:
-        return []

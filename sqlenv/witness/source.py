@@ -1,8 +1,9 @@
-"""What witnesses are made of: the tables of a database, some rows, and what holds for all."""
+"""What witnesses are made of: the tables of a database, what they declare, and some rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,22 +13,26 @@ import apsw
 from sqlenv.executor.database import Identity, identify, reading
 from sqlenv.schema.reading import ForeignKey, read_schema
 from sqlenv.sql.lexer import quoted
-from sqlenv.types import Row
+from sqlenv.types import Row, Value
 
 _SAMPLED = 120  # rows of a table that variants choose from
-# Rows of a table in which a repeated value or a NULL is looked for; more would take seconds.
+# Rows of a table in which a repeated row or a NULL is looked for; more would take seconds.
 _SCANNED = 20_000
+_FEWEST_NUMBERS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table of a database, and what its rows show.
+    """A table of a database.
 
     Attributes:
         columns: The stored ones; values of generated columns are SQLite's to compute.
-        unique: Sets of columns, by place, that no two rows may share, the smallest ones.
-        is_distinct: Whether no two rows may be the same all over.
+        unique: Sets of columns, by place, that are declared to be different in all rows: keys, and
+            the columns of unique indexes. What merely never repeats in the rows is none.
+        is_distinct: Whether nothing is declared and no row repeats as a whole.
         has_null: By column, whether the rows hold NULL.
+        beyond: By column, numbers that a condition which all rows meet may leave out: 0 where all
+            are above it, and the one above the largest; none of what has few numbers, as flags do.
         rows: Some of the rows, from all over the table.
     """
 
@@ -36,6 +41,7 @@ class SourceTable:
     unique: tuple[tuple[int, ...], ...]
     is_distinct: bool
     has_null: tuple[bool, ...]
+    beyond: tuple[tuple[int, ...], ...]
     rows: tuple[Row, ...]
 
     def places(self, columns: Sequence[str]) -> list[int]:
@@ -112,27 +118,33 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
     keys = {str(column): int(str(place)) for column, place in found}
     columns = tuple(keys)
     cells = ", ".join(map(quoted, columns))
-    counts = ", ".join(f"count({quoted(c)}), count(DISTINCT {quoted(c)})" for c in columns)
+    counts = ", ".join(f"count({quoted(column)})" for column in columns)
     scanned = f"(SELECT {cells} FROM {quoted(name)} LIMIT {_SCANNED})"
-    total, *both = (
+    total, *given = (
         int(str(n)) for n in next(connection.execute(f"SELECT count(*), {counts} FROM {scanned}"))
     )
-    given, different = both[::2], both[1::2]
-    unique = {*_declared(connection, name, keys)}
-    is_distinct = False
-    if total > 2:  # of two rows nothing can be learned
-        places = range(len(columns))
-        unique |= {(at,) for at in places if given[at] == different[at] == total}
-        rows = f"SELECT count(*) FROM (SELECT DISTINCT * FROM {scanned})"
-        is_distinct = not unique and next(connection.execute(rows)) == (total,)
+    unique = tuple(dict.fromkeys(_declared(connection, name, keys)))
+    rows = f"SELECT count(*) FROM (SELECT DISTINCT * FROM {scanned})"
+    is_distinct = not unique and next(connection.execute(rows)) == (total,)
+    some = tuple(_some(connection, name, cells, total))
     return SourceTable(
         name,
         columns,
-        tuple(sorted(part for part in unique if not any({*one} < {*part} for one in unique))),
+        unique,
         is_distinct,
         tuple(number < total for number in given),
-        tuple(_some(connection, name, cells, total)),
+        tuple(_beyond({row[at] for row in some} - {None}) for at in range(len(columns))),
+        some,
     )
+
+
+def _beyond(values: Collection[Value]) -> tuple[int, ...]:
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) < len(values) or len(numbers) < _FEWEST_NUMBERS:
+        return ()
+    if not all(map(math.isfinite, (least := min(numbers), most := max(numbers)))):
+        return ()
+    return (0, int(most) + 1) if least > 0 else (int(most) + 1,)
 
 
 def _declared(

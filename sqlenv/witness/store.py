@@ -13,11 +13,11 @@ from sqlenv.config import AnswerConfig
 from sqlenv.evaluators.official import as_spider_runs
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import ExecutionMatch, MatchMode
-from sqlenv.witness.distillation import distil
+from sqlenv.witness.draw import draw_witnesses
 
 _log = logging.getLogger(__name__)
 
-VERSION = 6
+VERSION = 7
 """Of how witnesses are made: another one makes them anew."""
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",
@@ -76,7 +76,7 @@ class WitnessStore:
         return found
 
     def _make(self, key: str, database: Path, gold: str) -> tuple[Path, ...]:
-        made = distil(gold, database, mode=self._mode, count=self._count)
+        made = draw_witnesses(gold, database, mode=self._mode, count=self._count)
         if made.reason:
             _log.info("%s: no witness of a gold query: %s", database.stem, made.reason)
         for number, contents in enumerate(made.contents):

@@ -1,8 +1,9 @@
-"""Variants of a database: few rows, what its schema and its rows promise, and everything else new.
+"""Variants of a database: few rows, what its schema promises, and everything else new.
 
-A variant takes some rows of each table. Then values of a column change places or repeat, constants
-of the gold query and numbers beside them come in, NULLs where the column has some, and rows name
-others than they did. A row that breaks a promise (a key, NOT NULL, CHECK) is left out.
+A variant takes some rows of each table. Then values of a column change places or repeat; constants
+of the gold query, values near them and numbers beyond the column's come in, NULLs where the column
+has some; rows name others than they did. A row that breaks a promise (a key, NOT NULL, CHECK) is
+left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _SIZES = (4, 8, 15, 30, 50)  # of a table that the gold reads
 _SIZE = 12  # of any other
 _NAMED = (2, 4, 12, 50)  # different rows that the rows of another table name
 _NOW = datetime(2025, 1, 1, tzinfo=UTC)  # for gold queries that ask for the time
-_SHUFFLED = 0.35  # share of columns
+_SHUFFLED = 0.3  # share of columns, and of those whose values repeat more or less
+_REPEATED, _FEW = 0.25, 0.2
+_FEW_VALUES = (2, 3, 5)
+_LONGER, _BEYOND = 0.4, 0.25  # share of columns with longer texts, and with numbers beyond theirs
 _PAGE_BYTES = 512  # the smallest: a table takes one at least
 
 TableRows = list[list[Value]]
@@ -59,18 +63,19 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> TableRows:
     name = table.name.lower()
     is_read = name in focus.tables or any(place[0] == name for place in focus.constants)
     size = draw.choice(_SIZES) if is_read else _SIZE
-    touched = list(focus.rows.get(table.name, ()))
-    touched = draw.sample(touched, draw.randint(0, len(touched)))
     # Of a table of few rows some go too.
     most = len(table.rows)
-    others = draw.sample(table.rows, size if size < most else draw.randint(-(-most // 2), most))
-    rows = [list(row) for row in dict.fromkeys((*touched, *others))]
+    some = draw.sample(table.rows, size if size < most else draw.randint(-(-most // 2), most))
+    rows = [list(row) for row in some]
     if not is_read or not rows:
         return rows
     rows += _more(table, rows, size - len(rows), draw)
     keys = {at for part in table.unique for at in part}
     for at, column in enumerate(table.columns):
-        constants = focus.constants.get((name, column.lower()), ())
+        place = (name, column.lower())
+        constants = focus.constants.get(place, ())
+        if draw.random() < _LONGER:
+            constants = (*constants, *focus.longer_texts.get(place, ()))
         values = [row[at] for row in rows]
         if at in keys:
             if (at,) in table.unique and draw.random() < _SHUFFLED:
@@ -79,6 +84,8 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> TableRows:
         else:
             values = _mixed(values, draw)
             values = _with_some(values, constants, draw)
+            if table.beyond[at] and draw.random() < _BEYOND:
+                values = _with_share(values, table.beyond[at], 0.15, draw)
             values = _with_nulls(values, draw) if table.has_null[at] else values
         for row, value in zip(rows, values, strict=True):
             row[at] = value
@@ -112,24 +119,33 @@ def _with_each(values: list[Value], constants: Sequence[Value], draw: random.Ran
 
 
 def _mixed(values: list[Value], draw: random.Random) -> list[Value]:
-    """Let values change places, or repeat, or leave them."""
+    """Let values change places, or repeat, or let few of them repeat often, or leave them."""
     how = draw.random()
     if how < _SHUFFLED:
         return draw.sample(values, len(values))
-    return draw.choices(values, k=len(values)) if how < 2 * _SHUFFLED else values
+    if how < _SHUFFLED + _REPEATED:
+        return draw.choices(values, k=len(values))
+    if how < _SHUFFLED + _REPEATED + _FEW:
+        few = draw.sample(values, min(len(values), draw.choice(_FEW_VALUES)))
+        return draw.choices(few, k=len(values))
+    return values
 
 
 def _with_some(values: list[Value], constants: Sequence[Value], draw: random.Random) -> list[Value]:
     if not constants or draw.random() < 0.2:
         return values
-    share = draw.choice((0.15, 0.3, 0.6))
-    return [draw.choice(constants) if draw.random() < share else value for value in values]
+    return _with_share(values, constants, draw.choice((0.15, 0.3, 0.6)), draw)
 
 
 def _with_nulls(values: list[Value], draw: random.Random) -> list[Value]:
-    if draw.random() < 0.6:
-        return values
-    return [None if draw.random() < 0.15 else value for value in values]
+    return values if draw.random() < 0.6 else _with_share(values, (None,), 0.15, draw)
+
+
+def _with_share(
+    values: list[Value], others: Sequence[Value], share: float, draw: random.Random
+) -> list[Value]:
+    """Put other values in the place of a share of them."""
+    return [draw.choice(others) if draw.random() < share else value for value in values]
 
 
 def _declared_links(source: SourceDatabase) -> Iterator[Link]:

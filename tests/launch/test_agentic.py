@@ -275,7 +275,7 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
         cwd=tmp_path,
     )
     metrics = read_metrics(tmp_path / "run")
-    promised = {"reward/atr", "columns/ex_f", "columns/ex_b", "columns/csmr", "rollout/calls"}
+    promised = {"reward/atr", "step_score/last", "rollout/calls"}
     for numbers in metrics:
         assert promised | {"rollout/bad_calls"} <= numbers.keys()
         shapes = [share for name, share in numbers.items() if name.startswith("shape/")]

@@ -27,8 +27,8 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
             score = sql.reward(episode)
             assert "".join(reply[span.start : span.end] for span in score.spans) == query
             numbers = sql.describe(episode)
-            is_right = case == "correct"
-            assert (numbers["columns/ex_f"] == 1, numbers["columns/csmr"] == 1) == (is_right,) * 2
+            # Other families' numbers would cost as much as their rewards.
+            assert not any(name.startswith(("columns/", "tag/", "align/")) for name in numbers)
             assert "rollout/calls" not in numbers  # this episode has no tool
             assert numbers[f"case/{case}"] == 1.0
             blamed = [name for name in numbers if name.startswith("blamed/")]

@@ -128,3 +128,16 @@ def test_any_result_scores_within_range(pred, gold):
         assert 0 <= csmr(pred, gold) <= 0.8 + 1e-9
     for variant in ("paper", "code"):
         assert 0 <= reward(pred, gold, ex_f=variant).total <= 10
+
+
+def test_metrics_have_both_measures_of_the_answer():
+    gold = table([[1, 2]])
+    for pred, ex_f, ex_b in (
+        (gold, 1, 1),
+        (table([[1]]), 0.5, 0),
+        (table([[*range(9)]]), 1, 0),
+        (None, 0, 0),
+    ):
+        attempts = (Attempt(Answer("", ""), pred, correct=False),) if pred else ()
+        found = PaverlReward(PaverlConfig(), Golds(gold)).diagnostics(Episode(EXAMPLE, attempts))
+        assert found == {"columns/ex_f": ex_f, "columns/ex_b": ex_b}

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.evaluators.equality import matches
+from sqlenv.evaluators import equality
+from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
 from tests.sqlenv.cases import read_cases, table
 
@@ -70,3 +71,25 @@ def test_the_search_for_an_order_of_columns_ends(monkeypatch: pytest.MonkeyPatch
     assert matches(Table(names, moved), gold, mode="test_suite")
     ones = Table(names * 20, ((1,) * 1200,))
     assert matches(ones, replace(ones), mode="test_suite")
+
+
+def test_far_more_numbers_than_the_golds_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply can have a million fractions, each of which would be looked up."""
+    asked = Counter[float]()
+
+    def nearest(value: float, ordered: Any) -> float:
+        asked[value] += 1
+        return ordered[0]
+
+    monkeypatch.setattr(equality, "_nearest", nearest)
+    gold = table([(number + 0.5,) for number in range(2_000)])
+    for count, looked_up in ((29_000, 29_000), (31_000, 0)):
+        asked.clear()
+        predicted = table([(1 / number,) for number in range(3, count + 3)])
+        found = like_gold(predicted, gold, "close")
+        assert (found is predicted) == (looked_up == 0)
+        assert asked.total() == looked_up
+    # Many rows of few numbers are those of a query that forgets DISTINCT.
+    again = like_gold(table([(0.1 + 0.2,)] * 100_000), table([(0.3,)]), "close")
+    assert isinstance(again, Table)
+    assert {*again.rows} == {(0.3,)}

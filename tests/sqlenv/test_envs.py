@@ -17,6 +17,7 @@ from sqlenv.config import (
 from sqlenv.envs.build import build_environment
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.evaluators import equality
 from sqlenv.evaluators.comparators import Case
 from sqlenv.prompts import feedback_text
 from sqlenv.prompts.tags import TAG_SENTENCES
@@ -150,3 +151,19 @@ def test_official_verdicts_know_no_luck(runner, example):
     names = ("set", "bird_ex", "spider_ex", "omnisql_bird")
     [judged] = runner.judge([Case(sql, example.gold_sql, example.database)], names)
     assert judged.scores == dict.fromkeys(names, 1.0)
+
+
+def test_numbers_are_compared_with_each_gold_once(runner, example, monkeypatch):
+    """It is the slow part of judging a large result."""
+    asked: list[int] = []
+    compared = equality._numbers_up_to
+    monkeypatch.setattr(
+        equality, "_numbers_up_to", lambda *given: asked.append(1) or compared(*given)
+    )
+    for alternatives, count in (((), 1), (("SELECT 0.25", "SELECT 0.3"), 3)):
+        asked.clear()
+        example = replace(example, gold_sql="SELECT 0.5", alternatives=alternatives)
+        env = SingleTurn(SingleTurnConfig(), executor=runner, first_prompt=first_prompt)
+        episode, _ = env.step(env.reset(example)[0], "<sql>SELECT 0.1 + 0.2</sql>")
+        assert episode.attempts[0].correct == bool(alternatives)
+        assert len(asked) == count

@@ -9,7 +9,7 @@ import pytest
 from exchange import UserError
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
-from sqlenv.executor import Executor
+from sqlenv.executor import Executor, allowed, gold
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 from tests.sqlenv.conftest import ENDLESS, MEMORY_BOMB, make_file
 
@@ -76,6 +76,30 @@ def test_what_else_decides_a_result_is_part_of_the_key(database: Path, tmp_path:
     make_file(database, "DELETE FROM city")
     with make_executor(cache) as executor:
         assert executor.gold(database, sql) == Table(("count(*)",), ((0,),))
+
+
+def test_a_release_that_allows_more_runs_what_the_one_before_refused(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask() -> Result:
+        allowed._forbidden.cache_clear()
+        with make_executor(tmp_path / "cache") as executor:
+            return executor.gold(database, "SELECT abs(-1)")
+
+    with monkeypatch.context() as before:
+        before.setattr(allowed, "_FUNCTIONS", allowed._FUNCTIONS - {"abs"})
+        assert ask() == Denied("function abs")
+    assert isinstance(ask(), Table)
+    # What else may change in how queries run.
+    with make_executor(tmp_path / "cache") as executor:
+        ran = count_runs(executor)
+        executor.gold(database, "SELECT abs(-1)")
+        assert ran == []
+    monkeypatch.setattr(gold, "VERSION", gold.VERSION + 1)
+    with make_executor(tmp_path / "cache") as executor:
+        ran = count_runs(executor)
+        executor.gold(database, "SELECT abs(-1)")
+        assert ran == ["SELECT abs(-1)"]
 
 
 @pytest.mark.parametrize(

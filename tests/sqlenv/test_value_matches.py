@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
 from exchange import UserError
+from sqlenv.cache import DiskCache
 from sqlenv.executor.database import open_new
+from sqlenv.schema import values
 from sqlenv.schema.reading import read_schema
 from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
+from sqlenv.types import Example
 from tests.sqlenv.cases import read_cases
 from tests.sqlenv.conftest import make_file
 from tests.vectors import read
@@ -139,3 +145,30 @@ def test_open_indexes_leave_executors_their_memory(tmp_path: Path):
         indexes.append(ValueIndex(tmp_path / "large.index"))
         ask(indexes[-1], " ".join(f"town {number**2}" for number in range(1, 20_000, 97)))
         assert apsw.memory_used() - used < 500_000
+
+
+def test_a_small_database_waits_for_no_large_one(towns: Path, tmp_path: Path, monkeypatch):
+    other = make_file(
+        tmp_path / "large.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES ('Bern')"
+    )
+    begun, may_end = threading.Event(), threading.Event()
+
+    def build(database: Path, *rest) -> int:
+        if database == other:
+            begun.set()
+            assert may_end.wait(20)
+        return build_index(database, *rest)
+
+    monkeypatch.setattr(values, "build_index", build)
+    with closing(DiskCache(tmp_path / "cache")) as disk, ThreadPoolExecutor(3) as threads:
+        matcher = values.ValueMatcher(disk)
+        large, again = (
+            threads.submit(matcher.matches, Example(name, "Bern?", "large", other, ""))
+            for name in ("one", "two")
+        )
+        assert begun.wait(20)
+        small = threads.submit(matcher.matches, Example("1", "Oslo?", "town", towns, ""))
+        assert small.result(timeout=20) == (("town", "Name", "Oslo"),)
+        assert not large.done()
+        may_end.set()
+        assert large.result(20) == again.result(20) == (("t", "a", "Bern"),)

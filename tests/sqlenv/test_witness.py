@@ -14,9 +14,8 @@ from sqlenv.envs.single_turn import SingleTurn, first_refuting
 from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.types import Example, ExecutionMatch, Table
-from sqlenv.witness.distillation import distil
+from sqlenv.witness.draw import draw_witnesses
 from sqlenv.witness.focus import focus_of
-from sqlenv.witness.neighbours import neighbours
 from sqlenv.witness.refutation import Refutation, judge_on_witnesses
 from sqlenv.witness.source import read_source
 from sqlenv.witness.store import WitnessStore
@@ -25,7 +24,7 @@ from tests.vectors import read
 
 from .conftest import make_file
 
-CASES, WITNESSES = read("neighbours"), read("witnesses")
+WITNESSES = read("witnesses")
 ODD = WITNESSES["odd"] | {
     "many columns": (
         f"CREATE TABLE t ({', '.join(f'c{n} INT' for n in range(300))}); "
@@ -33,7 +32,6 @@ ODD = WITNESSES["odd"] | {
         "SELECT c1 FROM t WHERE c0 > 1",
     )
 }
-COLUMNS = {name: tuple(columns) for name, columns in CASES["columns"].items()}
 SHOP = """
 CREATE TABLE owner (id INTEGER PRIMARY KEY, name TEXT NOT NULL, city TEXT);
 INSERT INTO owner VALUES (1, 'Ann', 'Oslo'), (2, 'Bob', 'Rome'), (3, 'Cy', 'Oslo'), (4, 'Di', NULL);
@@ -57,29 +55,17 @@ def opened(contents: bytes) -> apsw.Connection:
     return connection
 
 
-@pytest.mark.parametrize("case", CASES["cases"], ids=lambda case: case["why"])
-def test_a_query_that_is_wrong_in_one_place_is_a_neighbour(case: dict[str, str]) -> None:
-    found = [one.sql for one in neighbours(case["gold"], COLUMNS)]
-    assert case["has"] in found
-    assert len(found) == len(set(found))
-
-
-def test_what_cannot_be_parsed_has_no_neighbours() -> None:
-    assert neighbours("SELEC 1", COLUMNS) == []
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_variant_keeps_what_the_database_promises(shop: Path, seed: int) -> None:
     gold = "SELECT name FROM owner JOIN pet ON pet.owner = owner.id WHERE kind = 'cat' AND age > 1"
     source = read_source(shop)
-    focus = focus_of(gold, source, shop)
+    focus = focus_of(gold, source)
     assert focus is not None
     variant = make_variant(source, focus, seed=seed)
     assert list(variant.execute("PRAGMA foreign_key_check")) == []
     assert list(variant.execute("PRAGMA integrity_check")) == [("ok",)]
-    names = [name for (name,) in variant.execute("SELECT name FROM owner")]
-    assert len(names) == len(set(names))  # no two owners share one here
-    assert {kind for (kind,) in variant.execute("SELECT kind FROM pet")} <= {"cat", "dog", "fish"}
+    kinds = {str(kind) for (kind,) in variant.execute("SELECT kind FROM pet")}
+    assert kinds <= {"cat", "dog", "fish", "cat dog", "dog cat"}
     assert list(variant.execute("SELECT * FROM old EXCEPT SELECT * FROM pet")) == []
     assert next(variant.execute("SELECT date('now')")) == ("2025-01-01",)  # today as tomorrow
     again = make_variant(source, focus, seed=seed)
@@ -90,7 +76,7 @@ def test_a_variant_keeps_what_the_database_promises(shop: Path, seed: int) -> No
 def test_a_row_that_no_owner_has_is_not_in_a_variant(shop: Path, seed: int) -> None:
     """A LEFT JOIN gives such rows: of NULL alone."""
     source = read_source(shop)
-    focus = focus_of("SELECT name FROM owner LEFT JOIN pet ON owner = owner.id", source, shop)
+    focus = focus_of("SELECT name FROM owner LEFT JOIN pet ON owner = owner.id", source)
     assert focus is not None
     variant = make_variant(source, focus, seed=seed)
     assert next(variant.execute("SELECT count(*) FROM pet WHERE kind IS NULL OR age IS NULL")) == (
@@ -105,20 +91,13 @@ def test_a_row_that_no_owner_has_is_not_in_a_variant(shop: Path, seed: int) -> N
 def test_a_query_that_is_right_by_luck_is_refuted(shop: Path, gold: str, lucky: str) -> None:
     with apsw.Connection(str(shop)) as real:
         assert set(real.execute(gold)) == set(real.execute(lucky))
-    found = distil(gold, shop)
-    assert 0 < len(found.contents) <= 4
+    found = draw_witnesses(gold, shop)
+    assert 0 < len(found.contents) <= 8
     results = [
         (set(witness.execute(gold)), set(witness.execute(lucky)))
         for witness in map(opened, found.contents)
     ]
     assert any(wanted != predicted for wanted, predicted in results)
-
-
-def test_the_result_as_constants_is_a_neighbour(shop: Path) -> None:
-    by_heart = "result by heart"
-    assert by_heart not in [one.change for one in distil("SELECT name FROM owner", shop).untold]
-    same = {one.change: one.sql for one in distil("SELECT 1, 'it''s'", shop).untold}
-    assert same[by_heart] == "VALUES (1, 'it''s')"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +111,7 @@ def test_a_query_that_means_the_same_is_not_refuted(
     form than the column's values, rows that name refused ones, rows that never repeat.
     """
     database = make_file(tmp_path / "it.sqlite", script or SHOP)
-    found = distil(gold, database)
+    found = draw_witnesses(gold, database)
     assert found.contents, found.reason
     for witness in map(opened, found.contents):
         assert set(witness.execute(gold)) == set(witness.execute(same))
@@ -142,9 +121,8 @@ def test_a_query_that_means_the_same_is_not_refuted(
 def test_odd_databases_have_witnesses(tmp_path: Path, name: str) -> None:
     script, gold = ODD[name]
     database = make_file(tmp_path / "odd.sqlite", script)
-    found = distil(gold, database)
+    found = draw_witnesses(gold, database)
     assert found.contents, found.reason
-    assert found.neighbours == 0 or len(found.untold) < found.neighbours
 
 
 @pytest.mark.parametrize(
@@ -153,7 +131,7 @@ def test_odd_databases_have_witnesses(tmp_path: Path, name: str) -> None:
 )
 def test_what_has_no_witness_says_why(tmp_path: Path, script: str, gold: str, reason: str) -> None:
     database = make_file(tmp_path / "odd.sqlite", script or SHOP)
-    found = distil(gold, database)
+    found = draw_witnesses(gold, database)
     assert (found.contents, reason in found.reason) == ((), True)
 
 

@@ -1,0 +1,190 @@
+"""The witnesses of a gold query: variants of its database that decide what it gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+from sqlglot import exp
+
+from sqlenv.evaluators.equality import matches
+from sqlenv.sql.extraction import parse
+from sqlenv.types import MatchMode, Table
+from sqlenv.witness.focus import focus_of
+from sqlenv.witness.source import read_source
+from sqlenv.witness.variants import make_variant
+
+_SPARE = 4
+"""Variants beyond those that are asked for: some are no witnesses, or the gold finds nothing."""
+# A gold query may be a product of tables.
+_STEPS, _STRIDE, _MOST_ROWS = 200_000, 1_000, 5_000
+_NUMBERING = (exp.RowNumber, exp.Lag, exp.Lead)
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """The witnesses of a gold query.
+
+    Attributes:
+        contents: Each database, as SQLite serialises it.
+        reason: Why there is none; empty where there is one.
+    """
+
+    contents: tuple[bytes, ...] = ()
+    reason: str = ""
+
+
+def draw_witnesses(
+    gold: str, database: Path, *, mode: MatchMode = "set", count: int = 8
+) -> Witnesses:
+    """Draw witnesses of a gold query of SQLite; those on which it finds something go first.
+
+    A variant on which the gold fails, or on which its result depends on the order in which SQLite
+    reads rows (a tie at a LIMIT), is none.
+
+    Args:
+        gold: The query.
+        database: Its database.
+        mode: When two results are the same.
+        count: The most witnesses.
+
+    Raises:
+        UserError: The file is no readable database.
+    """
+    found: list[tuple[bool, bytes]] = []
+    try:
+        source = read_source(database)
+        focus = focus_of(gold, source)
+        if focus is None:
+            return Witnesses(reason="the gold query cannot be parsed")
+        for number in range(count + _SPARE):
+            variant = make_variant(source, focus, seed=number)
+            result = decided_result(variant, gold, mode)
+            if result is not None:
+                finds_nothing = {value for row in result.rows for value in row} <= {0, None}
+                found.append((finds_nothing, variant.serialize("main")))
+            variant.close()
+    except (apsw.Error, UnicodeDecodeError) as error:
+        return Witnesses(reason=f"SQLite cannot make a variant: {error}")
+    if not found:
+        return Witnesses(reason="the gold query fails or is undecided on every variant")
+    found.sort(key=lambda one: one[0])
+    return Witnesses(tuple(contents for _, contents in found[:count]))
+
+
+def decided_result(variant: apsw.Connection, gold: str, mode: MatchMode) -> Table | None:
+    """Run a gold query; None where it fails, or where SQLite may as well return something else."""
+    result = run_bounded(variant, gold)
+    if result is None or any(_is_tied(variant, query, mode) for query in _limited(gold)):
+        return None
+    for other in _in_other_orders(variant, gold):
+        if other is None or not matches(other, result, mode=mode, gold_sql=gold):
+            return None
+    return result
+
+
+def run_bounded(connection: apsw.Connection, sql: str) -> Table | None:
+    """Run a query within bounds; None where it fails or takes too much."""
+    strides = itertools.count(1)
+    connection.set_progress_handler(lambda: next(strides) * _STRIDE >= _STEPS, _STRIDE)
+    try:
+        rows = []
+        for row in connection.execute(sql):
+            rows.append(row)
+            if len(rows) > _MOST_ROWS:
+                return None
+    except (apsw.Error, UnicodeDecodeError):
+        return None
+    return Table(("",) * (len(rows[0]) if rows else 0), tuple(rows))
+
+
+def _in_other_orders(connection: apsw.Connection, gold: str) -> Iterator[Table | None]:
+    """Run a gold query with tables scanned in reverse, and with the ties of each ORDER BY broken
+    both ways.
+    """
+    connection.pragma("reverse_unordered_selects", 1)
+    yield run_bounded(connection, gold)
+    connection.pragma("reverse_unordered_selects", 0)
+    if "order" in gold.lower():
+        yield from (
+            run_bounded(connection, _with_ties_broken(gold, is_down)) for is_down in (False, True)
+        )
+
+
+@lru_cache(maxsize=8)
+def _with_ties_broken(gold: str, is_down: bool) -> str:  # noqa: FBT001
+    """Order what each ORDER BY leaves tied by the columns of the result."""
+    tree = parse(gold)
+    assert tree is not None  # what cannot be parsed has no variant
+    tree = tree.copy()
+    for order in tree.find_all(exp.Order):
+        for shown in _shown(order.parent):
+            key = exp.Ordered(this=shown, desc=is_down, nulls_first=not is_down)
+            order.append("expressions", key)
+    return tree.sql(dialect="sqlite", normalize_functions=False)
+
+
+class _Limited(NamedTuple):
+    """A query without its LIMIT, which also shows what it orders by, and the LIMIT."""
+
+    sql: str
+    keys: int
+    limit: int
+
+
+@lru_cache(maxsize=8)
+def _limited(gold: str) -> tuple[_Limited, ...]:
+    """List the queries in a query that have an ORDER BY and a LIMIT; none that is DISTINCT."""
+    tree = parse(gold)
+    assert tree is not None
+    return tuple(_with_keys(one) for one in tree.find_all(exp.Select) if _takes_first_rows(one))
+
+
+def _takes_first_rows(select: exp.Select) -> bool:
+    limit = select.args.get("limit")
+    is_plain = not (select.args.get("distinct") or select.args.get("offset"))
+    is_limited = isinstance(limit, exp.Limit) and limit.expression.is_int
+    return is_plain and is_limited and select.args.get("order") is not None
+
+
+def _with_keys(select: exp.Select) -> _Limited:
+    shown = select.selects
+    keys = [one.this for one in select.args["order"].expressions]
+    keys = [shown[int(key.name) - 1] if key.is_int else key for key in keys]
+    whole = select.copy()
+    whole.set("limit", None)
+    whole.set("expressions", [one.copy() for one in (*shown, *(key.unalias() for key in keys))])
+    sql = whole.sql(dialect="sqlite", normalize_functions=False)
+    return _Limited(sql, len(keys), int(select.args["limit"].expression.name))
+
+
+def _is_tied(connection: apsw.Connection, query: _Limited, mode: MatchMode) -> bool:
+    """Tell whether rows that a LIMIT takes tie with rows that it leaves: other ones or, except for
+    sets, the same ones. A subquery that needs the query around it does not run, and tells nothing.
+    """
+    found = run_bounded(connection, query.sql)
+    if found is None or not 0 < query.limit < len(found.rows):
+        return False
+    width = found.width - query.keys
+    last = found.rows[query.limit - 1]
+    tied = [row for row in found.rows if row[width:] == last[width:]]
+    taken = [row for row in found.rows[: query.limit] if row[width:] == last[width:]]
+    return len(tied) > len(taken) and (mode != "set" or len(set(tied)) > 1)
+
+
+def _shown(around: exp.Expr | None) -> list[exp.Expression]:
+    """List the columns of a query's result, by number; for a window that numbers rows, those of
+    the query around it: other windows give tied rows the same value.
+    """
+    if isinstance(around, exp.Query):
+        return [exp.Literal.number(number) for number in range(1, len(around.selects) + 1)]
+    if isinstance(around, exp.Window) and isinstance(around.this, _NUMBERING):
+        select = around.find_ancestor(exp.Select)
+        shown = select.selects if select else []
+        return [one.copy() for one in shown if isinstance(one, exp.Column)]
+    return []
