@@ -114,7 +114,7 @@ def compare_mutants(
     options: argparse.Namespace, executor: Executor
 ) -> Iterator[Agreement | Mapping[str, Any]]:
     """Compare on changed gold queries; then count those that each comparator takes for right, alone
-    and with four witnesses.
+    and with eight witnesses.
     """
     from sqlenv.witness.refutation import judge_on_witnesses
     from sqlenv.witness.store import WitnessStore
@@ -144,7 +144,7 @@ def compare_mutants(
             for rule in ("bird_ex", "spider_ex"):
                 store = WitnessStore(cache, match=rule)
                 found = judge_on_witnesses(cases, rule, executor, store)
-                ours[f"{rule}, four witnesses"] = found
+                ours[f"{rule}, eight witnesses"] = found
         passing: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for at, change in enumerate(file.changes):
             passing[change].update(

@@ -4,12 +4,12 @@
 
 DATA holds Spider's databases (spider_data), distilled test suites (test_suite_database,
 classical_test) and predictions (predictions/spider_dev/*.jsonl with `pred`, `gold` and `db_id`).
-Of queries that are right on their own database, how many do 1, 4 and 8 witnesses refute: of those
+Of queries that are right on their own database, how many do 4 and 8 witnesses refute: of those
 that a judge calls wrong, and of those that it calls right? The latter are listed, to be looked at.
 
     predictions  real predictions; judged by Spider's test suite
     classical    mutants of the golds of restaurants and geography; judged by their test suites
-    training     mutants of training golds on `--databases`; judged by 60 databases of random rows
+    training     mutants of training golds on `--databases`; judged by 40 databases of random rows
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from sqlenv.witness.refutation import judge_on_witnesses
 from sqlenv.witness.source import read_source
 from sqlenv.witness.store import WitnessStore
 
-COUNTS = (1, 4, 8)
-_GOLDS, _MUTANTS, _DATABASES = 20, 8, 60  # of a database, of a gold, and of random rows
+COUNTS = (4, 8)
+_CLASSICAL = 100  # questions
+_GOLDS, _MUTANTS, _DATABASES = 12, 6, 40  # of a database, of a gold, and of random rows
 
 
 class Judged(NamedTuple):
@@ -109,7 +110,8 @@ def read_classical(data: Path) -> list[Case]:
     """Change golds in one place."""
     folder = data / "classical_test"
     cases = []
-    for told in json.loads((folder / "classical_test.json").read_text()):
+    questions = json.loads((folder / "classical_test.json").read_text())
+    for told in random.Random(0).sample(questions, _CLASSICAL):
         database, gold = folder / told["db_path"], told["query"].rstrip("; ")
         suite = tuple(folder / file for file in told["testsuite"])
         cases += [Case(one, gold, database, suite) for one in changed(gold, database)]

@@ -9,7 +9,7 @@
 2), a folder with several of them, OmniSQL's data/, or a question file in a data set's folder. Every
 gold query is run in several ways on all cores; those to look at (they fail, return nothing, vary or
 are undecided by ties) are written to doubtful.jsonl. What takes long, such as gold results, the
-values that questions name and witnesses (env.witnesses=4), is kept in the cache of the user (below
+values that questions name and witnesses (env.witnesses=8), is kept in the cache of the user (below
 MINIRL_CACHE, if that is set), under the contents of files: no command has to be pointed to it. Run
 the same command again to resume, or after a change of the data. With --export nothing is checked
 but what is written: rows for TRL, verl or SkyRL (docs/rewards.md).

@@ -128,7 +128,7 @@ def _score_file(path: Path, given: ScoreOptions, config: ExecutorConfig) -> None
 
 @contextmanager
 def _workbench(config: ExecutorConfig, numbers: Numbers) -> Generator[Workbench]:
-    """Open a workbench with an executor of its own, and four witnesses of each gold query."""
+    """Open a workbench with an executor of its own, and witnesses of each gold query."""
     with Executor(config) as executor:
         store = WitnessStore(shared_cache(), match="set")
         yield Workbench(executor, numbers, store)

@@ -193,7 +193,7 @@ class QuestionSet:
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
     corrected: Corrected | None = None
-    witnesses: int = 4
+    witnesses: int = 8
     numbers: Numbers = "exact"
 
     @property

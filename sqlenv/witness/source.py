@@ -19,6 +19,7 @@ _SAMPLED = 120  # rows of a table that variants choose from
 # Rows of a table in which a repeated row or a NULL is looked for; more would take seconds.
 _SCANNED = 20_000
 _FEWEST_NUMBERS = 3
+_FEWEST_ROWS = 2  # of two rows nothing can be learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,9 @@ class SourceTable:
     Attributes:
         columns: The stored ones; values of generated columns are SQLite's to compute.
         unique: Sets of columns, by place, that are declared to be different in all rows: keys, and
-            the columns of unique indexes. What merely never repeats in the rows is none.
-        is_distinct: Whether nothing is declared and no row repeats as a whole.
+            the columns of unique indexes. What merely never repeats in the rows is none, except the
+            first column of a table that declares none.
+        is_distinct: Whether there is no such set, and no row repeats as a whole.
         has_null: By column, whether the rows hold NULL.
         beyond: By column, numbers that a condition which all rows meet may leave out: 0 where all
             are above it, and the one above the largest; none of what has few numbers, as flags do.
@@ -124,14 +126,18 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
         int(str(n)) for n in next(connection.execute(f"SELECT count(*), {counts} FROM {scanned}"))
     )
     unique = tuple(dict.fromkeys(_declared(connection, name, keys)))
-    rows = f"SELECT count(*) FROM (SELECT DISTINCT * FROM {scanned})"
-    is_distinct = not unique and next(connection.execute(rows)) == (total,)
+    first, whole = (
+        next(connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {these} FROM {scanned})"))
+        for these in (quoted(columns[0]), cells)
+    )
+    if not unique and first == (total,) and total > _FEWEST_ROWS:
+        unique = ((0,),)
     some = tuple(_some(connection, name, cells, total))
     return SourceTable(
         name,
         columns,
         unique,
-        is_distinct,
+        not unique and whole == (total,),
         tuple(number < total for number in given),
         tuple(_beyond({row[at] for row in some} - {None}) for at in range(len(columns))),
         some,

@@ -47,7 +47,7 @@ class WitnessStore:
         count: The most witnesses of a gold query.
     """
 
-    def __init__(self, cache: DiskCache, *, match: ExecutionMatch, count: int = 4) -> None:
+    def __init__(self, cache: DiskCache, *, match: ExecutionMatch, count: int = 8) -> None:
         self._cache, self._count = cache, count
         self._mode, self._is_spider = _MODE_OF[match], match.endswith("spider_ex")
         self._lock = threading.Lock()
