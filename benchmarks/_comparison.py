@@ -124,9 +124,7 @@ def mutated(
     return Predictions(name, predicted, golds, folder, suites, changes)
 
 
-def ask_spider(
-    options: argparse.Namespace, file: Predictions, databases: str, *, keep_distinct: bool
-) -> Any:
+def ask_spider(options: argparse.Namespace, file: Predictions, databases: str) -> Any:
     with file.staged() as job:
         return ask(
             options.python,
@@ -135,16 +133,13 @@ def ask_spider(
             gold=job["gold"],
             predicted=job["lines"],
             databases=str(options.data / databases),
-            keep_distinct=keep_distinct,
         )
 
 
 def ask_pairs(options: argparse.Namespace, cases: Sequence[Case], *, on_suite: bool) -> list[Any]:
     files = [case.suite[0] if on_suite else case.database for case in cases]
     pairs = [(case.predicted, case.gold, str(one)) for case, one in zip(cases, files)]  # noqa: B905
-    return ask(options.python, "spider_pairs", options.spider, pairs=pairs, keep_distinct=False)[
-        "verdicts"
-    ]
+    return ask(options.python, "spider_pairs", options.spider, pairs=pairs)["verdicts"]
 
 
 def ask_bird(options: argparse.Namespace, file: Predictions, metric: str) -> list[Any]:

@@ -63,7 +63,7 @@ def spider(job):
         etype="exec",
         kmaps=None,
         plug_value=False,
-        keep_distinct=job["keep_distinct"],
+        keep_distinct=False,
         progress_bar_for_each_datapoint=False,
     )
     return {"verdicts": verdicts, "levels": levels}
@@ -96,7 +96,7 @@ def spider_pairs(job):
                 predicted.replace("value", "1"),
                 gold,
                 plug_value=False,
-                keep_distinct=job["keep_distinct"],
+                keep_distinct=False,
                 progress_bar_for_each_datapoint=False,
             )
         except AssertionError:
@@ -119,24 +119,6 @@ def bird(job):
     return {"verdicts": [one.get("res", one.get("reward")) for one in found]}
 
 
-def omnisql_bird(job):
-    program = load("evaluate_bird")
-    program.run_eval(
-        job["gold"], job["predicted"], job["databases"], "greedy_search", save_pred_sqls=False
-    )
-    return {"verdicts": [one["correctness"] for one in program.evaluation_results]}
-
-
-def omnisql_spider(job):
-    """Note which predictions OmniSQL hands to Spider's program, and how it writes them."""
-    program = load("evaluate_spider")
-    predicted = [one["pred_sqls"][0] for one in json.loads(Path(job["predicted"]).read_text())]
-    names = [line.split("\t")[1].strip() for line in Path(job["gold"]).read_text().splitlines()]
-    files = [f"{job['databases']}/{name}/{name}.sqlite" for name in names]
-    marked = program.mark_invalid_sqls(files, predicted)
-    return {"written": [program.format_sql(sql) for sql in marked]}
-
-
 def spider2(job):
     """Note what Spider 2's program gives each instance of a staged evaluation suite."""
     for name in ("google", "google.cloud", "google.cloud.bigquery"):
@@ -151,46 +133,6 @@ def spider2(job):
     return {"verdicts": {one["instance_id"]: one["score"] for one in found}}
 
 
-def omnisql_spider2(job):
-    """Note what OmniSQL's copy of that program gives each instance, a file for each database."""
-    program = load("evaluate_spider2")
-    noted = []
-    decide = program.evaluate_spider2sql
-
-    def noted_results(*arguments):
-        noted.append(decide(*arguments))
-        return noted[-1]
-
-    program.evaluate_spider2sql = noted_results
-    program.evaluate(
-        "greedy_search",
-        job["results"],
-        job["standards"],
-        job["gold"],
-        job["predicted"],
-        job["databases"],
-        save_pred_sqls=False,
-    )
-    return {"verdicts": {one["instance_id"]: one["score"] for one in noted[0][0]}}
-
-
-def ves_rewards(job):
-    """Feed ratios of times to the program's own filter and bins."""
-    program = load("evaluation_ves")
-    clock = iter([0.0])
-
-    def run(sql, db_path, sql_dialect, *, return_time=False):
-        return next(clock) if return_time else [(1,)]
-
-    program.execute_sql = run
-    rewards = []
-    for ratios in job["ratios"]:
-        clock = iter([seconds for ratio in ratios for seconds in (1.0, ratio)])
-        found = program.execute_model("", "", "", 0, len(ratios), 30.0, "SQLite")
-        rewards.append(found["reward"])
-    return {"rewards": rewards}
-
-
 def load(name: str) -> Any:
     """Import a module of which nothing is known here."""
     return importlib.import_module(name)
@@ -202,13 +144,7 @@ def use_plain_tokenizer():
     words.word_tokenize = words.tokenize.TreebankWordTokenizer().tokenize
 
 
-PROGRAMS = {
-    function.__name__: function
-    for function in (
-        *(spider, spider_levels, spider_pairs, bird, omnisql_bird, omnisql_spider),
-        *(spider2, omnisql_spider2, ves_rewards),
-    )
-}
+PROGRAMS = {one.__name__: one for one in (spider, spider_levels, spider_pairs, bird, spider2)}
 
 
 def main():

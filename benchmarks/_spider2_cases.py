@@ -11,7 +11,7 @@ import csv
 import json
 import random
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,43 +129,3 @@ def load(file: Path, database: Path) -> int:
 
 def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def stage_omnisql(place: Path, cases: Mapping[str, Case]) -> dict[str, Case]:
-    """Lay the same out as OmniSQL's program reads it; return the cases that it can judge.
-
-    It reads the file without a letter where there is one gold result, which these have not, and it
-    takes gold results in the folder's order, so that a list of columns for each meets another one.
-    """
-    standards = (place / "gold/spider2lite_eval.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in standards]
-    gold = place / "gold/exec_result"
-    counts = {
-        one["instance_id"]: len(list(gold.glob(f"{one['instance_id']}_*.csv"))) for one in records
-    }
-    several = [
-        one
-        for one in records
-        if counts[one["instance_id"]] > 1
-        and not isinstance(next(iter(one["condition_cols"]), 0), list)
-    ]
-    chosen = {one["instance_id"]: cases[one["instance_id"]] for one in several}
-    for case in chosen.values():
-        folder = place / "omnisql" / case.database.stem
-        folder.mkdir(parents=True, exist_ok=True)
-        copy = folder / case.database.name
-        if not copy.exists():
-            copy.symlink_to(case.database)
-    # There the order is said for each of the gold results.
-    write_lines(
-        place / "standards.json",
-        [
-            one | {"ignore_order": [one["ignore_order"]] * counts[one["instance_id"]]}
-            for one in several
-        ],
-    )
-    asked = [{"instance_id": name, "db_id": case.database.stem} for name, case in chosen.items()]
-    (place / "gold.json").write_text(json.dumps(asked))
-    predicted = [{"pred_sqls": [case.predicted]} for case in chosen.values()]
-    (place / "predicted.json").write_text(json.dumps(predicted))
-    return chosen

@@ -76,10 +76,7 @@ def timed(
 
 
 def run_official(options: argparse.Namespace) -> dict[str, Any]:
-    found = {
-        name: ask_spider(options, read(options), folder, keep_distinct=False)
-        for name, folder in DATABASES.items()
-    }
+    found = {name: ask_spider(options, read(options), folder) for name, folder in DATABASES.items()}
     verdicts = {name: [float(one) for one in found[name]["verdicts"]] for name in DATABASES}
     return {**verdicts, "levels": found["spider_ex"]["levels"]}
 

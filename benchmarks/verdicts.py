@@ -1,8 +1,7 @@
 """Do our verdicts equal the official programs', question by question?
 
     python benchmarks/verdicts.py --data ../shared/data --python official/bin/python \
-        --spider test-suite-sql-eval --bird mini_dev --omnisql OmniSQL --spider2 Spider2 \
-        --out verdicts.json
+        --spider test-suite-sql-eval --bird mini_dev --spider2 Spider2 --out verdicts.json
 
 Runs the official programs and our comparators on the same predictions. The programs are given as
 folders of their repositories, and `--python` as an interpreter with their imports (nltk, sqlparse,
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -48,10 +46,9 @@ from benchmarks._comparison import (
     spider_gold,
 )
 from benchmarks._official import ask
-from benchmarks._spider2_cases import stage, stage_omnisql
+from benchmarks._spider2_cases import stage
 from sqlenv.cache import DiskCache
 from sqlenv.config import OFFICIAL
-from sqlenv.evaluators.bird import ves_reward
 from sqlenv.evaluators.comparators import Case
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
@@ -100,12 +97,6 @@ def compare_all(options: argparse.Namespace, executor: Executor) -> Iterator[Agr
             for metric, name in (("ex", "bird_ex"), ("f1", "bird_soft_f1")):
                 theirs = [float(one) for one in ask_bird(options, file, metric)]
                 yield compared(executor, file, name, theirs)
-        yield compare_rewards(options)
-    if options.omnisql:
-        for file in birds:
-            yield compare_omnisql_bird(options, executor, file)
-        for file in spiders if options.spider else ():
-            yield from compare_omnisql_spider(options, executor, file)
     if options.spider2:
         yield from compare_spider2(options, executor)
 
@@ -171,11 +162,9 @@ def compare_spider(
     options: argparse.Namespace, executor: Executor, file: Predictions
 ) -> Iterator[Agreement]:
     answer: dict[str, Any] = {}
-    for ending, keep in (("", False), ("_keep_distinct", True)):
-        for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
-            answer = ask_spider(options, file, databases, keep_distinct=keep)
-            name = f"spider_{kind}{ending}"
-            yield compared(executor, file, name, answer["verdicts"])
+    for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
+        answer = ask_spider(options, file, databases)
+        yield compared(executor, file, f"spider_{kind}", answer["verdicts"])
     yield differences(file, "hardness", answer["levels"], [grade(gold) for gold, _ in file.gold])
 
 
@@ -205,54 +194,6 @@ def schema(entry: Any) -> dict[str, list[str]]:
     return tables
 
 
-def compare_rewards(options: argparse.Namespace) -> Agreement:
-    """Compare R-VES's reward of ratios of times, drawn with outliers and near the limits of bins.
-
-    R-VES itself is a measurement, which the official program does not repeat either.
-    """
-    rng = random.Random(0)
-    ratios = []
-    for _ in range(500):
-        middle = rng.choice([0.1, 0.25, 0.5, 1.0, 2.0, 4.0])
-        drawn = [middle * rng.lognormvariate(0, 0.2) for _ in range(100)]
-        drawn[: rng.randrange(4)] = [middle * 50] * rng.randrange(4)
-        ratios.append(drawn)
-    answer = ask(options.python, "ves_rewards", options.bird / "evaluation", ratios=ratios)
-    file = Predictions("drawn ratios", [], [("", "")] * len(ratios))
-    ours = [ves_reward(one) for one in ratios]
-    return differences(file, "reward of R-VES", answer["rewards"], ours)
-
-
-def compare_omnisql_bird(
-    options: argparse.Namespace, executor: Executor, file: Predictions
-) -> Agreement:
-    records = [{"question": "", "SQL": sql, "db_id": name} for sql, name in file.gold]
-    with tempfile.TemporaryDirectory() as place:
-        # The program tells BIRD's files by their names.
-        files = {name: Path(place) / f"{name}_bird.json" for name in ("gold", "predicted")}
-        files["gold"].write_text(json.dumps(records))
-        files["predicted"].write_text(json.dumps([{"pred_sqls": [sql]} for sql in file.predicted]))
-        job = {name: str(path) for name, path in files.items()} | {"databases": str(file.folder)}
-        answer = ask(options.python, "omnisql_bird", options.omnisql / "train_and_evaluate", **job)
-    return compared(executor, file, "omnisql_bird", answer["verdicts"])
-
-
-def compare_omnisql_spider(
-    options: argparse.Namespace, executor: Executor, file: Predictions
-) -> Iterator[Agreement]:
-    """Let OmniSQL write the predictions, and Spider's program judge what it wrote."""
-    with file.staged() as job, tempfile.NamedTemporaryFile("w", suffix=".json") as predicted:
-        json.dump([{"pred_sqls": [sql]} for sql in file.predicted], predicted)
-        predicted.flush()
-        folder = options.omnisql / "train_and_evaluate"
-        job = {"gold": job["gold"], "predicted": predicted.name, "databases": str(file.folder)}
-        written = ask(options.python, "omnisql_spider", folder, **job)["written"]
-    theirs = Predictions(file.name, written, file.gold, file.folder, file.suites)
-    for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
-        verdicts = ask_spider(options, theirs, databases, keep_distinct=False)["verdicts"]
-        yield compared(executor, file, f"omnisql_spider_{kind}", verdicts)
-
-
 def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator[Agreement]:
     with tempfile.TemporaryDirectory() as place:
         cases = dict(stage(options.data / "spider2-lite", Path(place)))
@@ -260,13 +201,6 @@ def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator
         folder = options.spider2 / "spider2-lite/evaluation_suite"
         found = ask(options.python, "spider2", folder, **job)["verdicts"]
         yield compare_instances(executor, cases, "spider2_local", found)
-        if options.omnisql:
-            chosen = stage_omnisql(Path(place), cases)
-            job = {name: f"{place}/{name}.json" for name in ("gold", "predicted", "standards")}
-            job |= {"results": f"{place}/gold/exec_result", "databases": f"{place}/omnisql"}
-            program = options.omnisql / "train_and_evaluate"
-            found = ask(options.python, "omnisql_spider2", program, **job)["verdicts"]
-            yield compare_instances(executor, chosen, "omnisql_spider2", found)
 
 
 def compare_instances(
@@ -282,7 +216,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the shared data")
     parser.add_argument("--python", type=Path, help="interpreter of the programs")
-    for name in ("spider", "bird", "omnisql", "spider2"):
+    for name in ("spider", "bird", "spider2"):
         parser.add_argument(f"--{name}", type=Path, help="folder of the program's repository")
     parser.add_argument("--mutations", action="store_true", help="changed gold queries instead")
     parser.add_argument("--only", default="", help="files of predictions with this in their names")

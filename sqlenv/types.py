@@ -24,7 +24,7 @@ MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
 """A rule for two results, whatever the queries were."""
 Numbers = Literal["exact", "close"]
 """When two numbers are the same: when they are equal, or when only their last bits differ."""
-ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
+ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex"]
 """Those of `sqlenv.evaluators.comparators` that need a gold query and its database alone."""
 
 

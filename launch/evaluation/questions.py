@@ -251,7 +251,8 @@ def _read_measures(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [name for name in names if name not in MEASURES]:
         raise UserError(
-            f"--comparators {text}: there is no {unknown[0]!r}; there are {', '.join(MEASURES)}"
+            f"--comparators {text}: there is no {unknown[0]!r}; there are {', '.join(MEASURES)}; "
+            "others are official scripts, which read the files of --official"
         )
     return names
 

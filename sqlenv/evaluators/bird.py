@@ -1,17 +1,11 @@
-"""BIRD's scores that are more than right or wrong: soft F1 and the reward of R-VES.
+"""BIRD's soft F1.
 
-Source: bird-bench/mini_dev, evaluation/evaluation_f1.py and evaluation_ves.py, at 4d970a9a97b1.
+Source: bird-bench/mini_dev, evaluation/evaluation_f1.py, at 4d970a9a97b1.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from sqlenv.types import Row, Table
-
-_BINS = ((2.0, 1.25), (1.0, 1.0), (0.5, 0.75), (0.25, 0.5), (0.0, 0.25))
-"""The least ratio of times, and the reward from there on."""
 
 
 def soft_f1(predicted: Table, gold: Table) -> float:
@@ -38,21 +32,3 @@ def _shares(found: Row, wanted: Row) -> tuple[float, float, float]:
     both = sum(value in wanted for value in found)
     missing = sum(value not in found for value in wanted)
     return both / len(wanted), (len(found) - both) / len(wanted), missing / len(wanted)
-
-
-def ves_reward(ratios: Sequence[float]) -> float:
-    """Reward the speed of a query that is right, by its ratios: time of the gold over its own.
-
-    By their mean within three standard deviations: 1.25 from 2, 1 from 1, 0.75 from 1/2, 0.5 from
-    1/4, else 0.25. 0 where no ratio lies strictly within: all equal.
-    """
-    middle = _mean(ratios)
-    deviation = math.sqrt(_mean([(ratio - middle) ** 2 for ratio in ratios]))
-    kept = [ratio for ratio in ratios if abs(ratio - middle) < 3 * deviation]
-    if not kept or not (ratio := _mean(kept)):
-        return 0.0
-    return next(reward for least, reward in _BINS if ratio >= least)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

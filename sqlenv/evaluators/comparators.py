@@ -13,24 +13,19 @@ Spider's has no limit of time that works and ends at a gold query that fails, wh
 from __future__ import annotations
 
 import filecmp
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from math import inf
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeGuard, get_args
 
 from exchange import UserError
-from sqlenv.evaluators.bird import soft_f1, ves_reward
+from sqlenv.evaluators.bird import soft_f1
 from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
-from sqlenv.evaluators.official import (
-    as_omnisql_writes,
-    as_spider_runs,
-    count_statements,
-    same_query,
-)
+from sqlenv.evaluators.official import as_spider_runs, count_statements, same_query
 from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
 from sqlenv.types import (
     MatchMode,
@@ -43,8 +38,7 @@ from sqlenv.types import (
 )
 
 _LATE = TimedOut("wall")
-_REPETITIONS = 100  # how often R-VES runs each query
-_OMNISQL_S = 10.0
+_BIRD_S = 30.0  # for both queries
 _JUDGED_CHARS = 1_000_000
 """Longer predictions are wrong unread: what official programs do to a text takes seconds where it
 has megabytes, and the executor runs a tenth of it at most where nobody cuts it."""
@@ -94,7 +88,7 @@ RunQuery = Callable[[Path, str], Result]
 class QueryRuns:
     """Results of queries, each of which runs once, as long as they are few or small.
 
-    `known` are there already; `stopwatch` measures a query that is run on a connection of its own.
+    `known` are there already.
     """
 
     def __init__(
@@ -103,10 +97,8 @@ class QueryRuns:
         gold: RunQuery | None = None,
         *,
         known: Mapping[tuple[Path, str], Result] | None = None,
-        stopwatch: Callable[[Path, str], float] | None = None,
     ):
         self._execute, self._gold = execute, gold or execute
-        self.stopwatch = stopwatch
         self._results = {
             (database, same_query(sql)): result for (database, sql), result in (known or {}).items()
         }
@@ -238,35 +230,13 @@ def _graded(case: Case, runs: QueryRuns) -> Outcome:
     return Outcome(float(is_right), predicted, gold)
 
 
-def _bird_r_ves(case: Case, runs: QueryRuns) -> Outcome:
-    """Score the root of the reward, whose mean the program reports."""
-    outcome = _bird(case, runs, score=_same_rows, limit_s=30.0 * _REPETITIONS)
-    if not outcome.score:
-        return outcome
-    assert runs.stopwatch is not None  # an executor's engine has one
-    ratios = []
-    for _ in range(_REPETITIONS):
-        predicted_s = runs.stopwatch(case.database, case.predicted)
-        ratios.append(runs.stopwatch(case.database, case.gold) / predicted_s)
-    return outcome._replace(score=math.sqrt(ves_reward(ratios)))
-
-
-def _spider(
-    case: Case,
-    runs: QueryRuns,
-    *,
-    suite: bool,
-    keep_value: bool = False,
-    keep_distinct: bool = False,
-) -> Outcome:
+def _spider(case: Case, runs: QueryRuns, *, suite: bool) -> Outcome:
     """Compare results on one database, or on all of a suite, where all have to agree.
 
     Spider's program writes `value` in a prediction as 1.
     """
-    text = case.predicted if keep_value else case.predicted.replace("value", "1")
-    predicted, gold = (
-        as_spider_runs(sql, keep_distinct=keep_distinct) for sql in (text, case.gold)
-    )
+    predicted = as_spider_runs(case.predicted.replace("value", "1"))
+    gold = as_spider_runs(case.gold)
     case = replace(case, predicted=predicted, gold=gold)
     own = _run_both(case, runs)
     if suite and same_query(predicted) == same_query(gold):
@@ -289,44 +259,14 @@ def _is_copy(file: Path, database: Path) -> bool:
     return same_size and filecmp.cmp(file, database, shallow=False)
 
 
-def _omnisql_spider(case: Case, runs: QueryRuns, *, suite: bool) -> Outcome:
-    """Ask Spider's program about a query that runs within 10 seconds, put on one line.
-
-    The prediction's result is its first failure: it runs as it stands, and then as Spider's does.
-    """
-    first, runs_in_time = _run_for_omnisql(case, runs)
-    written = replace(case, predicted=as_omnisql_writes(case.predicted))
-    outcome = _spider(written, runs, suite=suite and runs_in_time)
-    if runs_in_time:
-        return outcome
-    return Outcome(0.0, outcome.predicted if _is_clean(first) else first, outcome.gold)
-
-
-def _run_for_omnisql(case: Case, runs: QueryRuns) -> tuple[Result, bool]:
-    result = _ask(runs.predicted, case.database, case.predicted)
-    is_fine = _is_clean(result) and runs.in_time(case.database, (case.predicted,), _OMNISQL_S)
-    return result, is_fine
-
-
 def _spider2(case: Case, runs: QueryRuns) -> Outcome:
     case = replace(case, predicted=fenced_sql(case.predicted))
-    return _find_gold(case, runs, nan_is_zero=True)
-
-
-def _omnisql_spider2(case: Case, runs: QueryRuns) -> Outcome:
-    """Do as an older copy of that program does, with a query that runs within 10 seconds."""
-    outcome = _find_gold(case, runs, nan_is_zero=False)
-    _, runs_in_time = _run_for_omnisql(case, runs)
-    return outcome if runs_in_time else outcome._replace(score=0.0)
-
-
-def _find_gold(case: Case, runs: QueryRuns, *, nan_is_zero: bool) -> Outcome:
     assert case.reference is not None  # `check_case`
     predicted = runs.predicted(case.database, case.predicted)
     is_right = (
         count_statements(case.predicted) == "one"
         and _is_clean(predicted)
-        and agrees(predicted, case.reference, nan_is_zero=nan_is_zero)
+        and agrees(predicted, case.reference)
     )
     return Outcome(float(is_right), predicted, runs.gold(case.database, case.gold))
 
@@ -359,38 +299,20 @@ _SPIDER = ("taoyds/test-suite-sql-eval: evaluation.py, exec_eval.py", "e97acc546
 _PLATINUM = ("uiuc-kang-lab/BIRD-Platinum: evaluation/grade.py", "d6e0e96")
 _REVISQL = ("bifrost17/ReViSQL: tinker_cookbook/recipes/sql_rl/grader.py", "7b79b16")
 _SPIDER2 = ("xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py", "e12c5f1e6550")
-_OMNISQL = "RUCKBReasoning/OmniSQL: train_and_evaluate/evaluate_{}.py"
-_OMNISQL_VERSION = "a66d732010c8"
-_KINDS = (("ex", False, ""), ("ts", True, "suite"))
-_SWITCHES: tuple[dict[str, bool], ...] = ({}, {"keep_value": True}, {"keep_distinct": True})
 
 
 def _all() -> Iterator[Comparator]:
     for mode in get_args(MatchMode):
         yield Comparator(mode, "", "", partial(_by_rule, mode=mode))
-    same_rows, soft = (partial(_bird, score=score, limit_s=30.0) for score in (_same_rows, soft_f1))
-    for name, file, function in (
-        ("ex", "ex", same_rows),
-        ("soft_f1", "f1", soft),
-        ("r_ves", "ves", _bird_r_ves),
-    ):
+    for name, file, score in (("ex", "ex", _same_rows), ("soft_f1", "f1", soft_f1)):
+        function = partial(_bird, score=score, limit_s=_BIRD_S)
         yield Comparator(f"bird_{name}", _BIRD.format(file), _BIRD_VERSION, function)
-    strict = partial(_bird, score=_strictly_equal, limit_s=math.inf)
+    strict = partial(_bird, score=_strictly_equal, limit_s=inf)
     yield Comparator("bird_strict", *_PLATINUM, strict)
     yield Comparator("graded", *_REVISQL, _graded)
-    for kind, suite, needs in _KINDS:
-        for switch in _SWITCHES:
-            name = "_".join((f"spider_{kind}", *switch))
-            yield Comparator(name, *_SPIDER, partial(_spider, suite=suite, **switch), needs)
+    yield Comparator("spider_ex", *_SPIDER, partial(_spider, suite=False))
+    yield Comparator("spider_ts", *_SPIDER, partial(_spider, suite=True), "suite")
     yield Comparator("spider2_local", *_SPIDER2, _spider2, "reference")
-    for name, file, function, needs in (
-        ("bird", "bird", partial(_bird, score=_same_rows, limit_s=_OMNISQL_S), ""),
-        ("spider_ex", "spider", partial(_omnisql_spider, suite=False), ""),
-        ("spider_ts", "spider", partial(_omnisql_spider, suite=True), "suite"),
-        ("spider2", "spider2", _omnisql_spider2, "reference"),
-    ):
-        source = _OMNISQL.format(file)
-        yield Comparator(f"omnisql_{name}", source, _OMNISQL_VERSION, function, needs)
 
 
 COMPARATORS: Mapping[str, Comparator] = {comparator.name: comparator for comparator in _all()}

@@ -22,8 +22,6 @@ _WORDS = re.compile(
 )
 _MOST_CHARS = 100_000  # of a text that is split into tokens
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
-_BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_LINE_COMMENT = re.compile(r"--.*$", re.MULTILINE)
 
 
 @lru_cache(maxsize=65536)  # asked for each database of a test suite
@@ -46,17 +44,15 @@ def count_statements(sql: str) -> Literal["none", "one", "several"]:
 
 
 @lru_cache(maxsize=65536)
-def as_spider_runs(sql: str, *, keep_distinct: bool = False) -> str:
+def as_spider_runs(sql: str) -> str:
     """Write a query as Spider's program runs it (taoyds/test-suite-sql-eval, exec_eval.py).
 
     `> =` and its like are joined; every DISTINCT is deleted, and with it whatever stands behind the
-    first statement (neither where DISTINCT is kept); the current year is 2020.
+    first statement; the current year is 2020.
     """
     for operator in (">", "<", "!"):
         sql = sql.replace(f"{operator} =", f"{operator}=")
-    if not keep_distinct:
-        sql = _drop_distinct(sql)
-    return _CURRENT_YEAR.sub("2020", sql)
+    return _CURRENT_YEAR.sub("2020", _drop_distinct(sql))
 
 
 def _drop_distinct(sql: str) -> str:
@@ -70,15 +66,6 @@ def _drop_distinct(sql: str) -> str:
             parts.append(sql[at : found.start()])
             at = found.end()
     return "".join([*parts, sql[at:]])
-
-
-def as_omnisql_writes(sql: str) -> str:
-    """Write a Spider prediction on one line as OmniSQL does (evaluate_spider.py).
-
-    Comments go first, also where a string looks like one, then line ends and tabs.
-    """
-    bare = _LINE_COMMENT.sub("", _BLOCK_COMMENT.sub("", sql.strip()))
-    return bare.replace("\n", " ").replace("\t", " ").strip() or "Error SQL"
 
 
 @lru_cache(maxsize=65536)

@@ -116,18 +116,16 @@ def fenced_sql(text: str) -> str:
     return found[1].strip() if found else text
 
 
-def agrees(predicted: Table, reference: Reference, *, nan_is_zero: bool) -> bool:
+def agrees(predicted: Table, reference: Reference) -> bool:
     """Say whether every gold column equals some predicted column, for any of the gold results.
 
     Names, other columns and the order of columns do not matter; the rows of each column are
-    compared in order, or sorted as text. Numbers agree within 0.01. That no value is the same as 0
-    (`nan_is_zero`) is not so in older copies of the program.
+    compared in order, or sorted as text. Numbers agree within 0.01, and no value is the same as 0.
     """
     found = columns_of_rows(predicted.rows, predicted.width)
 
     def prepare(column: CsvColumn) -> CsvColumn:
-        if nan_is_zero:
-            column = tuple([0 if value != value else value for value in column])
+        column = tuple([0 if value != value else value for value in column])
         return tuple(sorted(column, key=_by_text)) if reference.ignore_order else column
 
     columns = [prepare(column) for column in found]
@@ -148,8 +146,6 @@ def _is_close(gold: CsvColumn, predicted: CsvColumn) -> bool:
 def _equal(one: CsvCell, other: CsvCell) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other
-    if one != one and other != other:
-        return True
     return math.isclose(float(one), float(other), abs_tol=_TOLERANCE)
 
 

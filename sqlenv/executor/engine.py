@@ -149,7 +149,7 @@ class Engine:
 
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[CaseVerdict]:
         """Ask comparators about cases."""
-        runs = QueryRuns(self.execute, stopwatch=self._seconds)
+        runs = QueryRuns(self.execute)
         return [judge_case(case, names, runs) for case in cases]
 
     def cancel(self, threads: Iterable[int]) -> None:
@@ -161,14 +161,6 @@ class Engine:
     def close(self) -> None:
         """Close the idle connections and end the watchdog."""
         self._stop()
-
-    def _seconds(self, database: Path, sql: str) -> float:
-        """Measure a query on a connection of its own, which is opened and closed meanwhile."""
-        _process.close_idle(self.number)
-        start_s = time.perf_counter()
-        self.execute(database, sql)
-        _process.close_idle(self.number)
-        return time.perf_counter() - start_s
 
     @contextmanager
     def room(self, places: int) -> Generator[None]:

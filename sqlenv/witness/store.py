@@ -21,9 +21,7 @@ VERSION = 7
 """Of how witnesses are made: another one makes them anew."""
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",
-    "omnisql_bird": "set",
     "spider_ex": "test_suite",
-    "omnisql_spider_ex": "test_suite",
     "set": "set",
     "bag": "bag",
     "bag_ordered": "bag_ordered",
@@ -62,7 +60,7 @@ class WitnessStore:
             UserError: The database cannot be read.
         """
         # Spider's program runs a query without its DISTINCTs.
-        gold = as_spider_runs(gold, keep_distinct=False) if self._is_spider else gold
+        gold = as_spider_runs(gold) if self._is_spider else gold
         parts = (VERSION, fingerprint(database), gold, self._mode, self._count)
         key = content_key("witnesses", *parts)
         found = self._found.get(key)

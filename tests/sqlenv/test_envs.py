@@ -148,7 +148,7 @@ def test_a_gold_that_reads_the_clock_is_right_and_a_date_written_out_is_not(
 
 def test_official_verdicts_know_no_luck(runner, example):
     sql = LUCK.partition("<sql>")[2].removesuffix("</sql>")
-    names = ("set", "bird_ex", "spider_ex", "omnisql_bird")
+    names = ("set", "bird_ex", "spider_ex")
     [judged] = runner.judge([Case(sql, example.gold_sql, example.database)], names)
     assert judged.scores == dict.fromkeys(names, 1.0)
 

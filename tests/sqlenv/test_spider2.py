@@ -24,18 +24,17 @@ def reference(*rows, ignore_order=False):
     return Reference((columns_of_rows(rows, len(rows[0])),), ignore_order)
 
 
-def test_nothing_equals_zero_but_not_in_older_copies():
-    zero, nothing = reference((0, 1), (5, 1)), table([(None, 1), (5, 1)])
-    assert agrees(nothing, zero, nan_is_zero=True)
-    assert not agrees(nothing, zero, nan_is_zero=False)
-    assert agrees(nothing, reference((None, 1), (5, 1)), nan_is_zero=False)
+def test_nothing_equals_zero_and_nothing():
+    nothing = table([(None, 1), (5, 1)])
+    assert agrees(nothing, reference((0, 1), (5, 1)))
+    assert agrees(nothing, reference((None, 1), (5, 1)))
 
 
 def test_any_gold_counts():
     golds = (((1, 2),), ((3, 4),))
-    assert agrees(table([(3,), (4,)]), Reference(golds), nan_is_zero=True)
-    assert not agrees(table([(3,), (5,)]), Reference(golds), nan_is_zero=True)
-    assert not agrees(table([(3,), (4,)]), Reference(()), nan_is_zero=True)
+    assert agrees(table([(3,), (4,)]), Reference(golds))
+    assert not agrees(table([(3,), (5,)]), Reference(golds))
+    assert not agrees(table([(3,), (4,)]), Reference(()))
 
 
 @pytest.mark.parametrize(
