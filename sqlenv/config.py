@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, model_validator
 
-from exchange.settings import Settings
+from exchange.settings import Settings, contradiction
 from sqlenv.types import Dialect, ExecutionMatch, MatchMode, Numbers, Wrapping
 
 Layout = Literal[
@@ -103,6 +103,12 @@ STILL = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
 """What a clock shows that stands still."""
 
 
+_REMOVED = {
+    "max_sql_chars": "queries of up to 100,000 characters run",
+}
+"""Settings of the executor in earlier versions, and what is there in their place."""
+
+
 class ExecutorConfig(Settings):
     """How queries run, and their limits."""
 
@@ -131,9 +137,6 @@ class ExecutorConfig(Settings):
     """Length of a string or blob; 1.25 times the largest cell of a database is enough. The time of
     an uninterruptible call grows with its square."""
 
-    max_sql_chars: int = Field(default=100_000, gt=0, le=1_000_000)
-    """Length of the query."""
-
     heap_bytes: int = Field(default=96_000_000, ge=8_000_000, le=10**12)
     """SQLite's memory in a process, rows excluded; the largest of several executors counts."""
 
@@ -142,6 +145,13 @@ class ExecutorConfig(Settings):
 
     now: AwareDatetime | None = STILL
     """The time that queries see; None for the real time (docs/executor.md)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tell_what_was_removed(cls, given: Any) -> Any:
+        for key in _REMOVED.keys() & set(given):
+            raise contradiction(key, f"removed; {_REMOVED[key]}: leave it out")
+        return given
 
 
 OFFICIAL = ExecutorConfig(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sqlenv.sql.cache import cached
-from sqlenv.sql.lexer import Token, tokenize
+from sqlenv.sql.lexer import MAX_QUERY_CHARS, Token, tokenize
 
 ClauseKind = Literal[
     "WITH", "SELECT", "FROM", "JOIN", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT"
@@ -38,8 +38,6 @@ _JOIN_TYPES = ("natural", "left", "right", "full", "inner", "outer", "cross")
 OPERATORS = ("union", "intersect", "except")  # the words between the operands of a set operation
 _MARKS = frozenset({*_OPENERS, "with", "join", ",", *OPERATORS})
 """Tokens without which no clause starts or ends."""
-LONGEST = 100_000
-"""Characters of the longest text that is divided: what the executor takes (`max_sql_chars`)."""
 _OUTER: tuple[ClauseKind, ...] = ("ORDER BY", "LIMIT")
 
 
@@ -67,12 +65,12 @@ class Clause:
 def scan_clauses(sql: str) -> tuple[Clause, ...]:
     """Divide a query into clauses that cover its text exactly once, in the text's order.
 
-    One SELECT clause where no keyword is found, or the text is longer than `LONGEST`; nothing for
+    One SELECT clause where no keyword is found, or the text is too long to run; nothing for
     empty text. What stands before the first keyword belongs to the first clause.
     """
     if not sql:
         return ()
-    if len(sql) > LONGEST:
+    if len(sql) > MAX_QUERY_CHARS:
         return (Clause("SELECT", 0, len(sql), len(sql)),)
     flat = [token for token in tokenize(sql) if token.depth == 0]
     places: dict[int, tuple[ClauseKind, int]] = {}

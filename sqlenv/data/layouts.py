@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from exchange import UserError
 from sqlenv.config import DatasetSplit, Layout, SourceConfig
 from sqlenv.data.records import Record, read_records
 from sqlenv.types import Dialect
-
-_SEARCHED = 1_000  # folders that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +198,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def locate(source: SourceConfig) -> Location:
-    """Find a source's files in its folder: OmniSQL's place first, the folder itself, then up to two
-    folders deeper, where only one may hold them.
+    """Find a source's files in its folder: OmniSQL's place first, the folder itself, then the
+    folders in it, of which only one may hold them.
 
     Raises:
         AbsentError: They are not there, or those of another data set.
@@ -211,12 +209,12 @@ def locate(source: SourceConfig) -> Location:
         what = "is a file, not a data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
     check_open(source.path)
-    near, deeper = _searched(source)
+    near, inside = _searched(source)
     # A file of one's own may lie away from the databases.
-    elsewhere = ((), (*near, *deeper)) if source.file else ((),)
+    elsewhere = ((), (*near, *inside)) if source.file else ((),)
     problems: list[UserError] = []
     for others in elsewhere:
-        for folders in (near, deeper):
+        for folders in (near, inside):
             found: dict[tuple[Path, ...], Location] = {}
             for root in folders:
                 files = question_files(root, source)
@@ -225,7 +223,7 @@ def locate(source: SourceConfig) -> Location:
                         found[files] = _location(root, files, source.layout, others)
                     except UserError as error:
                         problems.append(error)
-            if len(found) > 1 and folders is deeper:
+            if len(found) > 1 and folders is inside:
                 places = " and in ".join(str(one.root) for one in [*found.values()][:2])
                 raise UserError(f"is in {places}; give the folder of one, or move the other away")
             if found:
@@ -296,18 +294,17 @@ def _nothing_found(source: SourceConfig) -> str:
     if not source.file and source.split not in spec.files:
         return f"{source.layout} has no split {source.split}; it has {', '.join(spec.files)}"
     expected = source.file or " or ".join(spec.files[source.split])
-    where = f"in it or two folders deeper (layout {source.layout}, split {source.split})"
+    where = f"in it or a folder in it (layout {source.layout}, split {source.split})"
     problem = f"{source.path}: no {expected} {where}"
-    above = source.path.resolve().parents[:2]
-    right = next((folder for folder in above if question_files(folder, source)), None)
-    advice = f"use {right}, which has it" if right else "check `path`, `layout` and `split`"
+    above = source.path.resolve().parent
+    is_above = bool(question_files(above, source))
+    advice = f"use {above}, which has it" if is_above else "check `path`, `layout` and `split`"
     return f"{problem}; {advice}"
 
 
 def _searched(source: SourceConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """List the folders that may hold a source, and those up to two deeper that may be read."""
+    """List the folders that may hold a source, and the folders in its own that may be read."""
     root = source.path
-    paths = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
-    deeper = islice((path for path in paths if path.is_dir() and _is_open(path)), _SEARCHED)
+    inside = tuple(path for path in sorted(root.glob("*/")) if path.is_dir() and _is_open(path))
     # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
-    return (root / DATASETS[source.layout].omnisql, root), tuple(deeper)
+    return (root / DATASETS[source.layout].omnisql, root), inside

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import dropwhile
 from typing import Literal
 
-from sqlenv.sql.lexer import one_line, tokenize
+from sqlenv.sql.lexer import MAX_QUERY_CHARS, one_line, tokenize
 
 _BLANK = " \t\n\f\r"  # what SQLite and Python's sqlite3 module take for white space
 _ODD_BLANK = re.compile(r"[^\S \t\n\f\r]")  # white space to others, and a sign to them
@@ -20,7 +20,6 @@ _WORDS = re.compile(
     | (?<![\w$#])distinct(?![\w$#]) | (?P<end> ; )""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-_MOST_CHARS = 100_000  # of a text that is split into tokens
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
 
@@ -31,8 +30,7 @@ def count_statements(sql: str) -> Literal["none", "one", "several"]:
     It runs a text of none, which gives no rows, and refuses whatever but comments stands behind the
     first one's semicolon, if only another semicolon.
     """
-    # The executor refuses texts as long as that.
-    if len(sql) > _MOST_CHARS:
+    if len(sql) > MAX_QUERY_CHARS:
         return "one"
     if ";" not in sql and sql.strip(_BLANK) and not sql.lstrip(_BLANK).startswith(("-", "/")):
         return "one"
@@ -75,6 +73,6 @@ def same_query(sql: str) -> str:
 
     Quoted text stays as it is. Results of equal ones are equal but for the names of columns.
     """
-    if len(sql) > _MOST_CHARS or _ODD_BLANK.search(sql):
+    if len(sql) > MAX_QUERY_CHARS or _ODD_BLANK.search(sql):
         return sql
     return one_line(sql, in_small=True).rstrip("; ")

@@ -129,7 +129,7 @@ class Engine:
 
     def execute(self, database: Path, sql: str, max_steps: int | None = None) -> Result:
         """Run one query of any text."""
-        if refused := refuse_text(sql, max_sql_chars=self._config.max_sql_chars):
+        if refused := refuse_text(sql):
             return refused
         max_steps = max_steps or self._config.max_steps
         with self.room(1):

@@ -24,6 +24,7 @@ from sqlenv.executor.database import Identity, identify
 from sqlenv.executor.engine import NAG_S, DatabaseQuery, Engine
 from sqlenv.executor.gold import GoldCache
 from sqlenv.executor.processes import Processes
+from sqlenv.sql.lexer import MAX_QUERY_CHARS
 from sqlenv.types import Result, TimedOut
 
 _log = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class Executor:
     def _checked(self, queries: Sequence[DatabaseQuery]) -> list[DatabaseQuery]:
         self._check_use(database for database, _ in queries)
         # More of a text is not needed to refuse it, and a worker has no room for any.
-        longest = self.config.max_sql_chars + 1
+        longest = MAX_QUERY_CHARS + 1
         return [(database, sql[:longest]) for database, sql in queries]
 
     def _check_use(self, databases: Iterable[Path]) -> None:

@@ -23,7 +23,7 @@ from sqlenv.executor.engine import DatabaseQuery
 from sqlenv.executor.guard import weigh
 from sqlenv.types import Result, Table, TimedOut, TooLarge, Value
 
-LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars"}
+LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes"}
 LIMITS |= {"reverse_unordered", "now"}
 """Settings that can change a result."""
 VERSION = 1

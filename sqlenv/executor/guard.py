@@ -30,7 +30,7 @@ from exchange import UserError
 from sqlenv.executor.allowed import SCANS, SQUARES, forbidden, read_kinds
 from sqlenv.executor.database import check_database, codec_of, connect
 from sqlenv.executor.functions import CLOCK_FUNCTIONS, add_chance, clock
-from sqlenv.sql.lexer import quoted, tokenize
+from sqlenv.sql.lexer import MAX_QUERY_CHARS, quoted, tokenize
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ class _Way:
     lengths: Literal["short", "long", "records"] = "short"
 
 
-def refuse_text(sql: str, *, max_sql_chars: int) -> Result | None:
+def refuse_text(sql: str) -> Result | None:
     """Say what is wrong with a text that must not even reach SQLite; None when nothing is."""
-    if len(sql) > max_sql_chars:
+    if len(sql) > MAX_QUERY_CHARS:
         return TooLarge("sql")
     if "\0" in sql:
         return SqlError("the query contains a NUL character")

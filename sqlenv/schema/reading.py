@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import apsw
 
 from exchange import UserError
-from sqlenv.executor.allowed import read_kinds
-from sqlenv.executor.database import Identity, identify
-from sqlenv.schema.reader import Reader, TableKind, open_reader
+from sqlenv.config import STILL
+from sqlenv.executor.allowed import CHANCE, read_kinds
+from sqlenv.executor.database import Identity, codec_of, identify, reading
+from sqlenv.executor.functions import clock
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
 
+TableKind = Literal["TABLE", "VIEW", "VIRTUAL TABLE"]
 ColumnKey = tuple[str, str]
 """A column: its table and its name."""
 
@@ -124,6 +127,44 @@ class DatabaseSchema:
                 tables.append(replace(table, columns=columns))
         keys = tuple(key for key in self.foreign_keys if kept.issuperset(key.ends))
         return DatabaseSchema(tuple(tables), keys)
+
+
+class Reader:
+    """Runs statements of ours on an open file.
+
+    Views run code from the file: they may never end, or depend on random() or the time. They have a
+    connection of their own, on which the clock stands still and random() is refused.
+    """
+
+    def __init__(self, connection: apsw.Connection, views: apsw.Connection) -> None:
+        self.connection, self._views = connection, views
+        self.codec = codec_of(connection)
+        views.authorizer = _refuse_chance
+
+    def rows(self, table: TableSchema, sql: str) -> Iterable[Row]:
+        """Run a statement about a table; a view or a virtual table that fails has no rows."""
+        if table.kind == "TABLE":
+            return self.connection.execute(sql)
+        try:
+            return list((self._views if table.kind == "VIEW" else self.connection).execute(sql))
+        except apsw.Error:
+            return ()
+
+    def shown(self, row: Row) -> Iterator[Value]:
+        """Read the bytes of texts; what is no text in them becomes U+FFFD."""
+        return (v.decode(self.codec, "replace") if isinstance(v, bytes) else v for v in row)
+
+
+def _refuse_chance(action: int, _first: str | None, function: str | None, *_: str | None) -> int:
+    is_chance = action == apsw.SQLITE_FUNCTION and str(function).lower() in CHANCE
+    return apsw.SQLITE_DENY if is_chance else apsw.SQLITE_OK
+
+
+@contextmanager
+def open_reader(database: Path) -> Generator[Reader]:
+    """Open a file; see `reading` for the time that its tables, and its views, may take."""
+    with reading(database) as connection, reading(database, vfs=clock(STILL).name) as views:
+        yield Reader(connection, views)
 
 
 def read_schema(
@@ -234,8 +275,7 @@ def _with_examples(reader: Reader, table: TableSchema, count: int) -> tuple[Colu
     # NOT INDEXED: rows come in the table's own order, whatever indexes exist.
     cells = ", ".join(_cell(column.name) for column in columns)
     rows = reader.rows(
-        table.name,
-        table.kind,
+        table,
         f"SELECT {cells} FROM {quoted(table.name)} NOT INDEXED LIMIT {SAMPLED_ROWS}",
     )
     found: list[dict[Value, None]] = [{} for _ in columns]
@@ -259,8 +299,7 @@ def _profile(reader: Reader, table: TableSchema, column: Column, count: int) -> 
     name, source = quoted(column.name), f"{quoted(table.name)} NOT INDEXED"
     is_number = f"typeof({name}) IN ('integer', 'real')"
     counted = reader.rows(
-        table.name,
-        table.kind,
+        table,
         f"SELECT total({is_number}), count({name}), min({name}) FILTER (WHERE {is_number}), "
         f"max({name}) FILTER (WHERE {is_number}) FROM {source}",
     )
@@ -268,8 +307,7 @@ def _profile(reader: Reader, table: TableSchema, column: Column, count: int) -> 
         if values and numbers == values:
             return replace(column, span=(low, high))
     rows = reader.rows(
-        table.name,
-        table.kind,
+        table,
         f"SELECT {_cell(column.name)} FROM (SELECT {name} FROM {source} LIMIT {PROFILED_ROWS}) "
         f"WHERE {name} IS NOT NULL AND {name} <> '' AND typeof({name}) <> 'blob' "
         f"GROUP BY {name} ORDER BY count(*) DESC, {name} LIMIT {count}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from random import Random
 from typing import Literal
 
@@ -21,7 +20,7 @@ from sqlenv.schema.reading import (
 from sqlenv.sql.lexer import quoted, tokenize
 from sqlenv.types import Value
 
-SchemaStyle = Literal["omnisql", "profile", "compact", "bare"]
+SchemaStyle = Literal["omnisql", "profile", "bare"]
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -35,16 +34,15 @@ def render_schema(
     """Write the schema as a prompt shows it, or of it the (table, column) pairs to `keep`.
 
     Styles: `omnisql`: CREATE TABLE with a comment and examples behind each column; `profile`:
-    PaVeRL-SQL's (appendix B); `compact`: one line a table; `bare`: the same with names and
-    references alone, the fewest tokens that SQLite still takes.
+    PaVeRL-SQL's (appendix B); `bare`: a line a table with names and references alone, the fewest
+    tokens that SQLite still takes.
     """
     if keep is not None:
         schema = schema.only(keep)
     render = {
         "omnisql": _omnisql_table,
         "profile": _profile_table,
-        "compact": _compact_table,
-        "bare": partial(_compact_table, bare=True),
+        "bare": _bare_table,
     }
     between = "\n\n" if style == "omnisql" else "\n"
     return between.join(render[style](schema, table) for table in schema.tables)
@@ -169,29 +167,20 @@ def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
     return _block(head, lines)
 
 
-def _compact_table(schema: DatabaseSchema, table: TableSchema, *, bare: bool = False) -> str:
-    single = {key.columns[0]: key for key in schema.keys_of(table) if len(key.columns) == 1}
-
-    def reference(key: ForeignKey) -> str:
-        columns = "" if bare else f"({_names(key.ref_columns)})"
-        return f"REFERENCES {_identifier(key.ref_table)}{columns}"
-
+def _bare_table(schema: DatabaseSchema, table: TableSchema) -> str:
+    keys = schema.keys_of(table)
+    single = {key.columns[0]: key for key in keys if len(key.columns) == 1}
     parts = []
     for column in table.columns:
-        words = [_identifier(column.name), "" if bare else _one_line(column.type)]
-        if table.primary_key == (column.name,) and not bare:
-            words.append("PRIMARY KEY")
-        if key := single.get(column.name):
-            words.append(reference(key))
-        if column.examples and not bare:
-            values = ", ".join(map(_one_line, column.examples)).replace("*/", "")
-            words.append(f"/*{values}*/")
-        parts.append(" ".join(filter(None, words)))
-    if len(table.primary_key) > 1 and not bare:
-        parts.append(f"PRIMARY KEY ({_names(table.primary_key)})")
+        key = single.get(column.name)
+        parts.append(f"{_identifier(column.name)} {_reference(key) if key else ''}".rstrip())
     parts += [
-        f"FOREIGN KEY ({_names(key.columns)}) {reference(key)}"
-        for key in schema.keys_of(table)
+        f"FOREIGN KEY ({_names(key.columns)}) {_reference(key)}"
+        for key in keys
         if key != single.get(key.columns[0])
     ]
     return f"CREATE {table.kind} {_identifier(table.name)} ({', '.join(parts)});"
+
+
+def _reference(key: ForeignKey) -> str:
+    return f"REFERENCES {_identifier(key.ref_table)}"

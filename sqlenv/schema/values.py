@@ -26,8 +26,7 @@ import apsw
 from exchange import UserError
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.executor.database import connect, fingerprint, open_new
-from sqlenv.schema.reader import open_reader
-from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, read_schema
+from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, open_reader, read_schema
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Example, ValueMatch
 
@@ -98,8 +97,7 @@ def _texts(database: Path, schema: DatabaseSchema) -> Iterator[ValueMatch]:
                 name = quoted(column.name)
                 # As bytes, since they may not be valid text.
                 rows = reader.rows(
-                    table.name,
-                    table.kind,
+                    table,
                     f"SELECT DISTINCT CAST({name} AS BLOB) FROM {quoted(table.name)} NOT INDEXED "
                     f"WHERE typeof({name}) = 'text' AND length({name}) "
                     f"BETWEEN 1 AND {VALUE_CHARACTERS}",

@@ -38,7 +38,7 @@ data:
   train: {sources: [{layout: spider, path: ., split: train}]}
   validation: {sources: [{layout: spider, path: ., split: dev}]}
   test: {sources: [{layout: spider, path: ., split: test}]}
-prompt: {style: demo, schema_style: compact, example_values: 0}
+prompt: {style: demo, schema_style: bare, example_values: 0}
 model:
   tiny: {vocab_size: 600, hidden_size: 32, intermediate_size: 64, layers: 1, heads: 2, kv_heads: 1}
   dtype: float32

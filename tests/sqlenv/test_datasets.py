@@ -55,7 +55,7 @@ def test_natural_names_become_descriptions_and_omnisql_has_the_types(spider_fold
         schema = read_schema(database, descriptions=data.descriptions[database])
         assert f"    name {shown} -- stage name, example: ['a']\n" in render_schema(schema)
         assert "-- id" not in render_schema(schema)
-        assert "name TEXT" in render_schema(schema, style="compact")  # no paper's: the file's own
+        assert "name TEXT" in render_schema(schema, style="profile")  # the file's own
 
 
 def test_bird_takes_the_newest_dev_folder_and_its_descriptions(tmp_path):

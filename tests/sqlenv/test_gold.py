@@ -68,7 +68,7 @@ def test_what_else_decides_a_result_is_part_of_the_key(database: Path, tmp_path:
     cache, sql = tmp_path / "cache", "SELECT count(*) FROM city"
     with make_executor(cache) as executor:
         executor.gold(database, sql)
-    for settings in ({"max_rows": 10}, {"max_sql_chars": 5000}, {"now": None}):
+    for settings in ({"max_rows": 10}, {"max_steps": 5000}, {"now": None}):
         with make_executor(cache, **settings) as executor:
             ran = count_runs(executor)
             executor.gold(database, sql)
