@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._official import ask
-from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.comparators import Case, judge_cases
 from sqlenv.executor import Executor
 
 FAILURES = "ibm_spider_dev_failures.jsonl"
@@ -164,7 +164,7 @@ def compared(
     cases: Sequence[Case] = (),
 ) -> Agreement:
     """Judge predictions under a comparator, and list where its program says otherwise."""
-    ours = [one.scores[name] for one in executor.judge(cases or file.cases(), [name])]
+    ours = [one.scores[name] for one in judge_cases(executor, cases or file.cases(), [name])]
     return differences(file, name, official, ours)
 
 

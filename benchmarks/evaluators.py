@@ -34,6 +34,7 @@ from benchmarks._comparison import (
     spider_gold,
 )
 from sqlenv.config import OFFICIAL
+from sqlenv.evaluators.comparators import judge_cases
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
 
@@ -102,9 +103,8 @@ def run_command(options: argparse.Namespace) -> dict[str, Any]:
 def judge(file: Predictions) -> dict[str, Any]:
     """Judge every question under both comparators, and grade it."""
     with Executor(OFFICIAL) as executor:
-        executor.start()
         levels = [grade(gold) for gold, _ in file.gold]
-        judged = executor.judge(file.cases(), tuple(DATABASES))
+        judged = judge_cases(executor, file.cases(), tuple(DATABASES))
     return {name: [one.scores[name] for one in judged] for name in DATABASES} | {"levels": levels}
 
 

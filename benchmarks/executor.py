@@ -1,12 +1,12 @@
-"""How long do queries take, one by one and in batches, in both isolations?
+"""How long do queries take, one by one and in batches?
 
     python benchmarks/executor.py
     python benchmarks/executor.py --repeats 3 --against ../old-checkout
 
 Queries run on a small database: a tiny one, one that reads a table of 2,000 rows, one of 1,000
 rows. Each is measured one by one, in batches of 100 distinct queries, and one by one beside a
-thread of Python that never waits, as a trainer's. Prints one JSON object a checkout and isolation:
-microseconds a query, of several rounds by turns the quickest, which other programs disturbed least.
+thread of Python that never waits, as a trainer's. Prints one JSON object a checkout: microseconds
+a query, of several rounds by turns the quickest, which other programs disturbed least.
 """
 
 from __future__ import annotations
@@ -40,36 +40,33 @@ _BATCH, _ROUND = 100, 10
 
 def main() -> None:
     options = parse_arguments()
-    if options.isolation:
-        print(json.dumps(measure(options.isolation)))
+    if options.measure:
+        print(json.dumps(measure()))
         return
-    runs: dict[tuple[Path, str], list[dict[str, float]]] = {}
+    runs: dict[Path, list[dict[str, float]]] = {}
     for _ in range(options.repeats):
         for root in filter(None, (options.against, ROOT)):
-            for isolation in ("thread", "process"):
-                runs.setdefault((root, isolation), []).append(run(root, isolation))
-    for (root, isolation), each in runs.items():
+            runs.setdefault(root, []).append(run(root))
+    for root, each in runs.items():
         best = {name: round(min(one[name] for one in each)) for name in each[0]}
         who = "this" if root == ROOT else "other"
-        print(json.dumps({"checkout": who, "isolation": isolation, "us": best}))
+        print(json.dumps({"checkout": who, "us": best}))
 
 
-def run(root: Path, isolation: str) -> dict[str, float]:
+def run(root: Path) -> dict[str, float]:
     environment = os.environ | {"PYTHONPATH": str(root)}
-    command = [sys.executable, str(Path(__file__).resolve()), "--isolation", isolation]
+    command = [sys.executable, str(Path(__file__).resolve()), "--measure"]
     return json.loads(subprocess.check_output(command, env=environment, text=True))
 
 
-def measure(isolation: str) -> dict[str, float]:
+def measure() -> dict[str, float]:
     """Measure the `sqlenv` that is imported: microseconds a query."""
     from sqlenv.config import ExecutorConfig
     from sqlenv.executor import Executor
 
     found = {}
-    config = ExecutorConfig.model_validate({"isolation": isolation})
-    with tempfile.TemporaryDirectory() as folder, Executor(config) as executor:
+    with tempfile.TemporaryDirectory() as folder, Executor(ExecutorConfig()) as executor:
         database = make_database(Path(folder) / "t.sqlite")
-        executor.start()
         executor.execute_many([(database, f"SELECT {number}") for number in range(100)])
         for name, sql in QUERIES.items():
             queries = [(database, sql.format(number)) for number in range(_BATCH)]
@@ -127,7 +124,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--against", type=lambda text: Path(text).resolve(), help="a checkout")
-    parser.add_argument("--isolation", choices=("thread", "process"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -1,11 +1,11 @@
 """Does memory stay flat under hostile load, and does every legal answer stay right?
 
     python benchmarks/hostile_load.py
-    python benchmarks/hostile_load.py --minutes 2 --isolation thread
+    python benchmarks/hostile_load.py --minutes 2 --threads 32
 
 Threads run the hostile statements of the tests, each followed by a legal query whose rows are
-known. All limits but that of time are those of training. Memory is that of this process and its
-workers, sampled every half a second; it is flat if the mean of the last minute is at most 10 % and
+known. All limits but that of time are those of training. Memory is that of this process,
+sampled every half a second; it is flat if the mean of the last minute is at most 10 % and
 20 MB above the mean of the second minute. Violations are a statement that takes more than twice the
 time limit (time in which the machine ran other programs is left out), a wrong legal answer, and
 changed bytes of the database. Prints one JSON object; exit status 1 if memory is not flat, or after
@@ -34,7 +34,6 @@ from tests.sqlenv.hostile import (
     Case,
     Waiting,
     digest_folder,
-    list_processes,
     name_end,
     read_hostile,
     read_legal,
@@ -72,7 +71,7 @@ class Load:
                 self._check(*rng.choice(legal))
 
     def _attack(self, case: Case) -> None:
-        with Waiting(list_processes()[1:] or [threading.get_native_id()]) as waiting:
+        with Waiting(threading.get_native_id()) as waiting:
             start_s = time.monotonic()
             end = name_end(self._executor.execute(self._database, case.sql))
             seconds = time.monotonic() - start_s - waiting.seconds()
@@ -93,11 +92,8 @@ class Load:
 
 def main() -> None:
     options = parse_arguments()
-    # A pool keeps one worker for quick queries: with one more than threads, no query waits for the
-    # end of another, and the time of a statement is its own.
-    config = ExecutorConfig(
-        isolation=options.isolation, workers=options.threads + 1, timeout_s=options.timeout_s
-    )
+    # No query waits for the end of another: the time of a statement is its own.
+    config = ExecutorConfig(workers=options.threads, timeout_s=options.timeout_s)
     with tempfile.TemporaryDirectory() as folder, Executor(config) as executor:
         load = Load(executor, make_database(Path(folder) / "town.sqlite"), options.timeout_s)
         samples = run_load(load, options.threads, options.minutes * 60)
@@ -122,7 +118,7 @@ def run_load(load: Load, threads: int, seconds: float) -> list[tuple[float, int]
     start_s = time.monotonic()
     samples: list[tuple[float, int]] = []
     while (now_s := time.monotonic() - start_s) < seconds:
-        samples.append((now_s, sum(read_memory(pid, "VmRSS") for pid in list_processes())))
+        samples.append((now_s, read_memory("VmRSS")))
         time.sleep(_SAMPLE_S)
     load.stop.set()
     for thread in running:
@@ -151,7 +147,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="at least 2")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isolation", choices=("thread", "process"), default="process")
     parser.add_argument("--timeout-s", type=float, default=2.0, help="of one statement")
     options = parser.parse_args()
     if options.minutes < 2:

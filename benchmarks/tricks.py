@@ -93,7 +93,7 @@ def play(trick: str, column: str, questions: Sequence[Question]) -> list[Scored]
     """Score a trick on each question."""
     reward, env = COLUMNS[column]
     asked = [(one, replies(TRICKS[trick](one.gold, one.width), env["kind"])) for one in questions]
-    limits = {"isolation": "process", "workers": 1}  # rewards of one process share SQLite's memory
+    limits = {"workers": 1}
     return [score(*one[:2], said, reward, env=env, executor=limits) for one, said in asked]
 
 

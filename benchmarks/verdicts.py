@@ -49,7 +49,7 @@ from benchmarks._official import ask
 from benchmarks._spider2_cases import stage
 from sqlenv.cache import DiskCache
 from sqlenv.config import OFFICIAL
-from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.comparators import Case, judge_cases
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
 
@@ -122,7 +122,7 @@ def compare_mutants(
     names = (*RULES, "bird_ex", "bird_soft_f1", "spider_ex", "spider_ts")
     for file in files:
         cases = file.cases()
-        judged = [one.scores for one in executor.judge(cases, names)]
+        judged = [one.scores for one in judge_cases(executor, cases, names)]
         ours = {name: [one[name] for one in judged] for name in names}
         if options.spider:
             for name in ("spider_ex", "spider_ts"):

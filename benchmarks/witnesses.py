@@ -32,7 +32,7 @@ from benchmarks._mutants import neighbours
 from benchmarks._random_databases import random_databases
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.comparators import Case, judge_cases
 from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
 from sqlenv.types import ExecutionMatch
@@ -125,7 +125,7 @@ def changed(gold: str, database: Path) -> list[str]:
 
 
 def by_suite(cases: Sequence[Case], executor: Executor) -> list[Judged]:
-    scores = [one.scores for one in executor.judge(cases, ("spider_ex", "spider_ts"))]
+    scores = [one.scores for one in judge_cases(executor, cases, ("spider_ex", "spider_ts"))]
     return [
         Judged(case, bool(score["spider_ts"]))
         for case, score in zip(cases, scores, strict=True)
@@ -144,7 +144,7 @@ def by_random_rows(data: Path, names: Iterator[str], executor: Executor) -> list
         distinct = list(dict.fromkeys(golds[name]))
         for gold in random.Random(name).sample(distinct, min(len(distinct), _GOLDS)):
             cases = [Case(sql, gold, database) for sql in changed(gold, database)]
-            scores = [one.scores["set"] for one in executor.judge(cases, ("set",))]
+            scores = [one.scores["set"] for one in judge_cases(executor, cases, ("set",))]
             right = [case for case, score in zip(cases, scores, strict=True) if score]
             wrong = found_wrong(gold, [case.predicted for case in right], database)
             judged += [Judged(case, case.predicted not in wrong) for case in right]

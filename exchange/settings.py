@@ -1,4 +1,4 @@
-"""The base of all settings and their error; apart, for a worker process starts without pydantic."""
+"""The base of all settings, and their error."""
 
 from __future__ import annotations
 

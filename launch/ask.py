@@ -58,11 +58,10 @@ def _answers(model: Path, database: Path, questions: Iterable[str]) -> Iterator[
     policy = policy_in(model)
     # The mesh of a run may be that of another machine.
     config = (policy.run or load_config("plain.yaml", ())).model_copy(update={"mesh": "auto"})
-    limits = config.executor.model_copy(update={"isolation": "process", "workers": 1, "now": None})
+    limits = config.executor.model_copy(update={"workers": 1, "now": None})
     env = TakenAsTheyAre(Prompts(config.prompt, config.env).single_turn, config.answer_wrapping)
     sampler = config.evaluation_sampler.model_copy(update={"slots": 1})
     with Executor(limits) as executor:
-        executor.start()  # while the model is read
         with cli.waiting("reading the model"):
             asked = Evaluator(*load_policy(policy, config), env, sampler, GREEDY, seed=config.seed)
         for question in questions:

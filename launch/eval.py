@@ -258,8 +258,6 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         if source.is_asked and out:
             settings = yaml.safe_dump(source.settings(split, given.data), sort_keys=False)
             stack.enter_context(claimed(out, settings, key="--out"))
-        else:
-            executor.start()  # while files are read
         sql = stack.enter_context(SqlSide(config, demo_folder(config, out or Path())))
         examples = source.questions(split, sql)
         questions = _questions(given, config, examples)

@@ -73,7 +73,7 @@ def score(*, given: ScoreOptions = ScoreOptions()) -> None:
     """Score one pair, or a file of pairs."""
     named = {name: getattr(given, name) for name in ("timeout_s", "max_rows")}
     limits = {name: value for name, value in named.items() if value is not None}
-    config = ExecutorConfig(isolation="process", **limits)
+    config = ExecutorConfig(**limits)
     pair = {"database": given.db, "gold_sql": given.gold, "pred": given.pred}
     is_pair = any(part is not None for part in pair.values())
     if is_pair == bool(given.file) or (is_pair and None in pair.values()):

@@ -104,6 +104,8 @@ STILL = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
 
 
 _REMOVED = {
+    "isolation": "queries run in threads",
+    "reverse_unordered": "Executor.execute has it as an argument",
     "max_sql_chars": "queries of up to 100,000 characters run",
 }
 """Settings of the executor in earlier versions, and what is there in their place."""
@@ -112,15 +114,11 @@ _REMOVED = {
 class ExecutorConfig(Settings):
     """How queries run, and their limits."""
 
-    isolation: Literal["thread", "process"] = "thread"
-    """Threads of this process, or worker processes (`process`; docs/executor.md)."""
-
     workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
-    """Concurrent queries, one place being kept for quick ones; default: one per CPU core, at most
-    16."""
+    """Concurrent queries; default: one per CPU core, at most 16."""
 
     timeout_s: float = Field(default=30.0, gt=0, le=1_000_000)
-    """Wall time of a query, in seconds; a worker process is ended after twice this."""
+    """Wall time of a query, in seconds."""
 
     max_steps: int = Field(default=1_000_000_000, gt=0, le=10**18)
     """Steps of SQLite's virtual machine (100 to 250 million a second); beyond 2,147 million rounded
@@ -140,9 +138,6 @@ class ExecutorConfig(Settings):
     heap_bytes: int = Field(default=96_000_000, ge=8_000_000, le=10**12)
     """SQLite's memory in a process, rows excluded; the largest of several executors counts."""
 
-    reverse_unordered: bool = False
-    """Scan tables in reverse, to find queries that rely on an order without ORDER BY."""
-
     now: AwareDatetime | None = STILL
     """The time that queries see; None for the real time (docs/executor.md)."""
 
@@ -155,7 +150,6 @@ class ExecutorConfig(Settings):
 
 
 OFFICIAL = ExecutorConfig(
-    isolation="process",
     now=None,
     timeout_s=60,
     max_steps=10**15,
@@ -164,9 +158,8 @@ OFFICIAL = ExecutorConfig(
     heap_bytes=1_000_000_000,
 )
 """For verdicts that are to be those of official programs, which know time alone: 60 s are what
-Spider's says, and the lower limits of BIRD's and OmniSQL's are their comparators' own. Of steps
-there are as many as time allows, of size what no gold query comes near, and the time is what it
-is."""
+Spider's says, and the lower limit of BIRD's is its comparator's own. No step limit; of size what no
+gold query comes near; and the real time."""
 
 
 class AnswerConfig(Settings):

@@ -25,7 +25,7 @@ from docs.generate import fill
 from launch.config import JobConfig, load_config
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import COMPARATORS, Case
+from sqlenv.evaluators.comparators import COMPARATORS, Case, judge_cases
 from sqlenv.executor import Executor
 from sqlenv.types import Table
 
@@ -190,9 +190,9 @@ def test_examples_of_evaluators_are_judged_as_the_page_says(tmp_path):
         db.executemany("INSERT INTO pet VALUES (?, ?)", pets)
     columns = {"ex_f": fractional_accuracy, "ex_b": binary_accuracy, "csmr": csmr}
     assert len(rows) > 10
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
         cases = [Case(predicted, gold, path) for gold, predicted, *_ in rows]
-        judged = executor.judge(cases, [name for name in names if name in COMPARATORS])
+        judged = judge_cases(executor, cases, [name for name in names if name in COMPARATORS])
         for (gold, predicted, *told), one in zip(rows, judged, strict=True):
             tables = [executor.execute(path, sql) for sql in (predicted, gold)]
             assert all(isinstance(table, Table) for table in tables)

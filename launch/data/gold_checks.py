@@ -17,7 +17,7 @@ import apsw
 from rewards.expo.clauses import scan_clauses
 from rewards.expo.differences import differences
 from sqlenv.cache import DiskCache, content_key
-from sqlenv.config import DataConfig, ExecutorConfig
+from sqlenv.config import DataConfig
 from sqlenv.data.sources import Check, Checked, by_running, gold_for_sqlite, issues_of
 from sqlenv.evaluators.equality import is_ordered
 from sqlenv.executor import Executor
@@ -39,21 +39,13 @@ def check_for(data: DataConfig, executor: Executor | None, disk: DiskCache) -> C
     plain = executor
 
     def look(examples: Sequence[Example]) -> Iterator[Checked]:
-        with (
-            Executor(reversed_of(plain.config)) as backwards,
-            ThreadPoolExecutor(plain.config.workers) as threads,
-        ):
-            yield from threads.map(lambda one: check_gold(one, plain, backwards, disk), examples)
+        with ThreadPoolExecutor(plain.config.workers) as threads:
+            yield from threads.map(lambda one: check_gold(one, plain, disk), examples)
 
     return look
 
 
-def reversed_of(config: ExecutorConfig) -> ExecutorConfig:
-    """Return settings that read tables from their ends."""
-    return config.model_copy(update={"reverse_unordered": True})
-
-
-def check_gold(example: Example, plain: Executor, backwards: Executor, disk: DiskCache) -> Checked:
+def check_gold(example: Example, plain: Executor, disk: DiskCache) -> Checked:
     """Run a gold query in all ways, if what comes of it is not known yet.
 
     The note is SQLite's message, or how results change: `varies` (from run to run), `row_order`
@@ -63,7 +55,7 @@ def check_gold(example: Example, plain: Executor, backwards: Executor, disk: Dis
     limits = plain.config.model_dump(mode="json", include=LIMITS)
     key = content_key("gold check", *facts, _VERSION, apsw.sqlite_lib_version(), limits)
     if (known := disk.get(key)) is None:
-        known, is_final = _check(example, plain, backwards)
+        known, is_final = _check(example, plain)
         if is_final:
             disk[key] = known
     issues, note, correction = known
@@ -71,7 +63,7 @@ def check_gold(example: Example, plain: Executor, backwards: Executor, disk: Dis
 
 
 def _check(
-    example: Example, plain: Executor, backwards: Executor
+    example: Example, plain: Executor
 ) -> tuple[tuple[tuple[str, ...], str, Mapping[str, str] | None], bool]:
     """Return the issues of a gold query, a note and a correction, and whether a machine with less
     to do would find the same.
@@ -80,19 +72,19 @@ def _check(
     first = sql if isinstance(sql, SqlError) else plain.gold(example.database, sql)
     if not isinstance(sql, str) or not isinstance(first, Table):
         return (issues_of(first), f"fails: {describe_failure(first)}", None), first not in TRANSIENT
-    note = _change(example, sql, first, plain, backwards)
+    note = _change(example, sql, first, plain)
     changed = ("tied" if note.startswith("ties") else "varying",) * bool(note)
     correction = _tie_correction(example, sql, first, plain) if "tied" in changed else None
     return ((*issues_of(first), *changed), note, correction), True
 
 
-def _change(example: Example, sql: str, first: Table, plain: Executor, backwards: Executor) -> str:
+def _change(example: Example, sql: str, first: Table, plain: Executor) -> str:
     """Say how a result changes when its query runs again in some way; mostly, not at all."""
     if first.nondeterministic:
         return "varies: depends on the clock or on chance"
     if varies := _difference(first, plain.execute(example.database, sql)):
         return f"varies: {varies}"
-    backward = backwards.execute(example.database, sql)
+    backward = plain.execute(example.database, sql, reverse_unordered=True)
     if changed := _difference(first, backward, in_order=is_ordered(sql)):
         return f"row_order: {changed}"
     variants = break_ties(sql, first.width) if example.dialect == "sqlite" else []

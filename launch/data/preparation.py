@@ -19,7 +19,7 @@ from exchange import UserError
 from launch.cli import progress_bar
 from launch.config import JobConfig
 from launch.data.contamination import OverlapIndex
-from launch.data.gold_checks import check_gold, reversed_of
+from launch.data.gold_checks import check_gold
 from launch.data.prompts import Prompts
 from launch.evaluation.process_pool import process_pool
 from launch.tables import show_table
@@ -179,13 +179,13 @@ def open_inspector(
             return Checked(example, (UNREADABLE,), why), 0, None
         checked = Checked(example, ("blank",))
         if example.gold_sql:
-            checked = check_gold(example, plain, backwards, disk)
+            checked = check_gold(example, plain, disk)
             if witnesses is not None:
                 witnesses_of(example, witnesses)
         tokens = len(encode(prompts.training(example))) if encode else None
         return checked, len(prompts.matches(example)), tokens
 
-    with Executor(config, disk) as plain, Executor(reversed_of(config)) as backwards:
+    with Executor(config, disk) as plain:
         yield inspect
 
 

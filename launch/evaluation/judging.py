@@ -27,8 +27,8 @@ from launch.evaluation.responses import Sampled
 from launch.evaluation.results import CORRECTED, NO_GOLD, QuestionVerdict
 from sqlenv.cache import shared_cache
 from sqlenv.dialects import run_many, transpile
-from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict
-from sqlenv.evaluators.votes import VoteBy
+from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict, judge_cases
+from sqlenv.evaluators.votes import VoteBy, votes
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, Table, describe_failure
 
@@ -192,9 +192,8 @@ class _Judge:
         with Executor(config.model_copy(update=limits)) as executor:
 
             def vote(part: Sequence[_Asked]) -> list[str | None]:
-                return executor.votes(
-                    [(example.database, _on_sqlite(example, sql)) for example, sql in part], by
-                )
+                queries = [(example.database, _on_sqlite(example, sql)) for example, sql in part]
+                return votes(executor, queries, by)
 
             return self._resume("votes", asked, vote)
 
@@ -240,7 +239,7 @@ class _Judge:
                 forms.setdefault(_form_of(name), []).append(name)
         # Without any comparator, how the queries end is still asked.
         parts = [
-            (names, self._executor.judge(self._cases(asked, form), names))
+            (names, judge_cases(self._executor, self._cases(asked, form), names))
             for form, names in (forms or {str: []}).items()
         ]
         columns: dict[str, Sequence[float]] = {

@@ -1,7 +1,6 @@
 """A pool of processes for work on questions, each with an executor of its own.
 
-Each runs queries in a worker process that it can kill, so that no query takes the scoring down with
-it. Processes are started anew, not forked: nothing of the parent is needed.
+Processes are started anew, not forked: nothing of the parent is needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every evaluator by name: how its official program decides whether a prediction is right.
 
     with Executor(ExecutorConfig(timeout_s=60)) as executor:
-        judged = executor.judge([Case(sql, gold_sql, database)], ("bird_ex", "spider_ex"))
+        judged = judge_cases(executor, [Case(sql, gold_sql, database)], ("bird_ex", "spider_ex"))
     judged[0].scores["spider_ex"]  # 1.0 or 0.0
 
 A comparator of `COMPARATORS` gives a score of which its program reports the mean, from a `Case` and
@@ -27,6 +27,7 @@ from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
 from sqlenv.evaluators.official import as_spider_runs, count_statements, same_query
 from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
+from sqlenv.executor import Executor
 from sqlenv.types import (
     MatchMode,
     Numbers,
@@ -42,6 +43,7 @@ _BIRD_S = 30.0  # for both queries
 _JUDGED_CHARS = 1_000_000
 """Longer predictions are wrong unread: what official programs do to a text takes seconds where it
 has megabytes, and the executor runs a tenth of it at most where nobody cuts it."""
+_TOGETHER = 16  # cases, whose questions often share a gold query
 _REMEMBERED_CELLS = 1_000_000
 """Cells of the results that `QueryRuns` remembers, some 100 MB of short texts."""
 
@@ -171,6 +173,21 @@ def check_case(case: Case, names: Sequence[str]) -> None:
         if needs and not getattr(case, needs):
             what = "files of a test suite" if needs == "suite" else "gold results"
             raise UserError(f"{case.database}: {name} needs {what}; give them, or leave it out")
+
+
+def judge_cases(
+    executor: Executor, cases: Sequence[Case], names: Sequence[str]
+) -> list[CaseVerdict]:
+    """Ask comparators about cases, on all workers; verdicts come in the cases' order."""
+    for case in cases:
+        check_case(case, names)
+    parts = [cases[at : at + _TOGETHER] for at in range(0, len(cases), _TOGETHER)]
+
+    def judge_part(part: Sequence[Case]) -> list[CaseVerdict]:
+        runs = QueryRuns(executor.execute)
+        return [judge_case(case, names, runs) for case in part]
+
+    return [verdict for part in executor.map(judge_part, parts) for verdict in part]
 
 
 def judge_case(case: Case, names: Sequence[str], runs: QueryRuns) -> CaseVerdict:

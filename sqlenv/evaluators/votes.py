@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Literal
 
+from sqlenv.executor import Executor
+from sqlenv.executor.database import DatabaseQuery
 from sqlenv.types import Result, Row, Table, Value
 
 VoteBy = Literal["set", "table"]
@@ -19,8 +23,6 @@ def ballot(result: Result, by: VoteBy = "set") -> str | None:
     """
     if not isinstance(result, Table) or result.is_mended:
         return None
-    import hashlib  # which few workers need
-
     digest = hashlib.sha256()
     if by == "table":
         for row in (result.columns, *result.rows):
@@ -30,6 +32,11 @@ def ballot(result: Result, by: VoteBy = "set") -> str | None:
         for one in sorted({hashlib.sha256(_line(_plain(row))).digest() for row in result.rows}):
             digest.update(one)
     return digest.hexdigest()[:32]
+
+
+def votes(executor: Executor, queries: Sequence[DatabaseQuery], by: VoteBy) -> list[str | None]:
+    """Run queries on all workers and give their votes in order; no rows are kept."""
+    return executor.map(lambda query: ballot(executor.execute(*query), by), queries)
 
 
 def without_rows(result: Result) -> Result:

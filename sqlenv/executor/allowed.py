@@ -82,7 +82,7 @@ def _forbidden(action: int, first: str | None, second: str | None) -> str:
     if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
         return ""
     if action == apsw.SQLITE_READ:
-        # A database's own tables are the guard's to know.
+        # A database's own tables are the connection's to know.
         table = str(first).lower()
         if table in _ANY_TABLE:
             return ""

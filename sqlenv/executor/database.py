@@ -3,11 +3,12 @@
 What a file says of its own tables runs when they are read: generated columns, views. `connect`
 opens a file read-only, for which SQLite leaves CHECK constraints out, and bounds what such code
 can do; `reading` also bounds its time and memory. Queries that nobody has vetted need more than
-that: `guard.py`.
+that: `connection.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import threading
@@ -76,6 +77,8 @@ _BROKEN = ("***", "Tree ", "Page ", "Freelist")
 
 Identity = tuple[str, int, int, int]
 """Path, inode, size and time of change."""
+DatabaseQuery = tuple[Path, str]
+"""A database and a query."""
 
 
 def connect(
@@ -168,37 +171,21 @@ def _add_collation(connection: apsw.Connection, name: str) -> None:
 
 
 _heap = threading.RLock()  # a limit may end wherever a thread happens to be
-# Of those that hold one now. SQLite knows one limit for the process: the largest is in force.
 _heap_limits: list[int] = []
-# The process, and what its other connections held when the first of these came; after a fork they
-# are also its parent's.
-_heap_before = (0, 0)
 
 
 @contextmanager
 def heap_limit(limit_bytes: int) -> Generator[None]:
-    """Let SQLite use as much memory as this, and what other connections held before."""
-    global _heap_before
+    """Let SQLite use as much memory as this in this process; of several limits, the largest."""
     with _heap:
-        if not _heap_limits or _heap_before[0] != os.getpid():
-            _heap_before = os.getpid(), apsw.memory_used()
         _heap_limits.append(limit_bytes)
-        _limit_heap()
+        apsw.hard_heap_limit(max(_heap_limits))
     try:
         yield
     finally:
         with _heap:
             _heap_limits.remove(limit_bytes)
-            _limit_heap()
-
-
-def is_heap_crowded() -> bool:
-    """Tell whether less than half of what the limit leaves is free."""
-    return apsw.memory_used() - _heap_before[1] > max(_heap_limits, default=0) / 2
-
-
-def _limit_heap() -> None:
-    apsw.hard_heap_limit(_heap_before[1] + max(_heap_limits) if _heap_limits else 0)
+            apsw.hard_heap_limit(max(_heap_limits, default=0))
 
 
 def check_database(database: str | Path) -> None:
@@ -287,8 +274,6 @@ def fingerprint(path: Path) -> str:
 
 @lru_cache(maxsize=32_768)
 def _digest(path: Path, identity: tuple[int, ...]) -> str:
-    import hashlib  # which a worker never needs
-
     key = content_key("file", *identity)
     if isinstance(known := shared_cache().get(key), str):
         return known

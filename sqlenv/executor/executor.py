@@ -1,7 +1,7 @@
 """Run queries that nobody has vetted, and get values back.
 
-The way of a query: `Engine.execute` in this process or, through `Processes`, in another; there
-`Guard.run` on a connection with every control set.
+`Executor.execute` waits for its turn, takes an idle connection to the database or opens one, and
+runs the query there (`Connection.run`), in the calling thread.
 """
 
 from __future__ import annotations
@@ -10,29 +10,38 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import get_ident
 from typing import Self, TypeVar
+
+import apsw
 
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import Case, CaseVerdict, check_case
-from sqlenv.evaluators.votes import VoteBy
-from sqlenv.executor.database import Identity, identify
-from sqlenv.executor.engine import NAG_S, DatabaseQuery, Engine
+from sqlenv.executor.connection import Connection, refuse_text
+from sqlenv.executor.database import DatabaseQuery, Identity, heap_limit, identify
 from sqlenv.executor.gold import GoldCache
-from sqlenv.executor.processes import Processes
-from sqlenv.sql.lexer import MAX_QUERY_CHARS
-from sqlenv.types import Result, TimedOut
+from sqlenv.types import Result, TimedOut, TooLarge
 
 _log = logging.getLogger(__name__)
-# What a query may take before it counts as slow: some 20 to 50 ms.
-_QUICK_STEPS = 5_000_000
-# Queries that are asked for together: enough to hide the cost of that, few enough to keep all
-# workers busy to the end.
+# How often an overdue query is interrupted again: one interrupt can fall between two statements.
+_NAG_S = 0.05
+# Idle connections that are kept open; 0.3 to 2 MB and one file descriptor each.
+_MOST_IDLE = 64
+# What a thread of `map` takes together: enough to hide the cost of that, few enough to keep all
+# threads busy to the end.
 _MOST_TOGETHER = 16
+_OUT_OF_HEAP = TooLarge("memory")
+# After these, and after a bug of ours, a connection is not used again.
+_SPOILING = (TimedOut, TooLarge, type(None))
+
+_Key = tuple[Identity, bool]
+"""A database, and whether its tables are read from their ends."""
+_Running = dict[int, tuple[Connection, float]]
+"""Of each thread that runs a query, the connection and when its time is over."""
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -40,9 +49,9 @@ T = TypeVar("T")
 class Executor:
     """Executes SQL on SQLite files, read-only and bounded. Threads may share one; forks may not.
 
-    All single queries have few steps at first, and those that need more run again: of slow ones
-    there is one less at a time than there are workers. Gold results outlive it where it is given a
-    cache on disk.
+    `workers` queries run at a time. Running out of heap can be a neighbour's fault, since SQLite's
+    heap is the process's: such a query runs once more, alone in this executor, before anyone is
+    scored on it. Gold results outlive it where it is given a cache on disk.
     """
 
     def __init__(self, config: ExecutorConfig, disk: DiskCache | None = None):
@@ -50,8 +59,20 @@ class Executor:
         self._process = os.getpid()
         self._gold = GoldCache(config, disk)
         self._seen: dict[Path, Identity] = {}
-        self._slow = threading.Semaphore(config.workers - 1) if config.workers > 1 else None
-        self._backend = Engine(config) if config.isolation == "thread" else Processes(config)
+        self._free = threading.Semaphore(config.workers)
+        self._entry = threading.Lock()  # whoever waits for places is served before who comes later
+        self._lock = threading.Lock()
+        self._running: _Running = {}
+        # The connection that was used last at the end.
+        self._idle: list[tuple[_Key, Connection]] = []
+        stop = threading.Event()
+        ends = ExitStack()
+        ends.enter_context(heap_limit(config.heap_bytes))
+        ends.callback(_close_all, self._idle)
+        ends.callback(stop.set)
+        self._end = weakref.finalize(self, ends.close)
+        watched = (self._lock, self._running, stop, config.timeout_s)
+        threading.Thread(target=_watch, args=watched, name="sqlenv-watchdog", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
@@ -59,13 +80,22 @@ class Executor:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Start worker processes now, so that they are there when the first query comes."""
-        if isinstance(self._backend, Processes):
-            self._backend.start()
+    def execute(
+        self,
+        database: Path,
+        sql: str,
+        *,
+        max_steps: int | None = None,
+        reverse_unordered: bool = False,
+    ) -> Result:
+        """Run one query of any text.
 
-    def execute(self, database: Path, sql: str, *, max_steps: int | None = None) -> Result:
-        """Run one query of any text; a budget of steps may take the place of the settings'.
+        Args:
+            database: A SQLite file.
+            sql: The query.
+            max_steps: A budget of steps in place of the settings'.
+            reverse_unordered: Scan tables from their ends, to find queries that rely on an order
+                without ORDER BY.
 
         Returns:
             The table, or why there is none.
@@ -73,31 +103,52 @@ class Executor:
         Raises:
             UserError: The database cannot be used; see `check_database`.
         """
-        ((database, sql),) = self._checked([(database, sql)])
-        steps = max_steps or self.config.max_steps
-        if self._slow is None or steps <= _QUICK_STEPS:
-            return self._backend.run(Engine.execute, database, sql, steps)
-        result = self._backend.run(Engine.execute, database, sql, _QUICK_STEPS)
-        if result != TimedOut("steps"):
+        identity = self._check_use(database)
+        if refused := refuse_text(sql):
+            return refused
+        asked = ((identity, reverse_unordered), sql, max_steps or self.config.max_steps)
+        with self._places(1):
+            result = self._attempt(*asked)
+        if result != _OUT_OF_HEAP:
             return result
-        with self._slow:
-            return self._backend.run(Engine.execute, database, sql, steps)
+        with self._places(self.config.workers):
+            _close_all(self._idle)
+            return self._attempt(*asked)
 
     def execute_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in their order."""
         distinct = list(dict.fromkeys(queries))
-        results = self._run_many(Engine.execute_many, self._checked(distinct))
+        results = self.map(lambda query: self.execute(*query), distinct)
         found = dict(zip(distinct, results, strict=True))
         return [found[query] for query in queries]
 
-    def votes(self, queries: Sequence[DatabaseQuery], by: VoteBy) -> list[str | None]:
-        """Run queries as `execute_many` does, and give their votes in the queries' order.
+    def map(self, function: Callable[[A], T], items: Sequence[A]) -> list[T]:
+        """Call a function that runs queries here, on all workers; an exception ends all of them."""
+        if len(items) <= 1:
+            return [function(item) for item in items]
+        workers = self.config.workers
+        length = min(-(-len(items) // (4 * workers)), _MOST_TOGETHER)
+        parts = [items[at : at + length] for at in range(0, len(items), length)]
+        threads: set[int] = set()
+        is_over = threading.Event()
 
-        Rows stay where they were read, however many queries there are; none of one that does not
-        run.
-        """
-        votes = self._run_many(Engine.votes, self._checked(queries), by)
-        return [vote if isinstance(vote, str) else None for vote in votes]
+        def work(part: Sequence[A]) -> list[T]:
+            threads.add(threading.get_ident())
+            return [function(item) for item in part if not is_over.is_set()]
+
+        with ThreadPoolExecutor(workers) as pool:
+            futures = [pool.submit(work, part) for part in parts]
+            try:
+                return [answer for future in futures for answer in future.result()]
+            except BaseException:
+                is_over.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                while not all(future.done() for future in futures):
+                    with self._lock:
+                        for connection, _ in filter(None, map(self._running.get, threads)):
+                            connection.interrupt()
+                    time.sleep(_NAG_S)
+                raise
 
     def gold(self, database: Path, sql: str) -> Result:
         """Give a gold query's result, computed once for this database, query and set of limits.
@@ -108,78 +159,97 @@ class Executor:
 
     def gold_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
-        self._check_use(database for database, _ in queries)
+        for database in {database for database, _ in queries}:
+            self._check_use(database)
         return self._gold.get(queries, self.execute_many)
 
-    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[CaseVerdict]:
-        """Ask comparators about cases; judgements come in the cases' order."""
-        for case in cases:
-            check_case(case, names)
-        self._check_use(file for case in cases for file in (case.database, *case.suite))
-        judged = self._run_many(Engine.judge, cases, tuple(names))
-        return [_verdict(one, names) for one in judged]
-
     def close(self) -> None:
-        """End the workers and close the connections."""
-        self._backend.close()
+        """Close the idle connections and end the watchdog."""
+        self._end()
 
-    def _run_many(
-        self, method: Callable[..., list[T]], asked: Sequence[A], *rest: object
-    ) -> list[T | Result]:
-        """Call a method of `Engine` with parts of what is asked, on all workers."""
-        workers = self.config.workers
-        threads: set[int] = set()
-        is_over = threading.Event()
-
-        def run(part: Sequence[A]) -> list[T | Result]:
-            answers = self._backend.run(method, part, *rest)
-            if isinstance(answers, list):
-                return list(answers)
-            if is_over.is_set():
-                raise CancelledError
-            # The worker died, and of several it does not say whose fault that is.
-            return [answers] if len(part) == 1 else [one for each in part for one in run([each])]
-
-        if len(asked) <= 1:
-            return run(asked)
-        length = min(-(-len(asked) // (4 * workers)), _MOST_TOGETHER)
-        parts = [asked[at : at + length] for at in range(0, len(asked), length)]
-        with ThreadPoolExecutor(workers, initializer=lambda: threads.add(get_ident())) as pool:
-            futures = [pool.submit(run, part) for part in parts]
-            try:
-                return [answer for future in futures for answer in future.result()]
-            except BaseException:
-                is_over.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                while not all(future.done() for future in futures):
-                    self._backend.cancel(threads)
-                    time.sleep(NAG_S)
-                raise
-
-    def _checked(self, queries: Sequence[DatabaseQuery]) -> list[DatabaseQuery]:
-        self._check_use(database for database, _ in queries)
-        # More of a text is not needed to refuse it, and a worker has no room for any.
-        longest = MAX_QUERY_CHARS + 1
-        return [(database, sql[:longest]) for database, sql in queries]
-
-    def _check_use(self, databases: Iterable[Path]) -> None:
-        """Name files that were written to since they were last looked at; they are read anew."""
+    def _check_use(self, database: Path) -> Identity:
+        """Identify a file; tell of one that was written to since it was last looked at."""
         if os.getpid() != self._process:
             raise RuntimeError("an Executor does not survive a fork: make one in the new process")
-        for database in set(databases):
-            identity = identify(database)
-            if self._seen.get(database, identity) != identity:
-                _log.warning(
-                    "%s: the database changed while it was in use; results before and after "
-                    "cannot be compared",
-                    database,
-                )
+        if not self._end.alive:
+            raise RuntimeError("this executor is closed")
+        identity = identify(database)
+        if self._seen.setdefault(database, identity) != identity:
             self._seen[database] = identity
+            _log.warning(
+                "%s: the database changed while it was in use; results before and after "
+                "cannot be compared",
+                database,
+            )
+        return identity
+
+    @contextmanager
+    def _places(self, count: int) -> Generator[None]:
+        """Wait until so many more queries may run."""
+        with self._entry:
+            for _ in range(count):
+                self._free.acquire()
+        try:
+            yield
+        finally:
+            self._free.release(count)
+
+    def _attempt(self, key: _Key, sql: str, max_steps: int) -> Result:
+        deadline_s = time.monotonic() + self.config.timeout_s
+        thread = threading.get_ident()
+        connection, result = None, None
+        try:
+            connection = self._take(key)
+            with self._lock:
+                self._running[thread] = connection, deadline_s
+            result = connection.run(sql, max_steps)
+        except (apsw.NoMemError, MemoryError):  # while the connection was opened
+            result = _OUT_OF_HEAP
+        finally:
+            with self._lock:
+                self._running.pop(thread, None)
+            if connection and (isinstance(result, _SPOILING) or not self._end.alive):
+                connection.close()
+            elif connection:
+                self._keep(key, connection)
+        return result
+
+    def _take(self, key: _Key) -> Connection:
+        with self._lock:
+            for one in reversed(self._idle):
+                if one[0] == key:
+                    self._idle.remove(one)
+                    return one[1]
+        (path, *_), reverse_unordered = key
+        return Connection(Path(path), self.config, reverse_unordered=reverse_unordered)
+
+    def _keep(self, key: _Key, connection: Connection) -> None:
+        """Keep a connection; where there are too many, or the heap is half full, the oldest go."""
+        with self._lock:
+            self._idle.append((key, connection))
+            while self._idle and (
+                len(self._idle) > _MOST_IDLE or 2 * apsw.memory_used() > self.config.heap_bytes
+            ):
+                self._idle.pop(0)[1].close()
 
 
-def _verdict(answer: CaseVerdict | Result, names: Sequence[str]) -> CaseVerdict:
-    """Give a case's judgement, or one of a prediction that took its worker down."""
-    if isinstance(answer, CaseVerdict):
-        return answer
-    is_late = answer.status == "timeout"
-    return CaseVerdict(dict.fromkeys(names, 0.0), answer.status, "ok", is_late)
+def _close_all(idle: list[tuple[_Key, Connection]]) -> None:
+    while idle:
+        idle.pop()[1].close()
+
+
+def _watch(
+    lock: threading.Lock, running: _Running, stop: threading.Event, timeout_s: float
+) -> None:
+    """Interrupt the queries that are overdue, until told to stop."""
+    # Nobody wakes this thread: all queries have the same time-out, so one that starts while it
+    # sleeps is not due before it wakes. The lock keeps an interrupt from the connection's next one.
+    sleep_s = timeout_s
+    while not stop.wait(sleep_s):
+        now_s = time.monotonic()
+        sleep_s = timeout_s
+        with lock:
+            for connection, deadline_s in running.values():
+                if deadline_s <= now_s:
+                    connection.interrupt()
+                sleep_s = min(sleep_s, max(deadline_s - now_s, _NAG_S))

@@ -18,13 +18,11 @@ import apsw
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import allowed
-from sqlenv.executor.database import Identity, fingerprint, identify
-from sqlenv.executor.engine import DatabaseQuery
-from sqlenv.executor.guard import weigh
+from sqlenv.executor.connection import weigh
+from sqlenv.executor.database import DatabaseQuery, Identity, fingerprint, identify
 from sqlenv.types import Result, Table, TimedOut, TooLarge, Value
 
-LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes"}
-LIMITS |= {"reverse_unordered", "now"}
+LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "now"}
 """Settings that can change a result."""
 VERSION = 1
 """Of how queries run, beside settings and what `allowed` lists: another one runs them anew."""

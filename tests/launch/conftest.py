@@ -49,7 +49,7 @@ warm_start:
   batching: {micro_batch_tokens: 512}
   checkpoint_every: 1
 env: {kind: diagnosed, turns: 2}
-executor: {isolation: thread, timeout_s: 2, max_steps: 2000000}
+executor: {timeout_s: 2, max_steps: 2000000}
 sampler: {slots: 8, max_prompt_tokens: 700, max_response_tokens: 160, max_reply_tokens: 16}
 train:
   steps: 3

@@ -102,7 +102,7 @@ def tokenizer(tmp_path_factory) -> ChatTokenizer:
 
 @pytest.fixture(scope="module")
 def env():
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
         yield Agentic(
             CONFIG, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
         )

@@ -197,8 +197,8 @@ def test_a_held_out_database_of_a_test_set_is_refused_too(root):
 
 def test_a_test_set_that_cannot_be_read_is_told(root, caplog):
     (root / "spider" / "test.json").write_text("[{")
-    shutil.copytree(root / "Spider-DK", root / "a" / "Spider-DK")
-    shutil.move(root / "Spider-DK", root / "b" / "Spider-DK")
+    shutil.copytree(root / "Spider-DK", root / "a")
+    shutil.move(root / "Spider-DK", root / "b")
     with caplog.at_level(logging.WARNING):
         check_questions(job(root))
     assert [one.message.split()[0] for one in caplog.records] == ["spider-test", "spider-dk"]

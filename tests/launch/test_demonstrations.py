@@ -84,7 +84,7 @@ def singer(tmp_path) -> Example:
 
 
 def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_share=0.0):
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
         environment = Agentic(
             agent, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
         )

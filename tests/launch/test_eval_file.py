@@ -352,15 +352,15 @@ def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):
     monkeypatch.setattr(judging, "_FIRST", 2)
     monkeypatch.setattr(judging, "_MOST", 2)
     monkeypatch.setattr(judging, "_SECONDS", (0.0, 1e9))  # also where the machine is busy
-    judge, calls = judging.Executor.judge, []
+    judge, calls = judging.judge_cases, []
 
-    def dying(self, cases, names):
+    def dying(executor, cases, names):
         calls.append(len(cases))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return judge(self, cases, names)
+        return judge(executor, cases, names)
 
-    monkeypatch.setattr(judging.Executor, "judge", dying)
+    monkeypatch.setattr(judging, "judge_cases", dying)
     with pytest.raises(KeyboardInterrupt):
         evaluate(path, spider, out)
     part = tmp_path / "o.json.part"

@@ -71,7 +71,7 @@ def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
     example = Example("1", "?", "emp", database, sql)
     judged = QuestionVerdict("1", "emp", "", "?", sql, sql, {"set": 1.0}, "ok", "ok")
     rows = [(example, Sampled((sql,), line=one), judged, [True]) for one in (line, None)]
-    limits = ExecutorConfig(isolation="thread", max_bytes=100)
+    limits = ExecutorConfig(max_bytes=100)
     write_trajectories(tmp_path, rows, prompts=(), limits=limits)
     lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()[1:]
     episode, answer = (json.loads(one)["trajectories"][0]["turns"] for one in lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.data.gold_checks import all_tied, break_ties, check_gold, reversed_of
+from launch.data.gold_checks import all_tied, break_ties, check_gold
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
@@ -35,10 +35,10 @@ ISSUES = {"": (), "fails": ("failing",), "empty": ("empty",), "ties": ("tied",)}
 
 @pytest.fixture
 def check(tmp_path):
-    config = ExecutorConfig(isolation="thread", workers=1)
+    config = ExecutorConfig(workers=1)
     disk = DiskCache(tmp_path / "cache")
-    with Executor(config, disk) as plain, Executor(reversed_of(config)) as backwards:
-        yield lambda examples: [check_gold(one, plain, backwards, disk) for one in examples]
+    with Executor(config, disk) as plain:
+        yield lambda examples: [check_gold(one, plain, disk) for one in examples]
 
 
 def test_issues_of_gold_queries(database, check, monkeypatch):
@@ -69,7 +69,7 @@ def test_ties_are_named_with_the_correction_that_accepts_them(database, check):
     assert limit.correction is not None
     assert limit.correction["grading_method"] == "subset,=,2"
     # Of the four, one earns most and two come next.
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+    with Executor(ExecutorConfig(workers=1)) as executor:
         every = executor.execute(database, limit.correction["gold_sql"])
     assert isinstance(every, Table)
     assert {name for (name,) in every.rows} == {"bob", "cid", "dee"}

@@ -26,7 +26,7 @@ from .conftest import example
 
 @pytest.fixture(scope="module")
 def bench():
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+    with Executor(ExecutorConfig(workers=1)) as executor:
         yield Workbench(executor)
 
 

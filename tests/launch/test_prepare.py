@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 from .conftest import json_lines
 from .downloads import GOLDS
 
-QUICK = ("executor.isolation=thread", "executor.workers=1", "executor.timeout_s=5")
+QUICK = ("executor.workers=1", "executor.timeout_s=5")
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
 
 

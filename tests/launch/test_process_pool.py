@@ -19,7 +19,9 @@ from tests.waiting import is_alive, wait_until
 
 from .conftest import ROOT
 
-TWO = ExecutorConfig(workers=2, isolation="thread")
+TWO = ExecutorConfig(
+    workers=2,
+)
 
 
 @contextmanager

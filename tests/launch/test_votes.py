@@ -55,7 +55,9 @@ def test_thirty_questions(database, tmp_path):
     assert len(CASES) == 30
     samples = [[SQLS[letter] for letter in case] for case in CASES]
     # Steps end a query at the same place on every machine, seconds would not.
-    limits = ExecutorConfig(max_steps=200_000, isolation="thread")
+    limits = ExecutorConfig(
+        max_steps=200_000,
+    )
     answers = [one.sql for one in judged(database, samples, limits, tmp_path / "part")[0]]
     expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
     assert answers == expected
@@ -72,7 +74,7 @@ def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
         questions = own_set("test", examples, AnswerConfig(witnesses=count))
         with (
             ResumeFile(tmp_path / "part", {}) as resume_file,
-            Executor(ExecutorConfig(isolation="thread")) as executor,
+            Executor(ExecutorConfig()) as executor,
         ):
             answers = [Sampled(("SELECT 2",))] * 2
             verdicts, _ = judge(questions, answers, GREEDY, executor, resume_file)
@@ -87,7 +89,7 @@ def test_a_job_s_questions_are_judged_by_numbers_as_it_compares_them(database, t
         questions = own_set("test", examples, AnswerConfig(numbers=numbers))
         with (
             ResumeFile(tmp_path / numbers, {}) as resume_file,
-            Executor(ExecutorConfig(isolation="thread")) as executor,
+            Executor(ExecutorConfig()) as executor,
         ):
             answers = [Sampled(("SELECT 1 / 3.0 * 100",))]
             [verdict], _ = judge(questions, answers, GREEDY, executor, resume_file)
@@ -99,7 +101,7 @@ def test_a_job_s_questions_are_judged_by_numbers_as_it_compares_them(database, t
 def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):
     samples = [[SQLS[letter] for letter in "BAA"], [SQLS[letter] for letter in "xyx"]]
     turns = [[1, 2, 3], [4, 3, 2]]
-    limits = ExecutorConfig(isolation="thread")
+    limits = ExecutorConfig()
     found, right = judged(database, samples, limits, tmp_path / "part", turns)
     # The elected query; none runs in the second question, and its first episode stands for it.
     assert [(one.sql, one.turns) for one in found] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
@@ -109,17 +111,16 @@ def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path
 LARGE = "WITH c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 60000) SELECT n, n FROM c"
 
 
-@pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_rows_of_votes_are_never_together(database, tmp_path, isolation):
+def test_rows_of_votes_are_never_together(database, tmp_path):
     """Sixteen results of 60,000 rows: 7 MB each where they are read, and one of 32 digits kept."""
     samples = [[f"{LARGE} WHERE n > {number // 9}" for number in range(16)]]
-    limits = ExecutorConfig(workers=1, isolation=isolation)
+    limits = ExecutorConfig(workers=1)
     tracemalloc.start()
     [answer] = judged(database, samples, limits, tmp_path / "part")[0]
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert answer.sql == samples[0][0]
-    assert peak_bytes < (40e6 if isolation == "thread" else 2e6)
+    assert peak_bytes < 40e6
 
 
 def test_a_result_without_its_rows_has_another_vote_only_if_it_had():

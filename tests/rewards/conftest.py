@@ -57,7 +57,7 @@ def interpreter_of(library: str) -> str:
 
 @pytest.fixture(scope="module")
 def executor():
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
         yield executor
 
 

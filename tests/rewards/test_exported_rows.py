@@ -45,7 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-SMALL = ("data.held_out=3", "executor.isolation=thread", "executor.workers=1")
+SMALL = ("data.held_out=3", "executor.workers=1")
 
 
 def test_rows_have_what_each_trainer_loads(place: Path):

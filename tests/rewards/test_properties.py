@@ -79,7 +79,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     generate(folder, DEMO)
     source = SourceConfig(layout="spider", path=folder, file="train_spider.json")
     examples = load(DataConfig(sources=(source,))).examples
-    config = ExecutorConfig(isolation="thread", workers=1, timeout_s=5, max_steps=300_000)
+    config = ExecutorConfig(workers=1, timeout_s=5, max_steps=300_000)
     with Executor(config) as executor:
         rewards = {
             name: build_reward(

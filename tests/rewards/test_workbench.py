@@ -32,7 +32,7 @@ def shifts(make_database) -> Path:
 
 @pytest.fixture(scope="module")
 def bench():
-    config = ExecutorConfig(isolation="thread", workers=1, timeout_s=1, max_steps=2_000_000)
+    config = ExecutorConfig(workers=1, timeout_s=1, max_steps=2_000_000)
     with Executor(config) as executor:
         yield Workbench(executor)
 

@@ -94,7 +94,7 @@ def runner() -> Iterator[Executor]:
         yield made
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
-def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
-    with Executor(ExecutorConfig(isolation=request.param, **SMALL)) as made:
+@pytest.fixture(scope="module")
+def executor() -> Iterator[Executor]:
+    with Executor(ExecutorConfig(**SMALL)) as made:
         yield made

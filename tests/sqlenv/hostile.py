@@ -1,15 +1,13 @@
 """Runs the hostile statements one by one and measures each: in a process of its own, or by import.
 
-python -m tests.sqlenv.hostile FOLDER ISOLATION LIMITS all|endless|sorting prints one JSON object a
-statement: how it ended, the seconds it took, by how many bytes a process grew at most. Linux only.
+python -m tests.sqlenv.hostile FOLDER LIMITS all|endless|sorting prints one JSON object a statement:
+how it ended, the seconds it took, by how many bytes the process grew at most. Linux only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import sys
 import threading
 import time
@@ -23,7 +21,7 @@ from sqlenv.types import Result, SqlError, Table, TimedOut
 from tests.sqlenv.conftest import make_database
 
 DATA = Path(__file__).parents[1] / "data"
-PROC = Path("/proc")
+PROC = Path("/proc/self")
 
 
 class Case(NamedTuple):
@@ -51,8 +49,7 @@ class Measured(NamedTuple):
         ends: In the words of the data file.
         text: All of the result, without the rows.
         seconds: Wall time, without the time in which the machine ran other programs instead.
-        grown_bytes: Highest resident memory, above that before the first statement; of the process
-            that grew most.
+        grown_bytes: Highest resident memory, above that before the first statement.
     """
 
     ends: str
@@ -98,15 +95,14 @@ def measure(cases: list[Case], database: Path, config: ExecutorConfig) -> Iterat
     legal = read_legal()
     with Executor(config) as executor:
         executor.execute(database, "SELECT 1")
-        processes = {pid: read_memory(pid, "VmRSS") for pid in list_processes()}
+        base = read_memory("VmRSS")
         for number, case in enumerate(cases):
-            for pid in processes:
-                (PROC / str(pid) / "clear_refs").write_text("5")  # forget the highest so far
-            with Waiting(list(processes)[-1:]) as waiting:
+            (PROC / "clear_refs").write_text("5")  # forget the highest so far
+            with Waiting(threading.get_native_id()) as waiting:
                 start_s = time.monotonic()
                 result = executor.execute(database, case.sql)
                 seconds = time.monotonic() - start_s - waiting.seconds()
-            grown = max(read_memory(pid, "VmHWM") - base for pid, base in processes.items())
+            grown = read_memory("VmHWM") - base
             text = name_end(result) if isinstance(result, Table) else str(result)
             yield Measured(name_end(result), text, seconds, grown)
             del result
@@ -115,73 +111,33 @@ def measure(cases: list[Case], database: Path, config: ExecutorConfig) -> Iterat
             assert isinstance(answer, Table), (case.sql[:200], sql, answer)
             assert repr(answer.rows) == rows, (case.sql[:200], sql)
             assert digest_folder(database.parent) == before, case.sql[:200]
-            # A worker may have died, and another one live instead.
-            first = list(processes.values())[-1]
-            processes = {pid: processes.get(pid, first) for pid in list_processes()}
 
 
 class Waiting:
-    """Tells for how long threads could have run while the machine ran others, the most of any."""
+    """Tells for how long a thread could have run while the machine ran others."""
 
-    def __init__(self, threads: list[int]):
-        self._files = [PROC / str(thread) / "schedstat" for thread in threads]
-        self._stop = threading.Event()
-        self._last = [0] * len(threads)
-        self._first = self._read()
-        self._thread = threading.Thread(target=self._watch)
+    def __init__(self, thread: int):
+        self._file = PROC / "task" / str(thread) / "schedstat"
 
     def __enter__(self) -> Waiting:
-        self._thread.start()
+        self._first = self._read()
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        pass
 
     def seconds(self) -> float:
         """Count from the start until now."""
-        self._read()
-        waits = [last - first for first, last in zip(self._first, self._last, strict=True)]
-        return max(waits, default=0) / 1e9
+        return (self._read() - self._first) / 1e9
 
-    def _watch(self) -> None:
-        # A worker may be killed for being late: what it waited until then counts.
-        while not self._stop.wait(0.02):
-            self._read()
-
-    def _read(self) -> list[int]:
-        for number, file in enumerate(self._files):
-            with contextlib.suppress(OSError, IndexError):
-                self._last[number] = int(file.read_text().split()[1])
-        return self._last.copy()
+    def _read(self) -> int:
+        return int(self._file.read_text().split()[1])
 
 
-def list_processes() -> list[int]:
-    """List this process, then its workers."""
-    return [os.getpid(), *list_workers(os.getpid())]
-
-
-def list_workers(parent: int) -> list[int]:
-    """List the living workers of a process, which are children of the threads that asked first."""
-    found: list[int] = []
-    for task in (PROC / str(parent) / "task").iterdir():
-        with contextlib.suppress(OSError):  # it has just ended
-            found += map(int, (task / "children").read_text().split())
-    return [pid for pid in found if read_memory(pid, "VmRSS") and _is_worker(pid)]
-
-
-def _is_worker(pid: int) -> bool:
-    """Tell workers from other children, such as those that fixtures of other tests start."""
-    return b"sqlenv.executor.worker" in (PROC / str(pid) / "cmdline").read_bytes()
-
-
-def read_memory(pid: int, name: str) -> int:
-    """Read `VmRSS` or `VmHWM` of a process in bytes; 0 when it is gone."""
-    try:
-        lines = (PROC / str(pid) / "status").read_text().splitlines()
-    except OSError:  # it was killed
-        return 0
-    return 1024 * int(next((line.split()[1] for line in lines if line.startswith(name)), "0"))
+def read_memory(name: str) -> int:
+    """Read `VmRSS` or `VmHWM` of this process in bytes."""
+    lines = (PROC / "status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name)))
 
 
 def _case(*, what: str, ends: str, sql: str | list[Any]) -> Case:
@@ -200,10 +156,8 @@ def _reason(result: Any) -> str:
 
 def main() -> None:
     """Run all statements and print what was measured."""
-    folder, isolation, limits, which = sys.argv[1:]
-    config = ExecutorConfig.model_validate(
-        {"isolation": isolation, "workers": 1} | json.loads(limits)
-    )
+    folder, limits, which = sys.argv[1:]
+    config = ExecutorConfig.model_validate({"workers": 1} | json.loads(limits))
     cases = [case for case in read_hostile() if case.is_among(which)]
     for measured in measure(cases, make_database(Path(folder) / "town.sqlite"), config):
         sys.stdout.write(json.dumps(measured._asdict()) + "\n")

@@ -35,7 +35,7 @@ GOLD = "SELECT name FROM singer WHERE age > 20"
 
 @pytest.fixture(scope="module")
 def executor():
-    with Executor(ExecutorConfig(isolation="thread", max_steps=100_000)) as executor:
+    with Executor(ExecutorConfig(max_steps=100_000)) as executor:
         yield executor
 
 

@@ -3,7 +3,6 @@
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
@@ -22,9 +21,8 @@ def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_file(path, f"CREATE VIEW today {views}")
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_what_depends_on_chance_or_a_running_clock_is_marked(today: Path, isolation: Any) -> None:
-    still = ExecutorConfig(isolation=isolation, **SMALL)
+def test_what_depends_on_chance_or_a_running_clock_is_marked(today: Path) -> None:
+    still = ExecutorConfig(**SMALL)
     running = still.model_copy(update={"now": None})
     for config, marked in ((still, {"chance"}), (running, {"chance", "clock"})):
         with Executor(config) as executor:

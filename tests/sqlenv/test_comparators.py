@@ -7,7 +7,7 @@ import pytest
 
 from exchange import UserError
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns, judge_case
+from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns, judge_case, judge_cases
 from sqlenv.executor import Executor
 from sqlenv.types import ExecutionMatch, Table
 from tests.sqlenv.cases import read_cases
@@ -28,16 +28,16 @@ def files(tmp_path_factory):
     return database, (copy, make_file(folder / "other.sqlite", table + "(3, 'x', 5), (1, 'z', 1)"))
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
-def executor(request):
-    config = ExecutorConfig(isolation=request.param, workers=1, timeout_s=20)
+@pytest.fixture(scope="module")
+def executor():
+    config = ExecutorConfig(workers=1, timeout_s=20)
     with Executor(config) as made:
         yield made
 
 
 def scores(executor, files, predicted, gold, *names):
     database, suite = files
-    [judged] = executor.judge([Case(predicted, gold, database, suite)], names)
+    [judged] = judge_cases(executor, [Case(predicted, gold, database, suite)], names)
     return tuple(judged.scores[name] for name in names)
 
 
@@ -47,7 +47,7 @@ def test_how_queries_end_is_said_of_what_the_comparator_runs(
 ):
     database, suite = files
     case = Case(predicted, gold, database, suite)
-    [judged] = executor.judge([case], [name for name in names.split(",") if name])
+    [judged] = judge_cases(executor, [case], [name for name in names.split(",") if name])
     assert (judged.predicted, judged.gold) == ended
 
 
@@ -65,17 +65,16 @@ def test_variants(executor, files, predicted, gold, name, expected):
 @pytest.mark.parametrize("name", ["spider_ts", "spider2_local"])
 def test_what_a_comparator_needs_is_asked_for(executor, files, name):
     with pytest.raises(UserError, match=f"{name} needs"):
-        executor.judge([Case(ALL, ALL, files[0])], ["set", name])
+        judge_cases(executor, [Case(ALL, ALL, files[0])], ["set", name])
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_slow_queries_are_wrong_and_hold_nothing_up(files, isolation):
+def test_slow_queries_are_wrong_and_hold_nothing_up(files):
     database, suite = files
-    config = ExecutorConfig(isolation=isolation, workers=1, timeout_s=0.2, max_steps=2**31 - 1)
+    config = ExecutorConfig(workers=1, timeout_s=0.2, max_steps=2**31 - 1)
     with Executor(config) as executor:
         # Together they take longer than a worker that is silent may live.
         cases = [Case(f"{ENDLESS} -- {n}", ALL, database, suite) for n in range(4)]
-        judged = executor.judge([*cases, Case(ALL, ALL, database)], ["set", "spider_ex"])
+        judged = judge_cases(executor, [*cases, Case(ALL, ALL, database)], ["set", "spider_ex"])
     assert [one.predicted for one in judged] == ["timeout"] * 4 + ["ok"]
     assert [one.scores["set"] for one in judged] == [0, 0, 0, 0, 1]
     assert [one.is_late for one in judged] == [True] * 4 + [False]

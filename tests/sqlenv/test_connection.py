@@ -117,7 +117,7 @@ def test_a_process_ends_with_connections_open(database: Path) -> None:
 from pathlib import Path
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
-executor = Executor(ExecutorConfig(isolation="thread", workers=1))
+executor = Executor(ExecutorConfig(workers=1))
 print(executor.execute(Path({str(database)!r}), "SELECT date('now') > '2020' FROM city").rows[0])
 """
     ran = subprocess.run(

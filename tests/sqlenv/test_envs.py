@@ -18,7 +18,7 @@ from sqlenv.envs.build import build_environment
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators import equality
-from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.comparators import Case, judge_cases
 from sqlenv.prompts import feedback_text
 from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import Attempt, Example, Observation, SqlError, Table
@@ -149,7 +149,7 @@ def test_a_gold_that_reads_the_clock_is_right_and_a_date_written_out_is_not(
 def test_official_verdicts_know_no_luck(runner, example):
     sql = LUCK.partition("<sql>")[2].removesuffix("</sql>")
     names = ("set", "bird_ex", "spider_ex")
-    [judged] = runner.judge([Case(sql, example.gold_sql, example.database)], names)
+    [judged] = judge_cases(runner, [Case(sql, example.gold_sql, example.database)], names)
     assert judged.scores == dict.fromkeys(names, 1.0)
 
 

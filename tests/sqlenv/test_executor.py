@@ -1,4 +1,4 @@
-"""The executor's promises, kept by both isolations."""
+"""The executor's promises, kept."""
 
 import json
 import os
@@ -18,6 +18,7 @@ import pytest
 
 from exchange import UserError
 from sqlenv.config import ExecutorConfig
+from sqlenv.evaluators.votes import votes
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
@@ -32,9 +33,9 @@ USUAL: dict[str, Any] = {"timeout_s": 8, "max_steps": 5_000_000}
 CASES = read_hostile()
 
 
-def run_hostile(isolation: str, folder: Path, cases: str, **limits: float) -> list[Measured]:
+def run_hostile(folder: Path, cases: str, **limits: float) -> list[Measured]:
     """Run the statements in a process of its own, whose memory is nobody else's."""
-    command = [sys.executable, "-m", "tests.sqlenv.hostile", folder, isolation, json.dumps(limits)]
+    command = [sys.executable, "-m", "tests.sqlenv.hostile", folder, json.dumps(limits)]
     ran = subprocess.run(
         [*command, cases], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
     )
@@ -43,7 +44,6 @@ def run_hostile(isolation: str, folder: Path, cases: str, **limits: float) -> li
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize(
     ("limits", "most_bytes"),
     [
@@ -53,10 +53,10 @@ def run_hostile(isolation: str, folder: Path, cases: str, **limits: float) -> li
     ids=["small", "usual"],
 )
 def test_hostile_statements_end_as_named(
-    isolation: str, tmp_path: Path, limits: dict[str, Any], most_bytes: int
+    tmp_path: Path, limits: dict[str, Any], most_bytes: int
 ) -> None:
     """Each also leaves every byte and the next query's answer as they were: see `measure`."""
-    ran = run_hostile(isolation, tmp_path, "all", **limits)
+    ran = run_hostile(tmp_path, "all", **limits)
     assert len(ran) == len(CASES) > 500
     for case, found in zip(CASES, ran, strict=True):
         seen = (case.what, case.sql[:200], found)
@@ -73,13 +73,12 @@ def test_hostile_statements_end_as_named(
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("which", "timeout_s"), [("endless", 0.5), ("sorting", 2)])
-@pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_time_ends_statements_within_twice_the_limit(
-    isolation: str, which: str, timeout_s: float, tmp_path: Path
+    which: str, timeout_s: float, tmp_path: Path
 ) -> None:
     """A sort is one call, of 2 s where it fills the memory: it needs a limit as long."""
     cases = [case for case in CASES if case.is_among(which)]
-    ran = run_hostile(isolation, tmp_path, which, timeout_s=timeout_s, max_steps=2**31 - 1)
+    ran = run_hostile(tmp_path, which, timeout_s=timeout_s, max_steps=2**31 - 1)
     for case, found in zip(cases, ran, strict=True):
         assert not found.ends.startswith(("Denied", "SqlError")), (case.sql[:200], found)
         assert found.seconds < 2 * timeout_s, (case.sql[:200], found)
@@ -130,24 +129,18 @@ def test_many_in_order_with_each_distinct_query_once(executor: Executor, databas
     assert executor.execute_many([]) == []
 
 
-def test_the_step_budget_stops_at_the_same_place_in_both_isolations(database: Path) -> None:
+def test_the_step_budget_stops_at_the_same_place(database: Path) -> None:
     queries = [(database, ENDLESS.replace("FROM r)", f"FROM r LIMIT {n})")) for n in range(1, 99)]
-    answers = []
-    for isolation in ("thread", "process"):
-        limits: dict[str, Any] = SMALL | {"isolation": isolation, "max_steps": 700}
-        with Executor(ExecutorConfig(**limits)) as executor:
-            answers.append(executor.execute_many(queries))
-    assert answers[0] == answers[1]
-    finished = [isinstance(answer, Table) for answer in answers[0]]
+    with Executor(ExecutorConfig(**SMALL | {"max_steps": 700})) as executor:
+        answers = executor.execute_many(queries)
+        assert executor.execute_many(queries) == answers
+    finished = [isinstance(answer, Table) for answer in answers]
     assert finished == sorted(finished, reverse=True)
     assert 5 < sum(finished) < 95
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_wall_time_ends_a_query_and_the_next_one_is_not_hurt(
-    isolation: Any, database: Path
-) -> None:
-    config = ExecutorConfig(isolation=isolation, workers=1, timeout_s=1, max_steps=2**31 - 1)
+def test_wall_time_ends_a_query_and_the_next_one_is_not_hurt(database: Path) -> None:
+    config = ExecutorConfig(workers=1, timeout_s=1, max_steps=2**31 - 1)
     with Executor(config) as executor:
         assert isinstance(executor.execute(database, "SELECT 1"), Table)
         start_s = time.monotonic()
@@ -157,15 +150,13 @@ def test_wall_time_ends_a_query_and_the_next_one_is_not_hurt(
         assert executor.execute(database, "SELECT 1") == Table(("1",), ((1,),))
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_an_interrupted_batch_is_given_up_at_once(isolation: Any, database: Path) -> None:
-    config = ExecutorConfig(isolation=isolation, workers=2, timeout_s=15, max_steps=2**31 - 1)
+def test_an_interrupted_batch_is_given_up_at_once(database: Path) -> None:
+    config = ExecutorConfig(workers=2, timeout_s=15, max_steps=2**31 - 1)
     stop = (threading.main_thread().ident or 0, signal.SIGINT)
     # A shell ignores Ctrl-C for what it runs in the background, and so would the tests.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Executor(config) as executor:
-            executor.start()
             threading.Timer(1, signal.pthread_kill, stop).start()
             start_s = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
@@ -185,7 +176,7 @@ def test_wide_rows_are_sorted(tmp_path: Path) -> None:
         f"CREATE TABLE wide ({columns}); CREATE TABLE one (n); INSERT INTO one VALUES (1), (2);"
         f"INSERT INTO wide SELECT {cells} FROM one",
     )
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+    with Executor(ExecutorConfig(workers=1)) as executor:
         for sql, letters in (
             ("SELECT * FROM wide ORDER BY c7 DESC", "ba"),
             ("SELECT DISTINCT * FROM wide -- all", "ab"),
@@ -204,7 +195,7 @@ def test_wide_rows_are_sorted(tmp_path: Path) -> None:
 
 def test_the_clock_of_an_idle_executor(database: Path) -> None:
     """The watchdog sleeps whole time-outs; a query that starts in between gets its full time."""
-    config = ExecutorConfig(isolation="thread", timeout_s=0.3, max_steps=2**31 - 1)
+    config = ExecutorConfig(timeout_s=0.3, max_steps=2**31 - 1)
     with Executor(config) as executor:
         executor.execute(database, "SELECT 1")
         for pause_s in (0.05, 0.2):
@@ -219,7 +210,7 @@ def test_hostile_neighbours_do_not_change_answers(database: Path) -> None:
     limits: dict[str, Any] = SMALL | {"timeout_s": 3, "max_steps": 2**31 - 1}
     # A few megabytes of the heap.
     innocent = "SELECT count(*) FROM (SELECT DISTINCT a.n, b.n FROM number a, number b LIMIT 20000)"
-    with Executor(ExecutorConfig(isolation="thread", **limits)) as executor:
+    with Executor(ExecutorConfig(**limits)) as executor:
         executor.execute(database, "SELECT 1")
         jobs = [(ENDLESS, 1), (MEMORY_BOMB, 3), (MEMORY_BOMB, 3), (innocent, 6), ("SELECT 7", 300)]
         with ThreadPoolExecutor(len(jobs)) as threads:
@@ -245,8 +236,8 @@ def test_text_that_is_not_valid(executor: Executor, database: Path) -> None:
             ((3, None, "e", "e"), (2, "good", 2.5, 2.5), (1, "AB", b"\xff", b"\xff")),
         )
     labels, ids = (database, "SELECT label FROM broken"), (database, "SELECT id FROM broken")
-    votes = executor.votes([labels, ids], "set")
-    assert [vote is None for vote in votes] == [True, False]
+    found = votes(executor, [labels, ids], "set")
+    assert [vote is None for vote in found] == [True, False]
 
 
 def test_few_functions_are_between_a_query_and_its_rows(database: Path, monkeypatch) -> None:
@@ -257,67 +248,39 @@ def test_few_functions_are_between_a_query_and_its_rows(database: Path, monkeypa
         calls[:] = [f"{Path(one.filename).stem}:{one.name}" for one in stack[:-1]]
         return 0
 
-    monkeypatch.setattr("sqlenv.executor.guard.weigh", weigh)
+    monkeypatch.setattr("sqlenv.executor.connection.weigh", weigh)
     with Executor(ExecutorConfig(workers=1)) as executor:
         table_of(executor, database, "SELECT n FROM number")
     assert calls[calls.index("executor:execute") :] == [
-        *("executor:execute", "engine:run", "engine:execute", "engine:_attempt"),
-        *("guard:run", "guard:_fetch"),
+        *("executor:execute", "executor:_attempt", "connection:run", "connection:_fetch"),
     ]
 
 
 def test_a_disk_that_fails_is_no_fault_of_a_query(database: Path, monkeypatch) -> None:
     """The connection is open, and the file is still listed: a page of it cannot be read."""
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
         assert isinstance(executor.execute(database, "SELECT name FROM city"), Table)
         with monkeypatch.context() as patch:
 
             def fetch(*_arguments: object) -> None:
                 raise apsw.IOError("disk I/O error")
 
-            patch.setattr("sqlenv.executor.guard.Guard._fetch", fetch)
+            patch.setattr("sqlenv.executor.connection.Connection._fetch", fetch)
             with pytest.raises(UserError, match=r"cannot read it \(disk I/O error"):
                 executor.execute(database, "SELECT name FROM city")
         assert isinstance(executor.execute(database, "SELECT name FROM city"), Table)
 
 
 def test_no_more_idle_connections_than_allowed(tmp_path: Path, database: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sqlenv.executor.engine._MOST_IDLE", 3)
+    monkeypatch.setattr("sqlenv.executor.executor._MOST_IDLE", 3)
     paths = [tmp_path / f"{number}.sqlite" for number in range(12)]
     for path in paths:
         path.write_bytes(database.read_bytes())
-    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+    with Executor(ExecutorConfig(**SMALL)) as executor:
         for path in paths * 2:
             table_of(executor, path, "SELECT 1 FROM city")
         assert count_open(tmp_path) == 3
     assert count_open(tmp_path) == 0
-
-
-def test_executors_of_a_process_leave_each_other_memory(tmp_path: Path) -> None:
-    """Nine, each with an idle connection of 2 MB, whose memory is SQLite's, so the process's."""
-    rows = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 3000)"
-    path = make_file(
-        tmp_path / "large.sqlite",
-        f"CREATE TABLE t (a); {rows} INSERT INTO t SELECT hex(zeroblob(500)) FROM r",
-    )
-    # More than half of the heap, which has room for it alone.
-    sorting = (
-        "SELECT count(*) FROM (SELECT a || rowid FROM t WHERE rowid <= 1000 ORDER BY 1 LIMIT 1000)"
-    )
-    limits: dict[str, Any] = SMALL | {"heap_bytes": 12_000_000, "max_steps": 2**31 - 1}
-    executors = [Executor(ExecutorConfig(**limits)) for _ in range(9)]
-    try:
-        for executor in executors:
-            table = executor.execute(path, "SELECT count(*) FROM t WHERE a <> ''")
-            assert table == Table(("count(*)",), ((3000,),))
-        for executor in executors:
-            assert executor.execute(path, sorting) == Table(("count(*)",), ((1000,),))
-        with ThreadPoolExecutor(len(executors)) as threads:
-            at_once = list(threads.map(lambda one: one.execute(path, sorting), executors))
-        assert {*at_once} == {Table(("count(*)",), ((1000,),))}
-    finally:
-        for executor in executors:
-            executor.close()
 
 
 def count_open(folder: Path) -> int:
@@ -326,11 +289,10 @@ def count_open(folder: Path) -> int:
 
 
 def test_a_closed_executor_says_so(database: Path) -> None:
-    for isolation in ("thread", "process"):
-        with Executor(ExecutorConfig(isolation=isolation, **SMALL)) as executor:
-            executor.close()
-        with pytest.raises(RuntimeError):
-            executor.execute_many([(database, "SELECT 1"), (database, "SELECT 2")])
+    with Executor(ExecutorConfig(**SMALL)) as executor:
+        executor.close()
+    with pytest.raises(RuntimeError):
+        executor.execute_many([(database, "SELECT 1"), (database, "SELECT 2")])
 
 
 def test_a_database_left_in_wal_mode_is_read_without_files_beside_it(
@@ -387,8 +349,8 @@ def test_a_query_can_have_a_budget_of_its_own(executor, database):
 
 def test_a_budget_beyond_what_sqlite_counts_is_counted_in_lots(database, monkeypatch):
     """Official programs know no steps; one lot of 2,147 million is 8 to 20 seconds."""
-    monkeypatch.setattr("sqlenv.executor.guard._MOST_STRIDE", 1000)
-    config = ExecutorConfig(isolation="thread", workers=1)
+    monkeypatch.setattr("sqlenv.executor.connection._MOST_STRIDE", 1000)
+    config = ExecutorConfig(workers=1)
     counting = (
         "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 500) SELECT count(*) FROM r"
     )
@@ -408,6 +370,13 @@ def test_long_values_come_as_they_are_among_short_ones(executor, database):
     assert len(rows) == 1000
 
 
+def test_a_long_value_is_computed_once(executor, database):
+    """Whether it is text is asked of the same value, also of one by chance."""
+    values = "SELECT iif(random() % 2, hex(zeroblob(9000)), n) FROM number LIMIT 40"
+    kinds = {type(row[0]) for row in table_of(executor, database, values).rows}
+    assert kinds == {str, int}
+
+
 @pytest.mark.parametrize(
     "call", ["instr(x, y)", "length(replace(x, y, 'z'))", "x LIKE z", "x GLOB z"]
 )
@@ -416,7 +385,7 @@ def test_slow_calls_without_a_loop_take_no_longer_the_more_there_are(database, c
     x, y = "printf('%.390000c', 'a') AS x", "printf('%.190000c', 'a') || 'b' AS y"
     z = "'_%' || printf('%.900c', 'a') || 'b' AS z"
     calls = " + ".join([f"({call})"] * 300)
-    config = ExecutorConfig(isolation="thread", workers=1, timeout_s=60)
+    config = ExecutorConfig(workers=1, timeout_s=60)
     with Executor(config) as executor:
         start_s = time.thread_time()
         result = executor.execute(database, f"SELECT {calls} FROM (SELECT {x}, {y}, {z})")
@@ -432,23 +401,23 @@ def test_text_of_a_utf16_database(tmp_path: Path) -> None:
         "PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (a TEXT);"
         "INSERT INTO t VALUES ('né'), (CAST(x'410000d84200' AS TEXT))",
     )
-    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+    with Executor(ExecutorConfig(**SMALL)) as executor:
         first, [second] = table_of(executor, path, "SELECT a FROM t").rows
     assert first == ("né",)
     assert str(second).startswith("A")
 
 
 def test_the_heap_limit_ends_with_its_executor() -> None:
-    before, used = apsw.hard_heap_limit(-1), apsw.memory_used()
-    with Executor(ExecutorConfig(isolation="thread", heap_bytes=300_000_000)):
-        with Executor(ExecutorConfig(isolation="thread", heap_bytes=200_000_000)):
-            assert apsw.hard_heap_limit(-1) == used + 300_000_000
-        assert apsw.hard_heap_limit(-1) == used + 300_000_000
+    before = apsw.hard_heap_limit(-1)
+    with Executor(ExecutorConfig(heap_bytes=300_000_000)):
+        with Executor(ExecutorConfig(heap_bytes=200_000_000)):
+            assert apsw.hard_heap_limit(-1) == 300_000_000
+        assert apsw.hard_heap_limit(-1) == 300_000_000
     assert apsw.hard_heap_limit(-1) == before
 
 
 def test_a_file_that_was_replaced_is_read_anew(database: Path) -> None:
-    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+    with Executor(ExecutorConfig(**SMALL)) as executor:
         executor.execute(database, "SELECT count(*) FROM city")
         make_file(database, "DELETE FROM city")
         assert executor.execute(database, "SELECT count(*) FROM city") == Table(

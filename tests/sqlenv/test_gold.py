@@ -16,7 +16,7 @@ from tests.sqlenv.conftest import ENDLESS, MEMORY_BOMB, make_file
 
 def make_executor(cache: Path | None = None, **settings: Any) -> Executor:
     disk = DiskCache(cache) if cache else None
-    return Executor(ExecutorConfig(isolation="thread", workers=1, **settings), disk)
+    return Executor(ExecutorConfig(workers=1, **settings), disk)
 
 
 def count_runs(executor: Executor) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sqlenv.config import OFFICIAL
-from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.comparators import Case, judge_cases
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
 from sqlenv.executor import Executor
 from tests.sqlenv.cases import read_cases, table
@@ -40,8 +40,8 @@ def test_other_rules_are_refused(text):
 def test_the_best_of_several_golds_counts(database: Path):
     golds = ("SELECT name FROM city WHERE country = 'FR'", "SELECT 'Oslo'")
     cases = [Case(sql, golds[0], database, alternatives=golds[1:]) for sql in (*golds, "SELECT 1")]
-    with Executor(OFFICIAL.model_copy(update={"isolation": "thread"})) as executor:
-        judged = executor.judge(cases, ("set", "bird_ex"))
+    with Executor(OFFICIAL) as executor:
+        judged = judge_cases(executor, cases, ("set", "bird_ex"))
     assert [one.scores for one in judged] == [
         {"set": score, "bird_ex": score} for score in (1.0, 1.0, 0.0)
     ]
@@ -54,7 +54,7 @@ def test_published_verdicts_of_bird_platinum_are_repeated(shared: Path):
     database = shared / "data/bird_dev/dev_databases/superhero/superhero.sqlite"
     cases = [Case(one["prediction"], one["gold"], database) for one in records]
     with Executor(OFFICIAL) as executor:
-        judged = executor.judge(cases, ("bird_ex", "bird_strict"))
+        judged = judge_cases(executor, cases, ("bird_ex", "bird_strict"))
     pairs = [(one.scores["bird_ex"] == 1, one.scores["bird_strict"] == 1) for one in judged]
     published = [(one["set"], one["multiset"]) for one in records]
     differing = [n for n, pair in enumerate(pairs) if pair != published[n]]

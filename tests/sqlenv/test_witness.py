@@ -175,7 +175,7 @@ Ask = Callable[..., tuple[bool, bool]]
 
 @pytest.fixture
 def ask(shop: Path, cache: DiskCache) -> Iterator[Ask]:
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
 
         def asked(gold: str, witnesses: int, sql: str, rule: str = "") -> tuple[bool, bool]:
             environment = SingleTurn(
@@ -217,7 +217,7 @@ def test_last_bits_refute_nothing(tmp_path: Path, cache: DiskCache, rule: Execut
     database = make_file(tmp_path / "it.sqlite", script)
     queries = "SELECT SUM(r) / 3 FROM t", "SELECT SUM(r / 3.0) FROM t", "SELECT 19.45 / 3"
     cases = [Case(query, queries[0], database) for query in queries]
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
         scores = judge_on_witnesses(cases, rule, executor, WitnessStore(cache, match=rule))
     assert scores == [1, 1, 0]
 
@@ -225,7 +225,7 @@ def test_last_bits_refute_nothing(tmp_path: Path, cache: DiskCache, rule: Execut
 def test_a_refutation_shows_the_rows_and_both_results(shop: Path, cache: DiskCache) -> None:
     example = Example("1", "how old are cats together?", "shop", shop, SUM)
     files = WitnessStore(cache, match="set").of(shop, SUM)
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
         against = first_refuting(example, LUCKY, files, executor, SingleTurnConfig())
         assert against is not None
         assert against.database == files[against.number - 1]
