@@ -37,8 +37,8 @@ from sqlenv.witness.refutation import Refutation
 from sqlenv.witness.store import WitnessStore
 
 PairStatus = Literal[Status, "not_carried"]
-"""How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot
-be run there without a change of meaning; so nothing is known of its result."""
+"""How a prediction ended. `not_carried`: it is written in another dialect than SQLite's and cannot
+be transpiled; so nothing is known of its result."""
 MODES: tuple[MatchMode, ...] = get_args(MatchMode)
 EXPO_MATCH: MatchMode = "bag_ordered"
 """What EXPO-SQL takes for a match: its differences know order and duplicates."""

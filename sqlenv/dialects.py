@@ -42,7 +42,7 @@ def run_many(
 
 
 def transpile(sql: str, dialect: str) -> str | SqlError:
-    """Write a query of any text for SQLite, or say why that would change its meaning."""
+    """Write a query of any text for SQLite, approximately, or say why it cannot be."""
     if dialect == "sqlite":
         return sql
     # sqlglot takes longer to import than most of what a command needs.

@@ -1,38 +1,21 @@
-"""Queries of MySQL and PostgreSQL, written for SQLite where they mean the same there.
+"""Queries of MySQL and PostgreSQL, written for SQLite by sqlglot.
 
-sqlglot rewrites; it does not promise that a rewrite means the same, and passes on what it does not
-know. So a query is refused unless `portable.py` knows all of it, and
-`_rewritten` changes what sqlglot leaves alone although it means something else.
-`tests/data/dialects.json` shows what runs and what is refused.
-
-The engine is not there to be asked, so this is assumed:
-
-- MySQL compares text in its default way (utf8mb4_0900_ai_ci: case does not count) and orders signs
-  as their codes are, PostgreSQL byte by byte and in the order of the code points (collation C).
-- Letters beyond ASCII have neither case, as in SQLite, nor accents that could be left out.
-- Columns have the type of their values, hence text is compared with text and numbers with numbers.
-  They have no collation of their own. Dates are text such as 2026-11-21, and are compared with
-  text that is as long.
-- Decimals are binary floats of full length, and numbers with a fraction are decimals in MySQL, of
-  which ROUND takes halves away from 0, here too (`_rounded`).
-- The clock is UTC's. Of dates only the day and its parts are read, in `dates.py`.
-
-What only the data can tell (a date in a subtraction, a fraction as text, a divisor of 0) makes the
-query fail while it runs (`_guard`). A query that its own engine would refuse may run here.
+The result is approximate: sqlglot writes what it knows in SQLite's words and passes on the rest.
+`_REWRITES` changes a few things that it leaves alone and that common queries have: MySQL's text
+without case, parts of dates, MOD, operands of CONCAT. A gold query and its prediction pass through
+the same writer. `tests/data/dialects.json` shows what is equal.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping
 
-import sqlglot
 from sqlglot import exp
+from sqlglot.dialects import Dialect
 from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel
+from sqlglot.tokens import Token, TokenType
 
-from sqlenv.sql import dates
 from sqlenv.sql.cache import cached
 from sqlenv.sql.extraction import (
     MAX_CHARS,
@@ -42,16 +25,18 @@ from sqlenv.sql.extraction import (
     depth,
     is_within_limits,
     parse,
-    strip_comments,
-    tokens,
 )
-from sqlenv.sql.portable import TYPE, NotPortableError, branches, check, kind_of
 from sqlenv.types import ENGINES, SqlError
 
-# Text that SQLite's lexer reads otherwise than the dialect's, and signs outside of quotes.
-_MARKS = re.compile(r"\\|/\*[!+]|\$\$|\$\w*\$|\b\d+_\d")
-_SIGNS = {"mysql": frozenset("#$!["), "postgres": frozenset("#$![`")}
-_DASHES = re.compile(r"--(?=\S)")  # no comment in MySQL
+_QUOTED = (TokenType.STRING, TokenType.IDENTIFIER, TokenType.HEREDOC_STRING)
+_FORMATS: Mapping[type[exp.Expr], str] = {
+    exp.Year: "%Y",
+    exp.Month: "%m",
+    exp.Day: "%d",
+    exp.DayOfMonth: "%d",
+}
+_UNITS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d"}
+_DATES = (exp.DataType.Type.DATE, exp.DataType.Type.DATETIME, exp.DataType.Type.TIMESTAMP)
 
 
 class _Backticks(SQLite):
@@ -60,210 +45,139 @@ class _Backticks(SQLite):
     Tokenizer = type("BacktickTokenizer", (SQLite.Tokenizer,), {"IDENTIFIERS": ["`"]})
 
 
+class _RefusedError(Exception):
+    """A text that is no query, or beyond the limits of `extraction.py`."""
+
+
 @cached(maxsize=16384)
 def transpiled(sql: str, dialect: str) -> str | SqlError:
     """Write a query of MySQL or PostgreSQL for SQLite; see `sqlenv.dialects.transpile`."""
     try:
         return _transpiled(sql, dialect)
-    except NotPortableError as refusal:
-        why = str(refusal)
     except RecursionError:  # long chains are deep trees
         why = "too deep"
-    except PARSE_FAILURES as error:
+    except (_RefusedError, *PARSE_FAILURES) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return SqlError(f"not transpiled from {ENGINES[dialect]}: {why}")
 
 
 def _transpiled(sql: str, dialect: str) -> str:
-    tree = _read(sql, dialect)
-    check(tree, dialect)
-    for node in _from_leaves(tree):
-        _guard(node, dialect)
-    for node in _from_leaves(tree):
-        if (new := _rewritten(node, dialect)) is not node:
+    tree = _read(sql, Dialect.get_or_raise(dialect))
+    for node in reversed(list(tree.walk())):  # from the leaves
+        rewrite = _REWRITES.get(type(node))
+        new = rewrite(node) if rewrite else node
+        new = _folded(new) if dialect == "mysql" else new
+        if new is not node:
             node.replace(new)
-    text = tree.sql(dialect=_Backticks, unsupported_level=ErrorLevel.RAISE, comments=False)
+    text = tree.sql(dialect=_Backticks, comments=False)
     if parse(text) is None:
-        raise NotPortableError("no query of SQLite comes of it")
+        raise _RefusedError("no query of SQLite comes of it")
     return text
 
 
-def _from_leaves(tree: exp.Expr) -> Iterator[exp.Expr]:
-    return reversed(list(tree.walk()))
+def _read(sql: str, dialect: Dialect) -> QueryTree:
+    if len(sql) > MAX_CHARS or "\0" in sql:
+        raise _RefusedError("too long, or with a NUL")
+    tokens = dialect.tokenize(sql)
+    while tokens and tokens[-1].token_type is TokenType.SEMICOLON:
+        tokens.pop()
+    # The dialect's own tokens: what is a string or a comment in it is none for our lexer.
+    if not is_within_limits(tuple(_words(tokens))):
+        raise _RefusedError("not one query, or too deep")
+    trees = dialect.parser(error_level=ErrorLevel.RAISE).parse(tokens, sql)
+    if len(trees) != 1 or not isinstance(trees[0], QueryTree):
+        raise _RefusedError("not a query")
+    if depth(trees[0]) > MAX_TREE_DEPTH:
+        raise _RefusedError("too deep")
+    return trees[0]
 
 
-def _read(sql: str, dialect: str) -> QueryTree:
-    if len(sql) > MAX_CHARS:
-        raise NotPortableError("too long")
-    if found := _MARKS.search(sql):
-        raise NotPortableError(f"{found[0]} in the text")
-    if dialect == "mysql" and _DASHES.search(sql):
-        raise NotPortableError("-- without a blank after it")
-    words = tokens(sql)
-    signs = {word[0] for word in words if word != "!="}
-    if "\0" in sql or not is_within_limits(words) or _SIGNS[dialect] & signs:
-        raise NotPortableError("not one query, or too long, too deep, or with signs of its own")
-    quoted = [word[0] == "'" or (dialect == "mysql" and word[0] == '"') for word in words]
-    if any(one and two for one, two in pairwise(quoted)):
-        raise NotPortableError("two strings side by side")
-    text = strip_comments(sql).rstrip("; \t\r\n")
-    tree = sqlglot.parse_one(text, read=dialect, error_level=ErrorLevel.RAISE)
-    if not isinstance(tree, QueryTree):
-        raise NotPortableError("not a query")
-    _rename_calls(tree, dialect)
-    if depth(tree) > MAX_TREE_DEPTH:  # the time that checks and guards take grows with its square
-        raise NotPortableError("too deep")
-    return tree
+def _words(tokens: list[Token]) -> Iterator[str]:
+    """Write tokens as our lexer does: a keyword of two words is two, quoted text is its mark."""
+    for token in tokens:
+        if token.token_type in _QUOTED:
+            yield "'"
+        else:
+            yield from token.text.lower().split()
 
 
-def _rename_calls(tree: exp.Expr, dialect: str) -> None:
-    """Write `NOW()` and `LEFT(x, n)` as what `portable.py` knows."""
-    for call in list(tree.find_all(exp.Anonymous, exp.Left)):
-        if isinstance(call, exp.Left):
-            first = {"start": exp.Literal.number(1), "length": call.expression}
-            call.replace(exp.Substring(this=call.this, **first))
-        elif dialect == "mysql" and call.name.upper() == "NOW" and not call.expressions:
-            call.replace(exp.CurrentTimestamp())
+def _mod(node: exp.Expr) -> exp.Expr:
+    """SQLite's % cuts its operands."""
+    return _call("MOD", node.this.unnest(), node.expression.unnest())
 
 
-_HALVES = "1.000000000000001"
-
-# Guards: values that could be of the wrong type, which only the data can tell.
-
-_MOST_NESTED = 8  # a guard repeats its value: more guards than these inside of one are refused
-_TEXTS = (
-    *(exp.Concat, exp.DPipe, exp.Like, exp.ILike, exp.Length, exp.Upper, exp.Lower),
-    *(exp.Substring, exp.Trim),
-)
-_NUMBERS = (
-    *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Abs, exp.Sum),
-    exp.Null,
-)
+def _left(node: exp.Expr) -> exp.Expr:
+    return _call("SUBSTR", node.this, exp.Literal.number(1), node.expression)
 
 
-def _guard(node: exp.Expr, dialect: str) -> None:
-    """Write `CASE WHEN a value is of the wrong type THEN an error ELSE the value END`.
-
-    Raises:
-        NotPortableError: Guards would stand in one another too often.
-    """
-    for value, is_wrong, words in _doubts(node, dialect):
-        if sum("guard" in case.meta for case in value.find_all(exp.Case)) > _MOST_NESTED:
-            raise NotPortableError("arithmetic within arithmetic too often")
-        texts = [exp.Literal.string("{}"), exp.Literal.string(words)]
-        error = exp.Anonymous(this="JSON_EXTRACT", expressions=texts)
-        branch = exp.If(this=is_wrong(value.copy()), true=error)
-        guarded = exp.Case(ifs=[branch], default=value.copy())
-        guarded.meta["guard"] = True
-        value.replace(guarded)
+def _extract(node: exp.Expr) -> exp.Expr:
+    form = _UNITS.get(node.this.name.upper())
+    return exp.cast(_strftime(form, node.expression), "int") if form else node
 
 
-_Test = Callable[[exp.Expr], exp.Expr]
+def _part(node: exp.Expr) -> exp.Expr:
+    return exp.cast(_strftime(_FORMATS[type(node)], node.this), "int")
 
 
-def _doubts(node: exp.Expr, dialect: str) -> Iterator[tuple[exp.Expr, _Test, str]]:
-    """Yield the values of a node that may be wrong, how that is seen, and what to say then."""
-    if isinstance(node, exp.Add | exp.Sub):
-        for side in (node.this, node.expression):
-            if not _is_number(side):
-                yield side, _is_date, "a date or a time in arithmetic"
-    elif isinstance(node, _TEXTS):
-        sides = node.expressions if isinstance(node, exp.Concat) else [node.this]
-        for side in (*sides, node.expression) if isinstance(node, exp.DPipe) else sides:
-            if not kind_of(side) and not isinstance(side, exp.Null):
-                yield side, _is_fraction, "a number with a fraction as text"
-    elif dates.is_call(node):
-        for date in filter(dates.is_in_doubt, dates.dates(node)):
-            yield date, dates.is_no_date, "a date that is not written as 2026-11-21"
-    elif _divides(node, dialect):
-        yield node.expression, _is_zero, "division by zero"
+def _date_diff(node: exp.Expr) -> exp.Expr:
+    if node.args.get("unit"):
+        return node
+    both = (_call("DATE", _date(one)) for one in (node.this, node.expression))
+    later, earlier = (_call("JULIANDAY", one) for one in both)
+    return exp.cast(exp.Paren(this=exp.Sub(this=later, expression=earlier)), "int")
 
 
-def _divides(node: exp.Expr, dialect: str) -> bool:
-    """Tell a division whose divisor may be 0, at which PostgreSQL fails."""
-    is_division = dialect == "postgres" and isinstance(node, exp.Div | exp.Mod)
-    return is_division and not _is_never_zero(node.expression)
+def _cast(node: exp.Expr) -> exp.Expr:
+    is_date = node.args["to"].this is exp.DataType.Type.DATE
+    return _call("DATE", _date(node)) if is_date else node
 
 
-def _is_date(value: exp.Expr) -> exp.Expr:
-    """SQLite would count with the year of a date alone."""
-    return exp.Glob(this=value, expression=exp.Literal.string("*[0-9][0-9][-:][0-9][0-9]*"))
+def _time_to_str(node: exp.Expr) -> exp.Expr:
+    return _call("STRFTIME", node.args["format"], _date(node.this))
 
 
-def _is_fraction(value: exp.Expr) -> exp.Expr:
-    kind = exp.Anonymous(this="TYPEOF", expressions=[value])
-    return exp.Glob(this=kind, expression=exp.Literal.string("real"))
+def _anonymous(node: exp.Expr) -> exp.Expr:
+    return exp.CurrentTimestamp() if node.name.upper() == "NOW" else node
 
 
-def _is_zero(value: exp.Expr) -> exp.Expr:
-    return exp.EQ(this=exp.Paren(this=value), expression=exp.Literal.number(0))
+def _concat(node: exp.Expr) -> exp.Expr:
+    """SQLite's || binds closer than anything."""
+    for part in (node.this, node.args.get("expression"), *node.expressions):
+        if isinstance(part, exp.Binary) and not isinstance(part, exp.DPipe):
+            part.replace(exp.Paren(this=part.copy()))
+    return node
 
 
-def _is_number(node: exp.Expr) -> bool:
-    node = node.unnest()
-    if isinstance(node, exp.Case | exp.If | exp.Coalesce):
-        return any(map(_is_number, branches(node)))
-    return kind_of(node) in ("int", "real") or isinstance(node, _NUMBERS)
+_REWRITES: Mapping[type[exp.Expr], Callable[[exp.Expr], exp.Expr]] = {
+    exp.Mod: _mod,
+    exp.Left: _left,
+    exp.Extract: _extract,
+    **dict.fromkeys(_FORMATS, _part),
+    exp.DateDiff: _date_diff,
+    exp.Cast: _cast,
+    exp.TimeToStr: _time_to_str,
+    exp.Anonymous: _anonymous,
+    exp.Concat: _concat,
+    exp.DPipe: _concat,
+}
+"""What sqlglot leaves as it is although SQLite does not know it, or means another thing."""
 
 
-def _is_never_zero(node: exp.Expr) -> bool:
-    node = node.unnest()
-    number = node.expression if isinstance(node, exp.Nullif) else node
-    is_zero = isinstance(number, exp.Literal) and not number.this.strip("0.")
-    return (
-        is_zero if isinstance(node, exp.Nullif) else isinstance(node, exp.Literal) and not is_zero
-    )
+def _strftime(form: str, date: exp.Expr) -> exp.Expr:
+    return _call("STRFTIME", exp.Literal.string(form), _date(date))
 
 
-# Rewriting: what sqlglot leaves as it is although it means something else.
+def _date(node: exp.Expr) -> exp.Expr:
+    """Take off what sqlglot, or a query, writes around a date: here it is a text."""
+    while isinstance(node, exp.TsOrDsToDate | exp.TsOrDsToTimestamp | exp.Paren) or (
+        isinstance(node, exp.Cast) and node.to.this in _DATES
+    ):
+        node = node.this
+    return node
 
 
-def _rewritten(node: exp.Expr, dialect: str) -> exp.Expr:
-    match node:
-        case exp.Mod():  # SQLite's % cuts its operands
-            sides = [node.this.unnest(), node.expression.unnest()]
-            return exp.Anonymous(this="MOD", expressions=sides)
-        case exp.Cast() if node.to.this is TYPE.DECIMAL:
-            return _decimal(node, dialect)
-        case exp.Round() if kind_of(node.this) != "int":
-            return _rounded(node.this, node.args.get("decimals"))
-        case _ if dates.is_call(node):
-            return dates.rewritten(node)
-        case exp.Concat() | exp.DPipe():  # SQLite's || binds closer than anything
-            for part in (node.this, node.args.get("expression"), *node.expressions):
-                if isinstance(part, exp.Binary) and not isinstance(part, exp.DPipe):
-                    part.replace(exp.Paren(this=part.copy()))
-        case exp.Like() if dialect == "postgres":
-            return _glob(node)
-        case exp.ILike():
-            return exp.Like(**node.args)
-    return _folded(node) if dialect == "mysql" else node
-
-
-def _decimal(node: exp.Cast, dialect: str) -> exp.Expr:
-    """Write DECIMAL(p, s) as a rounded float; without p PostgreSQL does not round."""
-    real, sizes = exp.cast(node.this, "double"), node.to.expressions
-    if not sizes and dialect == "postgres":
-        return real
-    digits = sizes[1].this if len(sizes) > 1 else exp.Literal.number(0)
-    return _rounded(real, digits)
-
-
-def _rounded(value: exp.Expr, digits: exp.Expr | None) -> exp.Expr:
-    """Round as a decimal: 2.675 is a half there, and a little less as a binary float.
-
-    Five units in the last place bring a half over, and no number of 15 digits to another one.
-    """
-    moved = exp.Mul(this=exp.Paren(this=value.copy()), expression=exp.Literal.number(_HALVES))
-    return exp.Round(this=moved, decimals=digits and digits.copy())
-
-
-def _glob(node: exp.Like) -> exp.Expr:
-    """PostgreSQL's LIKE tells capitals from small letters, as SQLite's GLOB does."""
-    pattern = re.sub(r"[*?\[]", r"[\g<0>]", node.expression.this)
-    pattern = pattern.replace("%", "*").replace("_", "?")
-    glob = exp.Glob(this=node.this, expression=exp.Literal.string(pattern))
-    return exp.paren(exp.not_(glob)) if node.args.get("negate") else glob
+def _call(name: str, *values: exp.Expr) -> exp.Expr:
+    return exp.Anonymous(this=name, expressions=[value.copy() for value in values])
 
 
 def _folded(node: exp.Expr) -> exp.Expr:
