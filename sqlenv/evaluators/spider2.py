@@ -2,12 +2,11 @@
 
 Source: xlang-ai/Spider2, spider2-lite/evaluation_suite/evaluate.py, at e12c5f1e6550. A prediction's
 rows go through a CSV file there, so that its values get the types that pandas guesses from text;
-`columns_of_rows` and `columns_of_csv` come to the same values without the file.
+here through a text, with pandas as well (`pip install '.[spider2]'`).
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -16,11 +15,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from exchange import UserError
-from sqlenv.types import Row, Table, Value
+from sqlenv.types import Row, Table
 
 CsvCell = str | int | float | bool
 """A value as pandas reads it; NaN where there is none."""
@@ -28,22 +26,8 @@ CsvColumn = tuple[CsvCell, ...]
 
 _TOLERANCE = 0.01
 _CHUNK_ROWS = 500  # rows that the program writes at a time; pandas chooses types for each such part
-_NOTHING = frozenset(
-    {
-        *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND"),
-        *("1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
-    }
-)
-_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
-_FLOAT = re.compile(
-    r"\s*[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity)\s*", re.IGNORECASE
-)
-_BOOLEANS = {"True": True, "TRUE": True, "true": True}
-_BOOLEANS |= {"False": False, "FALSE": False, "false": False}
 _FENCE = re.compile(r"```sql\n(.*?)\n```", re.DOTALL)
 _VARIANT = re.compile(r"_[a-z]\Z")
-_BEYOND = {True: 2**63, False: 2**64}
-"""From there on integers are floats: in columns with a negative one, and in others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +68,17 @@ def _reference(name: str, files: Sequence[Path], chosen: Any, ignore_order: Any)
     """Read the golds of a question as far as the program does: it stops where columns lack."""
     alone = [path for path in files if path.stem == name]
     paths = alone or files
-    results = [columns_of_csv(_read(path)) for path in paths]
+    frames = [_frame(_read(path)) for path in paths]
     golds: list[tuple[CsvColumn, ...]] = []
-    for found, columns in zip(
-        results, _choices(chosen, len(paths), is_base=bool(alone)), strict=False
+    for frame, columns in zip(
+        frames, _choices(chosen, len(paths), is_base=bool(alone)), strict=False
     ):
         try:
-            picked = [found[column] for column in columns] if columns else found
+            golds.append(_columns(frame.iloc[:, columns] if columns else frame))
         except (IndexError, TypeError):
             break
-        golds.append(_alike(picked))
-    return Reference(tuple(golds), bool(ignore_order), tuple(map(_table, results)))
+    tables = tuple([_table(_columns(frame)) for frame in frames])
+    return Reference(tuple(golds), bool(ignore_order), tables)
 
 
 def _choices(chosen: Any, count: int, *, is_base: bool) -> list[Any]:
@@ -122,13 +106,12 @@ def agrees(predicted: Table, reference: Reference) -> bool:
     Names, other columns and the order of columns do not matter; the rows of each column are
     compared in order, or sorted as text. Numbers agree within 0.01, and no value is the same as 0.
     """
-    found = columns_of_rows(predicted.rows, predicted.width)
 
     def prepare(column: CsvColumn) -> CsvColumn:
         column = tuple([0 if value != value else value for value in column])
         return tuple(sorted(column, key=_by_text)) if reference.ignore_order else column
 
-    columns = [prepare(column) for column in found]
+    columns = [prepare(column) for column in columns_of_rows(predicted.rows, predicted.width)]
     return any(
         all(any(_is_close(prepare(gold), column) for column in columns) for gold in golds)
         for golds in reference.golds
@@ -163,54 +146,31 @@ def _table(columns: Sequence[CsvColumn]) -> Table:
 
 def columns_of_rows(rows: Sequence[Row], width: int) -> tuple[CsvColumn, ...]:
     """Type the values of a result as pandas does once it wrote them to a file and read them."""
-    texts: list[list[str]] = [[] for _ in range(width)]
+    pandas, text = _pandas(), io.StringIO()
+    text.write(",".join(f"c{number}" for number in range(width)) + "\n")
     for start in range(0, len(rows), _CHUNK_ROWS):
-        for column, values in zip(
-            texts, zip(*rows[start : start + _CHUNK_ROWS], strict=True), strict=True
-        ):
-            column += _write(values)
-    return _alike([_guess(column) for column in texts])
+        part = pandas.DataFrame.from_records(list(rows[start : start + _CHUNK_ROWS]))
+        part.to_csv(text, header=False, index=False)
+    return _columns(_frame(text.getvalue()))
 
 
-def columns_of_csv(text: str) -> tuple[CsvColumn, ...]:
-    """Read the columns of a CSV file with a header; lines that are too short lack values."""
-    lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
-    width = len(lines[0]) if lines else 0
-    body = [(line + [""] * width)[:width] for line in lines[1:]]
-    columns = zip(*body, strict=True) if body else [()] * width
-    return tuple([_guess(column) for column in columns])
+def _frame(text: str) -> Any:
+    """Read a CSV file with a header; an empty one has no columns."""
+    pandas = _pandas()
+    return pandas.read_csv(io.StringIO(text)) if text.strip() else pandas.DataFrame()
 
 
-def _write(values: Sequence[Value]) -> list[str]:
-    """Write a part of a column: integers beside floats or nothing are floats."""
-    kinds = {type(value) for value in values}
-    if kinds <= {int, float, NoneType} and kinds & {int, float} and kinds != {int}:
-        return ["" if value is None else repr(float(value)) for value in values]
-    return ["" if value is None else str(value) for value in values]
+def _columns(frame: Any) -> tuple[CsvColumn, ...]:
+    """Take columns out as the program does, which makes all numbers of one type."""
+    return tuple([tuple(column) for column in frame.transpose().to_numpy().tolist()])
 
 
-def _guess(texts: Sequence[str]) -> CsvColumn:
-    """Type a column: integers, else floats, else booleans, else texts."""
-    there = [text for text in texts if text not in _NOTHING]
-    if not there:
-        return (math.nan,) * len(texts)
-    if len(there) == len(texts) and all(map(_INTEGER.fullmatch, texts)):
-        numbers = [int(text) for text in texts]
-        if min(numbers) >= -(2**63) and max(numbers) < _BEYOND[min(numbers) < 0]:
-            return tuple(numbers)
-    if all(map(_FLOAT.fullmatch, there)):
-        return tuple([math.nan if text in _NOTHING else float(text) for text in texts])
-    if all(text in _BOOLEANS for text in there):
-        return tuple([_BOOLEANS.get(text, math.nan) for text in texts])
-    return tuple([math.nan if text in _NOTHING else text for text in texts])
-
-
-def _alike(columns: Sequence[CsvColumn]) -> tuple[CsvColumn, ...]:
-    """Make integers floats in a table of numbers alone with a float column."""
-    kinds = {type(value) for column in columns for value in column}
-    if kinds != {int, float}:
-        return tuple(columns)
-    return tuple([tuple([float(value) for value in column]) for column in columns])
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("spider2-local is judged with pandas: pip install '.[spider2]'") from None
+    return pandas
 
 
 def _read(path: Path) -> str:

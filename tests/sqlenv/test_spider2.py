@@ -1,7 +1,6 @@
 """Spider 2's comparison of tables; verdicts measured with the official program."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns
 from sqlenv.evaluators.spider2 import (
     Reference,
     agrees,
-    columns_of_csv,
     columns_of_rows,
     read_references,
 )
@@ -35,29 +33,6 @@ def test_any_gold_counts():
     assert agrees(table([(3,), (4,)]), Reference(golds))
     assert not agrees(table([(3,), (5,)]), Reference(golds))
     assert not agrees(table([(3,), (4,)]), Reference(()))
-
-
-@pytest.mark.parametrize(
-    ("text", "columns"),
-    [
-        ("a,b\n1,x\n2,\n", [(1, 2), ("x", None)]),
-        ("a\n1\nNULL\n", [(1.0, None)]),
-        ("a\n007\n +5 \n", [(7, 5)]),
-        ("a\n1e3\n.5\n-inf\n", [(1000.0, 0.5, -math.inf)]),
-        ("a\nTRUE\nfalse\n", [(True, False)]),
-        ('a\n"x, ""y"""\n', [('x, "y"',)]),
-        ("a\n1\nx\n", [("1", "x")]),
-        ("a\n18446744073709551615\n", [(18446744073709551615,)]),
-        ("a\n18446744073709551616\n", [(1.8446744073709552e19,)]),
-        ("a,b\n", [(), ()]),
-        ("", []),
-    ],
-)
-def test_types_of_csv(text, columns):
-    found = [[None if value != value else value for value in each] for each in columns_of_csv(text)]
-    assert found == [list(each) for each in columns]
-    kinds = [[type(value) for value in each if value is not None] for each in found]
-    assert kinds == [[type(value) for value in each if value is not None] for each in columns]
 
 
 def test_types_of_rows_are_those_of_the_written_text():
