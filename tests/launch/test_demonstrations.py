@@ -160,7 +160,7 @@ def test_a_demonstration_is_what_the_prompt_asks_for(name, singer):
     if form.agent is not None:
         replies = (form.call(RIGHT, singer), form.last(RIGHT))
     assert replies == FORMS[name]
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
+    with Executor(ExecutorConfig()) as executor:
         env = build_environment(
             config.env,
             executor=executor,

@@ -17,7 +17,7 @@ from sqlenv.config import ExecutorConfig
 # One cat lives here, of three years.
 GOLD = "SELECT SUM(age) FROM pet WHERE kind = 'cat'"
 LUCKY = "SELECT age FROM pet WHERE kind = 'cat'"
-EXECUTOR = ExecutorConfig(isolation="thread", workers=1)
+EXECUTOR = ExecutorConfig(workers=1)
 FAMILIES = [
     # The settings of a reward; what it pays for the gold query, and for one that has no right row.
     ({"kind": "execution"}, 1, 0),
