@@ -250,12 +250,13 @@ def _planned(config: JobConfig, shape: ModelConfig, phase: _Phase) -> Plan:
 
     from launch.build import arrange
     from minirl.plan.fit import FILLED, Devices
-    from minirl.run.memory import free_bytes, resident_bytes
+    from minirl.run.memory import free_bytes, resident_bytes, trim
     from minirl.sample.cache import GB
 
     mesh, own = arrange(config, shape), jax.local_devices()
     free, taken = free_bytes(own[0]), 0.0
     if own[0].platform == "cpu":
+        trim()  # of what was planned before
         taken = resident_bytes() / len(own)
         room = taken + _CPU_FILLED * free / len(own)
     else:
@@ -265,6 +266,7 @@ def _planned(config: JobConfig, shape: ModelConfig, phase: _Phase) -> Plan:
         return Plan(micro_batch_tokens=getattr(config, phase.section).batching.budget)
     with cli.progress_bar(f"memory of {phase.name}") as progress:
         found = _fitting(config, shape, Devices(mesh, own, room, taken), progress, phase)
+    trim()
     cache_gb = None if found.cache_room is None else found.cache_room / GB
     return Plan(micro_batch_tokens=found.tokens, cache_gb=cache_gb, memory_bytes=found.largest)
 

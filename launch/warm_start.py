@@ -53,8 +53,9 @@ def start_model(
         return source if config.warm_start is None else target
     lessons = make_lessons(config, sql, ChatTokenizer(source), train, own)
     config = plan_warm_start(config, read_config(source), folder / WARM, lessons)
+    # Each phase has a plan of its own, without what lay there before.
+    memory.trim()
     _learn(lessons, config, source, folder)
-    # Learning has a plan of its own, without what lay here.
     memory.trim()
     return target
 

@@ -197,7 +197,6 @@ def fit_warm_start(
         return update | ({"compiler": compiler.grown} if devices.taken else {})
 
     tokens, update = _largest(training.sizes, devices.room, needed)
-    memory.trim()
     problem = compiler.problem(tokens)
     return Fit(tokens, None, training.parameters, None, update, {}, compiler.programs, problem)
 
