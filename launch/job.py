@@ -39,7 +39,7 @@ from launch.reporting.runs import gains
 from launch.run_folder import RESULT, check_alike, claim_data, claimed
 from launch.screening import kept, screen
 from launch.tables import RunResult, show_run
-from launch.warm_start import own_answers, plan_first, start_model
+from launch.warm_start import own_answers, refuse_early, start_model
 from minirl.config import OptimizerConfig
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
@@ -76,7 +76,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         tokenizer = ChatTokenizer(source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
-        plan_first(config, folder, sql, examples, source)
+        refuse_early(config, folder, sql, examples, source)
         measured = _measure_base(config, test, sql, folder, source) if config.has_base else {}
         start_from, examples = _start(config, folder, sql, examples)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)

@@ -191,6 +191,19 @@ def plan_warm_start(
     return _with_tokens(config, "warm_start", plan)
 
 
+def refuse_warm_start(
+    config: JobConfig, shape: ModelConfig, folder: Path, lessons: Lessons | None
+) -> None:
+    """Raise a `UserError` if the warm start of a job needs more memory than there is.
+
+    Nothing is kept: it is planned when it begins, with its lessons and what the process has then.
+    """
+    from minirl.run import distributed
+
+    if not (folder / PLAN).exists():
+        distributed.gather(lambda: _planned(config, shape, _warm_start(lessons)))
+
+
 def _kept(config: JobConfig, shape: ModelConfig, folder: Path, phase: _Phase) -> Plan:
     """Read the plan in a folder, or make it."""
     from minirl.run import distributed

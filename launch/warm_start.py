@@ -18,7 +18,7 @@ from launch.build import SqlSide, load_model, model_folder
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.data.prompts import ReplyFormat
-from launch.plan import plan_warm_start
+from launch.plan import plan_warm_start, refuse_warm_start
 from launch.run_folder import WARM, WARM_MODEL, claimed
 from launch.screening import Screened, screen
 from minirl.model import huggingface
@@ -74,11 +74,12 @@ def _learn(lessons: Lessons, config: JobConfig, source: Path, folder: Path) -> N
     distributed.from_first(lambda: huggingface.save(model, folder / WARM_MODEL, source=source))
 
 
-def plan_first(
+def refuse_early(
     config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example], source: Path
 ) -> None:
-    """Plan the warm start of a trained model before anything is measured or screened, which takes
-    long; its own answers, which are not known yet, by the longest prompt and response.
+    """Look whether the warm start of a trained model fits before anything is measured or screened,
+    which takes long; of its own answers, which are not known yet, by the longest prompt and
+    response.
 
     Raises:
         UserError: It needs more memory than there is.
@@ -88,7 +89,7 @@ def plan_first(
     lessons = None
     if not config.learns_own:
         lessons = make_lessons(config, sql, ChatTokenizer(source), train, ())
-    plan_warm_start(config, read_config(source), folder / WARM, lessons)
+    refuse_warm_start(config, read_config(source), folder / WARM, lessons)
 
 
 def make_lessons(
