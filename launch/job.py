@@ -282,13 +282,17 @@ def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
     """Average turns, reward parts and what witnesses refute over the first and last steps; list
     validation accuracies.
     """
-    lines = read_metrics(folder)
+    # Null stands for what is no number.
+    lines = [
+        {name: value for name, value in line.items() if value is not None}
+        for line in read_metrics(folder)
+    ]
     first, last = lines[:steps], lines[-steps:]
 
     def mean(name: str, part: Sequence[dict[str, float]]) -> float:
         return round(sum(line.get(name, 0.0) for line in part) / len(part), 6)
 
-    names = sorted(name for name in lines[-1] if name.startswith("reward/"))
+    names = sorted({name for line in lines for name in line if name.startswith("reward/")})
     found: dict[str, Any] = {}
     for end, part in (("", last), ("_first", first)):
         found[f"mean_turns{end}"] = mean("rollout/turns", part)

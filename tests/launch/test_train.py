@@ -11,6 +11,7 @@ import pytest
 
 from exchange import UserError
 from launch.config import load_config
+from launch.job import _course
 from launch.policy import find_policy
 from tests.minirl.toy_run import without_times
 
@@ -108,6 +109,19 @@ def test_a_native_run_imports_nothing_that_talks_to_servers(command, tmp_path):
 
 
 # A run that is stopped is the run that is not.
+
+
+def test_a_number_that_was_none_does_not_end_a_run(tmp_path):
+    """A reward that is NaN is null in the metrics."""
+    lines = [
+        {"step": 1, "rollout/turns": 1.0, "reward/total": None, "validation/accuracy": None},
+        {"step": 2, "rollout/turns": 3.0, "reward/total": 1.0, "validation/accuracy": 0.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    found = _course(tmp_path)
+    assert (found["mean_turns"], found["rewards"]) == (2.0, {"total": 0.5})
+    assert found["validation_curve"] == [[2, 0.5]]
+
 
 STOPPED = """
 import os, resource, signal, sys
