@@ -246,8 +246,8 @@ LEVELS = {
 
 def test_real_spider_train_counts(shared):
     data = load_one(shared / "data" / "spider_data", data={"drop_missing_database": True})
-    assert data.lines() == ["spider/train: 4,632 of 7,000 questions, 2,368 missing database"]
-    assert len(data.descriptions) == 60
+    assert data.lines() == ["spider/train: 6,642 of 7,000 questions, 358 missing database"]
+    assert len(data.descriptions) == 135
 
 
 @pytest.mark.parametrize(
