@@ -43,7 +43,7 @@ from sqlenv.witness.store import WitnessStore
 
 COUNTS = (4, 8)
 _CLASSICAL = 100  # questions
-_GOLDS, _MUTANTS, _DATABASES = 12, 6, 40  # of a database, of a gold, and of random rows
+_GOLDS, _MUTANTS, _DATABASES = 20, 6, 40  # of a database, of a gold, and of random rows
 
 
 class Judged(NamedTuple):

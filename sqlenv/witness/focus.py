@@ -13,7 +13,7 @@ from sqlenv.types import Value
 from sqlenv.witness.columns import ColumnNames, column_key, read_tree
 from sqlenv.witness.source import SourceDatabase
 
-_FEWEST_TEXTS = 3
+_CODE = 3  # characters of a code at most
 _COMPARISONS = (
     *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE),
     *(exp.In, exp.Between, exp.Like),
@@ -110,15 +110,15 @@ def _fitting(constants: Sequence[Value], values: Collection[Value]) -> tuple[Val
 
 
 def _containing(constants: Sequence[Value], values: Collection[Value]) -> Iterator[str]:
-    """Write a word of the column before and after each text; none in a column of codes, which are
-    all of one length, or of two texts.
+    """Write a word of the column before and after each text; none of a code, which is short or in a
+    column of texts of one length.
     """
     texts = sorted(value for value in values if isinstance(value, str))
-    if len(texts) < _FEWEST_TEXTS or len({len(text) for text in texts}) == 1:
+    if len({len(text) for text in texts}) == 1:
         return
     words = [word for text in texts for word in text.split()]
     for constant in constants:
-        if isinstance(constant, str) and not constant[:1].isdigit():
+        if isinstance(constant, str) and len(constant) > _CODE and not constant[:1].isdigit():
             word = next((word for word in words if word.lower() not in constant.lower()), "x")
             yield from (f"{word} {constant}", f"{constant} {word}")
 

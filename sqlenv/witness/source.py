@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,15 @@ _SAMPLED = 120  # rows of a table that variants choose from
 # Rows of a table in which a repeated row or a NULL is looked for; more would take seconds.
 _SCANNED = 20_000
 _FEWEST_NUMBERS = 3
+_INVENTED = 50  # rows of an empty table
+_VALUES: Mapping[str, Callable[[str, int], Value]] = {
+    "INT": lambda _, number: number,
+    "CHAR": lambda name, number: f"{name} {number}",
+    "TEXT": lambda name, number: f"{name} {number}",
+    "DATE": lambda _, number: f"{1970 + number}-01-01",
+    "": lambda _, number: number + 0.5,
+}
+"""Values by a word of a declared type; the last is for all others."""
 _FEWEST_ROWS = 2  # of two rows nothing can be learned
 
 
@@ -35,7 +44,7 @@ class SourceTable:
         has_null: By column, whether the rows hold NULL.
         beyond: By column, numbers that a condition which all rows meet may leave out: 0 where all
             are above it, and the one above the largest; none of what has few numbers, as flags do.
-        rows: Some of the rows, from all over the table.
+        rows: Some of the rows, from all over the table; of an empty one such as its types allow.
     """
 
     name: str
@@ -114,10 +123,12 @@ def _is_stored(key: ForeignKey, tables: Mapping[str, SourceTable]) -> bool:
 
 
 def _table(connection: apsw.Connection, name: str) -> SourceTable:
-    found = connection.execute(
-        "SELECT name, pk FROM pragma_table_xinfo(?) WHERE NOT hidden", (name,)
+    found = list(
+        connection.execute(
+            "SELECT name, pk, type FROM pragma_table_xinfo(?) WHERE NOT hidden", (name,)
+        )
     )
-    keys = {str(column): int(str(place)) for column, place in found}
+    keys = {str(column): int(str(place)) for column, place, _ in found}
     columns = tuple(keys)
     cells = ", ".join(map(quoted, columns))
     counts = ", ".join(f"count({quoted(column)})" for column in columns)
@@ -133,6 +144,7 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
     if not unique and first == (total,) and total > _FEWEST_ROWS:
         unique = ((0,),)
     some = tuple(_some(connection, name, cells, total))
+    some = some or tuple(_invented({str(column): str(kind) for column, _, kind in found}))
     return SourceTable(
         name,
         columns,
@@ -142,6 +154,16 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
         tuple(_beyond({row[at] for row in some} - {None}) for at in range(len(columns))),
         some,
     )
+
+
+def _invented(types: Mapping[str, str]) -> Iterator[Row]:
+    """Make rows of a table that has none, all values of a column different."""
+    makers = [
+        next((make for word, make in _VALUES.items() if word in kind.upper()), _VALUES[""])
+        for kind in types.values()
+    ]
+    for number in range(1, _INVENTED + 1):
+        yield tuple(make(name, number) for name, make in zip(types, makers, strict=True))
 
 
 def _beyond(values: Collection[Value]) -> tuple[int, ...]:

@@ -22,14 +22,14 @@ from sqlenv.types import Value
 from sqlenv.witness.focus import Focus
 from sqlenv.witness.source import SourceDatabase, SourceTable
 
-_SIZES = (4, 8, 15, 30, 50)  # of a table that the gold reads
+_SIZES = (8, 15, 30, 50)  # of a table that the gold reads
 _SIZE = 12  # of any other
 _NAMED = (2, 4, 12, 50)  # different rows that the rows of another table name
 _NOW = datetime(2025, 1, 1, tzinfo=UTC)  # for gold queries that ask for the time
 _SHUFFLED = 0.3  # share of columns, and of those whose values repeat more or less
 _REPEATED, _FEW = 0.25, 0.2
 _FEW_VALUES = (2, 3, 5)
-_LONGER, _BEYOND = 0.4, 0.25  # share of columns with longer texts, and with numbers beyond theirs
+_WITH_OTHERS = 0.4  # share of columns that get longer texts, or numbers beyond their own
 _PAGE_BYTES = 512  # the smallest: a table takes one at least
 
 TableRows = list[list[Value]]
@@ -74,18 +74,17 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> TableRows:
     for at, column in enumerate(table.columns):
         place = (name, column.lower())
         constants = focus.constants.get(place, ())
-        if draw.random() < _LONGER:
-            constants = (*constants, *focus.longer_texts.get(place, ()))
+        others = (*focus.longer_texts.get(place, ()), *table.beyond[at])
+        others = others if draw.random() < _WITH_OTHERS else ()
         values = [row[at] for row in rows]
         if at in keys:
             if (at,) in table.unique and draw.random() < _SHUFFLED:
                 values = draw.sample(values, len(values))
-            values = _with_each(values, constants, draw)
+            values = _with_each(values, (*constants, *others), draw)
         else:
             values = _mixed(values, draw)
             values = _with_some(values, constants, draw)
-            if table.beyond[at] and draw.random() < _BEYOND:
-                values = _with_share(values, table.beyond[at], 0.15, draw)
+            values = _with_share(values, others, 0.2, draw) if others else values
             values = _with_nulls(values, draw) if table.has_null[at] else values
         for row, value in zip(rows, values, strict=True):
             row[at] = value

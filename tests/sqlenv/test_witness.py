@@ -65,7 +65,7 @@ def test_a_variant_keeps_what_the_database_promises(shop: Path, seed: int) -> No
     assert list(variant.execute("PRAGMA foreign_key_check")) == []
     assert list(variant.execute("PRAGMA integrity_check")) == [("ok",)]
     kinds = {str(kind) for (kind,) in variant.execute("SELECT kind FROM pet")}
-    assert kinds <= {"cat", "dog", "fish", "cat dog", "dog cat"}
+    assert kinds <= {"cat", "dog", "fish"}  # a word so short may be a code: none gets longer
     assert list(variant.execute("SELECT * FROM old EXCEPT SELECT * FROM pet")) == []
     assert next(variant.execute("SELECT date('now')")) == ("2025-01-01",)  # today as tomorrow
     again = make_variant(source, focus, seed=seed)
