@@ -77,12 +77,13 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> TableRows:
         others = (*focus.longer_texts.get(place, ()), *table.beyond[at])
         others = others if draw.random() < _WITH_OTHERS else ()
         values = [row[at] for row in rows]
-        if at in keys:
-            if (at,) in table.unique and draw.random() < _SHUFFLED:
+        if (at,) in table.unique:
+            if draw.random() < _SHUFFLED:
                 values = draw.sample(values, len(values))
             values = _with_each(values, (*constants, *others), draw)
         else:
-            values = _mixed(values, draw)
+            # Of a key of several columns each may repeat; rows alike in all of them go later.
+            values = values if at in keys else _mixed(values, draw)
             values = _with_some(values, constants, draw)
             values = _with_share(values, others, 0.2, draw) if others else values
             values = _with_nulls(values, draw) if table.has_null[at] else values
