@@ -173,7 +173,8 @@ class AnswerConfig(Settings):
     official comparators stay exact."""
 
     witnesses: int = Field(default=0, ge=0, le=16)
-    """Small databases on which an answer must also give the gold result (docs/rewards.md)."""
+    """Small databases on which an answer must also give the gold result: 8, where luck is not to be
+    paid (docs/rewards.md)."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the query of a reply is (docs/rewards.md)."""
