@@ -64,7 +64,7 @@ def test_thirty_questions(database, tmp_path):
 
 
 def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
-    """The second of them tells; a question with a rule of its own has none, as in training."""
+    """The third of them tells; a question with a rule of its own has none, as in training."""
     database = make_pets(tmp_path / "pets.sqlite", PETS)
     gold = "SELECT count(*) FROM pet WHERE age > 3 AND name != 'dee'"
     plain = Example("spider/dev/0", "How many?", "pets", database, gold)
@@ -76,7 +76,7 @@ def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
             ResumeFile(tmp_path / "part", {}) as resume_file,
             Executor(ExecutorConfig()) as executor,
         ):
-            answers = [Sampled(("SELECT 2",))] * 2
+            answers = [Sampled((gold.replace("3", "4"),))] * 2
             verdicts, _ = judge(questions, answers, GREEDY, executor, resume_file)
         found[count] = [dict(one.scores) for one in verdicts]
     right, lucky = ({"witness": told, "set": 1.0} for told in (1.0, 0.0))
