@@ -117,6 +117,27 @@ def test_a_query_that_means_the_same_is_not_refuted(
         assert set(witness.execute(gold)) == set(witness.execute(same))
 
 
+def test_rows_that_tie_at_a_limit_decide_nothing(tmp_path: Path) -> None:
+    """A maximum gives them all, the same row twice too, which bags tell from once."""
+    rows = ", ".join(f"({number}, {number % 3}, {number % 2})" for number in range(1, 13))
+    script = f"CREATE TABLE t (id INTEGER PRIMARY KEY, age INT, n INT); INSERT INTO t VALUES {rows}"
+    database = make_file(tmp_path / "it.sqlite", script)
+    found = draw_witnesses("SELECT n FROM t ORDER BY age, id % 4 LIMIT 1", database, mode="bag")
+    same = "SELECT n FROM t WHERE (age, id % 4) = (SELECT age, id % 4 FROM t ORDER BY 1, 2 LIMIT 1)"
+    assert found.contents, found.reason
+    for witness in map(opened, found.contents):
+        assert len(list(witness.execute(same))) == 1
+
+
+def test_an_empty_table_gets_rows(tmp_path: Path) -> None:
+    script = "CREATE TABLE t (id INTEGER PRIMARY KEY, name VARCHAR(9), n REAL, born DATE, b BLOB)"
+    database = make_file(tmp_path / "it.sqlite", script)
+    golds = ("SELECT name FROM t WHERE n > 3", "SELECT id FROM t WHERE name = 'Ann'")
+    for gold, lucky in zip(golds, ("SELECT name FROM t", golds[0]), strict=True):
+        witnesses = [opened(one) for one in draw_witnesses(gold, database).contents]
+        assert any({*one.execute(gold)} != {*one.execute(lucky)} for one in witnesses)
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_odd_databases_have_witnesses(tmp_path: Path, name: str) -> None:
     script, gold = ODD[name]
