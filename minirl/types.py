@@ -12,6 +12,9 @@ In attention:
     X flat lists, or any rows             R cells of the rows of a flat list
     Y heads K of all rows X               Q queries of a head K: of its query heads, at all T
     M queries that a kernel takes at once, or of all rows of a prompt; C of a kernel, blocks of M
+In linear attention:
+    K key heads, H value heads            E, U size of a key, of a value; W taps of the convolution
+    Z chunks, C tokens of a chunk
 """
 
 # ruff: noqa: D102 - the docstring of a protocol says what its properties are

@@ -12,7 +12,7 @@ from minirl.config.algorithms import Algorithm, Grpo
 from minirl.config.rollout import SamplerConfig
 
 Remat = Literal["none", "dots", "full"]
-Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
+Matrix = Literal["q", "k", "v", "o", "gate", "up", "down", "in_qkv", "in_z", "out"]
 
 MOST_TOKENS = 16_384
 """Of a micro-batch whose size is left to the program."""
@@ -70,7 +70,8 @@ class LoraConfig(Settings):
     """Rank of the adapters."""
     alpha: PositiveFloat = 32.0
     targets: tuple[Matrix, ...] = Field(default=get_args(Matrix), min_length=1)
-    """Matrices with adapters."""
+    """Matrices with adapters, of those that a model has; `in_qkv`, `in_z` and `out` are of linear
+    attention."""
 
     @property
     def scale(self) -> float:

@@ -1,9 +1,12 @@
-"""What a query may attend to: the functions that a `Decoder` takes as `attend`.
+"""What a query may attend to: the functions that a `Decoder` takes as `attend` and as `recur`.
 
 The learner computes the tokens of prompts and answers as one flat list without padding, and only
 attention puts them into rows: those of prompts, computed once a group, and those of answers, which
 attend to their group's prompt and to themselves. Attention to the two sets of keys is joined
 (`minirl.model.kernels:join`), so that it equals attention to a copy of the prompt in every row.
+
+Linear attention goes through the same rows: an answer begins with the state in which its group's
+prompt ends, and the prompt's gradient is the sum over the group's.
 
 The gradient of a set needs only the joined values and log-sum-exp: the probabilities are
 exp(score - lse), and the gradient of a score is p (dout . v - dout . out), as in ring attention
@@ -22,9 +25,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
+from minirl.model import linear_attention
 from minirl.model.cudnn import cudnn
 from minirl.model.decoder import Attend
 from minirl.model.kernels import Kernel, KeySet, blockwise, join
+from minirl.model.linear_attention import Inputs, Kernels, Recur
 from minirl.model.sharding import axes_spec, axis_parts, on_parts, platform_of
 from minirl.model.splash import splash
 
@@ -72,6 +77,34 @@ def shared_prefix(rows: Rows, *, mesh: Mesh | None = None) -> Attend:
     return attend
 
 
+def shared_state(rows: Rows, *, mesh: Mesh | None = None) -> Recur:
+    """Run linear attention over the group's prompt, and over each answer from where that ends.
+
+    As `shared_prefix` otherwise. Whatever the rest of the model keeps, all of this is computed
+    again in the backward pass: it takes much more memory than it needs time.
+    """
+
+    def recur(inputs: Inputs, kernels: Kernels, cache: Any) -> tuple[Array, Any]:
+        function: Any = jax.checkpoint(_recur_in_rows)
+        if mesh is not None:
+            of_rows, of_heads, outputs = state_specs(inputs, mesh)
+            parts = (of_rows, of_heads, PartitionSpec(outputs[0]))
+            function = on_parts(function, mesh, inputs=parts, outputs=outputs)
+        return function(inputs, kernels, rows), cache
+
+    return recur
+
+
+def state_specs(inputs: Inputs, mesh: Mesh) -> tuple[Inputs, Kernels, PartitionSpec]:
+    """Return how what linear attention gets, and what it returns, is split: by rows, and by heads
+    where the mesh divides those of keys.
+    """
+    sizes = (len(inputs.k_BTKE), inputs.k_BTKE.shape[2])
+    row, head = axes_spec(("batch", "heads"), sizes, mesh)
+    values, numbers = PartitionSpec(row, None, head, None), PartitionSpec(row, None, head)
+    return Inputs(*[values] * 3, numbers, numbers), Kernels(*[PartitionSpec(head)] * 3), values
+
+
 def answers(values_XT: Array, rows: Rows) -> Array:
     """Bring numbers of tokens to the rows of answers, BC; 0 in padding."""
     return _to_rows(values_XT, rows)[1]
@@ -86,6 +119,21 @@ def _attend_in_rows(
     of_prompts = attend_to_sets(kernel, q_N, [KeySet(k_N, v_N)])
     of_answers = attend_to_sets(kernel, q_B, [KeySet(k_N, v_N, length_N), KeySet(k_B, v_B)])
     return _to_list((of_prompts, of_answers), rows)
+
+
+def _recur_in_rows(inputs: Inputs, kernels: Kernels, rows: Rows) -> Array:
+    """Run linear attention over prompts, and from their states over their answers."""
+    T = inputs.g_BTH.shape[1]
+    of_prompts, of_answers = (
+        Inputs(*x) for x in zip(*(_to_rows(x, rows) for x in inputs), strict=True)
+    )
+    length_N, length_B = (jnp.sum(token < T, axis=1, dtype=jnp.int32) for token in rows[:2])
+    start = linear_attention.no_state(of_prompts, kernels)
+    o_N, state = linear_attention.run(of_prompts, kernels, start, length_N)
+    each = len(length_B) // len(length_N)
+    state = jax.tree.map(lambda array: jnp.repeat(array, each, axis=0), state)
+    o_B, _ = linear_attention.run(of_answers, kernels, state, length_B)
+    return _to_list((o_N, o_B), rows)
 
 
 # Tokens go to rows and back by index both ways: the gradient of an index is a slow sum.

@@ -15,7 +15,10 @@ from minirl.run.files import check, read_json
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _NEEDED = ("config.json", "tokenizer.json")
 _COPY = "copy all files of the model again"
-_ADVICE = "set model.path to a Hugging Face folder of Qwen2, Qwen2.5, Qwen3, Llama or Mistral"
+_ADVICE = (
+    "set model.path to a Hugging Face folder of Qwen2, Qwen2.5, Qwen3, dense Qwen3.5, Llama or "
+    "Mistral"
+)
 _Size = Annotated[int, Field(gt=0, lt=2**31)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -38,6 +41,32 @@ class Rope(BaseModel, frozen=True):
 
 
 _NOT_STRETCHED = Rope()
+# Keys that stand beside `text_config` or inside of it.
+_OF_BOTH = (
+    *("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """The shape of what Qwen3.5 has and Qwen3 has not, under Hugging Face's names.
+
+    Every fourth layer is full attention, with a gate on its output and a rotary embedding of a part
+    of each head; the others are linear attention (`minirl.model.linear_attention`). All norms but
+    that inside of linear attention multiply by 1 + weight.
+    """
+
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    partial_rotary_factor: float
+
+
+PERIOD = 4
+"""Layers of a `Hybrid` from one with full attention, the last of them, to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +86,34 @@ class ModelConfig:
     attention_bias: bool
     qk_norm: bool
     rope: Rope = _NOT_STRETCHED
+    hybrid: Hybrid | None = None
+
+    @property
+    def rotary_size(self) -> int:
+        """Return how many numbers of a head the rotary embedding turns."""
+        return int(self.head_dim * (self.hybrid.partial_rotary_factor if self.hybrid else 1.0))
+
+    @property
+    def full_layers(self) -> int:
+        """Return the number of layers with full attention."""
+        return self.num_hidden_layers // (PERIOD if self.hybrid else 1)
+
+    def is_full(self, layer: int) -> bool:
+        """Tell whether a layer has full attention."""
+        return self.hybrid is None or layer % PERIOD == PERIOD - 1
 
 
 class _Rope(Rope, frozen=True):
     """Rotary embedding, as newer files have it."""
 
     rope_theta: _Positive | None = None
+    partial_rotary_factor: float | None = Field(default=None, gt=0, le=1)
 
 
 class _File(BaseModel):
     """The keys of a `config.json` that decide what is computed, and their supported values."""
 
-    model_type: Literal["qwen2", "qwen3", "llama", "mistral"]
+    model_type: Literal["qwen2", "qwen3", "qwen3_5_text", "llama", "mistral"]
     hidden_act: Literal["silu"] = "silu"
     use_sliding_window: Literal[False] | None = None
     # Of Mistral alone; what transformers takes where the file does not say.
@@ -104,7 +149,7 @@ class _File(BaseModel):
             raise ValueError(f"head_dim = {size} is odd; the rotary embedding turns pairs")
         rope = self.rope_parameters or self.rope_scaling or _Rope()
         self.rope_theta = rope.rope_theta or self.rope_theta
-        self.rope = Rope(**rope.model_dump(exclude={"rope_theta"}))
+        self.rope = Rope(**rope.model_dump(exclude={"rope_theta", "partial_rotary_factor"}))
         self.tie_word_embeddings = bool(self.tie_word_embeddings)
         self.attention_bias = self.model_type == "qwen2" or bool(self.attention_bias)
         window, longest = self.sliding_window, self.max_position_embeddings
@@ -116,7 +161,54 @@ class _File(BaseModel):
 
     @property
     def qk_norm(self) -> bool:
-        return self.model_type == "qwen3"
+        return self.model_type in ("qwen3", "qwen3_5_text")
+
+    @property
+    def hybrid(self) -> Hybrid | None:
+        return None
+
+
+class _HybridFile(_File):
+    """The keys of Qwen3.5, of its decoder alone; what transformers takes where a file is silent."""
+
+    head_dim: _Size | None = 256
+    linear_num_key_heads: _Size = 16
+    linear_num_value_heads: _Size = 32
+    linear_key_head_dim: _Size = 128
+    linear_value_head_dim: _Size = 128
+    linear_conv_kernel_dim: Annotated[int, Field(gt=1, lt=2**31)] = 4
+    partial_rotary_factor: float = Field(default=0.25, gt=0, le=1)
+    full_attention_interval: Literal[4] = PERIOD
+    layer_types: list[str] | None = None
+    attention_bias: Literal[False] | None = None
+    attn_output_gate: Literal[True] | None = None
+    output_gate_type: Literal["swish", "silu"] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
+        if values % keys:
+            raise ValueError(f"linear_num_key_heads = {keys} does not divide {values} value heads")
+        period, depth = (
+            ["linear_attention"] * (PERIOD - 1) + ["full_attention"],
+            self.num_hidden_layers,
+        )
+        if depth % PERIOD or self.layer_types not in (None, period * (depth // PERIOD)):
+            raise ValueError(
+                f"layer_types of {depth} layers are not three times linear_attention before each "
+                "full_attention"
+            )
+        rope = self.rope_parameters or self.rope_scaling or _Rope()
+        self.partial_rotary_factor = rope.partial_rotary_factor or self.partial_rotary_factor
+        if (size := (self.head_dim or 0) * self.partial_rotary_factor) % 2:
+            raise ValueError(
+                f"the rotary embedding turns pairs, and not {size:g} numbers of a head"
+            )
+        return self
+
+    @property
+    def hybrid(self) -> Hybrid:
+        return Hybrid(*(getattr(self, field.name) for field in dataclasses.fields(Hybrid)))
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -129,15 +221,39 @@ def read_config(folder: Path) -> ModelConfig:
     return parse_config(read_json(path, dict[str, Any], advice=_ADVICE), where=str(path))
 
 
+def text_keys(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a `config.json` for the decoder alone: Qwen3.5 with a vision tower has
+    the decoder's keys inside, and ids of tokens beside them.
+    """
+    inner = raw.get("text_config")
+    if not isinstance(inner, dict):
+        return raw
+    outer = {key: raw[key] for key in _OF_BOTH if raw.get(key) is not None}
+    return outer | {key: value for key, value in inner.items() if value is not None}
+
+
+def architecture(model_type: str) -> str:
+    """Return transformers' and SGLang's name of a kind of decoder."""
+    return {"qwen3_5_text": "Qwen3_5"}.get(model_type, model_type.capitalize()) + "ForCausalLM"
+
+
 def parse_config(raw: dict[str, Any], *, where: str) -> ModelConfig:
     """Turn the content of a `config.json` into a `ModelConfig`; `where` names it in errors."""
+    outer, raw = raw, text_keys(raw)
+    tied, also = (keys.get("tie_word_embeddings") for keys in (raw, outer))
+    if also not in (None, tied):
+        raise UserError(
+            f"{where}: tie_word_embeddings is {also}, and inside of text_config {tied}; "
+            "write what the weights are"
+        )
     if quantised := raw.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise UserError(
             f"{where}: the weights are quantised (quantization_config: {method}); set model.path "
             "to the folder of the same model in bf16, fp16 or fp32"
         )
-    read = check(_File, raw, where=where, advice=_ADVICE)
+    kind = _HybridFile if raw.get("model_type") == "qwen3_5_text" else _File
+    read = check(kind, raw, where=where, advice=_ADVICE)
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     return ModelConfig(**{name: getattr(read, name) for name in names})
 

@@ -1,8 +1,11 @@
 """Hugging Face folders of models: safetensors files and their index, PEFT adapters.
 
 Parameters have the shapes of the files, so that reading, writing and pushing weights to servers is
-a matter of names: `_NAMES` is the only table. A parameter that stacks all layers is one tensor a
-layer in the files.
+a matter of names: `_NAMES` is the only table. A parameter that stacks layers is one tensor a layer
+in the files.
+
+Of Qwen3.5 the decoder is read and written: its vision tower and its prediction of several tokens
+are passed over, and what is written is the decoder alone, as transformers writes it.
 
 Tensors come one by one, and those of one file are in memory at a time.
 """
@@ -10,6 +13,7 @@ Tensors come one by one, and those of one file are in memory at a time.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import shutil
@@ -28,17 +32,28 @@ from safetensors.numpy import save_file
 
 from exchange import UserError
 from minirl.config import LoraConfig
-from minirl.model.config import INDEX, SINGLE, ModelConfig, read_config, weight_files
+from minirl.model.config import (
+    INDEX,
+    PERIOD,
+    SINGLE,
+    ModelConfig,
+    architecture,
+    read_config,
+    text_keys,
+    weight_files,
+)
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, merged_tensors, split
 from minirl.model.sharding import (
     MATRICES,
     constrain_params,
-    is_stacked,
     param_path,
     param_shardings,
+    stack_axes,
 )
 from minirl.run.files import appearing, naming
+
+_log = logging.getLogger(__name__)
 
 # Last part of a parameter's path -> its name in the files, for layers within `model.layers.N.`.
 _NAMES = {
@@ -59,7 +74,20 @@ _NAMES = {
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
+    "in_qkv": "linear_attn.in_proj_qkv.weight",
+    "in_z": "linear_attn.in_proj_z.weight",
+    "in_b": "linear_attn.in_proj_b.weight",
+    "in_a": "linear_attn.in_proj_a.weight",
+    "conv": "linear_attn.conv1d.weight",
+    "a_log": "linear_attn.A_log",
+    "dt_bias": "linear_attn.dt_bias",
+    "out_norm": "linear_attn.norm.weight",
+    "out": "linear_attn.out_proj.weight",
 }
+# What files in 16 bits have in 32.
+_FULL = tuple(_NAMES[name] for name in ("a_log", "out_norm"))
+# Before the names of a decoder that has a vision tower beside it, and without one.
+_INNER, _OUTER = "model.language_model.", "model."
 # Adapters have PEFT's names.
 for _name in MATRICES:
     for _end in "ab":
@@ -83,8 +111,9 @@ _COPIED = (
     "chat_template.jinja",
 )
 # What transformers passes over too: an output projection beside a tied embedding, and in each layer
-# the buffer of the rotary embedding that older files have.
+# the buffer of the rotary embedding that older files have. And what is no part of a decoder.
 _IGNORED = re.compile(r"lm_head\.weight|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+_BESIDE = re.compile(r"(model\.visual|mtp)\..*")
 _WEIGHT_FILE = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
 # Names and shapes of tensors, in the order in which they are written.
@@ -95,9 +124,21 @@ Tensors = Iterable[tuple[str, np.ndarray]]
 def tensor_names(path: str, shape: tuple[int, ...]) -> list[str]:
     """Return the names in the files of a parameter: one, or one a layer where it is stacked."""
     owner, _, last = path.rpartition(".")
-    if not is_stacked(path, len(shape)):
+    stack = shape[: stack_axes(path, len(shape))]
+    if not stack:
         return [f"model.{owner}.{_NAMES[last]}" if owner else _NAMES[last]]
-    return [f"model.{owner}.{layer}.{_NAMES[last]}" for layer in range(shape[0])]
+    # Of a hybrid: whole periods, with several linear layers before one of full attention.
+    layers = range(math.prod(stack))
+    if owner == "layers.full":
+        layers = [PERIOD * period + PERIOD - 1 for period in layers]
+    elif owner == "layers.linear":
+        layers = [PERIOD * period + n for period in range(stack[0]) for n in range(stack[1])]
+    return [f"model.layers.{layer}.{_NAMES[last]}" for layer in layers]
+
+
+def stack_indices(path: str, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield where each of a parameter's tensors (`tensor_names`) lies in it; () for one."""
+    return np.ndindex(shape[: stack_axes(path, len(shape))])
 
 
 def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
@@ -105,7 +146,7 @@ def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         name = param_path(path)
-        shape = leaf.shape[1:] if is_stacked(name, leaf.ndim) else leaf.shape
+        shape = leaf.shape[stack_axes(name, leaf.ndim) :]
         shapes |= dict.fromkeys(tensor_names(name, leaf.shape), tuple(shape))
     return shapes
 
@@ -124,9 +165,9 @@ def tensors(
         array = leaf if read is None else read(name)
         names = tensor_names(name, leaf.shape)
         # Not by iteration: JAX would copy a hundred layers at a time.
-        indices = range(len(names)) if is_stacked(name, leaf.ndim) else [...]
+        indices = stack_indices(name, leaf.shape)
         for tensor_name, index in zip(names, indices, strict=True):
-            yield tensor_name, np.asarray(array[index])
+            yield tensor_name, np.asarray(array[(*index, ...)])
 
 
 def shapes_of(folder: Path) -> nnx.State:
@@ -181,16 +222,17 @@ def load(
     files = _checked_files(folder, shapes)
 
     def read(path: Any, leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
-        names = tensor_names(param_path(path), leaf.shape)
-        stacked = is_stacked(param_path(path), leaf.ndim)
+        name = param_path(path)
+        names = zip(stack_indices(name, leaf.shape), tensor_names(name, leaf.shape), strict=True)
+        # No mesh splits what stacks layers.
+        names, depth = [*names], stack_axes(name, leaf.ndim)
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             index = index or (slice(None),) * leaf.ndim
             cuts = [slice(*cut.indices(size)) for cut, size in zip(index, leaf.shape, strict=True)]
-            array = np.empty([cut.stop - cut.start for cut in cuts], param_dtype)
-            layers = zip(names[cuts[0]], array, strict=True) if stacked else [(names[0], array)]
-            for name, layer in layers:
-                layer[...] = _read_tensor(files, name, cuts[1:] if stacked else cuts)
+            array = np.empty([cut.stop - cut.start for cut in cuts], leaf.dtype)
+            for layer, tensor in names:
+                array[(*layer, ...)] = _read_tensor(files, tensor, cuts[depth:])
             return array
 
         # Not jnp.asarray, which copies twice. Each is waited for: copies run behind, and those of a
@@ -225,27 +267,39 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
         yield name, _read_tensor(files, name, [slice(size) for size in shape]).astype(np.float32)
 
 
-def _read_tensor(files: Mapping[str, Path], name: str, index: list[slice]) -> np.ndarray:
+# The file of a tensor, and its name there.
+_Files = Mapping[str, tuple[Path, str]]
+
+
+def _read_tensor(files: _Files, name: str, index: list[slice]) -> np.ndarray:
+    path, own_name = files[name]
     # Opened anew for each, or the pages of all that was read would stay mapped.
-    with safe_open(files[name], "numpy") as file:
-        return file.get_slice(name)[tuple(index)]
+    with safe_open(path, "numpy") as file:
+        return file.get_slice(own_name)[tuple(index)]
 
 
-def _checked_files(folder: Path, shapes: nnx.State) -> dict[str, Path]:
+def _checked_files(folder: Path, shapes: nnx.State) -> _Files:
     """Return the file of every tensor.
 
     Raises:
         UserError: A file is not whole, or they do not hold the model of these shapes and no other.
     """
-    files: dict[str, Path] = {}
+    files, beside = dict[str, tuple[Path, str]](), 0
     for path in weight_files(folder):
         try:
             with safe_open(path, "numpy") as file:
-                files |= dict.fromkeys(file.keys(), path)
+                names = [name for name in file.keys() if not _BESIDE.fullmatch(name)]  # noqa: SIM118
+                beside += len(file.keys()) - len(names)
+                files |= {name.replace(_INNER, _OUTER): (path, name) for name in names}
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"{path}: cut short or not safetensors ({error}); copy it again"
             ) from None
+    if beside:
+        _log.info(
+            "%s: %d tensors of the vision tower and of the prediction of several tokens are left "
+            "out, here and in exports", folder, beside,
+        )  # fmt: skip
     expected = tensor_shapes(shapes)
     missing = [name for name in expected if name not in files]
     extra = sorted(name for name in files.keys() - expected if not _IGNORED.fullmatch(name))
@@ -257,18 +311,17 @@ def _checked_files(folder: Path, shapes: nnx.State) -> dict[str, Path]:
                 "config.json and the safetensors files must be of the same model"
             )
     for name, shape in expected.items():
-        with safe_open(files[name], "numpy") as file:
-            header = file.get_slice(name)
+        path, own_name = files[name]
+        with safe_open(path, "numpy") as file:
+            header = file.get_slice(own_name)
             stored, kind = tuple(header.get_shape()), header.get_dtype()
         if stored != shape:
             raise UserError(
-                f"{files[name]}: tensor {name} has shape {stored}, config.json says {shape}; "
+                f"{path}: tensor {name} has shape {stored}, config.json says {shape}; "
                 "they must be of the same model"
             )
         if kind not in _KINDS:
-            raise UserError(
-                f"{files[name]}: tensor {name} is {kind}; use a model in bf16, fp16 or fp32"
-            )
+            raise UserError(f"{path}: tensor {name} is {kind}; use a model in bf16, fp16 or fp32")
     return files
 
 
@@ -348,7 +401,7 @@ def write_adapter(
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": target_modules(lora),
+        "target_modules": target_modules(lora, shapes),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -363,14 +416,23 @@ def write_adapter(
         )
 
 
-def target_modules(lora: LoraConfig) -> list[str]:
-    """Return the names in PEFT and SGLang of the matrices that have adapters."""
-    return [_NAMES[name].split(".")[1] for name in dict.fromkeys(lora.targets)]
+def target_modules(lora: LoraConfig, names: Iterable[str]) -> list[str]:
+    """Return the names in PEFT of the matrices with adapters of a model, or of its adapters, that
+    has tensors of these names.
+    """
+    there = {part for name in names for part in name.split(".")}
+    modules = (_NAMES[name].split(".")[1] for name in dict.fromkeys(lora.targets))
+    return [module for module in modules if module in there]
+
+
+def file_type(name: str, dtype: Any) -> Any:
+    """Return the type in which a tensor is written to files of a type."""
+    return jnp.dtype("float32" if name.endswith(_FULL) else dtype)
 
 
 def total_bytes(shapes: Shapes, dtype: Any) -> int:
-    """Return the size of all tensors."""
-    return sum(map(math.prod, shapes.values())) * jnp.dtype(dtype).itemsize
+    """Return the size of all tensors in files of a type."""
+    return sum(math.prod(shape) * file_type(name, dtype).itemsize for name, shape in shapes.items())
 
 
 def write_files(
@@ -401,7 +463,7 @@ def write_files(
         with naming(path):
             save_file(
                 {
-                    tensor: np.ascontiguousarray(array, jnp.dtype(dtype))
+                    tensor: np.ascontiguousarray(array, file_type(tensor, dtype))
                     for tensor, array in islice(arrays, len(tensors))
                 },
                 path,
@@ -413,10 +475,11 @@ def write_files(
 
 def _describe(path: Path, dtype: Any) -> None:
     """Make a `config.json` tell the type of the weights beside it, and SGLang the architecture."""
-    config = json.loads(path.read_text())
+    raw = json.loads(path.read_text())
+    config = text_keys(raw)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = jnp.dtype(dtype).name
-    config.setdefault("architectures", [f"{config['model_type'].capitalize()}ForCausalLM"])
+    config.setdefault("architectures", [architecture(config["model_type"])])
     _write_json(path, config)
 
 

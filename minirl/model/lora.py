@@ -22,7 +22,7 @@ from flax import nnx
 
 from minirl.config import LoraConfig
 from minirl.model.config import ModelConfig
-from minirl.model.decoder import Block, Decoder
+from minirl.model.decoder import Decoder, Layer
 from minirl.model.sharding import MATRICES, param_shardings
 
 
@@ -35,24 +35,33 @@ def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
         The paper draws A from a Gaussian of a width it does not tell: here a unit input makes unit
         products. B is 0, as there.
     """
-    layers: Block = model.layers
-    shapes = {name: getattr(layers, name).shape for name in MATRICES if name in lora.targets}
+    kinds: list[Layer] = [model.layers]
+    if model.config.hybrid:
+        kinds = [model.layers.full, model.layers.linear]
 
-    def draw(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
+    def draw(key: jax.Array) -> list[dict[str, jax.Array]]:
+        return [draw_kind(layers, number, key) for number, layers in enumerate(kinds)]
+
+    def draw_kind(layers: Layer, number: int, key: jax.Array) -> dict[str, jax.Array]:
         adapters = {}
-        for name, (depth, outputs, inputs) in shapes.items():
-            matrix_key = jax.random.fold_in(key, MATRICES.index(name))
-            normal = jax.random.normal(matrix_key, (depth, lora.rank, inputs))
+        for name in MATRICES:
+            if name not in lora.targets or not hasattr(layers, name):
+                continue
+            *depth, outputs, inputs = getattr(layers, name).shape
+            matrix_key = jax.random.fold_in(key, MATRICES.index(name) + number * len(MATRICES))
+            normal = jax.random.normal(matrix_key, (*depth, lora.rank, inputs))
             adapters[f"{name}_a"] = normal * inputs**-0.5
-            adapters[f"{name}_b"] = jnp.zeros((depth, outputs, lora.rank))
-        return {"layers": adapters}
+            adapters[f"{name}_b"] = jnp.zeros((*depth, outputs, lora.rank))
+        return adapters
 
     key = jax.random.key(seed)
     mesh = model.mesh
     shardings = None if mesh is None else param_shardings(jax.eval_shape(draw, key), mesh)
-    for name, array in jax.jit(draw, out_shardings=shardings)(key)["layers"].items():
-        setattr(layers, name, nnx.LoRAParam(array))
-    layers.lora = lora
+    drawn = jax.jit(draw, out_shardings=shardings)(key)
+    for layers, adapters in zip(kinds, drawn, strict=True):
+        for name, array in adapters.items():
+            setattr(layers, name, nnx.LoRAParam(array))
+        layers.lora = lora
 
 
 def described(config: ModelConfig, *, lora: LoraConfig | None = None, **kinds: Any) -> Decoder:

@@ -33,6 +33,7 @@ _SPLIT_BY: dict[str, str | tuple[str, ...] | None] = {
     "ff": "tensor",
     "norm": None,
     "rank": None,
+    "tap": None,
 }
 
 # Last part of a parameter's path -> its logical axes, in the order of its shape; those of stacked
@@ -55,9 +56,19 @@ PARAM_AXES: dict[str, tuple[str, ...]] = {
     "gate": ("ff", "width"),
     "up": ("ff", "width"),
     "down": ("width", "ff"),
+    # Of linear attention.
+    "in_qkv": ("heads", "width"),
+    "in_z": ("heads", "width"),
+    "in_b": ("heads", "width"),
+    "in_a": ("heads", "width"),
+    "conv": ("heads", "tap", "tap"),
+    "a_log": ("heads",),
+    "dt_bias": ("heads",),
+    "out_norm": ("norm",),
+    "out": ("width", "heads"),
 }
-# The matrices of a layer, [out, in]; each may have an adapter B A.
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+# The matrices of a layer, [out, in], that are trained as such; each may have an adapter B A.
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_qkv", "in_z", "out")
 for _name in MATRICES:
     _out, _in = PARAM_AXES[_name]
     PARAM_AXES[f"{_name}_a"] = ("rank", _in)
@@ -149,7 +160,7 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
         axes = PARAM_AXES.get(name.rpartition(".")[2])
         if axes is None or leaf.ndim == 0:
             return NamedSharding(mesh, PartitionSpec())
-        axes = ("layer", *axes) if is_stacked(name, leaf.ndim) else axes
+        axes = ("layer",) * stack_axes(name, leaf.ndim) + axes
         return axes_sharding(axes, leaf.shape, mesh, name=name)
 
     return jax.tree.map_with_path(sharding_of, params)
@@ -232,6 +243,8 @@ def param_path(path: tuple[Any, ...]) -> str:
     return ".".join(keys)
 
 
-def is_stacked(path: str, ndim: int) -> bool:
-    """Tell whether a parameter of a path stacks all layers, from its number of axes."""
-    return ndim > len(PARAM_AXES[path.rpartition(".")[2]])
+def stack_axes(path: str, ndim: int) -> int:
+    """Return how many of a parameter's axes, the first of them, stack layers: none outside of
+    layers, one, or two where each period of a hybrid has several of a kind.
+    """
+    return ndim - len(PARAM_AXES[path.rpartition(".")[2]])

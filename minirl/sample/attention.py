@@ -25,7 +25,7 @@ from minirl.sample import gpu_attention
 from minirl.sample.cache import KeyValues
 
 # Rows, slots and prompts are split alike.
-_ROWS = Spec(("data", "fsdp"))
+ROWS = Spec(("data", "fsdp"))
 # Keys of a row that are attended to at a time.
 _BLOCK = 256
 
@@ -59,11 +59,11 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
         written, prompts = cache
         heads = k_BTKE.shape[2]
-        activations, keys = _heads_spec(heads, 2, mesh), _keys_spec(heads, written, mesh)
+        activations, keys = _heads_spec(heads, 2, mesh), keys_spec(heads, written, mesh)
         run = on_parts(
             partial(_attend, ways=_ways(q_BTHE, mesh)),
             mesh,
-            inputs=(*[activations] * 3, keys, keys, _ROWS),
+            inputs=(*[activations] * 3, keys, keys, ROWS),
             outputs=(activations, keys),
         )
         return run(q_BTHE, k_BTKE, v_BTKE, written, prompts, rows)
@@ -71,16 +71,13 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
     return attend
 
 
-def copied(
-    keys: KeyValues, source_B: Array, row_B: Array, *, heads: int, mesh: Mesh | None
-) -> KeyValues:
-    """Copy one row over another in every part."""
-    spec = _keys_spec(heads, keys, mesh)
+def copied(layer: Any, source_B: Array, row_B: Array, *, spec: Any, mesh: Mesh | None) -> Any:
+    """Copy one row of a layer's cache over another in every part; `spec` says how it is split."""
 
-    def copy(keys: KeyValues, source_B: Array, row_B: Array) -> KeyValues:
-        return jax.tree.map(lambda array: array.at[row_B].set(array[source_B]), keys)
+    def copy(layer: Any, source_B: Array, row_B: Array) -> Any:
+        return jax.tree.map(lambda array: array.at[row_B].set(array[source_B]), layer)
 
-    return on_parts(copy, mesh, inputs=(spec, _ROWS, _ROWS), outputs=spec)(keys, source_B, row_B)
+    return on_parts(copy, mesh, inputs=(spec, ROWS, ROWS), outputs=spec)(layer, source_B, row_B)
 
 
 def _ways(q_BTHE: Array, mesh: Mesh | None) -> tuple[_Way, _Way]:
@@ -98,10 +95,11 @@ def _ways(q_BTHE: Array, mesh: Mesh | None) -> tuple[_Way, _Way]:
 def _heads_spec(heads: int, axis: int, mesh: Mesh | None) -> Spec:
     """Return how an array of rows is split, of which an axis is heads."""
     over = None if mesh is None or heads % mesh.shape["tensor"] else "tensor"
-    return Spec(*_ROWS, *[None] * (axis - 1), over)
+    return Spec(*ROWS, *[None] * (axis - 1), over)
 
 
-def _keys_spec(heads: int, keys: KeyValues, mesh: Mesh | None) -> Spec:
+def keys_spec(heads: int, keys: KeyValues, mesh: Mesh | None) -> Spec:
+    """Return how keys and values are split."""
     return _heads_spec(heads, 2 if keys.by_token else 1, mesh)
 
 

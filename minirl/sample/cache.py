@@ -1,7 +1,7 @@
 """The sampler's keys and values, and how much memory they take.
 
 A prompt is kept once for the group that samples from it; every slot has room of its own for the
-tokens after it. Sizes are fixed before anything is allocated.
+tokens after it. Layers of linear attention have a state for each prompt and slot instead. Sizes are fixed before anything is allocated.
 
 On a mesh every part of the devices that has rows of its own (`data` x `fsdp`) has slots and prompts
 of its own and numbers both from 0: nothing of the cache travels. Heads are split over `tensor`.
@@ -20,7 +20,9 @@ from jax.sharding import Mesh
 from exchange import UserError
 from minirl.config import SamplerConfig
 from minirl.model.config import ModelConfig
-from minirl.model.sharding import axes_sharding, platform_of, row_parts
+from minirl.model.linear_attention import State
+from minirl.model.sharding import axes_sharding, axis_parts, platform_of, row_parts
+from minirl.model.sharding import device_bytes as arrays_bytes
 from minirl.run.memory import device_bytes
 
 # Without `sampler.cache_gb`, the cache takes at most this share of what weights leave of a device's
@@ -66,10 +68,10 @@ _BY_TOKEN = (("batch", "position", "kv_heads"),) * 2
 
 
 class Cache(NamedTuple):
-    """The keys and values of every layer, of prompts and of slots."""
+    """The keys and values of every layer, or its states, of prompts and of slots."""
 
-    prompts: list[KeyValues]
-    slots: list[KeyValues]
+    prompts: list[Any]
+    slots: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class CacheShape:
     slot_tokens: int  # room in each slot for the tokens after the prompt
     rows: tuple[int, ...]  # how many slots a decode program may go over; the last is all
     pieces: tuple[int, ...]  # how many tokens of a prompt are computed at once
+    has_states: bool = False  # whether there are states, each known at the end of its row alone
 
     @property
     def tokens(self) -> int:
@@ -116,14 +119,19 @@ def plan_cache(
     platform = platform_of(mesh)
     pieces = tuple(sorted({min(size, lengths[0]) for size in _PIECES[platform]}))
     token_bytes = _token_bytes(model, itemsize=itemsize, mesh=mesh)
+    row_bytes = _row_bytes(model, itemsize=itemsize, mesh=mesh)
 
     def shape(slots: int) -> CacheShape:
         group = min(group_size, slots)
         prompts = min(slots, 2 * -(-slots // group))
         rows = (*(size for size in ROWS[platform] if size < slots), slots)
-        return CacheShape(parts, slots, group, prompts, *lengths, rows, pieces)
+        return CacheShape(parts, slots, group, prompts, *lengths, rows, pieces, row_bytes > 0)
 
-    least = shape(1).tokens * token_bytes
+    def size(slots: int) -> float:
+        planned = shape(slots)
+        return planned.tokens * token_bytes + (planned.prompts + planned.slots) * row_bytes
+
+    least = size(1)
     limit = max(room, least) if config.cache_gb is None else config.cache_gb * GB
     if limit < least:
         raise UserError(
@@ -132,7 +140,7 @@ def plan_cache(
             f"{math.ceil(least / GB * 100) / 100:g} or more, or lower sampler.max_prompt_tokens "
             "and sampler.max_response_tokens"
         )
-    return shape(next(n for n in range(most, 0, -1) if shape(n).tokens * token_bytes <= limit))
+    return shape(next(n for n in range(most, 0, -1) if size(n) <= limit))
 
 
 def _rounded(tokens: int) -> int:
@@ -144,7 +152,15 @@ def _token_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int
     heads = model.num_key_value_heads
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     heads = heads if heads % tensor else heads // tensor
-    return 2 * model.num_hidden_layers * heads * model.head_dim * itemsize
+    return 2 * model.full_layers * heads * model.head_dim * itemsize
+
+
+def _row_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int:
+    """Return the bytes of the states of a prompt or slot, in all layers, on each device."""
+    if model.hybrid is None:
+        return 0
+    of_parts = state_shapes(model, row_parts(mesh), f"uint{8 * itemsize}", mesh)
+    return (model.num_hidden_layers - model.full_layers) * int(arrays_bytes(of_parts))
 
 
 def cache_room(memory_bytes: float, *, held_bytes: float, platform: str) -> float:
@@ -173,13 +189,39 @@ def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Me
             dims[-1] *= config.head_dim
         return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
 
-    def layers(rows: int, tokens: int) -> list[KeyValues]:
+    def layers(rows: int, tokens: int) -> list[Any]:
         sizes = {"batch": rows * shape.parts, "position": tokens}
         sizes |= {"kv_heads": config.num_key_value_heads, "head_size": config.head_dim}
         k, v = (array(axes, sizes) for axes in (_BY_TOKEN if by_token else _BY_HEAD))
-        return [KeyValues(k, v)] * config.num_hidden_layers
+        return [
+            KeyValues(k, v)
+            if config.is_full(layer)
+            else state_shapes(config, rows * shape.parts, dtype, mesh)
+            for layer in range(config.num_hidden_layers)
+        ]
 
     return Cache(layers(shape.prompts, shape.prompt_tokens), layers(shape.slots, shape.slot_tokens))
+
+
+def state_shapes(config: ModelConfig, rows: int, dtype: Any, mesh: Mesh | None) -> State:
+    """Describe the states of rows of a layer of linear attention, on all parts of the mesh."""
+    shape = config.hybrid
+    assert shape is not None
+    K, H = shape.linear_num_key_heads, shape.linear_num_value_heads
+    E, U = shape.linear_key_head_dim, shape.linear_value_head_dim
+    # Where the mesh does not divide the heads of keys, all heads are on every device.
+    head = "heads" if axis_parts("heads", K, mesh) > 1 else "head_size"
+
+    def array(dims: tuple[int, ...], axes: tuple[str, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        sharding = None if mesh is None else axes_sharding(axes, dims, mesh, name="cache")
+        return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype), sharding=sharding)
+
+    def tail(heads: int, size: int) -> jax.ShapeDtypeStruct:
+        dims = (rows, shape.linear_conv_kernel_dim - 1, heads, size)
+        return array(dims, ("batch", "position", head, "head_size"), dtype)
+
+    memory = array((rows, H, E, U), ("batch", head, "head_size", "head_size"), jnp.float32)
+    return State(memory, (tail(K, E), tail(K, E), tail(H, U)))
 
 
 def empty_cache(shapes: Cache) -> Cache:

@@ -18,9 +18,11 @@ from jax.stages import Lowered
 from jaxtyping import Array, Float, Int
 
 from minirl.model.decoder import Decoder, unstacked
-from minirl.sample.attention import CacheRows, attend_to_cache, copied
-from minirl.sample.cache import CacheShape, KeyValues, cache_shapes
+from minirl.model.linear_attention import State
+from minirl.sample.attention import CacheRows, attend_to_cache, copied, keys_spec
+from minirl.sample.cache import CacheShape, cache_shapes
 from minirl.sample.slots import SlotState, no_tokens
+from minirl.sample.states import closed, opened, recur_from_cache, state_spec
 
 # Longest run of the decode loop.
 MAX_STEPS = 32
@@ -42,11 +44,11 @@ def prepare(model: Decoder) -> Decoder:
 @partial(jax.jit, donate_argnames="written")
 def fill(
     model: Decoder,
-    written: list[KeyValues],
-    prompts: list[KeyValues] | None,
+    written: list[Any],
+    prompts: list[Any] | None,
     tokens_BT: Array,
     rows: CacheRows,
-) -> list[KeyValues]:
+) -> list[Any]:
     """Add known tokens, padded on the right, to prompts, or to slots beside their prompts; return
     these.
 
@@ -54,65 +56,88 @@ def fill(
     """
     start_B = rows.prompt_tokens_N + rows.start_B
     position_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1])[None]
+    running = opened(written, prompts, rows, mesh=model.mesh)
+    new = _run(model, tokens_BT, position_BT, running, prompts, rows)[1]
+    return closed(written, new, rows, mesh=model.mesh)
+
+
+def _run(
+    model: Decoder,
+    tokens_BT: Array,
+    position_BT: Array,
+    running: list[Any],
+    prompts: list[Any] | None,
+    rows: CacheRows,
+) -> tuple[Array, list[Any]]:
+    """Return hidden states, and what is written to: keys and values, and `opened` states."""
     attend = attend_to_cache(rows, mesh=model.mesh)
-    caches = list(zip(written, prompts or [None] * len(written), strict=True))
-    return model(tokens_BT, position_BT, attend, caches)[1]
+    recur = recur_from_cache(rows, mesh=model.mesh)
+    caches = [
+        layer if isinstance(layer, State) else (layer, of_prompts)
+        for layer, of_prompts in zip(running, prompts or [None] * len(running), strict=True)
+    ]
+    return model(tokens_BT, position_BT, attend, caches, recur=recur)
 
 
 @partial(jax.jit, donate_argnames="prompts")
-def copy(
-    model: Decoder, prompts: list[KeyValues], source_B: Array, row_B: Array
-) -> list[KeyValues]:
+def copy(model: Decoder, prompts: list[Any], source_B: Array, row_B: Array) -> list[Any]:
     """Copy rows of prompts over others: one in every part, over itself where there is none."""
     heads, mesh = model.config.num_key_value_heads, model.mesh
-    return [copied(layer, source_B, row_B, heads=heads, mesh=mesh) for layer in prompts]
+    specs = (
+        state_spec(layer, mesh) if isinstance(layer, State) else keys_spec(heads, layer, mesh)
+        for layer in prompts
+    )
+    return [
+        copied(layer, source_B, row_B, spec=spec, mesh=mesh)
+        for layer, spec in zip(prompts, specs, strict=True)
+    ]
 
 
 @partial(
     jax.jit,
-    static_argnames="any_top_p",
+    static_argnames=("any_top_p", "stop_ids"),
     donate_argnames="keys",
     compiler_options=_GPU_OPTIONS,
 )
 def decode(
     model: Decoder,
-    keys: list[KeyValues],
-    prompts: list[KeyValues],
+    keys: list[Any],
+    prompts: list[Any],
     slots: SlotState,
     key: Array,
     steps: Array,
     *,
     any_top_p: bool,
-) -> tuple[list[KeyValues], *tuple[Array, ...]]:
+    stop_ids: tuple[int, ...] = (),
+) -> tuple[list[Any], *tuple[Array, ...]]:
     """Draw `steps` tokens, at most `MAX_STEPS`, for every slot of `slots`.
 
     What a slot draws after its reply has ended is dropped by the host: no device asks another
-    whether it has ended.
+    whether it has ended. Its keys are overwritten by a later turn's; a state would be lost, so that
+    it stays as it is from the end on.
 
     Args:
         model: From `prepare`.
-        keys: Keys and values of the slots.
+        keys: Keys and values of the slots, and states.
         prompts: Those of the prompts.
         slots: What is asked for.
         key: Of the sampler's seed.
         steps: How many tokens.
         any_top_p: Whether any token is drawn from a nucleus.
+        stop_ids: What a reply ends with.
 
     Returns:
         `keys`; by step, WS, the tokens, their log-probabilities and the shares that were cut off
         (`sample`).
     """
-    mesh, count = model.mesh, len(slots.token_S)
+    mesh, count, first = model.mesh, len(slots.token_S), slots.rows
     episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
 
     def body(step: Array, carry: Any) -> Any:
-        keys, tokens_S, *drawn = carry
-        rows = slots.rows._replace(start_B=slots.rows.start_B + step)
+        keys, count_B, tokens_S, *drawn = carry
+        rows = first._replace(start_B=first.start_B + step, count_B=count_B)
         positions_S = slots.prompt_tokens_S + rows.start_B
-        attend = attend_to_cache(rows, mesh=mesh)
-        hidden_BTD, keys = model(
-            tokens_S[:, None], positions_S[:, None], attend, list(zip(keys, prompts, strict=True))
-        )
+        hidden_BTD, keys = _run(model, tokens_S[:, None], positions_S[:, None], keys, prompts, rows)
         tokens_S, *numbers = sample(
             model.logits(hidden_BTD[:, 0]),
             jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
@@ -120,12 +145,18 @@ def decode(
             slots.top_p_S,
             any_top_p=any_top_p,
         )
+        if model.config.hybrid:
+            is_end_S = (step + 1 >= slots.left_S) | jnp.isin(tokens_S, jnp.array(stop_ids, int))
+            count_B = jnp.where(is_end_S, 0, count_B)
         pairs = zip(drawn, (tokens_S, *numbers), strict=True)
-        return keys, tokens_S, *(array_WS.at[step].set(array_S) for array_WS, array_S in pairs)
+        drawn = (array_WS.at[step].set(array_S) for array_WS, array_S in pairs)
+        return keys, count_B, tokens_S, *drawn
 
     drawn = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
-    keys, _, *drawn = jax.lax.fori_loop(0, steps, body, (keys, slots.token_S, *drawn))
-    return keys, *drawn
+    running = opened(keys, prompts, first, mesh=mesh)
+    carry = (running, first.count_B, slots.token_S, *drawn)
+    running, _, _, *drawn = jax.lax.fori_loop(0, steps, body, carry)
+    return closed(keys, running, first, mesh=mesh), *drawn
 
 
 def compilations() -> int:

@@ -231,6 +231,7 @@ class NativeSampler:
             self._key,
             np.int32(steps),
             any_top_p=self._any_top_p,
+            stop_ids=tuple(sorted(self._stop_ids)),
         )
         self._cache = cache._replace(slots=slots)
         by_slot = (np.asarray(array_WS)[:steps].swapaxes(0, 1) for array_WS in drawn)

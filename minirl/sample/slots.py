@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ class SlotState(NamedTuple):
     prompt_tokens_S: Any  # length of the prompt in the cache
     token_S: Any  # the token that is fed next
     episode_S: Any  # number of the episode, which decides its random stream
+    left_S: Any  # tokens that the reply may still take
     temperature_S: Any
     top_p_S: Any
 
@@ -51,7 +53,7 @@ class SlotState(NamedTuple):
             described = described._replace(row_B=None, prompt_N=None)
         return cls(
             described,
-            *(np.zeros(slots, np.int32) for _ in range(3)),
+            *(np.zeros(slots, np.int32) for _ in range(4)),
             *(np.ones(slots, np.float32) for _ in range(2)),
         )
 
@@ -80,12 +82,13 @@ class KeptPrompt:
         """Tell where its new tokens go."""
         rows.row_B[part] = self.row
 
-    def shares(self, other: KeptPrompt) -> int:
-        """Count the tokens at its beginning that the cache has in another's row; the last one of a
-        prompt is always computed.
+    def shares(self, other: KeptPrompt, *, only_whole: bool) -> int:
+        """Count the tokens at its beginning that the cache has in another's row, or 0 where these
+        have to be all of that row's; the last one of a prompt is always computed.
         """
         pairs = zip(self.ids[:-1], other.ids[: other.filled], strict=False)
-        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return 0 if only_whole and same < other.filled else same
 
 
 @dataclass(slots=True, eq=False)
@@ -194,8 +197,9 @@ class Slots:
         for part, prompt in enumerate(self._unfilled_prompts()):
             if prompt is None or prompt.filled:
                 continue
-            source = max(self._prompts[part], key=prompt.shares)
-            if (shared := prompt.shares(source)) >= _LEAST_COPY:
+            shares = partial(prompt.shares, only_whole=self._shape.has_states)
+            source = max(self._prompts[part], key=shares)
+            if (shared := shares(source)) >= _LEAST_COPY:
                 source_B[part], row_B[part], prompt.filled = source.row, prompt.row, shared
         return (source_B, row_B) if (source_B != row_B).any() else None
 
@@ -273,6 +277,7 @@ class Slots:
                 rows.start_B[s], rows.count_B[s] = episode.filled, 1
                 state.prompt_tokens_S[s] = len(episode.prompt_ids)
                 state.token_S[s], state.episode_S[s] = episode.ids[-1], episode.number
+                state.left_S[s] = episode.left
                 state.temperature_S[s] = episode.decoding.temperature
                 state.top_p_S[s] = episode.decoding.top_p
                 active.append((s, episode))

@@ -26,7 +26,7 @@ import numpy as np
 from flax import nnx
 
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
-from minirl.model.config import read_config
+from minirl.model.config import architecture, read_config
 from minirl.run import distributed, preemption
 from minirl.run.files import read_json
 from minirl.sglang import process
@@ -77,12 +77,12 @@ class Servers:
             mark = zlib.crc32(str(folder.absolute()).encode())
             self.root = config.weights.absolute() / f"{folder.name}-{mark:08x}"
         described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
-        kind = described["model_type"].capitalize()
+        kind = architecture(described["model_type"])
         vocab_size = read_config(model).vocab_size
         probe_ids = np.random.default_rng(seed).integers(0, vocab_size, _PROBE_TOKENS)
         context = sampler.max_prompt_tokens + sampler.max_response_tokens
         self.requirements = Requirements(
-            architectures=tuple(described.get("architectures") or [f"{kind}ForCausalLM"]),
+            architectures=tuple(described.get("architectures") or [kind]),
             vocab_size=vocab_size,
             context=context,
             has_adapters=lora is not None,
@@ -106,7 +106,7 @@ class Servers:
         with ExitStack() as stack:
             children = process.launch(
                 config, self._model, dtype=self._dtype,
-                options=lora_options(self._lora) if self._lora else (),
+                options=lora_options(self._lora, self._model) if self._lora else (),
                 seed=self._seed * config.launch * count,
                 logs=self._folder, first=jax.process_index() * config.launch,
             )  # fmt: skip

@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl.config import LoraConfig
 from minirl.model.huggingface import (
+    file_type,
+    shapes_of,
+    stack_indices,
     target_modules,
     tensor_names,
     tensor_shapes,
     write_adapter,
     write_files,
 )
-from minirl.model.sharding import is_stacked, param_path
+from minirl.model.sharding import param_path
 from minirl.run import distributed
 from minirl.run.files import appearing
 
@@ -72,10 +74,13 @@ def write_adapters(
     return folder
 
 
-def lora_options(lora: LoraConfig) -> list[str]:
-    """Return what a server is launched with: room for two versions, and for none in a batch."""
+def lora_options(lora: LoraConfig, model: Path) -> list[str]:
+    """Return what a server of a model is launched with: room for two versions, and for none in a
+    batch.
+    """
     sizes = ["--max-lora-rank", str(lora.rank), "--max-loras-per-batch", "3"]
-    return ["--enable-lora", *sizes, "--lora-target-modules", *target_modules(lora)]
+    modules = target_modules(lora, tensor_shapes(shapes_of(model)))
+    return ["--enable-lora", *sizes, "--lora-target-modules", *modules]
 
 
 def remove_versions(root: Path, *, but: Path | None = None) -> None:
@@ -94,18 +99,19 @@ def whole_tensors(params: nnx.State, dtype: Any) -> Iterator[tuple[str, jax.Arra
         sharding, name = leaf.sharding, param_path(path)
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
-        gather = _gather(jnp.dtype(dtype), sharding)
-        for layer, tensor in enumerate(tensor_names(name, leaf.shape)):
-            whole = gather(leaf, layer if is_stacked(name, leaf.ndim) else None)
+        names, indices = tensor_names(name, leaf.shape), stack_indices(name, leaf.shape)
+        gather = _gather(file_type(names[0], dtype), sharding)
+        for tensor, index in zip(names, indices, strict=True):
+            whole = gather(leaf, index)
             # One that is not computed yet has memory of its own already.
             yield tensor, whole.block_until_ready().addressable_data(0)
 
 
 @functools.lru_cache
 def _gather(dtype: Any, whole: Sharding) -> Callable[..., jax.Array]:
-    def gather(array: jax.Array, layer: Any) -> jax.Array:
-        if layer is not None:
-            array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+    def gather(array: jax.Array, index: tuple[Any, ...]) -> jax.Array:
+        for number in index:
+            array = jax.lax.dynamic_index_in_dim(array, number, keepdims=False)
         return array.astype(dtype)
 
     return jax.jit(gather, out_shardings=whole)

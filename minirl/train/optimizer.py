@@ -24,7 +24,7 @@ from minirl.types import TokenRow
 Rate = Callable[[Any], Any]
 
 # A layer's matrices are [layer, out, in].
-_MATRIX = MuonDimensionNumbers(reduction_axis=2, output_axis=1)
+_MATRIX = MuonDimensionNumbers(reduction_axis=-1, output_axis=-2)
 # Muon's own momentum, and the size of its steps relative to AdamW's (arXiv:2502.16982).
 _MUON_MOMENTUM, _MUON_RMS = 0.95, 0.2
 # Shares of the steps that `ramp_cosine` is low for, and at its maximum after.

@@ -61,7 +61,8 @@ def token_logprobs(
     if model.remat == "none" and model.config.num_hidden_layers <= _UNROLLED_LAYERS:
         model = unstacked(model)
     attend = attention.shared_prefix(batch.rows, mesh=model.mesh)
-    hidden_XTD, _ = model(batch.ids_XT, batch.position_XT, attend)
+    recur = attention.shared_state(batch.rows, mesh=model.mesh)
+    hidden_XTD, _ = model(batch.ids_XT, batch.position_XT, attend, recur=recur)
     projected = logprobs.project(
         hidden_XTD,
         model.output_table,

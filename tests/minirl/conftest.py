@@ -16,7 +16,7 @@ from flax import nnx
 
 from exchange import Message
 from minirl.config import SamplerConfig
-from minirl.model.config import ModelConfig
+from minirl.model.config import Hybrid, ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.sample.sampler import NativeSampler
@@ -42,6 +42,20 @@ CONFIG = ModelConfig(
     attention_bias=True,
     qk_norm=True,
 )
+# The same as a Qwen3.5: one period, more value heads than key heads, half of a head is turned.
+HYBRID = replace(
+    CONFIG,
+    num_hidden_layers=4,
+    attention_bias=False,
+    hybrid=Hybrid(
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=6,
+        linear_conv_kernel_dim=4,
+        partial_rotary_factor=0.5,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +79,10 @@ class ToyTokenizer:
 
 
 @functools.cache
-def toy_model(seed: int = 0, layers: int = 2) -> Decoder:
+def toy_model(seed: int = 0, layers: int = 2, *, hybrid: bool = False) -> Decoder:
     """Make a decoder with clear preferences; drawn by NumPy, which compiles nothing."""
-    rng, config = np.random.default_rng(seed), replace(CONFIG, num_hidden_layers=layers)
+    config = HYBRID if hybrid else replace(CONFIG, num_hidden_layers=layers)
+    rng = np.random.default_rng(seed)
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
     draw = lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32)  # noqa: E731
     return nnx.merge(graphdef, jax.tree.map(draw, shapes))
@@ -111,6 +126,7 @@ def run(sampler: NativeSampler, requests: Sequence[Any]) -> dict[int, Any]:
 
 TOY: Any = SimpleNamespace(
     CONFIG=CONFIG,
+    HYBRID=HYBRID,
     Message=Message,
     Tokenizer=ToyTokenizer,
     NEVER=NEVER,

@@ -18,7 +18,7 @@ from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.update import Learner, batch_loss
 from minirl.types import TokenRow
-from tests.plain_model import plain_attention
+from tests.plain_model import plain_attention, plain_recurrence
 
 VOCAB = 64
 TEMPERATURE = 0.8
@@ -41,7 +41,7 @@ SIZES = BatchingConfig(micro_batch_tokens=200, prompt_multiple=12, answer_multip
 def plain_logprobs(model, ids_BT):
     """Return log-probabilities of ids 1, 2, ... of rows that hold prompt and answer."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1])[None], ids_BT.shape)
-    hidden_BTD, _ = model(ids_BT, positions_BT, plain_attention)
+    hidden_BTD, _ = model(ids_BT, positions_BT, plain_attention, recur=plain_recurrence)
     logp_BTV = jax.nn.log_softmax(model.logits(hidden_BTD[:, :-1]) / TEMPERATURE)
     return jnp.take_along_axis(logp_BTV, ids_BT[:, 1:, None], axis=-1)[..., 0]
 
@@ -75,10 +75,10 @@ def row_ids(rng, prompt, turns):
 class Scene:
     """A policy, a reference, and the compiled functions of this file."""
 
-    def __init__(self, toy):
-        self.model = toy.model()
+    def __init__(self, make_model):
+        self.model = make_model()
         self.graph, self.params = nnx.split(self.model)
-        self.reference = nnx.split(toy.model(seed=5))[1]
+        self.reference = nnx.split(make_model(seed=5))[1]
         self.plain_logprobs = jax.jit(
             lambda params, ids_BT: plain_logprobs(nnx.merge(self.graph, params), ids_BT)
         )
@@ -119,7 +119,7 @@ def learner_of(scene):
 
 @pytest.fixture(scope="module")
 def scene(toy):
-    return Scene(toy)
+    return Scene(toy.model)
 
 
 def stack(rows):
@@ -131,7 +131,11 @@ def stack(rows):
 
 @pytest.fixture(scope="module")
 def groups(scene):
-    """Groups of single- and multi-turn rows, sampled by an old policy at known log-ratios."""
+    return make_groups(scene)
+
+
+def make_groups(scene):
+    """Make groups of single- and multi-turn rows, sampled by an old policy at known log-ratios."""
     rng = np.random.default_rng(3)
     groups = []
     for prompt_length, turns_of_rows in GROUPS:

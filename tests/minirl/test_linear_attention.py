@@ -1,0 +1,137 @@
+"""Gated DeltaNet: its rule in chunks and token by token, and what flows from row to row."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from minirl.model import linear_attention
+from minirl.model.linear_attention import Inputs, Kernels, State
+from tests.plain_model import plain_recurrence
+
+B, K, H, E, U, W = 2, 2, 4, 8, 6, 4
+LENGTHS = (1, 3, 63, 64, 65, 130, 512)
+
+
+def drawn(T, *, seed=0, decay=1.0):
+    """Draw rows of tokens; `decay` is the size of the log of what a token leaves."""
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: jnp.asarray(rng.normal(0, 1, shape), jnp.float32)  # noqa: E731
+    g_BTH = -decay * jnp.abs(normal(B, T, H))
+    values = (normal(B, T, K, E), normal(B, T, K, E), normal(B, T, H, U))
+    inputs = Inputs(*values, g_BTH, jax.nn.sigmoid(normal(B, T, H)))
+    kernels = Kernels(normal(K, E, W), normal(K, E, W), normal(H, U, W))
+    tails = (normal(B, W - 1, K, E), normal(B, W - 1, K, E), normal(B, W - 1, H, U))
+    return inputs, kernels, State(normal(B, H, E, U), tails)
+
+
+def token_by_token(inputs, kernels, state, count_B):
+    """Run the rule token by token in a loop on the device."""
+    T = inputs.g_BTH.shape[1]
+
+    def step(state, xs):
+        t, one = xs
+        one = jax.tree.map(lambda array: array[:, None], one)
+        o, state = linear_attention.run(one, kernels, state, jnp.int32(count_B > t))
+        return state, o[:, 0]
+
+    by_time = jax.tree.map(lambda array: array.swapaxes(0, 1), inputs)
+    state, o = jax.lax.scan(step, state, (jnp.arange(T), by_time))
+    return o.swapaxes(0, 1), state
+
+
+@partial(jax.jit, static_argnums=0)
+def pulled_back(run, arguments, count_B, slopes):
+    """Return outputs where there are tokens, the state, and gradients of all arguments."""
+
+    def results(inputs, kernels, state):
+        o_BTHU, state = run(inputs, kernels, state, count_B)
+        is_token_BT = jnp.arange(o_BTHU.shape[1])[None] < count_B[:, None]
+        return jnp.where(is_token_BT[..., None, None], o_BTHU, 0.0), state
+
+    found, pull = jax.vjp(results, *arguments)
+    return found, pull(
+        jax.tree.map(lambda array, slope: slope * jnp.ones_like(array), *(found, slopes))
+    )
+
+
+def close(found, expected, *, rtol):
+    for leaf, twin in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.isfinite(leaf).all()
+        np.testing.assert_allclose(leaf, twin, rtol=0, atol=rtol * max(np.abs(twin).max(), 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("length", "decay"), [*zip(LENGTHS, [0.05] * len(LENGTHS), strict=True), (130, 16.0)]
+)
+def test_chunks_equal_token_by_token_with_gradients(length, decay):
+    """From a state, with padding inside of a chunk, also where all memory is lost at once: sums of
+    logs over a chunk are then 1,000, and rounded as such.
+    """
+    arguments, count_B = drawn(length, decay=decay), jnp.array([length, max(length - 5, 0)])
+    slopes = (1.0, State(0.3, (0.1, 0.2, 0.4)))
+    found = pulled_back(linear_attention.run, arguments, count_B, slopes)
+    expected = pulled_back(token_by_token, arguments, count_B, slopes)
+    close(found, expected, rtol=2e-5 if decay < 1 else 1e-4)
+
+
+def test_keys_that_are_all_alike():
+    """The system is at its worst: an inverse by squaring is off by thousandths here."""
+    inputs, kernels, state = drawn(128, decay=0.001)
+    alike = jnp.broadcast_to(inputs.k_BTKE[:, :1], inputs.k_BTKE.shape)
+    noise = 0.001 * inputs.k_BTKE
+    inputs = inputs._replace(k_BTKE=alike + noise, beta_BTH=0.999 + 0.0 * inputs.beta_BTH)
+    count_B = jnp.full(B, 128)
+    found = jax.jit(linear_attention.run)(inputs, kernels, state, count_B)
+    close(found, jax.jit(token_by_token)(inputs, kernels, state, count_B), rtol=5e-5)
+
+
+def test_rows_go_on_from_what_their_beginnings_left():
+    """The first pieces are padded, as prompts are, and of other lengths: none, less than taps."""
+    inputs, kernels, _ = drawn(150)
+    nothing, run = linear_attention.no_state(inputs, kernels), jax.jit(linear_attention.run)
+    whole, state = run(inputs, kernels, nothing, jnp.full(B, 150))
+    first = jax.tree.map(lambda array: array[:, :80], inputs)
+    for cuts in ((0, 1), (2, 3), (64, 77)):
+        count_B = jnp.array(cuts)
+        _, between = run(first, kernels, nothing, count_B)
+        # Each row from its own token on; the end is padding.
+        rest = jax.tree.map(
+            lambda array, cuts=cuts: jnp.stack(
+                [jnp.roll(array[b], -cut, 0) for b, cut in enumerate(cuts)]
+            ),
+            inputs,
+        )
+        o, end = run(rest, kernels, between, 150 - count_B)
+        close(end, state, rtol=5e-6)
+        for b, cut in enumerate(cuts):
+            close(o[b, : 150 - cut], whole[b, cut:], rtol=5e-6)
+
+
+def test_the_equations_written_out():
+    inputs, kernels, _ = drawn(100)
+    nothing = linear_attention.no_state(inputs, kernels)
+    found, _ = jax.jit(linear_attention.run)(inputs, kernels, nothing, jnp.full(B, 100))
+    close(found, jax.jit(plain_recurrence)(inputs, kernels, None)[0], rtol=1e-5)
+
+
+def test_a_hand_computed_memory():
+    """One head of one number: S = 0.5 S + 0.25 (v - 0.5 S) with unit keys, o = S."""
+    ones = jnp.ones((1, 3, 1, 1))
+    log_half = jnp.full((1, 3, 1), np.log(0.5), jnp.float32)
+    inputs = Inputs(ones, ones, 8 * ones, log_half, 0.25 + 0 * log_half)
+    # The taps take each token as it is; SiLU(8) is 8 sigmoid(8).
+    kernel = jnp.array([[[0.0, 1.0]]])
+    state = linear_attention.no_state(inputs, Kernels(kernel, kernel, kernel))
+    o, _ = linear_attention.run(inputs, Kernels(kernel, kernel, kernel), state, jnp.array([3]))
+    v = 8 / (1 + np.exp(-8))
+    expected, memory = [], 0.0
+    for _ in range(3):
+        memory = 0.5 * memory + 0.25 * (v - 0.5 * memory)
+        expected.append(memory)
+    np.testing.assert_allclose(o[0, :, 0, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(expected, [0.25 * v, 0.34375 * v, 0.37890625 * v], rtol=1e-12)
