@@ -155,7 +155,7 @@ class _File(BaseModel):
         window, longest = self.sliding_window, self.max_position_embeddings
         if self.model_type == "mistral" and window is not None and window < longest:
             raise ValueError(f"sliding_window = {window} is shorter than {longest} positions")
-        if self.model_type in ("llama", "mistral") and self.attention_bias:
+        if self.model_type not in ("qwen2", "qwen3") and self.attention_bias:
             raise ValueError("attention_bias = true, and this decoder has none on the output")
         return self
 
@@ -180,7 +180,6 @@ class _HybridFile(_File):
     partial_rotary_factor: float = Field(default=0.25, gt=0, le=1)
     full_attention_interval: Literal[4] = PERIOD
     layer_types: list[str] | None = None
-    attention_bias: Literal[False] | None = None
     attn_output_gate: Literal[True] | None = None
     output_gate_type: Literal["swish", "silu"] | None = None
 

@@ -36,11 +36,11 @@ class Inputs(NamedTuple):
         beta_BTH: How much of the error of the memory it corrects, in fp32.
     """
 
-    q_BTKE: Array
-    k_BTKE: Array
-    v_BTHU: Array
-    g_BTH: Array
-    beta_BTH: Array
+    q_BTKE: Any
+    k_BTKE: Any
+    v_BTHU: Any
+    g_BTH: Any
+    beta_BTH: Any
 
 
 class Kernels(NamedTuple):
@@ -48,9 +48,9 @@ class Kernels(NamedTuple):
     own.
     """
 
-    q_KEW: Array
-    k_KEW: Array
-    v_HUW: Array
+    q_KEW: Any
+    k_KEW: Any
+    v_HUW: Any
 
 
 class State(NamedTuple):
@@ -62,7 +62,7 @@ class State(NamedTuple):
     """
 
     memory_BHEU: Any
-    tails: tuple[Any, Any, Any]
+    tails: Any
 
 
 Recur = Callable[[Inputs, Kernels, Any], tuple[Array, Any]]

@@ -1,7 +1,8 @@
 """The sampler's keys and values, and how much memory they take.
 
 A prompt is kept once for the group that samples from it; every slot has room of its own for the
-tokens after it. Layers of linear attention have a state for each prompt and slot instead. Sizes are fixed before anything is allocated.
+tokens after it. Layers of linear attention have a state for each prompt and slot instead. Sizes are
+fixed before anything is allocated.
 
 On a mesh every part of the devices that has rows of its own (`data` x `fsdp`) has slots and prompts
 of its own and numbers both from 0: nothing of the cache travels. Heads are split over `tensor`.

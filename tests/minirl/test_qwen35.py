@@ -180,7 +180,7 @@ FULL = ["full_attention"] * 8
         (change_tensors(fuse), "layers.0.linear_attn.in_proj_qkv.weight (and 1 more) missing"),
         (change_outer(lambda c: c.pop("text_config")), "model_type should be"),
         (change_config(model_type="qwen3_5_moe_text"), "not 'qwen3_5_moe_text'"),
-        (change_outer(lambda c: c.update(quantization_config={"quant_method": "fp8"})), "are quant"),
+        (change_outer(lambda c: c.update(quantization_config={"quant_method": "fp8"})), "quanti"),
         (change_config(layer_types=FULL), "layer_types of 8 layers are not three times linear"),
         (change_config(num_hidden_layers=6, layer_types=None), "layer_types of 6 layers"),
         (change_config(full_attention_interval=2), "full_attention_interval should be 4"),

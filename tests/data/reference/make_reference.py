@@ -169,7 +169,8 @@ def write_adapter() -> None:
 
 def write_hybrids() -> None:
     """Write qwen35/ and qwen35_text/."""
-    tied, untied = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+    tied: dict[str, Any] = {"tie_word_embeddings": True}
+    untied: dict[str, Any] = {"tie_word_embeddings": False}
     text = HYBRID | tied | {"num_hidden_layers": 8}
     vision = Vision(VisionConfig(text_config=text, vision_config=VISION, **tied)).float().eval()
     randomise(vision, 35)
@@ -196,7 +197,7 @@ def is_kept_full(name: str) -> bool:
     return name.endswith(("A_log", "linear_attn.norm.weight"))
 
 
-def long_reference(folder: Path, seed: int) -> dict[str, np.ndarray]:
+def long_reference(folder: Path, seed: int) -> dict[str, Any]:
     """Compute logits and gradients of rows of several lengths."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids_T = np.random.default_rng(seed).integers(3, 96, max(LONG) + 1).astype(np.int32)
