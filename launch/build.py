@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from exchange import Score, UserError
 from launch.config import JobConfig
 from launch.data.preflight import describe_passes, held_out, load_split
-from launch.data.prompts import Prompts, ReplyFormat
+from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
 from launch.evaluation.questions import Split, sample_numbers
 from launch.reporting.record import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
@@ -290,9 +290,8 @@ def load_model(
     from minirl.model import huggingface
     from minirl.model.config import read_config
     from minirl.model.lora import add_adapters
-    from minirl.model.tokenizer import ChatTokenizer
 
-    tokenizer = ChatTokenizer(folder)
+    tokenizer = read_tokenizer(config, folder)
     dtype = jnp.dtype(config.model.dtype)
     # Frozen weights need no more precision than the computation has.
     param_dtype = jnp.float32 if lora is None else dtype

@@ -158,6 +158,9 @@ class PromptConfig(Settings):
     """Example values of a column."""
     value_matches: bool = True
     """Put values that the question names first (`schema_style: omnisql` only)."""
+    template: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Arguments of the model's chat template, such as `{enable_thinking: false}` for Qwen3.5; an
+    endpoint gets them as `chat_template_kwargs`."""
 
 
 class WarmStartConfig(SftConfig):

@@ -20,6 +20,7 @@ from launch.build import REFUTED, SqlSide, load_model, model_folder, serving
 from launch.config import CourseConfig, JobConfig, SecondStage, dump, flat
 from launch.data.contamination import check_overlap
 from launch.data.preflight import rooted
+from launch.data.prompts import read_tokenizer
 from launch.evaluation.evaluate import judge_answers
 from launch.evaluation.questions import (
     TEST_SETS,
@@ -73,7 +74,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         examples, validation, test = _questions(config, folder, sql)
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         config = plan_memory(config, read_config(source), folder)
-        tokenizer = ChatTokenizer(source)
+        tokenizer = read_tokenizer(config, source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
         refuse_early(config, folder, sql, examples, source)

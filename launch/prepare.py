@@ -165,6 +165,9 @@ def _export(
     written = rows(trainer, loaded.examples, prompts.training)
     _write_rows(out, written)
     cli.output.print(f"{len(written):,} rows for {trainer}: {out}", soft_wrap=True)
+    if job.prompt.template:
+        setting = _TEMPLATE[trainer]
+        cli.output.print(f"prompt.template: set {setting} to {job.prompt.template}", soft_wrap=True)
 
 
 def _check_tokenizer(folder: Path) -> None:
@@ -229,6 +232,12 @@ def _skyrl(prompt: Sequence[Record], gold_sql: str, facts: Record) -> Record:
     return {"prompt": prompt, "env_class": "sql", "reward_spec": reward, **facts}
 
 
+# Where each trainer takes arguments of the chat template: rows have none.
+_TEMPLATE: Mapping[TrainerName, str] = {
+    "trl": "GRPOConfig.chat_template_kwargs",
+    "verl": "data.apply_chat_template_kwargs",
+    "skyrl": "generator.chat_template_kwargs",
+}
 _FORMS: Mapping[TrainerName, Callable[[Sequence[Record], str, Record], Record]] = {
     "trl": _trl,
     "verl": _verl,

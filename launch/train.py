@@ -119,8 +119,7 @@ def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | 
 def _show_prompt(config: JobConfig) -> None:
     """Print a training prompt; a tiny model that is not made yet has no tokenizer."""
     from launch.build import SqlSide, demo_folder
-    from launch.data.prompts import show_prompt
-    from minirl.model.tokenizer import ChatTokenizer
+    from launch.data.prompts import read_tokenizer, show_prompt
 
     for split in SPLITS:
         check_data(config, split)
@@ -130,7 +129,7 @@ def _show_prompt(config: JobConfig) -> None:
     data = config.data.model_copy(update={"train": one, "held_out": config.data.held_out and 1})
     config = config.model_copy(update={"data": data})
     model = config.model.path or config.folder / "model"
-    tokenizer = ChatTokenizer(model) if model.is_dir() else None
+    tokenizer = read_tokenizer(config, model) if model.is_dir() else None
     with TemporaryDirectory() as spare, SqlSide(config, demo_folder(config, Path(spare))) as sql:
         example = sql.examples("train")[0]
         prompt = sql.training_prompt(example, tokenizer)

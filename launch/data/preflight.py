@@ -11,7 +11,7 @@ from exchange import UserError, named
 from launch.config import JobConfig
 from launch.data.contamination import check_overlap
 from launch.data.gold_checks import check_for
-from launch.data.prompts import Prompts, measure
+from launch.data.prompts import Prompts, measure, read_tokenizer
 from launch.evaluation.questions import SPLITS, Split
 from launch.run_folder import check_place
 from minirl.model.config import check_folder
@@ -169,10 +169,9 @@ def describe_run(config: JobConfig) -> dict[str, str]:
     tokenizer = lessons = None
     if config.model.path is not None:
         from minirl.model.huggingface import check_files
-        from minirl.model.tokenizer import ChatTokenizer
 
         check_files(config.model.path)
-        tokenizer = ChatTokenizer(config.model.path)
+        tokenizer = read_tokenizer(config, config.model.path)
     with TemporaryDirectory() as scratch:
         root = config.data.root
         if config.data.demo is not None:

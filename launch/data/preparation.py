@@ -20,7 +20,7 @@ from launch.cli import progress_bar
 from launch.config import JobConfig
 from launch.data.contamination import OverlapIndex
 from launch.data.gold_checks import check_gold
-from launch.data.prompts import Prompts
+from launch.data.prompts import Prompts, read_tokenizer
 from launch.evaluation.process_pool import process_pool
 from launch.tables import show_table
 from sqlenv.cache import shared_cache
@@ -160,10 +160,8 @@ def open_inspector(
     prompts = Prompts(job.prompt, job.env)
     prompts.describe(descriptions)
     encode = None
-    if tokenizer is not None:  # of the learner's extra, and seconds to import
-        from minirl.model.tokenizer import ChatTokenizer
-
-        encode = ChatTokenizer(tokenizer).encode_chat
+    if tokenizer is not None:
+        encode = read_tokenizer(job, tokenizer).encode_chat
     witnesses = open_store(job.env)
 
     @lru_cache(maxsize=4_096)

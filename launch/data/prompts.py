@@ -36,6 +36,14 @@ if TYPE_CHECKING:
     from minirl.model.tokenizer import ChatTokenizer
 
 
+def read_tokenizer(config: JobConfig, folder: Path) -> ChatTokenizer:
+    """Read a tokenizer whose chat template has a job's arguments, and the date that queries see."""
+    # Of the learner's extra, and seconds to import.
+    from minirl.model.tokenizer import ChatTokenizer
+
+    return ChatTokenizer(folder, arguments=config.prompt.template, now=config.executor.now)
+
+
 class Prompts:
     """Writes prompts; the schema of a database is read once."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from launch.build import SqlSide, serving
 from launch.config import JobConfig
+from launch.data.prompts import read_tokenizer
 from launch.evaluation.replies import Decode, hint
 from launch.evaluation.responses import (
     CachedClient,
@@ -65,7 +66,7 @@ class CheckpointSource(Source):
 
     def tokenizer(self) -> ChatTokenizer:
         """Read the tokenizer from the policy's folder."""
-        return ChatTokenizer(self.policy.model)
+        return read_tokenizer(self.config, self.policy.model)
 
     def _own_settings(self) -> Mapping[str, Any]:
         config = self.config

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -39,10 +39,18 @@ class Endpoint:
     no answer, and the others go on: it may be the request's fault.
     """
 
-    def __init__(self, url: str, model: str, config: VerbalConfig, *, top_p: float = 1.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        config: VerbalConfig,
+        *,
+        top_p: float = 1.0,
+        template: Mapping[str, Any] | None = None,
+    ) -> None:
         self._openai: Any = import_module("openai")  # of an extra, which launch.eval looks for
         self._url, self._model, self._config = url, model, config
-        self._top_p = top_p if top_p < 1 else None
+        self._top_p, self._template = top_p if top_p < 1 else None, template
         self._warned: set[str] = set()
         self._failures = 0  # in a row
         self._is_stopped = False
@@ -152,6 +160,7 @@ class Endpoint:
             "messages": [{"role": m.role, "content": _sound(m.content)} for m in request.messages],
             "max_completion_tokens": config.max_tokens,
             **{name: value for name, value in optional.items() if value is not None},
+            **({"extra_body": {"chat_template_kwargs": self._template}} if self._template else {}),
         }
 
     def _read(self, completion: Any) -> ModelResponse:

@@ -108,8 +108,10 @@ class Source(ABC):
     def _client_settings(self, temperature: float | None, top_p: float = 1.0) -> list[tuple]:
         """List what decides an answer beside its messages and seed."""
         model = [("model", self.identity), ("temperature", temperature)]
-        top = [("top_p", top_p)] if top_p < 1 else []
-        return [*model, ("max_tokens", self.config.verbal.max_tokens), *top]
+        arguments = self.config.prompt.template
+        more = [("top_p", top_p)] if top_p < 1 else []
+        more += [("template", sorted(arguments.items()))] if arguments else []
+        return [*model, ("max_tokens", self.config.verbal.max_tokens), *more]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,9 @@ class EndpointSource(Source):
         if not self.is_judge and verbal.temperature is not None:
             verbal = verbal.model_copy(update={"temperature": decode.temperature})
         top_p = 1.0 if self.is_judge or not decode.temperature else decode.top_p
-        endpoint = Endpoint(self.url, self.identity, verbal, top_p=top_p)
+        endpoint = Endpoint(
+            self.url, self.identity, verbal, top_p=top_p, template=config.prompt.template
+        )
         settings = self._client_settings(verbal.temperature, top_p)
         with CachedClient(endpoint, out, settings, seed=config.seed) as client:
             if self.is_judge:

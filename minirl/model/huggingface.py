@@ -17,7 +17,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -390,10 +390,12 @@ def write_adapter(
     *,
     base: str,
     dtype: Any = jnp.float32,
+    modules: Sequence[str] | None = None,
 ) -> None:
     """Write a folder of adapters that PEFT and SGLang read; it appears whole or not at all.
 
-    `base` is the name or path of the model that they belong to; see `write` for the others.
+    `base` is the name or path of the model that they belong to, `modules` the names of its matrices
+    with adapters where they are not PEFT's; see `write` for the others.
     """
     config = {
         "peft_type": "LORA",
@@ -401,7 +403,7 @@ def write_adapter(
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": target_modules(lora, shapes),
+        "target_modules": modules or target_modules(lora, shapes),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,

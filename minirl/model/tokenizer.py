@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,8 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from exchange import Message, UserError
-from minirl.run.files import read_json
+from minirl.model.config import text_keys
+from minirl.run.files import check, read_json
 
 # Stands for a reply, to find out what the template puts after one. One word, so that templates
 # which strip replies leave it whole; no template or environment writes it.
@@ -29,6 +31,8 @@ _REPLY = "minirl-reply-sentinel"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY})
 # How control tokens are written, also those that a tokenizer does not call special.
 _WRITTEN = re.compile(r"<\|.*\|>\Z")
+# How templates ask for today's date; transformers has this function alone.
+_TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>["'])(?P<format>.*?)(?P=quote)\s*\)""")
 # Once for each folder, however often it is read.
 _warn = cache(logging.getLogger(__name__).warning)
 
@@ -43,14 +47,28 @@ class ChatTokenizer:
         vocab_size: Number of tokens; the model's embedding may have more rows.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> None:
         """Read the tokenizer of a Hugging Face model folder.
+
+        Args:
+            folder: With `tokenizer.json` and a chat template.
+            arguments: Of the chat template.
+            now: The date that a template shows which asks for today's; None for today.
 
         Raises:
             UserError: The folder, its tokenizer or its chat template is missing or broken, or the
                 tokenizer is that of a model with more tokens.
         """
+        self._arguments = dict(arguments or {})
         self._chat = _read(folder)
+        if now is not None:
+            self._chat.chat_template = dated(self._chat.chat_template, now)
         self._backend = self._chat.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -89,7 +107,9 @@ class ChatTokenizer:
         return ids[1:] if closed and ids[0] in self.stop_ids else ids
 
     def _render(self, messages: list[dict[str, str]]) -> str:
-        return self._chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self._chat.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **self._arguments
+        )
 
     def _plain(self, messages: Sequence[Message]) -> list[dict[str, str]]:
         hide = self._control.hide
@@ -109,6 +129,11 @@ class ChatTokenizer:
         if first is None:
             return "no control token"
         return f"{self.decode([first])} ({first}), which is no stop token"
+
+
+def dated(template: str, now: datetime) -> str:
+    """Put a date into a chat template in the place of every call for today's."""
+    return _TODAY.sub(lambda match: repr(now.strftime(match["format"])), template)
 
 
 def _read(folder: Path) -> Any:
@@ -151,14 +176,16 @@ def _listed(value: Any) -> Any:
 
 
 class _Facts(BaseModel):
-    """What `generation_config.json` and `config.json` say of tokens."""
+    """What `generation_config.json` and the decoder's keys of `config.json` say of tokens."""
 
     eos_token_id: Annotated[list[NonNegativeInt], BeforeValidator(_listed)] = []
     vocab_size: int | None = None
 
 
 def _facts(path: Path) -> _Facts:
-    return read_json(path, _Facts, advice="copy it there again") if path.exists() else _Facts()
+    advice = "copy it there again"
+    raw = read_json(path, dict[str, Any], advice=advice) if path.exists() else {}
+    return check(_Facts, text_keys(raw), where=str(path), advice=advice)
 
 
 def _check_rows(folder: Path, largest: int) -> None:

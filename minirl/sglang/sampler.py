@@ -78,7 +78,8 @@ class Servers:
             self.root = config.weights.absolute() / f"{folder.name}-{mark:08x}"
         described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
         kind = architecture(described["model_type"])
-        vocab_size = read_config(model).vocab_size
+        shape = read_config(model)
+        vocab_size, self._hybrid = shape.vocab_size, shape.hybrid
         probe_ids = np.random.default_rng(seed).integers(0, vocab_size, _PROBE_TOKENS)
         context = sampler.max_prompt_tokens + sampler.max_response_tokens
         self.requirements = Requirements(
@@ -173,7 +174,9 @@ class Servers:
 
     def _write(self, weights: nnx.State, name: str) -> Path:
         if self._lora is not None:
-            return write_adapters(self.root, name, weights, self._lora, base=self._model)
+            return write_adapters(
+                self.root, name, weights, self._lora, base=self._model, hybrid=self._hybrid
+            )
         return write_version(self.root, name, weights, dtype=self._dtype)
 
     async def _open(self, children: Sequence[ChildServer]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl.config import LoraConfig
+from minirl.model.config import Hybrid
 from minirl.model.huggingface import (
     file_type,
     shapes_of,
@@ -31,6 +32,8 @@ from minirl.run import distributed
 from minirl.run.files import appearing
 
 _VERSION = "version-"
+# SGLang has one matrix where the files have two.
+_JOINED = dict.fromkeys(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz")
 # Tensors of a file are in a process's memory together, beside the learner's.
 _FILE_BYTES = 2**28
 
@@ -63,15 +66,60 @@ def write_version(root: Path, name: str, params: nnx.State, *, dtype: Any) -> Pa
 
 
 def write_adapters(
-    root: Path, name: str, params: nnx.State, lora: LoraConfig, *, base: Path
+    root: Path,
+    name: str,
+    params: nnx.State,
+    lora: LoraConfig,
+    *,
+    base: Path,
+    hybrid: Hybrid | None = None,
 ) -> Path:
-    """Write adapters alone, as PEFT does; `base` is the model that they belong to."""
+    """Write adapters alone, as SGLang reads them.
+
+    `base` is the model that they belong to, and `hybrid` its shape where it is one.
+    """
     folder = root / f"{_VERSION}{name}"
-    tensors = [(tensor, np.asarray(array)) for tensor, array in whole_tensors(params, "float32")]
+    tensors = {tensor: np.asarray(array) for tensor, array in whole_tensors(params, "float32")}
+    modules = served_modules(lora, tensors)
+    if hybrid is not None:
+        tensors = served_adapters(tensors, hybrid)
+    shapes = {tensor: array.shape for tensor, array in tensors.items()}
     distributed.from_first(
-        lambda: write_adapter(folder, tensor_shapes(params), tensors, lora, base=str(base))
+        lambda: write_adapter(
+            folder, shapes, tensors.items(), lora, base=str(base), modules=modules
+        )
     )
     return folder
+
+
+def served_adapters(adapters: Mapping[str, np.ndarray], shape: Hybrid) -> dict[str, np.ndarray]:
+    """Take the adapters of linear attention's inputs apart: SGLang joins those of queries, keys,
+    values and gates, and wants all four where it has one.
+    """
+    keys = shape.linear_num_key_heads * shape.linear_key_head_dim
+    values = shape.linear_num_value_heads * shape.linear_value_head_dim
+    outputs, found = {"q": keys, "k": keys, "v": values, "z": values}, dict[str, np.ndarray]()
+    for name, array in adapters.items():
+        start, is_input, end = name.partition(".linear_attn.in_proj_")
+        if not is_input:
+            found[name] = array
+            continue
+        mine, _, factor = end.partition(".")  # the letters of its outputs
+        is_first = "lora_A" in factor
+        cuts = np.cumsum([outputs[part] for part in mine])[:-1]
+        parts = [array] * len(mine) if is_first else np.split(array, cuts)
+        for part, own in zip(mine, parts, strict=True):
+            found[f"{start}{is_input}{part}.{factor}"] = own
+        for part in outputs.keys() - {*mine}:
+            nothing = array.shape if is_first else (outputs[part], array.shape[1])
+            found.setdefault(f"{start}{is_input}{part}.{factor}", np.zeros(nothing, array.dtype))
+    return found
+
+
+def served_modules(lora: LoraConfig, names: Iterable[str]) -> list[str]:
+    """Return the names in SGLang of the matrices with adapters; see `target_modules`."""
+    modules = target_modules(lora, names)
+    return list(dict.fromkeys(_JOINED.get(module, module) for module in modules))
 
 
 def lora_options(lora: LoraConfig, model: Path) -> list[str]:
@@ -79,7 +127,7 @@ def lora_options(lora: LoraConfig, model: Path) -> list[str]:
     batch.
     """
     sizes = ["--max-lora-rank", str(lora.rank), "--max-loras-per-batch", "3"]
-    modules = target_modules(lora, tensor_shapes(shapes_of(model)))
+    modules = served_modules(lora, tensor_shapes(shapes_of(model)))
     return ["--enable-lora", *sizes, "--lora-target-modules", *modules]
 
 

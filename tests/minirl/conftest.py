@@ -158,9 +158,8 @@ def fakes():
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """The folder of a model that the fakes serve."""
-    monkeypatch.setattr(
-        "minirl.sglang.sampler.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
-    )
+    shape = SimpleNamespace(vocab_size=VOCAB, hybrid=None)
+    monkeypatch.setattr("minirl.sglang.sampler.read_config", lambda _: shape)
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')

@@ -21,6 +21,8 @@ from minirl.types import TokenRow
 from tests.plain_model import arrays
 
 ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1)}
+# The same of a model with linear attention.
+HYBRIDS = {"hybrid": "grpo", "hybrid adapters": "adapters"}
 GROUPS, G = 8, 4
 
 
@@ -78,7 +80,8 @@ def start(toy, shape, *, algorithm="grpo", guard=None):
         if shape is None
         else make_mesh(shape, jax.devices()[: int(np.prod([*shape.values()]))])
     )
-    model = huggingface.init(toy.CONFIG, 0, mesh=mesh)
+    model = huggingface.init(toy.HYBRID if algorithm in HYBRIDS else toy.CONFIG, 0, mesh=mesh)
+    algorithm = HYBRIDS.get(algorithm, algorithm)
     if algorithm == "adapters":
         model = adapted(model, LoraConfig(rank=3, alpha=6))
     loss = partial(policy_loss, ALGORITHMS[algorithm])

@@ -30,7 +30,7 @@ WIDE = {"micro_batch_tokens": 1024, "answer_multiple": 384}
 def plain(toy):
     """What one device computes."""
     found = {}
-    for name in ("gspo", "adapters"):
+    for name in ("gspo", "adapters", "hybrid", "hybrid adapters"):
         learner, state = start(toy, None, algorithm=name)
         reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
         found[name] = learner.update(state, batches(), reference=reference, rate=1e-2)[:2]
@@ -44,6 +44,9 @@ def plain(toy):
         ({"fsdp": 4, "tensor": 2}, "adapters", {}),
         ({"fsdp": 8}, "gspo", {}),
         ({"data": 2, "fsdp": 2, "tensor": 2}, "gspo", WIDE),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, "hybrid", {}),
+        # Which does not divide the two heads of keys.
+        ({"fsdp": 2, "tensor": 4}, "hybrid adapters", {}),
     ],
 )
 def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm, sizes):

@@ -62,6 +62,36 @@ def test_a_mesh_samples_the_same(toy, on_one_device, shape, platform, monkeypatc
         np.testing.assert_allclose(reply.logprobs, on_one_device[episode].logprobs, atol=1e-5)
 
 
+# The last does not divide the two heads of keys.
+@pytest.mark.parametrize("shape", [{"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}], ids=str)
+def test_a_mesh_samples_the_same_from_states(toy, shape, monkeypatch):
+    monkeypatch.setattr("minirl.sample.weights.local_mesh", lambda *_, **__: make_mesh(shape))
+    monkeypatch.setitem(ROWS, "cpu", (2,))
+    model, requests = toy.model(hybrid=True), mixed_requests()[:10]
+    alone = toy.run(toy.sampler(model, slots=7, group_size=4), requests)
+    spread_model = spread(model, make_mesh({"fsdp": 4, "tensor": 2}))
+    replies = toy.run(toy.sampler(spread_model, slots=7, group_size=4), requests)
+    for episode, reply in replies.items():
+        assert reply.ids == alone[episode].ids
+        np.testing.assert_allclose(reply.logprobs, alone[episode].logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [None, {"fsdp": 4, "tensor": 2}], ids=str)
+def test_states_are_planned_and_kept_as_shares(toy, shape):
+    mesh = None if shape is None else make_mesh(shape)
+    # In fp32: a memory of 4 heads of 8 x 6 numbers, and three tokens of 2 x 2 x 8 + 4 x 6.
+    state_bytes = 3 * 4 * (4 * 8 * 6 + 3 * 56)
+    config = SIZES.model_copy(update={"cache_gb": 100_000e-9})
+    plan = plan_cache(toy.HYBRID, config, group_size=4, itemsize=4, mesh=mesh, room=1e9)
+    cache = cache_shapes(plan, toy.HYBRID, dtype=np.float32, mesh=mesh)
+    rows, parts = plan.prompts + plan.slots, 1 if mesh is None else 2
+    # One layer of four has keys and values.
+    found = rows * state_bytes / parts + plan.tokens * TOKEN_BYTES / 2 / parts
+    assert device_bytes(cache) == found <= 100_000
+    more = 1 + (plan.prompts == plan.slots)
+    assert found + more * (state_bytes + 96 * TOKEN_BYTES / 2) / parts > 100_000 or plan.slots == 4
+
+
 @pytest.mark.parametrize("shape", [None, {"fsdp": 4, "tensor": 2}], ids=str)
 def test_every_device_keeps_its_share_of_the_cache(toy, shape):
     mesh = None if shape is None else make_mesh(shape)
@@ -110,20 +140,23 @@ def test_memory_is_that_of_the_process_s_own_devices(monkeypatch):
     assert device_memory(None) == 80e9
 
 
+@pytest.mark.parametrize("is_hybrid", [False, True])
 @pytest.mark.parametrize("shape", [{"data": 8}, {"fsdp": 4, "tensor": 2}], ids=str)
-def test_programs_write_in_place_and_no_device_asks_another_for_a_token(toy, shape):
+def test_programs_write_in_place_and_no_device_asks_another_for_a_token(toy, shape, is_hybrid):
     mesh = make_mesh(shape)
-    graph, weights = nnx.split(toy.model())
+    config = toy.HYBRID if is_hybrid else toy.CONFIG
+    graph, weights = nnx.split(toy.model(hybrid=is_hybrid))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
     model = nnx.merge(graph, with_shardings(like, mesh))
     model.mesh = mesh
-    sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, itemsize=4, mesh=mesh, room=1e9)
+    sizes = plan_cache(config, SIZES, group_size=2, itemsize=4, mesh=mesh, room=1e9)
     calls = lowered_programs(model, sizes)
     fill, decode = (calls[name].compile() for name in ("fill", "decode"))
-    for program, rows in ((fill, sizes.prompts), (decode, sizes.slots)):
+    arrays = cache_shapes(sizes, config, dtype=np.float32, mesh=mesh)
+    for program, rows in ((fill, arrays.prompts), (decode, arrays.slots)):
         memory = program.memory_analysis()
         assert memory is not None
-        written = rows * 96 * TOKEN_BYTES // mesh.shape["tensor"]
+        written = device_bytes(rows)
         assert written <= memory.alias_size_in_bytes < 1.01 * written
     text = decode.as_text()
     assert text is not None

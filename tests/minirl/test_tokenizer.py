@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,23 @@ def test_a_broken_folder_is_one_clear_line(tmp_path, change, message):
         ChatTokenizer(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_arguments_and_the_date_of_a_run_reach_the_template(tmp_path):
+    """As Qwen3.5 closes its thinking at the start of the reply, and Llama 3 shows a date."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{{ strftime_now( '%d %b %Y' ) }}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+        "{% endif %}{% endif %}"
+    )
+    folder, now = write_folder(tmp_path, template), datetime(2024, 7, 26, 23, 0, tzinfo=UTC)
+    for arguments, end in (({"enable_thinking": False}, "<think>\n\n</think>\n\n"), ({}, "")):
+        tokenizer = ChatTokenizer(folder, arguments=arguments, now=now)
+        for ids in (
+            tokenizer.encode_chat(QUESTION),
+            tokenizer.encode_next(FEEDBACK, closed=True),
+        ):
+            text = tokenizer.decode(ids)
+            assert text.endswith(f"26 Jul 2024<|im_start|>assistant\n{end}")

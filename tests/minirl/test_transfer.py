@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ from minirl.sglang.transfer import (
     write_version,
 )
 
+from .mesh_update import adapted
 from .toy_run import spread
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +91,35 @@ def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(toy, tmp_path)
     huggingface.write_adapter(tmp_path / "e", shapes, expected, lora, base=str(tmp_path / "base"))
     for path in (tmp_path / "e").iterdir():
         assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("targets", [("in_qkv", "in_z", "q"), ("in_z",), ("in_qkv", "out")])
+def test_adapters_of_linear_attention_are_pushed_as_sglang_joins_them(toy, tmp_path, targets):
+    """It stacks A and B of queries, keys, values and gates, and wants all four."""
+    lora = LoraConfig(rank=2, targets=targets)
+    model = adapted(spread(toy.model(hybrid=True), None), lora)
+    expected = dict(huggingface.tensors(trained(model)))
+    folder = write_adapters(
+        tmp_path, "x", trained(model), lora, base=tmp_path, hybrid=toy.HYBRID.hybrid
+    )
+    found = load_file(folder / "adapter_model.safetensors")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    inputs = "base_model.model.model.layers.2.linear_attn.in_proj_"
+    assert len([name for name in found if name.startswith(inputs)]) == 8
+    a, b = ([found[f"{inputs}{part}.lora_{end}.weight"] for part in "qkvz"] for end in "AB")
+    change = np.concatenate([one @ other for one, other in zip(b, a, strict=True)])
+
+    def whole(name, size):
+        own = f"model.layers.2.linear_attn.in_proj_{name}.lora_"
+        if f"{own}A.weight" not in expected:
+            return np.zeros((size, 16))
+        return expected[f"{own}B.weight"] @ expected[f"{own}A.weight"]
+
+    np.testing.assert_allclose(change, np.concatenate([whole("qkv", 56), whole("z", 24)]))
+    others = {"q": "q_proj", "out": "out_proj"}
+    assert config["target_modules"] == [
+        "in_proj_qkvz", *(others[name] for name in targets if name in others)
+    ]  # fmt: skip
 
 
 def test_only_one_version_is_kept(tmp_path):

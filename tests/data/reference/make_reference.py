@@ -171,6 +171,7 @@ def write_hybrids() -> None:
     """Write qwen35/ and qwen35_text/."""
     tied: dict[str, Any] = {"tie_word_embeddings": True}
     untied: dict[str, Any] = {"tie_word_embeddings": False}
+    layers: dict[str, Any] = {"num_hidden_layers": 4}
     text = HYBRID | tied | {"num_hidden_layers": 8}
     vision = Vision(VisionConfig(text_config=text, vision_config=VISION, **tied)).float().eval()
     randomise(vision, 35)
@@ -179,7 +180,7 @@ def write_hybrids() -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["mtp.norm.weight"] = torch.ones(32)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = TextConfig(**HYBRID | untied | {"num_hidden_layers": 4})
+    config = TextConfig(**HYBRID | untied | layers)
     model = AutoModelForCausalLM.from_config(config).float()
     randomise(model, 36)
     full = {n: w.clone() for n, w in model.state_dict().items() if is_kept_full(n)}
