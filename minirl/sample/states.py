@@ -54,7 +54,8 @@ def opened(
         if not isinstance(layer, State):
             return layer
         spec = state_spec(layer, mesh)
-        run = on_parts(_opened, mesh, inputs=(spec, spec, ROWS), outputs=spec)
+        known = ROWS if of_prompts is None else spec
+        run = on_parts(_opened, mesh, inputs=(spec, known, ROWS), outputs=spec)
         return run(layer, of_prompts, rows)
 
     return [open_layer(*layer) for layer in zip(written, of_prompts, strict=True)]

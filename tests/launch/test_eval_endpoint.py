@@ -154,8 +154,14 @@ def test_votes_and_pass_of_sampled_answers(place, tmp_path):
         passed = evaluate(place, tmp_path / "p", chat, "--decode", "pass@5", "seed=1")
         assert {body["temperature"] for body in chat.bodies} == {0.8}
         assert not any("top_p" in body for body in chat.bodies)
-        evaluate(place, tmp_path / "n", chat, "--decode", "vote@5", "evaluation.top_p=0.9")
-        assert [body.get("top_p") for body in chat.bodies[10 * len(GOLDS) :]] == [0.9] * 25
+        assert not any("chat_template_kwargs" in body for body in chat.bodies)
+        own = ("evaluation.top_p=0.9", "prompt.template={enable_thinking: false}")
+        evaluate(place, tmp_path / "n", chat, "--decode", "vote@5", *own)
+        nucleus = chat.bodies[10 * len(GOLDS) :]
+        assert [body.get("top_p") for body in nucleus] == [0.9] * 25
+        assert {str(body["chat_template_kwargs"]) for body in nucleus} == {
+            "{'enable_thinking': False}"
+        }
         assert len({body["seed"] for body in chat.bodies}) == 10 * len(GOLDS)
     for question, gold in zip(voted["questions"], GOLDS, strict=True):
         assert len(question["samples"]) == 5
