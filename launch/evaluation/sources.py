@@ -109,9 +109,9 @@ class Source(ABC):
         """List what decides an answer beside its messages and seed."""
         model = [("model", self.identity), ("temperature", temperature)]
         arguments = self.config.prompt.template
-        more = [("top_p", top_p)] if top_p < 1 else []
-        more += [("template", sorted(arguments.items()))] if arguments else []
-        return [*model, ("max_tokens", self.config.verbal.max_tokens), *more]
+        top = [("top_p", top_p)] if top_p < 1 else []
+        template = [("template", sorted(arguments.items()))] if arguments else []
+        return [*model, ("max_tokens", self.config.verbal.max_tokens), *top, *template]
 
 
 @dataclass(frozen=True, slots=True)
