@@ -17,7 +17,7 @@ from launch import cli
 from launch.build import SqlSide, load_model, model_folder
 from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
-from launch.data.prompts import ReplyFormat
+from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.plan import plan_warm_start, refuse_warm_start
 from launch.run_folder import WARM, WARM_MODEL, claimed
 from launch.screening import Screened, screen
@@ -51,7 +51,7 @@ def start_model(
     target = folder / WARM_MODEL
     if config.warm_start is None or distributed.from_first(target.exists):
         return source if config.warm_start is None else target
-    lessons = make_lessons(config, sql, ChatTokenizer(source), train, own)
+    lessons = make_lessons(config, sql, read_tokenizer(config, source), train, own)
     config = plan_warm_start(config, read_config(source), folder / WARM, lessons)
     # Each phase has a plan of its own, without what lay there before.
     memory.trim()
@@ -88,7 +88,7 @@ def refuse_early(
         return
     lessons = None
     if not config.learns_own:
-        lessons = make_lessons(config, sql, ChatTokenizer(source), train, ())
+        lessons = make_lessons(config, sql, read_tokenizer(config, source), train, ())
     refuse_warm_start(config, read_config(source), folder / WARM, lessons)
 
 

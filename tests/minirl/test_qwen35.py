@@ -84,7 +84,9 @@ def test_greedy_replies_are_those_of_transformers(toy, name):
         huggingface.load(REFERENCE / name),
     )
     prompt, reply = tuple(expected["ids_T"][:70].tolist()), tuple(expected["greedy"].tolist())
-    sampler = toy.sampler(model, group_size=2, stop_ids=(96,), max_prompt_tokens=128)
+    sampler = toy.sampler(
+        model, group_size=2, stop_ids=(96,), max_prompt_tokens=128, max_response_tokens=96
+    )
     greedy = Decoding(temperature=0.0)
     requests = [Request(e, prompt, 48 - 9 * e, greedy) for e in range(2)]
     replies = toy.run(sampler, requests)
