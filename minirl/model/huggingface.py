@@ -418,6 +418,12 @@ def write_adapter(
         )
 
 
+def matrix_names(*, is_hybrid: bool) -> list[str]:
+    """Return the names in the files of the matrices of layers that may have adapters."""
+    names = (_NAMES[name] for name in MATRICES)
+    return [name for name in names if is_hybrid or not name.startswith("linear_attn.")]
+
+
 def target_modules(lora: LoraConfig, names: Iterable[str]) -> list[str]:
     """Return the names in PEFT of the matrices with adapters of a model, or of its adapters, that
     has tensors of these names.

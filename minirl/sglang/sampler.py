@@ -104,11 +104,10 @@ class Servers:
         """Start what is to be launched; a `UserError` tells who does not serve the model."""
         config, count = self._config, distributed.count()
         remove_versions(self.root)  # of a run that was killed
-        has_room = self._lora is not None and config.launch > 0
         with ExitStack() as stack:
             children = process.launch(
                 config, self._model, dtype=self._dtype,
-                options=lora_options(self._lora, self._model) if has_room else (),
+                options=lora_options(self._lora, self._hybrid) if self._lora else (),
                 seed=self._seed * config.launch * count,
                 logs=self._folder, first=jax.process_index() * config.launch,
             )  # fmt: skip

@@ -19,7 +19,7 @@ from minirl.config import LoraConfig
 from minirl.model.config import Hybrid
 from minirl.model.huggingface import (
     file_type,
-    shapes_of,
+    matrix_names,
     stack_indices,
     target_modules,
     tensor_names,
@@ -122,12 +122,10 @@ def served_modules(lora: LoraConfig, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(_JOINED.get(module, module) for module in modules))
 
 
-def lora_options(lora: LoraConfig, model: Path) -> list[str]:
-    """Return what a server of a model is launched with: room for two versions, and for none in a
-    batch.
-    """
+def lora_options(lora: LoraConfig, hybrid: Hybrid | None = None) -> list[str]:
+    """Return what a server is launched with: room for two versions, and for none in a batch."""
     sizes = ["--max-lora-rank", str(lora.rank), "--max-loras-per-batch", "3"]
-    modules = served_modules(lora, tensor_shapes(shapes_of(model)))
+    modules = served_modules(lora, matrix_names(is_hybrid=hybrid is not None))
     return ["--enable-lora", *sizes, "--lora-target-modules", *modules]
 
 
