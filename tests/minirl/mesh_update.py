@@ -22,7 +22,7 @@ from tests.plain_model import arrays
 
 ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1)}
 # The same of a model with linear attention.
-HYBRIDS = {"hybrid": "grpo", "hybrid adapters": "adapters"}
+HYBRIDS = {"hybrid": "grpo"}
 GROUPS, G = 8, 4
 
 
