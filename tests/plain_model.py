@@ -70,3 +70,9 @@ def assert_same(tree: Any, other: Any) -> None:
     """Check that two trees hold the same numbers."""
     for leaf, twin in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(leaf, twin)
+
+
+def assert_close(tree: Any, other: Any) -> None:
+    """Check that two trees hold the same numbers, but for how two programs round in float32."""
+    for leaf, twin in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(leaf, twin, rtol=1e-5, atol=1e-7)

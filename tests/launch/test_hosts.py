@@ -97,9 +97,8 @@ def test_two_processes_of_which_one_is_killed_run_as_one_device_does(copies, tmp
     for line, twin in zip(ours, theirs, strict=True):
         for numbers in (line, twin):  # of the mesh
             assert numbers.pop("update/padding") > 0
-        assert line == pytest.approx(twin, rel=1e-5, abs=1e-6)
+        assert line == pytest.approx(twin, rel=1e-5, abs=1e-5)
     sampled = (folder / toy_run.SAMPLED).read_bytes()
     assert sampled == (tmp_path / "one" / toy_run.SAMPLED).read_bytes()
     for leaf, twin in zip(*map(jax.tree.leaves, (last.params, one.params)), strict=True):
-        # Four updates of AdamW at a rate of 0.1 make more of the rounding than one does.
-        np.testing.assert_allclose(leaf, twin, rtol=1e-3, atol=1e-4 * np.abs(twin).max())
+        np.testing.assert_allclose(leaf, twin, rtol=0, atol=1e-4 * np.abs(twin).max())

@@ -135,7 +135,7 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, av
     assert start is not None
     assert (start.step, start.rose) == (2, False)
     # The rate is constant here, and half of it remains.
-    assert start.learning_rate == pytest.approx(0.05)
+    assert start.learning_rate == toy_run.SMOOTH.learning_rate / 2
     # The best of both stages, of equals the newest.
     assert trainer.use_best() == 5
     assert_same_weights(trainer.params, weights[5])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig, OptimizerConfig
+from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig
 from minirl.model import huggingface
 from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import make_mesh, param_path
@@ -19,6 +19,8 @@ from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner
 from minirl.types import TokenRow
 from tests.plain_model import arrays
+
+from .toy_run import SMOOTH
 
 ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1)}
 # The same of a model with linear attention.
@@ -85,7 +87,7 @@ def start(toy, shape, *, algorithm="grpo", guard=None):
     if algorithm == "adapters":
         model = adapted(model, LoraConfig(rank=3, alpha=6))
     loss = partial(policy_loss, ALGORITHMS[algorithm])
-    optimizer = make_optimizer(OptimizerConfig(), guard=guard)
+    optimizer = make_optimizer(SMOOTH, guard=guard)
     learner = Learner(model, loss, optimizer, temperature=0.8)
     return learner, learner.init(trained(model))
 

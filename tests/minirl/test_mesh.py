@@ -15,12 +15,15 @@ from tests.plain_model import arrays
 
 from .mesh_update import batches, start
 
+# Weights are what they have moved by.
+RATE = 1024.0
+
 
 def assert_same(state, other):
     ours, theirs = arrays(state.params), arrays(other.params)
     for name, array in ours.items():
         scale = np.abs(theirs[name]).max()
-        np.testing.assert_allclose(array, theirs[name], rtol=1e-5, atol=1e-5 * scale, err_msg=name)
+        np.testing.assert_allclose(array, theirs[name], rtol=0, atol=1e-4 * scale, err_msg=name)
 
 
 WIDE = {"micro_batch_tokens": 1024, "answer_multiple": 384}
@@ -33,7 +36,7 @@ def plain(toy):
     for name in ("gspo", "adapters"):
         learner, state = start(toy, None, algorithm=name)
         reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-        found[name] = learner.update(state, batches(), reference=reference, rate=1e-2)[:2]
+        found[name] = learner.update(state, batches(), reference=reference, rate=RATE)[:2]
     return found
 
 
@@ -53,16 +56,17 @@ def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
     parts = row_parts(learner._mesh)
     state, stats, _ = learner.update(
-        state, batches(parts=parts, **sizes), reference=reference, rate=1e-2
+        state, batches(parts=parts, **sizes), reference=reference, rate=RATE
     )
     expected_state, expected = plain[algorithm]
-    assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-6)
+    assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
     assert_same(state, expected_state)
     whole, tensor = shape["fsdp"] * shape.get("tensor", 1), shape.get("tensor", 1)
     parts = {".q": whole, ".gate": whole, "embed": whole, ".gate_b": tensor, ".down_a": tensor}
     state, ended = learner.average(state, decay=0.75), arrays(state.params)
     for name, average in arrays(state.average).items():
-        np.testing.assert_allclose(average, 0.75 * began[name] + 0.25 * ended[name], rtol=1e-5)
+        mean = 0.75 * began[name] + 0.25 * ended[name]
+        np.testing.assert_allclose(average, mean, rtol=1e-5, atol=1e-6)
     for path, leaf in jax.tree.leaves_with_path(state):
         for name, count in parts.items():
             if param_path(path).endswith(name):

@@ -69,7 +69,7 @@ def test_gradients_are_clipped_to_the_norm():
 def test_weights_decay_apart_from_the_gradient():
     config = OptimizerConfig(learning_rate=0.5, weight_decay=0.1)
     # The rate, and a tenth of the weight 2 times the rate.
-    np.testing.assert_allclose(moves_of(config, [3.0], start=2.0), [0.5 + 0.1], rtol=1e-5)
+    np.testing.assert_allclose(moves_of(config, [3.0], start=2.0), [0.5 + 0.1], rtol=1e-4)
 
 
 def test_muon_turns_the_gradients_of_matrices_into_rotations(toy):

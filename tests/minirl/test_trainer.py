@@ -20,7 +20,7 @@ import pytest
 from flax import nnx
 
 from exchange import CreditSpan
-from minirl.config import BatchingConfig, Expo, Grpo
+from minirl.config import BatchingConfig, Expo, Grpo, OptimizerConfig
 from minirl.errors import LostError
 from minirl.run import distributed, preemption
 from minirl.run.checkpoint import read_raw_params
@@ -263,7 +263,7 @@ def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
 
 def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(toy, tmp_path):
     """Only the last of four steps has groups to train on: Adam's first update is the rate of it."""
-    falling = toy_run.CONFIG.optimizer.model_copy(update={"schedule": "cosine"})
+    falling = OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0)
     trainers = []
 
     def judge(episode):
@@ -390,8 +390,7 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     algorithm = Grpo(correction_high=1.01, kl_coef=0.1)
     falling = toy_run.CONFIG.optimizer.model_copy(update={"schedule": "cosine"})
     changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm, "optimizer": falling}
-    # Of this seed no gradient is so near zero that rounding decides how Adam moves.
-    trainer = toy_run.make_trainer(toy, tmp_path, seed=4, validate=nothing, **changes)
+    trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
     batches, before = [], {}
     token_rows = trainer._token_rows
 
@@ -423,8 +422,9 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     assert clipped[0] == clipped[4] == 0
     assert min(sum(clipped[1:4]), sum(clipped[5:])) > 0.1
     records = metrics_of(tmp_path)
+    # Of over 200 tokens one at a bound may be on either side.
     assert [record["update/clip_fraction"] for record in records] == pytest.approx(
-        [np.mean(clipped[:4]), np.mean(clipped[4:])], rel=1e-3
+        [np.mean(clipped[:4]), np.mean(clipped[4:])], abs=0.01
     )
     # The gap to the sampler is that at the step's start, whatever the updates are.
     assert max(record["mismatch/gap_max"] for record in records) < 1e-4

@@ -166,7 +166,7 @@ def batches_of(groups, *, sizes=SIZES, aggregation="sequence_mean", pad_id=0):
     return MicroBatches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id)
 
 
-def assert_close(tree, other, *, rtol=2e-5):
+def assert_close(tree, other, *, rtol=5e-5):
     """Compare trees, with a tolerance relative to each leaf's largest number."""
     for path, leaf in jax.tree.leaves_with_path(tree):
         twin = dict(jax.tree.leaves_with_path(other))[path]
@@ -208,7 +208,7 @@ def test_what_is_computed_again_does_not_change_the_gradient(scene, groups):
     expected = gradient("none")
     for remat in ("dots", "full"):
         apart = jax.tree.map(jnp.subtract, gradient(remat), expected)
-        assert optax.tree.norm(apart) < 1e-6 * optax.tree.norm(expected)
+        assert optax.tree.norm(apart) < 1e-5 * optax.tree.norm(expected)
 
 
 def test_parts_of_a_group_add_up(scene, groups, monkeypatch):

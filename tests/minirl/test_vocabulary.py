@@ -66,7 +66,7 @@ def written_out(hidden_BCD, table_VD, target_BC, is_trained_BC):
     return *found, *gradient
 
 
-def assert_close(ours, theirs, *, rtol=1e-5):
+def assert_close(ours, theirs, *, rtol=5e-5):
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol)
 
@@ -106,9 +106,10 @@ def test_tokens_that_are_not_trained_are_not_projected(tokens, monkeypatch):
     # Forty trained tokens fill four chunks, and what is not a number elsewhere is not looked at.
     is_trained_BC = jnp.asarray(np.random.default_rng(1).permutation(B * C) < 40).reshape(B, C)
     monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * 10)
-    expected = compiled()(hidden_BCD, table_VD, target_BC, is_trained_BC)
+    program = compiled()
+    expected = program(hidden_BCD, table_VD, target_BC, is_trained_BC)
     broken_BCD = jnp.where(is_trained_BC[..., None], hidden_BCD, jnp.nan)
-    found = compiled()(broken_BCD, table_VD, target_BC, is_trained_BC)
+    found = program(broken_BCD, table_VD, target_BC, is_trained_BC)
     assert_close(found, expected, rtol=0)
 
 
