@@ -175,7 +175,8 @@ def test_dry_run_says_in_five_lines_what_the_run_would_be(dry_run):
         )
         assert told["passes"].startswith("1.20 over")  # 3 steps of 2 prompts
         assert told["steps"] == "after 3 of the warm start, 3 of 2 prompts x 2 answers"
-        assert told["memory"] == "little; micro-batches of up to 16,384 tokens"
+        little = "little; micro-batches of up to"
+        assert told["memory"] == f"{little} 16,384 tokens; for the warm start {little} 512 tokens"
         assert told["prompt"].startswith("about ")
 
 

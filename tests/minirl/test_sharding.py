@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import jax
 import pytest
@@ -17,7 +18,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters
 from minirl.model.sharding import PARAM_AXES, make_mesh, param_path, param_shardings
 
-from .conftest import CONFIG
+from .conftest import CONFIG, HYBRID
 
 
 def param_shapes(config: ModelConfig = CONFIG) -> nnx.State:
@@ -41,15 +42,16 @@ def test_a_mesh_that_does_not_fit_is_refused():
 
 
 def test_the_table_knows_every_parameter():
-    def make() -> Decoder:
-        model = Decoder(CONFIG, key=jax.random.key(0))
+    def make(config: ModelConfig) -> Decoder:
+        model = Decoder(config, key=jax.random.key(0))
         add_adapters(model, LoraConfig(), seed=0)
         return model
 
-    leaves = jax.tree.leaves_with_path(nnx.state(nnx.eval_shape(make)))
+    models = [nnx.eval_shape(partial(make, config)) for config in (CONFIG, HYBRID)]
+    leaves = [leaf for model in models for leaf in jax.tree.leaves_with_path(nnx.state(model))]
     paths = [param_path(path) for path, _ in leaves]
     assert {path.rpartition(".")[2] for path in paths} == set(PARAM_AXES)
-    assert "layers.q" in paths
+    assert {"layers.q", "layers.linear.in_qkv"} <= {*paths}
 
 
 def test_specs():
