@@ -25,7 +25,7 @@ from minirl.run.files import read_lines
 from minirl.train.rollouts import spread
 from sqlenv.cache import cache_folder
 from sqlenv.envs.build import max_replies
-from sqlenv.sql.lexer import one_line
+from sqlenv.sql.lexer import tokens
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
@@ -126,10 +126,10 @@ def _sample(
 
 
 def _screened(number: int, example: Example, sampled: Sampled) -> Screened:
-    known: defaultdict[str, list[int]] = defaultdict(list)
+    known: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for n, sql in enumerate(sampled.queries):
         if sampled.right[n] and sampled.ends[n] == "stop":
-            known[one_line(sql, in_small=True)].append(n)
+            known[tokens(sql)].append(n)
     commonest = sorted(known.values(), key=len, reverse=True)[:MOST_ANSWERS]
     turns = sampled.turns or (1,) * len(sampled.queries)
     return Screened(

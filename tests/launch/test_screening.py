@@ -45,7 +45,7 @@ def said(right: str, *queries: str, **more: Any) -> Sampled:
 
 def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp_path, monkeypatch):
     asked: list[list[str]] = []
-    answers = said("+-++", "SELECT 1", "SELECT 2", "select  1", "SELECT 3", turns=(1, 1, 2, 3))
+    answers = said("+-++", "SELECT 1", "SELECT 2", "select  1;", "SELECT 3", turns=(1, 1, 2, 3))
 
     def sample(_config, _folder, _sql, questions, _model):
         asked.append([example.id for example in questions])
