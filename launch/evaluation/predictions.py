@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ BIRD_MARK = "\t----- bird -----\t"
 """Stands between query and database in BIRD's file."""
 _NO_QUERY = "SELECT"
 """Stands for a missing query: a blank line would shift every later line against its gold query."""
+_log = logging.getLogger(__name__)
 _SEPARATORS = re.compile(r"[\t\n\r]+")
 
 
@@ -62,8 +64,8 @@ def write_official(verdicts: Sequence[QuestionVerdict], folder: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class _Prediction:
     """The queries for one question, one or several samples, and what their line says of the
-    question; `place` is the line as messages name it, such as `file.sql:12`, and `id` the field and
-    the value that name the question.
+    question; `place` is the line as messages name it, such as `file.sql:12`, `id` the field and the
+    value that name the question, and `others` fields whose names are those of ids, with values.
     """
 
     place: str
@@ -71,6 +73,7 @@ class _Prediction:
     id: tuple[str, str] | None = None
     db_id: str | None = None
     question: str | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_samples(
@@ -117,11 +120,19 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
     if not predictions:
         raise UserError(f"{path}: no prediction in it; give one for each question")
     has_ids = any(one.id is not None for one in predictions)
+    by = "id"
     if has_ids:
         pairs = _by_id(predictions, examples)
+    elif pairs := _by_question(predictions, examples):
+        by = "question"
     else:
-        found = _by_question(predictions, examples)
-        pairs = found or _by_order(path, predictions, examples, asked)
+        pairs, by = _by_order(path, predictions, examples, asked), "order"
+        for name in _like_ids(predictions):
+            _log.warning(
+                "%s: %s looks like an id, and is none that is known (%s): the order decides",
+                path, name, ", ".join(_ID_FIELDS),
+            )  # fmt: skip
+    _log.info("%s: matched with the questions by %s", path, by)
     # Where no text is known, it is written otherwise, which says nothing.
     texts = {example.question for example, _ in pairs}
     has_texts = any(one.question in texts for _, one in pairs)
@@ -141,6 +152,16 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
 _ID_FIELDS = ("id", "question_id", "qid", "instance_id", "idx")
 """Where a record may name its question; the first that is there counts. `idx` is the place among
 the questions of --data, from 0; the others are ids of ours or of the data set."""
+_LIKE_IDS = re.compile(
+    r"(.*[\W_])?(id|idx|index|key|uid|uuid|no|nr|num|number)|.*[a-z](Id|ID|Idx|Index)"
+)
+
+
+def _like_ids(predictions: Sequence[_Prediction]) -> list[str]:
+    """List the fields that have the name of an id, and another value in each record."""
+    first = predictions[0].others if len(predictions) > 1 else {}
+    values = {name: {str(one.others.get(name)) for one in predictions} for name in first}
+    return [name for name, found in values.items() if len(found) == len(predictions)]
 
 
 def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
@@ -276,8 +297,8 @@ def _record(place: str, record: Any) -> _Prediction:
         None if record.get(key) is None else str(record[key]).strip()
         for key in ("db_id", "question")
     )
-    texts = tuple(map(_query, queries))
-    return _Prediction(place, texts, id, db_id, question)
+    others = {} if id else {name: record[name] for name in record if _LIKE_IDS.fullmatch(name)}
+    return _Prediction(place, tuple(map(_query, queries)), id, db_id, question, others)
 
 
 def _parsed(text: str) -> Any:

@@ -13,6 +13,7 @@ from exchange import UserError
 from minirl.run.files import check, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTERS = "adapter_config.json"
 _NEEDED = ("config.json", "tokenizer.json")
 _COPY = "copy all files of the model again"
 _ADVICE = (
@@ -273,8 +274,13 @@ def weight_files(folder: Path) -> list[Path]:
     """List the files of weights: one, or those that the index names.
 
     Raises:
-        UserError: One is not there, or the index is broken.
+        UserError: One is not there, the index is broken, or adapters lie beside them.
     """
+    if (folder / _ADAPTERS).exists():  # transformers adds them where PEFT is installed
+        raise UserError(
+            f"{folder / _ADAPTERS}: adapters are not read, also not beside a whole model; merge "
+            "them (PEFT's merge_and_unload), or move them away"
+        )
     if (folder / SINGLE).exists():  # which transformers takes too, whatever index lies beside it
         return [folder / SINGLE]
     index = folder / INDEX

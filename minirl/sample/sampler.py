@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from exchange import UserError
 from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import device_bytes, platform_of
@@ -256,7 +257,17 @@ class NativeSampler:
         return ids[:end]
 
     def _extend(self, episode: SlotEpisode, ids: list[int], logprobs: list[float]) -> Reply | None:
-        """Append what an episode drew; return its reply if that is the end of it."""
+        """Append what an episode drew; return its reply if that is the end of it.
+
+        Raises:
+            UserError: The model gives no numbers, of which no token can be drawn.
+        """
+        if not np.isfinite(logprobs).all():
+            raise UserError(
+                f"the model gives no numbers to draw from: its weights are NaN or infinite, or too "
+                f"large for {np.dtype(self._dtype).name}; copy them anew, or set "
+                "model.dtype=float32"
+            )
         episode.ids += ids
         episode.new_ids += ids
         episode.logprobs += logprobs

@@ -82,6 +82,32 @@ def test_a_file_in_reversed_order_is_matched_by_what_it_carries(numbered, tmp_pa
         assert read_samples(path, examples, GREEDY, asked=examples) == [(g,) for g in GOLDS], name
 
 
+# Fields of five records in order, with the number of each for #, and by what they are matched.
+FIELDS = [
+    ('"index": #', "index looks like an id"),
+    ('"task_id": "t#"', "task_id looks like an id"),
+    ('"questionId": #', "questionId looks like an id"),
+    ('"example-no": #', "example-no looks like an id"),
+    ('"question_id": 70#, "index": #', "by id"),
+    ('"idx": #, "key": "k#"', "by id"),
+    ('"model_id": "m", "is_valid": #, "grid": #', "by order"),
+]
+
+
+@pytest.mark.parametrize(("fields", "told"), FIELDS, ids=str)
+def test_it_is_said_by_what_records_are_matched(numbered, tmp_path, caplog, fields, told):
+    examples, path = find("bird-dev", numbered)[1], tmp_path / "p.jsonl"
+    lines = (
+        f'{{{fields.replace("#", str(n))}, "sql": {json.dumps(gold)}}}\n'
+        for n, gold in enumerate(GOLDS)
+    )
+    path.write_text("".join(lines))
+    with caplog.at_level("INFO"):
+        assert read_samples(path, examples, GREEDY, asked=examples) == [(g,) for g in GOLDS]
+    assert told in caplog.text
+    assert ("looks like" in caplog.text) == ("looks like" in told)
+
+
 CASES = json.loads((Path(__file__).parents[1] / "data" / "predictions.json").read_text())
 
 

@@ -210,6 +210,7 @@ INDEX = "model.safetensors.index.json"
         (set_config(head_dim=None, hidden_size=66), "does not divide hidden_size = 66"),
         (set_config(head_dim=15), "head_dim = 15 is odd"),
         (set_text("{"), "config.json: broken JSON"),
+        (set_text("{}", "adapter_config.json"), "adapter_config.json: adapters are not read"),
     ],
 )
 def test_a_broken_folder_is_one_clear_line(folder, change, message):
