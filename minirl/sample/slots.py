@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import heapq
+from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from minirl.types import Decoding, Request
 _TURN_PIECE = 128
 # Fewer tokens are as soon computed as copied.
 _LEAST_COPY = 32
+_by_ids = attrgetter("ids")
 
 
 def _no_rows(rows: int, prompts: int, group_size: int) -> CacheRows:
@@ -66,7 +69,6 @@ class KeptPrompt:
     slots: list[int | None]  # those that sample from it, None where one more can
     ids: Sequence[int] = ()
     filled: int = 0  # how many of them are in the cache
-    used: int = 0  # when somebody last began to sample from it
 
     @property
     def is_in_use(self) -> bool:
@@ -81,14 +83,6 @@ class KeptPrompt:
     def describe(self, rows: CacheRows, part: int) -> None:
         """Tell where its new tokens go."""
         rows.row_B[part] = self.row
-
-    def shares(self, other: KeptPrompt, *, only_whole: bool) -> int:
-        """Count the tokens at its beginning that the cache has in another's row, or 0 where these
-        have to be all of that row's; the last one of a prompt is always computed.
-        """
-        pairs = zip(self.ids[:-1], other.ids[: other.filled], strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return 0 if only_whole and same < other.filled else same
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +119,108 @@ class SlotEpisode:
         rows.prompt_tokens_N[part] = len(self.prompt_ids)
 
 
+class _Part:
+    """The slots and prompts of a part of the mesh.
+
+    Attributes:
+        episodes: By slot; None where it is free.
+        free: The free slots, as a heap.
+        kept: Prompts by their ids, which several rows may have.
+        unused: Prompts that nobody samples from, the longest unused first.
+        to_fill: Prompts in the order in which they are filled, and perhaps some that are.
+        filled: Those that the cache holds, in the order of their ids.
+    """
+
+    def __init__(self, shape: CacheShape) -> None:
+        self.episodes: list[SlotEpisode | None] = [None] * shape.slots
+        self.free = list(range(shape.slots))
+        rows = range(shape.prompts)
+        self._prompts = [KeptPrompt(row, [None] * shape.group_size) for row in rows]
+        self.kept: dict[Sequence[int], list[KeptPrompt]] = {}
+        self.unused = dict.fromkeys(self._prompts)
+        self.to_fill: deque[KeptPrompt] = deque()
+        self.filled: list[KeptPrompt] = []
+
+    def forget(self) -> None:
+        """Forget what the cache holds, and the prompts that nobody samples from."""
+        for episode in self.episodes:
+            if episode is not None:
+                episode.filled = 0
+        for prompt in self._prompts:
+            prompt.filled = 0
+        self.unused = {prompt: None for prompt in self._prompts if not prompt.is_in_use}
+        for prompt in self.unused:
+            self._give_up(prompt)
+        self.to_fill, self.filled = deque(p for p in self._prompts if p.is_in_use), []
+
+    def row_for(self, ids: Sequence[int]) -> KeptPrompt | None:
+        """Return a kept prompt that one more slot may share, or else the row to keep it in."""
+        same = (prompt for prompt in self.kept.get(ids, ()) if None in prompt.slots)
+        return next(same, None) or next(iter(self.unused), None)
+
+    def join(self, episode: SlotEpisode, prompt: KeptPrompt) -> None:
+        """Give an episode the lowest free slot, beside a prompt from `row_for`."""
+        if prompt.ids != episode.prompt_ids:
+            self._give_up(prompt)
+            prompt.ids, prompt.filled = episode.prompt_ids, 0
+            self.kept.setdefault(prompt.ids, []).append(prompt)
+        if prompt.missing and not prompt.is_in_use:
+            self.to_fill.append(prompt)
+        self.unused.pop(prompt, None)
+        slot = heapq.heappop(self.free)
+        prompt.slots[prompt.slots.index(None)] = slot
+        self.episodes[slot] = episode
+        episode.slot, episode.prompt, episode.filled = slot, prompt, 0
+
+    def leave(self, episode: SlotEpisode) -> None:
+        """Free an episode's slot."""
+        slot, prompt = episode.slot, episode.prompt
+        assert slot is not None
+        prompt.slots[prompt.slots.index(slot)] = None
+        if not prompt.is_in_use:
+            self.unused[prompt] = None
+        self.episodes[slot] = episode.slot = None
+        heapq.heappush(self.free, slot)
+
+    def unfilled(self) -> KeptPrompt | None:
+        """Return the prompt that is filled next, if any."""
+        while self.to_fill and not (self.to_fill[0].is_in_use and self.to_fill[0].missing):
+            self.to_fill.popleft()
+        return self.to_fill[0] if self.to_fill else None
+
+    def beginning(self, ids: Sequence[int], *, only_whole: bool) -> tuple[KeptPrompt | None, int]:
+        """Return the filled prompt that begins as these ids do for longest, and for how many; with
+        `only_whole`, these have to be all of it.
+
+        In the order of ids it stands next to them: the time grows with the logarithm of the number
+        of prompts.
+        """
+        while True:
+            at = bisect_right(self.filled, ids, key=_by_ids)
+            near = self.filled[max(at - 1, 0) : at if only_whole else at + 1]
+            found = [(_shared(prompt.ids, ids), prompt) for prompt in near]
+            shared, prompt = max(found, key=lambda pair: pair[0], default=(0, None))
+            if prompt is None or not only_whole or shared == len(prompt.ids):
+                return prompt, shared
+            ids = ids[:shared]  # a shorter one stands before these
+
+    def _give_up(self, prompt: KeptPrompt) -> None:
+        """Forget a prompt that its row no longer keeps."""
+        if prompt in (same := self.kept.get(prompt.ids, [])):
+            same.remove(prompt)
+            if not same:
+                del self.kept[prompt.ids]
+        if prompt in self.filled:
+            self.filled.remove(prompt)
+        prompt.ids = ()
+
+
+def _shared(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Count the ids that two lists begin with alike."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(ids), len(others)))
+
+
 class Slots:
     """The slots and the kept prompts of every part of the mesh.
 
@@ -132,29 +228,16 @@ class Slots:
     """
 
     def __init__(self, shape: CacheShape) -> None:
-        self._shape = shape
-        self._episodes: list[list[SlotEpisode | None]] = [
-            [None] * shape.slots for _ in range(shape.parts)
-        ]
-        self._prompts = [
-            [KeptPrompt(row, [None] * shape.group_size) for row in range(shape.prompts)]
-            for _ in range(shape.parts)
-        ]
-        self._joined = 0
+        self._shape, self._parts = shape, [_Part(shape) for _ in range(shape.parts)]
         self.prompts_filled = self.tokens_filled = 0
 
-    def _active_in(self, part: int) -> Iterator[SlotEpisode]:
-        return (episode for episode in self._episodes[part] if episode and episode.left)
+    def _active_in(self, part: _Part) -> Iterator[SlotEpisode]:
+        return (episode for episode in part.episodes if episode and episode.left)
 
     def forget(self) -> None:
-        """Let the cache be computed again, in the rows that a new sampler would take."""
-        for episode in itertools.chain(*self._episodes):
-            if episode is not None:
-                episode.filled = 0
-        for prompt in itertools.chain(*self._prompts):
-            prompt.filled = 0
-            if not prompt.is_in_use:
-                prompt.ids, prompt.used = (), 0
+        """Forget cached tokens; assign rows as a fresh sampler would."""
+        for part in self._parts:
+            part.forget()
 
     def assign(self, episode: SlotEpisode) -> bool:
         """Give an episode a slot beside its prompt, if there are both.
@@ -162,69 +245,57 @@ class Slots:
         Preferred is a part where the prompt is in use, then one that keeps it, then the emptiest.
         """
         candidates = []
-        for part, prompts in enumerate(self._prompts):
-            free = [slot for slot, other in enumerate(self._episodes[part]) if other is None]
-            prompt = self._row_for(prompts, episode.prompt_ids) if free else None
+        for number, part in enumerate(self._parts):
+            prompt = part.row_for(episode.prompt_ids) if part.free else None
             if prompt is not None:
                 is_kept = prompt.ids == episode.prompt_ids
-                rank = (not (is_kept and prompt.is_in_use), not is_kept, -len(free), part)
-                candidates.append((rank, free[0], prompt))
+                rank = (not (is_kept and prompt.is_in_use), not is_kept, -len(part.free), number)
+                candidates.append((rank, prompt))
         if not candidates:
             return False
-        (*_, part), slot, prompt = min(candidates, key=lambda candidate: candidate[0])
-        if prompt.ids != episode.prompt_ids:
-            prompt.ids, prompt.filled = episode.prompt_ids, 0
-        self._joined += 1
-        prompt.used = self._joined
-        prompt.slots[prompt.slots.index(None)] = slot
-        self._episodes[part][slot] = episode
-        episode.part, episode.slot, episode.prompt, episode.filled = part, slot, prompt, 0
+        (*_, episode.part), prompt = min(candidates, key=lambda candidate: candidate[0])
+        self._parts[episode.part].join(episode, prompt)
         return True
 
     def leave(self, episode: SlotEpisode) -> None:
         """Free an episode's slot."""
-        assert episode.slot is not None
-        slots = episode.prompt.slots
-        slots[slots.index(episode.slot)] = None
-        self._episodes[episode.part][episode.slot] = None
-        episode.slot = None
+        self._parts[episode.part].leave(episode)
 
     def next_copy(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return which prompts begin as the next ones to fill do, such as with the same schema, and
         these, by their rows in every part, B; None for none. What they share counts as filled.
         """
         source_B, row_B = (np.zeros(self._shape.parts, np.int32) for _ in range(2))
-        for part, prompt in enumerate(self._unfilled_prompts()):
+        for number, part in enumerate(self._parts):
+            prompt = part.unfilled()
             if prompt is None or prompt.filled:
                 continue
-            shares = partial(prompt.shares, only_whole=self._shape.has_states)
-            source = max(self._prompts[part], key=shares)
-            if (shared := shares(source)) >= _LEAST_COPY:
-                source_B[part], row_B[part], prompt.filled = source.row, prompt.row, shared
+            # The last token of a prompt is always computed.
+            ids = prompt.ids[:-1]
+            source, shared = part.beginning(ids, only_whole=self._shape.has_states)
+            if source is not None and shared >= _LEAST_COPY:
+                source_B[number], row_B[number], prompt.filled = source.row, prompt.row, shared
         return (source_B, row_B) if (source_B != row_B).any() else None
 
     def fill_prompts(self) -> tuple[np.ndarray, CacheRows] | None:
         """Return the next tokens of prompts that the cache misses, padded on the right, and where
         they go: for every part those of one prompt; None for no more. They count as filled.
         """
-        prompts = self._unfilled_prompts()
+        prompts = [part.unfilled() for part in self._parts]
         tokens = self._next_piece(prompts, self._shape.pieces)
-        self.prompts_filled += sum(not prompt.missing for prompt in prompts if prompt)
+        for part, prompt in zip(self._parts, prompts, strict=True):
+            if prompt is not None and not prompt.missing:
+                insort(part.filled, prompt, key=_by_ids)
+                self.prompts_filled += 1
         return tokens
 
     def fill_slots(self) -> tuple[np.ndarray, CacheRows] | None:
         """Return the next tokens of slots, as `fill_prompts` does; prompts are filled."""
         waiting = [
             next((episode for episode in self._active_in(part) if episode.missing), None)
-            for part in range(self._shape.parts)
+            for part in self._parts
         ]
         return self._next_piece(waiting, (min(_TURN_PIECE, self._shape.slot_tokens),))
-
-    def _unfilled_prompts(self) -> list[KeptPrompt | None]:
-        return [
-            next((prompt for prompt in prompts if prompt.is_in_use and prompt.missing), None)
-            for prompts in self._prompts
-        ]
 
     def _next_piece(
         self, rows_of: Sequence[KeptPrompt | SlotEpisode | None], sizes: Sequence[int]
@@ -255,7 +326,7 @@ class Slots:
         return the episodes, each with its row there; none where no reply is asked for.
         """
         shape = self._shape
-        by_part = [list(self._active_in(part)) for part in range(shape.parts)]
+        by_part = [list(self._active_in(part)) for part in self._parts]
         size = next(size for size in shape.rows if size >= max(map(len, by_part)))
         state, active = SlotState.idle(shape, rows=size), list[tuple[int, SlotEpisode]]()
         rows = state.rows
@@ -282,11 +353,3 @@ class Slots:
                 state.top_p_S[s] = episode.decoding.top_p
                 active.append((s, episode))
         return state, active
-
-    def _row_for(self, prompts: list[KeptPrompt], ids: Sequence[int]) -> KeptPrompt | None:
-        """Return a kept prompt that one more slot may share, or else the row to keep it in."""
-        same = [prompt for prompt in prompts if prompt.ids == ids and None in prompt.slots]
-        if same:
-            return same[0]
-        unused = [prompt for prompt in prompts if not prompt.is_in_use]
-        return min(unused, key=lambda prompt: prompt.used, default=None)

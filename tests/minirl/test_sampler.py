@@ -10,6 +10,7 @@ from flax import nnx
 from exchange import UserError
 from minirl.sample import cache
 from minirl.sample.decode import compilations
+from minirl.sample.slots import SlotEpisode, Slots
 from minirl.types import Decoding, Request
 
 PLAIN = Decoding()
@@ -137,6 +138,41 @@ def test_what_prompts_share_is_computed_once(toy):
     # Later requests are answered as they would be alone.
     toy.run(sampler, requests[1:2])
     assert sampler.work.filled == 39 + 6 + 29 + 1 + 45
+
+
+class Counted(int):
+    """An id that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return int(self) == int(other)
+
+    def __lt__(self, other):
+        Counted.compared += 1
+        return int(self) < int(other)
+
+
+def comparisons(prompts):
+    """Count how often ids are compared until so many prompts of one schema are in the cache."""
+    slots = Slots(cache.CacheShape(1, prompts, 1, 2 * prompts, 64, 32, (prompts,), (64,)))
+    before = Counted.compared
+    for number in range(prompts):
+        ids = tuple(map(Counted, (*prompt(40), number % 50, number // 50, number)))
+        assert slots.assign(SlotEpisode(number, ids))
+    copied = 0
+    while True:
+        copied += slots.next_copy() is not None
+        if slots.fill_prompts() is None:
+            break
+    assert copied == prompts - 1
+    return Counted.compared - before
+
+
+def test_finding_what_prompts_share_takes_time_in_proportion_to_their_number():
+    assert comparisons(512) < 6 * comparisons(128)
 
 
 def test_an_episode_goes_on_with_weights_that_change(toy):
