@@ -173,6 +173,9 @@ def _line_for(error: Exception) -> str | None:
     return None
 
 
+# Versions of JAX with this flag, which is experimental: XLA aborts the process for one that it does
+# not know.
+_WITH_DOTS = {(0, 10), (0, 11), (0, 12)}
 _ONLY_DOTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
 
@@ -195,17 +198,17 @@ def use_accelerator(
     the next start, and the names of programs differ between the processes.
     """
     name = choice or _own_accelerator()
-    flags = os.environ.get("XLA_FLAGS", "")
-    if name == "cpu" and "ynn_fusion_type" not in flags:
-        # What XLA's other fusions for the CPU take, a third of an update's memory, is in no plan of
-        # the compiler, and they are not quicker.
-        os.environ["XLA_FLAGS"] = f"{flags} {_ONLY_DOTS}".strip()
     if name == "gpu" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
         # What plans fill of a device (`minirl.plan.fit.FILLED`); JAX would take 75 % of it.
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.95")
     # JAX takes seconds to import, and mistakes in the arguments need not wait for it.
     import jax
 
+    flags = os.environ.get("XLA_FLAGS", "")
+    if name == "cpu" and "ynn_fusion_type" not in flags and jax.__version_info__[:2] in _WITH_DOTS:
+        # What XLA's other fusions for the CPU take, a third of an update's memory, is in no plan of
+        # the compiler, and they are not quicker.
+        os.environ["XLA_FLAGS"] = f"{flags} {_ONLY_DOTS}".strip()
     platforms = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}[name]
     jax.config.update("jax_platforms", platforms)
     # A CPU's results are waited for anyhow; else what a program took is given back only while the

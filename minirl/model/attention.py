@@ -26,12 +26,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
 from minirl.model import linear_attention
-from minirl.model.cudnn import cudnn
 from minirl.model.decoder import Attend
 from minirl.model.kernels import Kernel, KeySet, blockwise, join
 from minirl.model.linear_attention import Inputs, Kernels, Recur
 from minirl.model.sharding import axes_spec, axis_parts, on_parts, platform_of
-from minirl.model.splash import splash
 
 
 class Rows(NamedTuple):
@@ -209,12 +207,23 @@ def _by_key_row(array_BT: Array, keys: KeySet) -> Array:
     return array_BT.reshape(len(keys.k_XLKE), -1, *array_BT.shape[2:])
 
 
-# By the platform of the devices. Smaller blocks than 4 MB keep a CPU busy with small products.
-_KERNELS = {"tpu": splash(), "gpu": cudnn(), "cpu": blockwise(2**22)}
-# For other devices, and for calls that the libraries' kernels do not serve.
-_FALLBACK = blockwise(2**29)
+@functools.cache
+def _kernel_of(platform: str) -> Kernel:
+    """Make the kernel of a platform; the libraries' own are in private modules of JAX, which other
+    platforms do without.
+    """
+    if platform == "tpu":
+        from minirl.model.splash import splash
+
+        return splash()
+    if platform == "gpu":
+        from minirl.model.cudnn import cudnn
+
+        return cudnn()
+    # Smaller blocks than 4 MB keep a CPU busy with small products.
+    return blockwise(2**22 if platform == "cpu" else 2**29)
 
 
 def _kernel(q_BTHE: Array, mesh: Mesh | None) -> Kernel:
-    kernel = _KERNELS.get(platform_of(mesh), _FALLBACK)
-    return kernel if kernel.serves(q_BTHE) else _FALLBACK
+    kernel = _kernel_of(platform_of(mesh))
+    return kernel if kernel.serves(q_BTHE) else _kernel_of("another")

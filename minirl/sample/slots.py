@@ -7,7 +7,6 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from minirl.types import Decoding, Request
 _TURN_PIECE = 128
 # Fewer tokens are as soon computed as copied.
 _LEAST_COPY = 32
-_by_ids = attrgetter("ids")
 
 
 def _no_rows(rows: int, prompts: int, group_size: int) -> CacheRows:
@@ -67,7 +65,7 @@ class KeptPrompt:
 
     row: int  # inside of the part
     slots: list[int | None]  # those that sample from it, None where one more can
-    ids: Sequence[int] = ()
+    ids: tuple[int, ...] = ()
     filled: int = 0  # how many of them are in the cache
 
     @property
@@ -90,7 +88,7 @@ class SlotEpisode:
     """What the sampler knows of an episode; `new_ids`, `logprobs` and `versions` of its reply."""
 
     number: int
-    prompt_ids: Sequence[int]  # those of its ids that are kept as a prompt
+    prompt_ids: tuple[int, ...]  # those of its ids that are kept as a prompt
     ids: list[int] = field(default_factory=list)
     left: int = 0  # tokens that the reply may still take; 0 between two requests
     decoding: Decoding = field(default_factory=Decoding)
@@ -119,6 +117,10 @@ class SlotEpisode:
         rows.prompt_tokens_N[part] = len(self.prompt_ids)
 
 
+def _by_ids(prompt: KeptPrompt) -> tuple[int, ...]:
+    return prompt.ids
+
+
 class _Part:
     """The slots and prompts of a part of the mesh.
 
@@ -136,7 +138,7 @@ class _Part:
         self.free = list(range(shape.slots))
         rows = range(shape.prompts)
         self._prompts = [KeptPrompt(row, [None] * shape.group_size) for row in rows]
-        self.kept: dict[Sequence[int], list[KeptPrompt]] = {}
+        self.kept: dict[tuple[int, ...], list[KeptPrompt]] = {}
         self.unused = dict.fromkeys(self._prompts)
         self.to_fill: deque[KeptPrompt] = deque()
         self.filled: list[KeptPrompt] = []
@@ -153,7 +155,7 @@ class _Part:
             self._give_up(prompt)
         self.to_fill, self.filled = deque(p for p in self._prompts if p.is_in_use), []
 
-    def row_for(self, ids: Sequence[int]) -> KeptPrompt | None:
+    def row_for(self, ids: tuple[int, ...]) -> KeptPrompt | None:
         """Return a kept prompt that one more slot may share, or else the row to keep it in."""
         same = (prompt for prompt in self.kept.get(ids, ()) if None in prompt.slots)
         return next(same, None) or next(iter(self.unused), None)
@@ -188,7 +190,7 @@ class _Part:
             self.to_fill.popleft()
         return self.to_fill[0] if self.to_fill else None
 
-    def beginning(self, ids: Sequence[int], *, only_whole: bool) -> tuple[KeptPrompt | None, int]:
+    def beginning(self, ids: tuple[int, ...], *, only_whole: bool) -> tuple[KeptPrompt | None, int]:
         """Return the filled prompt that begins as these ids do for longest, and for how many; with
         `only_whole`, these have to be all of it.
 

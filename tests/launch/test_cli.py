@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import socket
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -140,6 +142,16 @@ def test_what_nobody_can_catch_is_told_unless_it_is_of_a_damaged_checkpoint(ende
 
     told = ended(main)[2]
     assert ("a bug" in told, "Event loop" in told) == (True, False)
+
+
+@pytest.mark.parametrize(("release", "is_set"), [((0, 12, 1), True), ((0, 13, 0), False)])
+def test_xla_gets_a_flag_of_those_versions_alone_that_have_it(release, is_set, monkeypatch):
+    """XLA aborts the process for a flag that it does not know."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
+    monkeypatch.setattr(jax, "__version_info__", release)
+    monkeypatch.setattr(jax.config, "update", lambda *_, **__: None)
+    cli.use_accelerator("cpu")
+    assert ("ynn_fusion_type" in os.environ["XLA_FLAGS"]) == is_set
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,7 +133,7 @@ BLOCKS, WHOLE = 4 * 2 * 5 * 13, 2**29
     ("heads", "block_bytes"), [("grouped", BLOCKS), ("one", BLOCKS), ("all", WHOLE)]
 )
 def test_attention_is_the_mask_written_out(monkeypatch, heads, block_bytes):
-    monkeypatch.setitem(attention._KERNELS, "cpu", blockwise(block_bytes))
+    monkeypatch.setattr(attention, "_kernel_of", lambda _: blockwise(block_bytes))
     arrays = arrays_of(heads)
     expected = value_and_gradients(written_out, ROWS, arrays)
     assert_close(value_and_gradients(attended, ROWS, arrays), expected)
@@ -308,12 +310,19 @@ for primitive, emulated in (
     )
 
 
+def use(monkeypatch, kernel):
+    """Let all devices have this kernel, but for what it does not serve."""
+    own = attention._kernel_of
+    found = {"cpu": kernel}
+    monkeypatch.setattr(attention, "_kernel_of", lambda name: found.get(name) or own(name))
+    return kernel
+
+
 @pytest.fixture
 def cudnn(monkeypatch):
     """Let the CPU stand for a GPU: cuDNN is there, and its two custom calls are computed by XLA."""
     monkeypatch.setattr(cudnn_kernels, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setitem(attention._KERNELS, "cpu", gpu.cudnn())
-    return attention._KERNELS["cpu"]
+    return use(monkeypatch, gpu.cudnn())
 
 
 @pytest.fixture
@@ -321,31 +330,40 @@ def splash(monkeypatch):
     """Let the CPU stand for a TPU: Pallas' interpreter runs its kernels."""
     # Small blocks, so that there are several, some of them whole and some cut by the mask.
     monkeypatch.setattr(tpu, "_LARGEST_BLOCK", 128)
-    monkeypatch.setitem(attention._KERNELS, "cpu", tpu.splash(interpret=True))
     tpu._kernel.cache_clear()
-    yield attention._KERNELS["cpu"]
+    yield use(monkeypatch, tpu.splash(interpret=True))
     tpu._kernel.cache_clear()
 
 
-def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type(cudnn):
+def test_a_platform_does_without_the_private_modules_of_others():
+    """A rename in JAX would break every platform."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['minirl.model.cudnn', "
+        "'minirl.model.splash', 'jax.experimental.pallas.ops.tpu.splash_attention']);"
+        "import minirl.train.trainer, minirl.sample.sampler, launch.job"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type():
     q = arrays_of("grouped", dtype=jnp.bfloat16)[0]
 
     def chosen(platform, q):
         described: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
         return attention._kernel(q, described)
 
-    for platform, kernel in attention._KERNELS.items():
-        assert chosen(platform, q) is kernel
+    for platform in ("tpu", "gpu", "cpu"):
+        assert chosen(platform, q) is attention._kernel_of(platform)
     # cuDNN takes sixteen bits, and heads of certain sizes.
     for platform, other in (("another", q), ("gpu", q.astype(jnp.float32)), ("gpu", q[..., :6])):
-        assert chosen(platform, other) is attention._FALLBACK
+        assert chosen(platform, other) is attention._kernel_of("another")
 
 
 def test_splash_attention_over_several_blocks(splash, monkeypatch):
     rows = rows_of([[150]], [[[250, 70]]], columns=(160, 250))
     arrays = arrays_of("all", rows=rows, seed=3)
     ours = value_and_gradients(attended, rows, arrays)
-    monkeypatch.delitem(attention._KERNELS, "cpu")
+    use(monkeypatch, blockwise(2**29))
     plain = value_and_gradients(attended, rows, arrays)
     assert_close(ours, plain, tolerance=1e-4)
 
@@ -415,7 +433,7 @@ def test_the_program_for_nvidia_calls_cudnn(cudnn):
 
 
 def test_the_program_for_tpus_calls_splash(monkeypatch):
-    monkeypatch.setitem(attention._KERNELS, "cpu", tpu.splash())
+    use(monkeypatch, tpu.splash())
     program = lowered("tpu")
     for phase in ("fwd_segmented_residuals", "dq_segmented", "dkv_segmented"):
         assert f"splash_mha_{phase}" in program
