@@ -97,11 +97,15 @@ def _blame_part(
 
     Where no step makes it, those that can are blamed, of the step where the part parts from the
     gold query if there are any. What computes values is not blamed for the rows that it is given.
+    SELECT and GROUP BY are one step, which makes other rows where only one of the queries groups.
     """
     part = [step for step in chain if step not in steps.plan.tail]
     parting = _parting(part, steps, gold, golds)
     if parting and parting.star and "row_partial" in wanted:
         return frozenset(parting.clauses)
+    select = next(step for step in part if step.effect in ("project", "collapse"))
+    if wanted == {"row_disjoint"} and _groups(steps, select) != _groups(golds, gold):
+        return frozenset(select.clauses)
     blamed = _blame_chain(chain, steps, wanted)
     if "col_count" in wanted:
         blamed |= _blame_source(chain[0], steps, golds.result.width)
@@ -114,6 +118,11 @@ def _blame_part(
     ):
         able |= near  # a filter lets through what the gold query's does not
     return with_items(steps.sql, able & near or able or near)
+
+
+def _groups(steps: Steps, step: Step) -> bool:
+    """Tell whether the SELECT of a step has a GROUP BY."""
+    return any(c.kind == "GROUP BY" and c.operand == step.operand for c in steps.clauses)
 
 
 def _repeat_alike(chain: Sequence[Step], gold: Step, steps: Steps, golds: Steps) -> bool:

@@ -52,7 +52,8 @@ _SQL = r"(?:sql|sqlite3?|mysql|postgres(?:ql)?)"
 _IS_SQL = re.compile(_SQL, _FLAGS)
 _IS_UNMARKED = re.compile("(?:select|with|values)?", _FLAGS)
 """What follows the marks of a fence without a language: nothing on the line, or the query."""
-_OPENS = re.compile(rf"<sql>|(?<!`)`{{3,}}+[ \t]*+{_SQL}(?!{_WORD})|\A\s*+`{{3,}}+", _FLAGS)
+_IN_SQL = rf"[ \t]*+{_SQL}(?!{_WORD})"
+_OPENS = re.compile(rf"<sql>|(?<!`)`{{3,}}+{_IN_SQL}|\A\s*+`{{3,}}+(?:{_IN_SQL})?", _FLAGS)
 _CLOSES = re.compile(rf"{_QUOTED}|(?P<close></sql>|`{{3,}})", _FLAGS)
 _FEW = 100  # tokens that are looked at; SQLite takes fewer brackets in one another
 _BEGINNING = re.compile(
