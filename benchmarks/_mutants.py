@@ -1,9 +1,8 @@
-"""Gold queries that are wrong in one place, and other texts of right ones."""
+"""Gold queries that are wrong in one place."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from sqlglot import exp
@@ -21,18 +20,9 @@ from sqlenv.data.corruptions import (
 )
 from sqlenv.witness.columns import ColumnNames, column_key, read_tree
 
-_ORDER_BY = re.compile("order by", re.IGNORECASE)
-_CLAUSES = {
-    "DISTINCT": "distinct",
-    "WHERE": "where",
-    "GROUP BY": "group",
-    "HAVING": "having",
-    "ORDER BY": "order",
-    "LIMIT": "limit",
-}
+_CLAUSES = ("distinct", "where", "group", "having", "order", "limit")
 _FUNCTIONS = (exp.Max, exp.Min, exp.Avg, exp.Sum, exp.Abs, exp.Lower)
 _MOST_COLUMNS = 4  # of a table, that stand in for one
-Shown = list[exp.Expression]
 
 
 def _one_side(node: exp.Expression) -> Iterator[exp.Expression]:
@@ -122,89 +112,32 @@ def _other_column(node: exp.Expression, columns: ColumnNames) -> Iterator[exp.Ex
         yield with_argument(node, "this", exp.to_identifier(name, quoted=True))
 
 
-def _showing(node: exp.Expression, *, change: Callable[[Shown], Shown]) -> Iterator[exp.Expression]:
-    if isinstance(node, exp.Select) and (changed := change(node.expressions)):
-        yield with_argument(node, "expressions", [one.copy() for one in changed])
-
-
-SHAPES: Mapping[str, Callable[[Shown], Shown]] = {
-    "columns reversed": lambda shown: shown[::-1],
-    "column dropped": lambda shown: shown[:-1],
-    "column added": lambda shown: [*shown, exp.Literal.number(1)],
-}
-"""Changes of what a result shows, which no database is needed to see."""
-
-CHANGES: Mapping[str, Change] = {
-    "another operator": another_kind,
-    "condition negated": negated,
-    "negation dropped": without_negation,
-    "function dropped": _inside,
-    "one side alone": _one_side,
-    **{f"{name} dropped": partial(without, clause=clause) for name, clause in _CLAUSES.items()},
-    "DISTINCT added": _with_distinct,
-    "all columns shown": all_columns,
-    "join dropped": _without_join,
-    "join changed": _other_join,
-    "another group": _shown_keys,
-    "key dropped": _without_key,
-    "count of something else": other_count,
-    "DISTINCT inside": _distinct_inside,
-    "order turned": other_order,
-    "another constant": _other_literal,
-    "text as a pattern": _as_pattern,
-}
+CHANGES: Sequence[Change] = (
+    *(another_kind, negated, without_negation, _inside, _one_side),
+    *(partial(without, clause=clause) for clause in _CLAUSES),
+    *(_with_distinct, all_columns, _without_join, _other_join, _shown_keys, _without_key),
+    *(other_count, _distinct_inside, other_order, _other_literal, _as_pattern),
+)
 """Every way to change one part of a query so that it means something else; as `neighbours` adds,
 also to another column."""
 
-SPELLINGS: Mapping[str, Callable[[str], str]] = {
-    "semicolon": lambda sql: f"{sql.rstrip('; ')};",
-    "two semicolons": lambda sql: f"{sql.rstrip('; ')};;",
-    "a second query": lambda sql: f"{sql.rstrip('; ')}; SELECT 1",
-    "comment behind": lambda sql: f"{sql.rstrip('; ')} -- distinct",
-    "block comment before": lambda sql: f"/* it's DISTINCT */ {sql}",
-    "comment alone": lambda _: "-- nothing",
-    "upper case": lambda sql: sql.upper(),
-    "blanks in ORDER BY": lambda sql: _ORDER_BY.sub("ORDER  BY", sql),
-    "operators apart": lambda sql: re.sub("(>|<|!)=", r"\1 =", sql),
-    "other quotes": lambda sql: sql.replace("'", '"'),
-    "unknown column": lambda sql: re.sub("(?i)select", "SELECT no_such_column,", sql, count=1),
-    "values as blobs": lambda sql: f"SELECT CAST(1 AS BLOB) FROM ({sql.rstrip('; ')})",
-    "integers as floats": lambda sql: f"SELECT x.*, 1.0 FROM ({sql.rstrip('; ')}) AS x",
-    "write": lambda sql: f"DELETE FROM sqlite_sequence WHERE 0; {sql}",
-}
-"""Other texts, many of the same meaning."""
 
-
-def neighbours(
-    sql: str, columns: ColumnNames, changes: Mapping[str, Change] = CHANGES
-) -> list[tuple[str, str]]:
-    """Return every query that differs from one in one place, with the name of the change, each text
-    once; none of what does not parse.
+def neighbours(sql: str, columns: ColumnNames) -> list[str]:
+    """Return every query that differs from one in one place, each text once; none of what does not
+    parse.
     """
     tree = read_tree(sql, columns)
     if tree is None:
         return []
     holder = exp.Paren(this=tree)  # whose child can be replaced like any other node
-    found = {_written(holder.this): ""}
-    changes = {**changes, "another column": partial(_other_column, columns=columns)}
+    found = {(own := _written(holder.this)): None}
     for node in list(holder.this.walk()):
-        made = [(name, other) for name, change in changes.items() for other in change(node)]
-        for name, other in made:
-            node.replace(other)
-            found.setdefault(_written(holder.this), name)
-            other.replace(node)
-    return [(name, text) for text, name in found.items() if name]
-
-
-def mutants(sql: str, columns: ColumnNames) -> Iterator[tuple[str, str]]:
-    """Yield every mutant of a query, each text once, with what was changed."""
-    shapes = {name: partial(_showing, change=change) for name, change in SHAPES.items()}
-    spelled = ((name, write(sql)) for name, write in SPELLINGS.items())
-    seen = {sql}
-    for name, text in (*neighbours(sql, columns, {**CHANGES, **shapes}), *spelled):
-        if text not in seen:
-            seen.add(text)
-            yield name, text
+        for change in (*CHANGES, partial(_other_column, columns=columns)):
+            for other in list(change(node)):
+                node.replace(other)
+                found.setdefault(_written(holder.this))
+                other.replace(node)
+    return [text for text in found if text != own]
 
 
 def _written(tree: exp.Expression) -> str:

@@ -84,31 +84,8 @@ def spider_levels(job):
     return {"levels": levels}
 
 
-def spider_pairs(job):
-    """Compare queries on every database file of a folder, without the program's file reading."""
-    use_plain_tokenizer()
-    program = load("exec_eval")
-    verdicts = []
-    for predicted, gold, database in job["pairs"]:
-        try:
-            verdict = program.eval_exec_match(
-                database,
-                predicted.replace("value", "1"),
-                gold,
-                plug_value=False,
-                keep_distinct=False,
-                progress_bar_for_each_datapoint=False,
-            )
-        except AssertionError:
-            verdict = "gold failed"
-        except Exception as error:  # noqa: BLE001 - what ends the whole program
-            verdict = f"ended: {type(error).__name__}"
-        verdicts.append(verdict)
-    return {"verdicts": verdicts}
-
-
 def bird(job):
-    """Note what one of mini_dev's three programs gives each question (`metric`: ex, f1, ves)."""
+    """Note what one of mini_dev's programs gives each question (`metric`: ex, f1)."""
     program = load(f"evaluation_{job['metric']}")
     predicted, _ = program.package_sqls(job["predicted"], job["databases"], mode="pred")
     gold, files = program.package_sqls(job["gold"], job["databases"], mode="gt")
@@ -116,7 +93,7 @@ def bird(job):
     program.exec_result = []
     program.run_sqls_parallel(list(zip(predicted, gold)), db_places=files, **options)  # noqa: B905
     found = program.sort_results(program.exec_result)
-    return {"verdicts": [one.get("res", one.get("reward")) for one in found]}
+    return {"verdicts": [one["res"] for one in found]}
 
 
 def spider2(job):
@@ -144,7 +121,7 @@ def use_plain_tokenizer():
     words.word_tokenize = words.tokenize.TreebankWordTokenizer().tokenize
 
 
-PROGRAMS = {one.__name__: one for one in (spider, spider_levels, spider_pairs, bird, spider2)}
+PROGRAMS = {one.__name__: one for one in (spider, spider_levels, bird, spider2)}
 
 
 def main():

@@ -12,6 +12,8 @@ import json
 import random
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,37 +71,28 @@ def stage(data: Path, place: Path) -> list[tuple[str, Case]]:
         data: Of Spider 2, as its repository has it: `evaluation_suite/gold` is read.
         place: An empty folder.
     """
-    gold = data / "evaluation_suite/gold"
-    folders = {
-        name: place / name for name in ("predicted", "gold/exec_result", "resource/databases")
-    }
-    for folder in folders.values():
+    results, databases = place / "gold/exec_result", place / "resource/databases"
+    for folder in (place / "predicted", results, databases):
         folder.mkdir(parents=True)
-    standards, databases, queries = [], [], {}
-    for number, (standard, files) in enumerate(questions(gold)):
+    standards, records, cases = [], [], {}
+    for number, (standard, files) in enumerate(questions(data / "evaluation_suite/gold")):
         for at, (change, write) in enumerate(CHANGES.items()):
-            name, database = f"local{number:03}{at:02}", f"db{number:03}"
-            rng = random.Random(f"{number} {change}")
+            name, rng = f"local{number:03}{at:02}", random.Random(f"{number} {change}")
             source = rng.choice(files)
-            width = load(source, place / f"resource/databases/{database}_{source.stem}.sqlite")
-            names = [f"c{column}" for column in range(width)]
-            queries[name] = (write(names, rng), f"{database}_{source.stem}")
+            database = databases / f"db{number:03}_{source.stem}.sqlite"
+            sql = write([f"c{column}" for column in range(load(source, database))], rng)
+            (place / f"predicted/{name}.sql").write_text(sql)
             standards.append(standard | {"instance_id": name})
-            databases.append({"instance_id": name, "db": f"{database}_{source.stem}"})
-            (place / f"predicted/{name}.sql").write_text(queries[name][0])
+            records.append({"instance_id": name, "db": database.stem})
+            cases[name] = Case(sql, "SELECT 1", database)
             for file in files:
-                copy = folders["gold/exec_result"] / file.name.replace(
-                    standard["instance_id"], name
-                )
+                copy = results / file.name.replace(standard["instance_id"], name)
                 copy.write_bytes(file.read_bytes())
-    write_lines(place / "gold/spider2lite_eval.jsonl", standards)
-    write_lines(place / "spider2-lite.jsonl", databases)
+    for path, lines in (("gold/spider2lite_eval", standards), ("spider2-lite", records)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (place / f"{path}.jsonl").write_text(text)
     references = read_references(place / "gold")
-    folder = folders["resource/databases"]
-    return [
-        (name, Case(sql, "SELECT 1", folder / f"{database}.sqlite", reference=references[name]))
-        for name, (sql, database) in queries.items()
-    ]
+    return [(name, replace(case, reference=references[name])) for name, case in cases.items()]
 
 
 def questions(gold: Path) -> Iterator[tuple[dict[str, Any], list[Path]]]:
@@ -116,16 +109,10 @@ def load(file: Path, database: Path) -> int:
         header, *rows = [row for row in csv.reader(text) if row]
     width = len(header)
     if not database.exists():
-        columns = ", ".join(f"c{column} NUMERIC" for column in range(width))
-        marks = ", ".join("?" * width)
-        connection = sqlite3.connect(database)
-        connection.execute(f"CREATE TABLE g ({columns})")
-        values = [[value or None for value in row] for row in rows if len(row) == width]
-        connection.executemany(f"INSERT INTO g VALUES ({marks})", values)
-        connection.commit()
-        connection.close()
+        with closing(sqlite3.connect(database)) as connection, connection:
+            columns = ", ".join(f"c{column} NUMERIC" for column in range(width))
+            connection.execute(f"CREATE TABLE g ({columns})")
+            values = [[value or None for value in row] for row in rows if len(row) == width]
+            marks = ", ".join("?" * width)
+            connection.executemany(f"INSERT INTO g VALUES ({marks})", values)
     return width
-
-
-def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))

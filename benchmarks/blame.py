@@ -5,14 +5,15 @@
 Reads real predictions that run and are wrong, of which one clause is; which, was decided by hand
 (`tests/data/expo_by_hand.json`: file, question and clause; `FROM 2` is that of the second operand
 of a set operation). FROM and JOINs are one step to clause-wise execution, and so are SELECT and
-GROUP BY: `step` counts the predictions of which no clause of another step is blamed.
+GROUP BY: `step` counts the predictions of which no clause of another step is blamed. Prints a JSON
+object for both sets of labels: counts by clause, and what else is blamed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,23 +26,20 @@ _BLAMED = -0.5
 
 
 def main() -> None:
-    """Print, for both sets of labels and by clause, how many are blamed alone, and what else is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     data = parser.parse_args().data
     for name, files in json.loads(_LABELS.read_text()).items():
-        counts: Counter[tuple[str, str]] = Counter()
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        others = {}
         for prediction, label, blamed in measure(data, files):
             kinds = {one.removesuffix(" 2") for one in (label, *blamed)}
             is_step = any(kinds <= step for step in _STEPS) or len(kinds) == 1
-            counts.update((kind, "labels") for kind in (label, "all"))
-            counts.update((kind, "alone") for kind in (label, "all") if blamed == {label})
-            counts.update((kind, "step") for kind in (label, "all") if is_step)
+            for kind in (label, "all"):
+                counts[kind].update(labels=1, alone=blamed == {label}, step=is_step)
             if not is_step:
-                print(f"{prediction}: {label}, blamed {', '.join(sorted(blamed))}")
-        print(f"{name}: labels, blamed alone, no other step")
-        for kind in sorted({kind for kind, _ in counts}):
-            print(f"  {kind}", *(counts[kind, what] for what in ("labels", "alone", "step")))
+                others[f"{prediction}, {label}"] = sorted(blamed)
+        print(json.dumps({"set": name, "counts": counts, "others": others}))
 
 
 def measure(

@@ -37,16 +37,8 @@ DEMOS = ("progress", "expo", "paverl", "astra")
 Seeds = Mapping[int, Run]
 """The runs of an arm."""
 _ACCURACY = ("arm", "seed", "by", *(f"{place} %" for place in PLACES), "queries that fail")
-_POOLED = (
-    "arm",
-    "what",
-    "by",
-    "points by seed",
-    "mean",
-    "over questions",
-    "over databases",
-    "over seeds",
-)
+_INTERVALS = ("over questions", "over databases", "over seeds")
+_POOLED = ("arm", "what", "by", "points by seed", "mean", *_INTERVALS)
 
 
 @dataclass(frozen=True, slots=True)

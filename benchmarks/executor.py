@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import apsw
+
 ROOT = Path(__file__).parents[1]
 QUERIES = {
     "tiny": "SELECT 1 -- {}",
@@ -39,24 +41,25 @@ _BATCH, _ROUND = 100, 10
 
 
 def main() -> None:
-    options = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--against", type=lambda text: Path(text).resolve(), help="a checkout")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure()))
         return
-    runs: dict[Path, list[dict[str, float]]] = {}
+    checkouts = {"this": ROOT} | ({"other": options.against} if options.against else {})
+    runs: dict[str, list[dict[str, float]]] = {who: [] for who in checkouts}
     for _ in range(options.repeats):
-        for root in filter(None, (options.against, ROOT)):
-            runs.setdefault(root, []).append(run(root))
-    for root, each in runs.items():
+        for who, root in checkouts.items():
+            command = [sys.executable, str(Path(__file__).resolve()), "--measure"]
+            environment = os.environ | {"PYTHONPATH": str(root)}
+            said = subprocess.check_output(command, env=environment, text=True)
+            runs[who].append(json.loads(said))
+    for who, each in runs.items():
         best = {name: round(min(one[name] for one in each)) for name in each[0]}
-        who = "this" if root == ROOT else "other"
         print(json.dumps({"checkout": who, "us": best}))
-
-
-def run(root: Path) -> dict[str, float]:
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    command = [sys.executable, str(Path(__file__).resolve()), "--measure"]
-    return json.loads(subprocess.check_output(command, env=environment, text=True))
 
 
 def measure() -> dict[str, float]:
@@ -66,7 +69,8 @@ def measure() -> dict[str, float]:
 
     found = {}
     with tempfile.TemporaryDirectory() as folder, Executor(ExecutorConfig()) as executor:
-        database = make_database(Path(folder) / "t.sqlite")
+        database = Path(folder) / "t.sqlite"
+        apsw.Connection(str(database)).execute(_SQL)
         executor.execute_many([(database, f"SELECT {number}") for number in range(100)])
         for name, sql in QUERIES.items():
             queries = [(database, sql.format(number)) for number in range(_BATCH)]
@@ -109,23 +113,6 @@ def busy() -> Generator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def make_database(path: Path) -> Path:
-    import apsw
-
-    connection = apsw.Connection(str(path))
-    connection.execute(_SQL)
-    connection.close()
-    return path
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--against", type=lambda text: Path(text).resolve(), help="a checkout")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,67 +1,42 @@
-"""Time one GRPO step: 8 prompts x 8 samples, one update.
+"""Time one GRPO step: a group of replies to each prompt, and one update.
 
     python benchmarks/grpo_step.py
     python benchmarks/grpo_step.py --model FOLDER --prompts prompts.json --remat full
+    python benchmarks/grpo_step.py --accel gpu --model qwen2.5-coder-7b --dtype bfloat16 \
+        --max-prompt-tokens 2048 --max-tokens 512
 
-Without a model: 7M parameters, 256 + 128 tokens. Prints one line of JSON, of the fastest runs:
-gen_s and gen_tok_s (sampled tokens a second), update_s and update_tok_s (prompt and answer tokens
-of all 64 sequences a second, each counted whole as the peers compute it; here a prompt is computed
-once a group).
-
-With a Hugging Face folder: that model in float32, real prompts, and replies of at most 96 tokens
-that it samples at temperature 1. `--prompts` is a JSON list of texts; without it questions are
-asked of the demo's databases. Prints one line of JSON of each phase: seconds, the operations a
-second that useful tokens took, and their share of a product of matrices of the model's shape,
-measured in the same run (`_real_step.py` says what counts).
+Without a model: 7M parameters. That and a published shape (`minirl/plan/shapes.yaml`) have random
+weights and prompts of random tokens, and no token ends a reply. A Hugging
+Face folder replies at temperature 1 to `--prompts`, a JSON list of texts, else to questions about
+the demo's databases. Prints one line of JSON of each phase, of its fastest run: seconds, tokens a
+second (sampled; in the update those of all sequences, each counted whole as the peers compute it,
+where a prompt is computed once a group here), and the speed of useful operations beside that of a
+product of matrices of the model's shape (`_step.py` says what counts).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
+import jax.numpy as jnp
 import yaml
-from flax import nnx
 
-from benchmarks._real_step import (
-    OneTurn,
-    demo_prompts,
-    measure_sampling,
-    measure_update,
-    read_prompts,
-    rewarded,
-)
+from benchmarks import _step
 from launch import cli
-from minirl.config import (
-    BatchingConfig,
-    Grpo,
-    LoraConfig,
-    OptimizerConfig,
-    SamplerConfig,
-    TrainConfig,
-)
+from minirl.config import BatchingConfig, LoraConfig, OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.model import huggingface
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import Rollout
-from minirl.sample.sampler import NativeSampler
-from minirl.train.batching import MicroBatches
-from minirl.train.losses import policy_loss
-from minirl.train.optimizer import make_optimizer
-from minirl.train.update import Learner
-from minirl.types import TokenRow, Trajectory
+from minirl.plan.fit import published_shape
+from minirl.types import Tokenizer
 
-MODEL = ModelConfig(
+TINY = ModelConfig(
     vocab_size=4096,
     hidden_size=256,
     intermediate_size=1024,
@@ -75,118 +50,24 @@ MODEL = ModelConfig(
     attention_bias=True,
     qk_norm=False,
 )
-PROMPTS, SAMPLES, PROMPT_TOKENS, ANSWER_TOKENS = 8, 8, 256, 128
-SAMPLER = SamplerConfig(
-    slots=PROMPTS * SAMPLES, max_prompt_tokens=PROMPT_TOKENS, max_response_tokens=ANSWER_TOKENS
-)
 
 
-@dataclass(frozen=True)
-class RandomTokens:
-    """A tokenizer for prompts that are ids already; no token stops a reply."""
-
-    stop_ids: tuple[int, ...] = ()
-    pad_id: int = 0
-
-    def encode(self, text: str) -> list[int]:
-        raise NotImplementedError
-
-    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
-        return list(messages)
-
-    def encode_next(self, messages: Sequence[Any], *, closed: bool) -> list[int]:
-        raise NotImplementedError
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return ""
-
-
-def time_generation(model: Decoder, *, runs: int) -> tuple[float, list[list[Trajectory]]]:
-    """Return the seconds of the fastest run, each with prompts of its own, and the last groups."""
-    rng = np.random.default_rng(0)
-    sampler = NativeSampler(model, SAMPLER, RandomTokens(), group_size=SAMPLES, seed=0)
-    sampler.set_weights(nnx.state(model), version=0)
-    seconds, groups = [], []
-    # The first run compiles and is not timed.
-    for number in range(runs + 1):
-        prompts = rng.integers(0, MODEL.vocab_size, (PROMPTS, PROMPT_TOKENS)).tolist()
-        started = time.perf_counter()
-        groups = Rollout(
-            sampler,
-            RandomTokens(),
-            OneTurn(),
-            prompts,
-            config=SAMPLER,
-            group_size=SAMPLES,
-            first_episode=number * PROMPTS * SAMPLES,
-            max_turns=1,
-        ).play()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:]), groups
-
-
-def time_update(
-    model: Decoder,
-    rows: list[list[TokenRow]],
-    sizes: BatchingConfig,
-    optimizer: OptimizerConfig,
-    *,
-    runs: int,
-) -> float:
-    """Return the seconds of the fastest update; the learner takes the model's weights over."""
-    learner = Learner(model, partial(policy_loss, Grpo()), make_optimizer(optimizer))
-    state, seconds = learner.init(nnx.state(model)), []
-    del model
-    # The first run compiles and is not timed.
-    for _ in range(runs + 1):
-        started = time.perf_counter()
-        batches = MicroBatches(rows, aggregation="sequence_mean", sizes=sizes, pad_id=0)
-        state, *_ = learner.update(state, batches, rate=optimizer.learning_rate)
-        jax.block_until_ready(state.params)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])
-
-
-def measure_tiny(runs: int) -> dict[str, float]:
-    """Measure a model of fresh weights on random prompts."""
-    model = Decoder(MODEL, key=jax.random.key(0))
-    gen_s, groups = time_generation(model, runs=runs)
-    sizes = BatchingConfig(micro_batch_tokens=2048)
-    update_s = time_update(model, rewarded(groups), sizes, OptimizerConfig(), runs=runs)
-    sampled = PROMPTS * SAMPLES * ANSWER_TOKENS
-    return {
-        "gen_s": round(gen_s, 3),
-        "gen_tok_s": round(sampled / gen_s),
-        "update_s": round(update_s, 3),
-        "update_tok_s": round(PROMPTS * SAMPLES * (PROMPT_TOKENS + ANSWER_TOKENS) / update_s),
-    }
-
-
-def measure_real(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure a model of a Hugging Face folder."""
-    tokenizer = ChatTokenizer(options.model)
-    model = huggingface.load(options.model)
-    model.remat = options.remat
-    if options.lora:
-        add_adapters(model, LoraConfig(rank=options.lora), seed=0)
-    prompts = read_prompts(options.prompts) if options.prompts else demo_prompts(PROMPTS)
-    train = TrainConfig(
-        group_size=options.samples,
-        batching=BatchingConfig.model_validate(yaml.safe_load(options.batching)),
-    )
-    sampler = SamplerConfig(
-        slots=len(prompts) * options.samples,
-        max_prompt_tokens=options.max_prompt_tokens,
-        max_response_tokens=options.max_tokens,
-    )
-    size = options.samples
-    groups, sampling = measure_sampling(
-        model, tokenizer, prompts, sampler, group_size=size, runs=options.runs
-    )
-    yield {"sampling": sampling}
-    if options.only != "sampling":
-        rows = rewarded(groups)
-        yield {"update": measure_update(model, tokenizer, rows, train, sampler, runs=options.runs)}
+def load(options: argparse.Namespace) -> tuple[Decoder, Tokenizer, Sequence[Any]]:
+    """Return the model, its tokenizer and the prompts."""
+    count, dtype = options.groups, jnp.dtype(options.dtype)
+    is_random = options.model is None or not Path(options.model).exists()
+    options.max_prompt_tokens = options.max_prompt_tokens or (256 if is_random else 2048)
+    if is_random:
+        shape = TINY if options.model is None else published_shape(options.model)
+        # As they are read: frozen weights need no more precision than the computation has.
+        stored = dtype if options.lora else jnp.float32
+        model = huggingface.init(shape, 0, dtype=dtype, param_dtype=stored)
+        prompts = _step.random_prompts(count, options.max_prompt_tokens, shape.vocab_size)
+        return model, _step.RandomTokens(), prompts
+    folder = Path(options.model)
+    model = huggingface.load(folder, dtype=dtype)
+    texts = _step.read_prompts(options.prompts) if options.prompts else _step.demo_prompts(count)
+    return model, ChatTokenizer(folder), texts
 
 
 def main() -> None:
@@ -194,24 +75,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--accel", default="cpu", help="cpu (the default), gpu or tpu")
     parser.add_argument(
         "--runs", type=int, default=3, help="timed runs after one that compiles; the fastest counts"
     )
-    real = parser.add_argument_group("with a real model")
-    real.add_argument("--model", type=Path, metavar="FOLDER", help="a Hugging Face folder")
-    real.add_argument("--prompts", type=Path, metavar="FILE", help="a JSON list of texts")
-    real.add_argument("--samples", type=int, default=SAMPLES, help="replies to each prompt")
-    real.add_argument("--max-tokens", type=int, default=96, help="longest reply")
-    real.add_argument("--max-prompt-tokens", type=int, default=2048, help="room for a prompt")
-    real.add_argument("--only", choices=["sampling"], help="leave the update out")
-    real.add_argument("--remat", choices=["none", "dots", "full"], default="full")
-    real.add_argument("--lora", type=int, metavar="RANK", help="train adapters")
-    real.add_argument("--batching", default="{}", help="settings of train.batching, as YAML")
+    parser.add_argument("--model", metavar="MODEL", help="a Hugging Face folder, or a shape's name")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="a JSON list of texts")
+    parser.add_argument("--groups", type=int, default=8, help="prompts without such a file")
+    parser.add_argument("--samples", type=int, default=8, help="replies to each prompt")
+    parser.add_argument("--max-tokens", type=int, default=128, help="longest reply")
+    parser.add_argument("--max-prompt-tokens", type=int, help="default: 2048; random prompts: 256")
+    parser.add_argument("--only", choices=["sampling"], help="leave the update out")
+    parser.add_argument("--dtype", default="float32", help="of the computation")
+    parser.add_argument("--remat", choices=["none", "dots", "full"], default="none")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters")
+    parser.add_argument("--moments", default="float32", help="type of Adam's moments")
+    parser.add_argument("--batching", default="{micro_batch_tokens: 2048}", help="YAML")
     options = parser.parse_args()
-    cli.use_accelerator("cpu")
-    found = measure_real(options) if options.model else [measure_tiny(options.runs)]
-    for figures in found:
-        print(json.dumps(figures), flush=True)
+    cli.use_accelerator(options.accel)
+    model, tokenizer, prompts = load(options)
+    model.remat = options.remat
+    if options.lora:
+        add_adapters(model, LoraConfig(rank=options.lora), seed=0)
+    train = TrainConfig(
+        group_size=options.samples,
+        batching=BatchingConfig.model_validate(yaml.safe_load(options.batching)),
+        optimizer=OptimizerConfig(moments=options.moments),
+    )
+    sampler = SamplerConfig(
+        slots=len(prompts) * options.samples,
+        max_prompt_tokens=options.max_prompt_tokens,
+        max_response_tokens=options.max_tokens,
+    )
+    groups, figures = _step.measure_sampling(
+        model, tokenizer, prompts, sampler, group_size=options.samples, runs=options.runs
+    )
+    print(json.dumps({"sampling": figures}), flush=True)
+    if options.only != "sampling":
+        rows = _step.rewarded(groups)
+        found = _step.measure_update(model, tokenizer, rows, train, sampler, runs=options.runs)
+        print(json.dumps({"update": found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 
-from benchmarks._real_step import demo_prompts, read_prompts, reply
+from benchmarks._step import demo_prompts, read_prompts, reply
 from minirl.config import SamplerConfig
 from minirl.model import huggingface
 from minirl.model.lora import trained
@@ -95,14 +95,9 @@ def our_replies(
     sampler.set_weights(trained(model), version=0)
     groups = reply(sampler, tokenizer, prompts, config, group_size=1)
     turns = [group[0].turns[0] for group in groups]
-    return [
-        {
-            "prompt_ids": list(turn.observation_ids),
-            "ids": list(turn.reply.ids),
-            "logprobs": list(turn.reply.logprobs),
-        }
-        for turn in turns
-    ]
+    parts = [(turn.observation_ids, turn.reply.ids, turn.reply.logprobs) for turn in turns]
+    names = ("prompt_ids", "ids", "logprobs")
+    return [dict(zip(names, map(list, one), strict=True)) for one in parts]
 
 
 def compare(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -119,14 +114,8 @@ def compare(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) ->
         if one["ids"] != other["ids"]:
             here = [side["logprobs"][alike : alike + 1] for side in (one, other)]
             parted.append({"prompt": number, "token": alike, "logprobs": here})
-    return {
-        "prompts": len(ours),
-        "same_prompts": same_prompts,
-        "same_replies": same_replies,
-        "tokens": tokens,
-        "largest_gap": gap,
-        "parted": parted,
-    }
+    same = {"prompts": len(ours), "same_prompts": same_prompts, "same_replies": same_replies}
+    return {**same, "tokens": tokens, "largest_gap": gap, "parted": parted}
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ DATABASES, MOST, HELD = 20, 15, 200
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("spider", type=Path)
+    parser.add_argument("spider", type=lambda text: Path(text).resolve())
     parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    root: Path = arguments.spider.resolve()
+    options = parser.parse_args()
+    root: Path = options.spider
     there = {path.stem for path in (root / "database").glob("*/*.sqlite")}
     whole = json.loads((root / "train_spider.json").read_text(encoding="utf-8"))
     questions = [one for one in whole if one["db_id"] in there]
@@ -46,12 +46,11 @@ def main() -> None:
         "held": [one for n, one in enumerate(others) if n in held],
         "train": [one for n, one in enumerate(others) if n not in held],
     }
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
-        path = arguments.folder / f"{name}.json"
-        path.write_text(json.dumps(part, indent=1), encoding="utf-8")
+        (options.folder / f"{name}.json").write_text(json.dumps(part, indent=1), encoding="utf-8")
     for name in ("database", "tables.json"):
-        link = arguments.folder / name
+        link = options.folder / name
         if not link.is_symlink():
             link.symlink_to(root / name)
     print(json.dumps({name: len(part) for name, part in parts.items()}))

@@ -5,13 +5,9 @@
 
 Runs the official programs and our comparators on the same predictions. The programs are given as
 folders of their repositories, and `--python` as an interpreter with their imports (nltk, sqlparse,
-tqdm, func_timeout, pandas, psycopg2, pymysql); those that are not given are skipped. `--mutations`
-compares gold queries of Spider dev and BIRD with one change each, instead of predictions; OUT then
-also has the number of them that each comparator accepts. `--only` selects files by a word in their
-names.
-
-Prints a line for each file and comparator; OUT lists every difference in verdict or difficulty.
-Exit status 1 if a difference has no known cause (`benchmarks._comparison.CAUSES`).
+tqdm, func_timeout, pandas, psycopg2, pymysql); those that are not given are skipped. `--only`
+selects files by a word in their names. Prints a line of JSON for each file and comparator, and one
+of all; OUT lists every difference in verdict or difficulty. Exit status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -20,142 +16,109 @@ import argparse
 import json
 import sys
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import asdict, replace
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._comparison import (
-    BIRD,
-    FAILURES,
-    SPIDER,
-    SUITE,
-    Agreement,
-    Predictions,
-    ask_bird,
-    ask_pairs,
-    ask_spider,
-    bird_files,
-    compared,
-    differences,
-    mutated,
-    read_failures,
-    spider_files,
-    spider_gold,
-)
 from benchmarks._official import ask
 from benchmarks._spider2_cases import stage
-from sqlenv.cache import DiskCache
 from sqlenv.config import OFFICIAL
 from sqlenv.evaluators.comparators import Case, judge_cases
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
 
-RULES = ("set", "bag", "bag_ordered", "test_suite")
+FAILURES = "ibm_spider_dev_failures.jsonl"
+SPIDER, SUITE, BIRD = "spider_data/database", "test_suite_database", "bird_dev/dev_databases"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """One file of predictions under one comparator, or what else was compared."""
+
+    file: str
+    what: str
+    verdicts: int
+    official_mean: float
+    differing: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Predictions beside gold queries (SQL and database)."""
+
+    name: str
+    predicted: Sequence[str]
+    gold: Sequence[tuple[str, str]]
+    folder: Path = Path()
+    suites: Path | None = None
+
+    def cases(self) -> list[Case]:
+        found = []
+        for sql, (gold, name) in zip(self.predicted, self.gold, strict=True):
+            database = self.folder / name / f"{name}.sqlite"
+            files = sorted((self.suites / name).glob("*.sqlite")) if self.suites else [database]
+            found.append(Case(sql, gold, database, tuple(files)))
+        return found
+
+    @contextmanager
+    def staged(self) -> Generator[dict[str, str]]:
+        """Write gold queries, and predictions as a list and in BIRD's form."""
+        pairs = zip(self.predicted, self.gold, strict=True)
+        named = [f"{sql}\t----- bird -----\t{name}" for sql, (_, name) in pairs]
+        texts = {
+            "gold": "".join(f"{sql}\t{name}\n" for sql, name in self.gold),
+            "lines": "".join(f"{sql}\n" for sql in self.predicted),
+            "bird": json.dumps({str(at): text for at, text in enumerate(named)}),
+        }
+        with tempfile.TemporaryDirectory() as place:
+            for name, text in texts.items():
+                Path(place, name).write_text(text)
+            yield {name: f"{place}/{name}" for name in texts}
 
 
 def main() -> None:
     options = parse_arguments()
     options.data = options.data.resolve()
-    found, passing = [], {}
+    found = []
     with Executor(OFFICIAL) as executor:
-        for one in (compare_mutants if options.mutations else compare_all)(options, executor):
-            if isinstance(one, Mapping):
-                passing |= one
-                continue
-            found.append(one)
-            share = one.official_right / max(1, one.questions)
-            print(
-                f"{one.file:52} {one.what:24} {one.questions:6,} verdicts, official mean "
-                f"{share:.4f}, {len(one.differing)} differ",
-                flush=True,
-            )
-    differing = sum(len(one.differing) for one in found)
-    unexplained = sum(one.unexplained for one in found)
-    print(
-        f"{sum(one.questions for one in found):,} verdicts compared, {differing} differ, "
-        f"{differing - unexplained} of them by known faults of the programs"
-    )
+        for one in compare_all(options, executor):
+            found.append(asdict(one))
+            print(json.dumps(found[-1] | {"differing": len(one.differing)}), flush=True)
     if options.out:
-        report = {"comparisons": [asdict(one) for one in found], "passing": passing}
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
-    sys.exit(unexplained > 0)
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    differing = sum(len(one["differing"]) for one in found)
+    print(json.dumps({"verdicts": sum(one["verdicts"] for one in found), "differing": differing}))
+    sys.exit(differing > 0)
 
 
 def compare_all(options: argparse.Namespace, executor: Executor) -> Iterator[Agreement]:
-    spiders = [file for file in spider_files(options.data) if options.only in file.name]
-    birds = [file for file in bird_files(options.data) if options.only in file.name]
     yield from compare_toolkit(options.data, executor)
     if options.spider:
-        for file in spiders:
-            yield from compare_spider(options, executor, file)
+        for file in spider_files(options.data):
+            if options.only in file.name:
+                yield from compare_spider(options, executor, file)
         yield from compare_levels(options)
     if options.bird:
-        for file in birds:
-            for metric, name in (("ex", "bird_ex"), ("f1", "bird_soft_f1")):
-                theirs = [float(one) for one in ask_bird(options, file, metric)]
-                yield compared(executor, file, name, theirs)
+        for file in bird_files(options.data):
+            if options.only in file.name:
+                yield from compare_bird(options, executor, file)
     if options.spider2:
-        yield from compare_spider2(options, executor)
-
-
-def compare_mutants(
-    options: argparse.Namespace, executor: Executor
-) -> Iterator[Agreement | Mapping[str, Any]]:
-    """Compare on changed gold queries; then count those that each comparator takes for right, alone
-    and with eight witnesses.
-    """
-    from sqlenv.witness.refutation import judge_on_witnesses
-    from sqlenv.witness.store import WitnessStore
-
-    data = options.data
-    questions = json.loads((data / "bird_dev/dev.json").read_text())
-    birds = [(" ".join(one["SQL"].split()), one["db_id"]) for one in questions]
-    spiders = list(dict.fromkeys(spider_gold(data)))
-    files = [
-        mutated("Spider dev, changed", spiders, data / SPIDER, data / SUITE),
-        # Without a suite: Spider's program takes all files beside the database, which is one.
-        mutated("BIRD, changed", birds, data / BIRD),
-    ]
-    names = (*RULES, "bird_ex", "bird_soft_f1", "spider_ex", "spider_ts")
-    for file in files:
-        cases = file.cases()
-        judged = [one.scores for one in judge_cases(executor, cases, names)]
-        ours = {name: [one[name] for one in judged] for name in names}
-        if options.spider:
-            for name in ("spider_ex", "spider_ts"):
-                official = ask_pairs(options, cases, on_suite=name == "spider_ts")
-                yield differences(file, name, official, ours[name])
-        if options.bird:
-            for name, metric in (("bird_ex", "ex"), ("bird_soft_f1", "f1")):
-                yield differences(file, name, ask_bird(options, file, metric), ours[name])
-        with tempfile.TemporaryDirectory() as folder, closing(DiskCache(Path(folder))) as cache:
-            for rule in ("bird_ex", "spider_ex"):
-                store = WitnessStore(cache, match=rule)
-                found = judge_on_witnesses(cases, rule, executor, store)
-                ours[f"{rule}, eight witnesses"] = found
-        passing: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for at, change in enumerate(file.changes):
-            passing[change].update(
-                {name: int(one[at] == 1) for name, one in ours.items()}, mutants=1
-            )
-        yield {file.name: passing}
+        yield compare_spider2(options, executor)
 
 
 def compare_toolkit(data: Path, executor: Executor) -> Iterator[Agreement]:
     """Compare with the verdicts of IBM's toolkit, which its file of failures holds."""
     failures = read_failures(data)
     gold = [(one["gold"][0], one["db_id"]) for one in failures]
-    predicted = [one["pred"] for one in failures]
-    file = Predictions(FAILURES, predicted, gold, data / SPIDER, data / SUITE)
-    for name, metric in (
-        ("bag_ordered", "execution_accuracy"),
-        ("bird_ex", "bird_execution_accuracy"),
-    ):
+    file = Predictions(
+        f"{FAILURES}, toolkit", [one["pred"] for one in failures], gold, data / SPIDER, data / SUITE
+    )
+    metrics = {"bag_ordered": "execution_accuracy", "bird_ex": "bird_execution_accuracy"}
+    for name, metric in metrics.items():
         theirs = [float(one["metrics"][metric]) for one in failures]
-        yield replace(compared(executor, file, name, theirs), what=f"{name}, {metric}")
+        yield compared(executor, file, name, theirs)
 
 
 def compare_spider(
@@ -163,7 +126,15 @@ def compare_spider(
 ) -> Iterator[Agreement]:
     answer: dict[str, Any] = {}
     for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
-        answer = ask_spider(options, file, databases)
+        with file.staged() as job:
+            answer = ask(
+                options.python,
+                "spider",
+                options.spider,
+                gold=job["gold"],
+                predicted=job["lines"],
+                databases=str(options.data / databases),
+            )
         yield compared(executor, file, f"spider_{kind}", answer["verdicts"])
     yield differences(file, "hardness", answer["levels"], [grade(gold) for gold, _ in file.gold])
 
@@ -194,22 +165,121 @@ def schema(entry: Any) -> dict[str, list[str]]:
     return tables
 
 
-def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator[Agreement]:
+def compare_bird(
+    options: argparse.Namespace, executor: Executor, file: Predictions
+) -> Iterator[Agreement]:
+    for metric, name in (("ex", "bird_ex"), ("f1", "bird_soft_f1")):
+        theirs = [float(one) for one in ask_bird(options, file, metric)]
+        yield compared(executor, file, name, theirs)
+
+
+def compare_spider2(options: argparse.Namespace, executor: Executor) -> Agreement:
     with tempfile.TemporaryDirectory() as place:
         cases = dict(stage(options.data / "spider2-lite", Path(place)))
         job = {"stage": place, "predicted": f"{place}/predicted", "gold": f"{place}/gold"}
         folder = options.spider2 / "spider2-lite/evaluation_suite"
         found = ask(options.python, "spider2", folder, **job)["verdicts"]
-        yield compare_instances(executor, cases, "spider2_local", found)
+        queries = [case.predicted for case in cases.values()]
+        file = Predictions("gold results, changed", queries, [(one, "") for one in cases])
+        official = [found[one] for one in cases]
+        return compared(executor, file, "spider2_local", official, cases=list(cases.values()))
 
 
-def compare_instances(
-    executor: Executor, cases: Mapping[str, Case], name: str, found: Mapping[str, Any]
+def spider_files(data: Path) -> Iterator[Predictions]:
+    """Read the predictions on Spider dev, as the official program reads its files."""
+    gold = spider_gold(data)
+    for path in sorted((data / "predictions/spider_dev").glob("*.sql")):
+        predicted = [line.split("\t")[0] for line in read_lines(path)]
+        yield Predictions(path.name, predicted, gold, data / SPIDER, data / SUITE)
+    questions = json.loads((data / "spider_data/dev_visible.json").read_text())
+    asked = {one["question"]: (one["query"], one["db_id"]) for one in questions}
+    known = [one for one in read_failures(data) if one["question"] in asked]
+    predicted = [" ".join(one["pred"].split()) for one in known]
+    golds = [asked[one["question"]] for one in known]
+    yield Predictions(FAILURES, predicted, golds, data / SPIDER, data / SUITE)
+
+
+def spider_gold(data: Path) -> list[tuple[str, str]]:
+    lines = read_lines(data / "spider_data/dev_visible_gold.sql")
+    return [(sql.strip(), name.strip()) for sql, name in (line.split("\t") for line in lines)]
+
+
+def read_failures(data: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in read_lines(data / "predictions/failures" / FAILURES)]
+
+
+def bird_gold(data: Path) -> dict[int, tuple[str, str]]:
+    """Return gold query and database by number of the question."""
+    questions = json.loads((data / "bird_dev/dev.json").read_text())
+    return {one["question_id"]: (" ".join(one["SQL"].split()), one["db_id"]) for one in questions}
+
+
+def bird_files(data: Path) -> Iterator[Predictions]:
+    # The gold queries are in SQLite's dialect; predictions in another one may run all the same.
+    gold = bird_gold(data)
+    for path in sorted((data / "predictions").glob("bird_*/*.jsonl")):
+        records = [json.loads(line) for line in read_lines(path)]
+        golds = [gold[one["question_id"]] for one in records]
+        predicted = [one["pred"] for one in records]
+        yield Predictions(f"{path.parent.name}/{path.name}", predicted, golds, data / BIRD)
+
+
+def ask_bird(options: argparse.Namespace, file: Predictions, metric: str) -> list[Any]:
+    with file.staged() as job:
+        return ask(
+            options.python,
+            "bird",
+            options.bird / "evaluation",
+            gold=job["gold"],
+            predicted=job["bird"],
+            databases=f"{file.folder}/",
+            metric=metric,
+        )["verdicts"]
+
+
+def compared(
+    executor: Executor,
+    file: Predictions,
+    name: str,
+    official: Sequence[Any],
+    *,
+    cases: Sequence[Case] = (),
 ) -> Agreement:
-    queries = [case.predicted for case in cases.values()]
-    file = Predictions("gold results, changed", queries, [(one, "") for one in cases])
-    official = [found[one] for one in cases]
-    return compared(executor, file, name, official, cases=list(cases.values()))
+    """Judge predictions under a comparator, and list where its program says otherwise."""
+    ours = [one.scores[name] for one in judge_cases(executor, cases or file.cases(), [name])]
+    return differences(file, name, official, ours)
+
+
+def differences(
+    file: Predictions, what: str, official: Sequence[Any], ours: Sequence[Any]
+) -> Agreement:
+    """List where two programs differ; a gold query that fails is wrong for ours."""
+    theirs = [0 if one == "gold failed" else one for one in official]
+    if len(theirs) != len(ours):
+        sys.exit(f"{file.name}: {len(theirs)} official verdicts, {len(ours)} of ours")
+    differing = [
+        {
+            "index": at,
+            "official": official[at],
+            "ours": ours[at],
+            "gold": file.gold[at][0],
+            "predicted": file.predicted[at] if file.predicted else "",
+        }
+        for at, (one, other) in enumerate(zip(theirs, ours, strict=True))
+        if not is_same(one, other)
+    ]
+    right = sum(one for one in theirs if isinstance(one, int | float))
+    return Agreement(file.name, what, len(ours), right / max(1, len(ours)), differing)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, str) or one is None:
+        return one == other
+    return abs(one - other) < 1e-12
+
+
+def read_lines(path: Path) -> list[str]:
+    return [line.strip() for line in path.read_text().splitlines()]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -218,7 +288,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--python", type=Path, help="interpreter of the programs")
     for name in ("spider", "bird", "spider2"):
         parser.add_argument(f"--{name}", type=Path, help="folder of the program's repository")
-    parser.add_argument("--mutations", action="store_true", help="changed gold queries instead")
     parser.add_argument("--only", default="", help="files of predictions with this in their names")
     parser.add_argument("--out", type=Path, help="JSON file of all comparisons")
     return parser.parse_args()

@@ -1,10 +1,10 @@
-"""A GRPO step of a real model: seconds, memory and speed of sampling and of the update.
+"""Sampling and update of a GRPO step, measured: seconds, memory and speed.
 
 Speed counts useful operations alone: two a weight and token forward, a prompt once for its group,
 logits where a token is sampled, three times as many for a gradient. Attention, padding and what is
-computed twice count as nothing (as in `_operations.model_flops`). What the machine can do is a
-product of the model's own shape, measured before and after each phase. Both also by processor time,
-which other work beside it hardly changes; that does not tell what one core does while others wait.
+computed twice count as nothing. What the machine can do is a product of the model's own shape,
+measured before and after each phase. Both also by processor time, which other work beside it hardly
+changes; that does not tell what one core does while others wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks._operations import matmul_parameters
 from exchange import Message
 from launch.build import SqlSide
 from launch.config import load_config
@@ -43,7 +42,6 @@ from minirl.types import Decoding, Tokenizer, TokenRow, Trajectory
 from sqlenv.types import Observation
 
 _PRODUCT_ROWS, _PRODUCTS = 512, 20
-_GB = 1e9
 
 
 class OneTurn:
@@ -54,6 +52,31 @@ class OneTurn:
 
     def step(self, episode: None, reply: str) -> tuple[None, None]:
         return None, None
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """A tokenizer for prompts that are ids already; no token stops a reply."""
+
+    stop_ids: tuple[int, ...] = ()
+    pad_id: int = 0
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+        return list(messages)
+
+    def encode_next(self, messages: Sequence[Any], *, closed: bool) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return ""
+
+
+def random_prompts(count: int, tokens: int, vocab_size: int) -> list[list[int]]:
+    """Draw prompts for `RandomTokens`."""
+    return np.random.default_rng(0).integers(0, vocab_size, (count, tokens)).tolist()
 
 
 def read_prompts(path: Path) -> Sequence[Observation]:
@@ -67,6 +90,15 @@ def demo_prompts(count: int) -> Sequence[Observation]:
     config = load_config("progress-demo.yaml", [prompt, "env.wrapping=any"])
     with tempfile.TemporaryDirectory() as folder, SqlSide(config, Path(folder)) as sql:
         return [sql.prompts.single_turn(one) for one in sql.examples("train", limit=count)]
+
+
+def matmul_parameters(config: ModelConfig) -> tuple[int, int]:
+    """Count the weights that a token is multiplied with: of all layers, and of the logits."""
+    heads = config.num_attention_heads + config.num_key_value_heads
+    attention = 2 * config.hidden_size * heads * config.head_dim
+    feed_forward = 3 * config.hidden_size * config.intermediate_size
+    layers = config.num_hidden_layers * (attention + feed_forward)
+    return layers, config.vocab_size * config.hidden_size
 
 
 class Lap(NamedTuple):
@@ -85,36 +117,8 @@ class Lap(NamedTuple):
         return Lap(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """What a phase took: its first run, which compiles, and each later one; `product` is what a
-    product of matrices took beside it, for each operation.
-    """
-
-    first: Lap
-    laps: tuple[Lap, ...]
-    product: Lap
-    peak_bytes: float
-    useful_operations: float
-
-    def figures(self) -> dict[str, float]:
-        """Return the numbers to print, of the fastest run."""
-        best = min(self.laps, default=self.first)
-        ideal = [self.useful_operations * each for each in self.product]
-        return {
-            "s": round(best.wall_s, 2),
-            "cpu_s": round(best.cpu_s, 2),
-            "first_s": round(self.first.wall_s, 2),
-            "useful_gflop_s": round(self.useful_operations / best.wall_s / 1e9, 1),
-            "product_gflop_s": round(1e-9 / self.product.wall_s, 1),
-            "share": round(ideal[0] / best.wall_s, 3),
-            "cpu_share": round(ideal[1] / best.cpu_s, 3),
-            "peak_gb": round(self.peak_bytes / _GB, 2),
-        }
-
-
 class LapTimer:
-    """Times the runs of a phase."""
+    """Times the runs of a phase: the first, which compiles, and the later ones."""
 
     def __init__(self, shape: ModelConfig) -> None:
         self._shape, self._products, self._laps = shape, [product(shape)], list[Lap]()
@@ -127,13 +131,22 @@ class LapTimer:
         self._laps.append(Lap.now().since(start))
         self._products.append(product(self._shape))
 
-    def phase(self, useful_operations: float) -> Phase:
-        """Return what was noted."""
+    def figures(self, useful_operations: float, tokens: int) -> dict[str, float]:
+        """Return the numbers to print, of the fastest run that handled so many tokens."""
         first, *rest = self._laps
-        usual = Lap(*(float(np.median(one)) for one in zip(*self._products, strict=True)))
-        return Phase(
-            first, tuple(rest), usual, peak_bytes(jax.local_devices()[0]), useful_operations
-        )
+        best = min(rest, default=first)
+        usual = [float(np.median(one)) for one in zip(*self._products, strict=True)]
+        return {
+            "s": round(best.wall_s, 3),
+            "cpu_s": round(best.cpu_s, 3),
+            "first_s": round(first.wall_s, 2),
+            "tokens_s": round(tokens / best.wall_s),
+            "useful_gflop_s": round(useful_operations / best.wall_s / 1e9, 1),
+            "product_gflop_s": round(1e-9 / usual[0], 1),
+            "share": round(useful_operations * usual[0] / best.wall_s, 3),
+            "cpu_share": round(useful_operations * usual[1] / best.cpu_s, 3),
+            "peak_gb": round(peak_bytes(jax.local_devices()[0]) / 1e9, 2),
+        }
 
 
 def product(shape: ModelConfig) -> Lap:
@@ -159,7 +172,7 @@ def product(shape: ModelConfig) -> Lap:
 def reply(
     sampler: NativeSampler,
     tokenizer: Tokenizer,
-    prompts: Sequence[Observation],
+    prompts: Sequence[Any],
     config: SamplerConfig,
     *,
     group_size: int,
@@ -181,16 +194,16 @@ def reply(
 def measure_sampling(
     model: Decoder,
     tokenizer: Tokenizer,
-    prompts: Sequence[Observation],
+    prompts: Sequence[Any],
     config: SamplerConfig,
     *,
     group_size: int,
     runs: int,
 ) -> tuple[list[list[Trajectory]], dict[str, Any]]:
-    """Sample a group of replies to every prompt, once more than `runs`; return those of the first
+    """Sample a group of replies to every prompt, once more than `runs`; return those of the last
     run, and figures. Every run draws the same replies.
     """
-    watch, groups, work = LapTimer(model.config), [], None
+    timer, groups, work = LapTimer(model.config), [], None
     compiled = decode.compilations()
     for _ in range(1 + runs):
         # Each of a new sampler: nothing is in a cache.
@@ -198,13 +211,13 @@ def measure_sampling(
         start = Lap.now()
         sampler.set_weights(trained(model), version=0)
         groups = reply(sampler, tokenizer, prompts, config, group_size=group_size)
-        watch.lap(start)
+        timer.lap(start)
         work = sampler.work
     replies = [len(one.turns[0].reply.ids) for group in groups for one in group]
     known = [len(group[0].turns[0].observation_ids) for group in groups]
     layers, logits = matmul_parameters(model.config)
     useful = 2.0 * (layers * (sum(known) + sum(replies)) + logits * sum(replies))
-    figures = watch.phase(useful).figures() | {
+    figures = timer.figures(useful, sum(replies)) | {
         "prompt_tokens": sum(known),
         "reply_tokens": sum(replies),
         "longest_reply": max(replies),
@@ -240,7 +253,7 @@ def measure_update(
 
     The learner takes the model's weights over.
     """
-    watch, shape = LapTimer(model.config), model.config
+    timer, shape = LapTimer(model.config), model.config
     learner = Learner(
         model,
         partial(policy_loss, train.algorithm),
@@ -261,14 +274,15 @@ def measure_update(
         )
         state, stats, _ = learner.update(state, batches, rate=train.optimizer.learning_rate)
         jax.block_until_ready(state.params)
-        watch.lap(start)
+        timer.lap(start)
     rows = [row for group in groups for row in group]
     prompt = sum(group[0].prompt_length for group in groups)
     answer = sum(len(row.ids) - row.prompt_length for row in rows)
     layers, logits = matmul_parameters(shape)
     useful = 6.0 * (layers * (prompt + answer) + logits * answer)
-    return watch.phase(useful).figures() | {
-        "tokens": prompt + answer,
+    # Peers compute the prompt of each sequence: their tokens are counted.
+    return timer.figures(useful, sum(len(row.ids) for row in rows)) | {
+        "computed_tokens": prompt + answer,
         "padding": round(batches.padding, 3),
         "programs": learner.programs,
         "loss": stats["loss"],
