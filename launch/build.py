@@ -327,7 +327,7 @@ def serving(
     """Return the servers that sample from a model's folder, with adapters or without, within any of
     the token limits; None for the native sampler.
     """
-    if config.rollout.backend == "native":
+    if config.rollout.sampler == "native":
         return nullcontext()
     from minirl.sglang.sampler import Servers
 

@@ -10,7 +10,7 @@
 Without a model it is the newest finished run below runs/. A run is asked as it was trained: prompt,
 environment and sampler are its own; other models are asked with the short prompt of plain.yaml, and
 may answer in any form. A config (--cfg) and settings (key=value) take the place of these.
-A checkpoint (sampled in this process, or by SGLang servers with rollout.backend=sglang), an
+A checkpoint (sampled in this process, or by SGLang servers named by rollout.sglang.urls), an
 endpoint that speaks OpenAI's chat completions (its key in OPENAI_API_KEY) and a file are judged
 alike, a test set by its official rule: verdicts.json in the folder of results, or the file that
 --json names, has every verdict and means with 95 % intervals; --official adds the answers in each

@@ -19,7 +19,7 @@ from launch import cli
 from launch.build import REFUTED, SqlSide, load_model, model_folder, serving
 from launch.config import CourseConfig, JobConfig, SecondStage, dump, flat
 from launch.data.contamination import check_overlap
-from launch.data.preflight import rooted
+from launch.data.preflight import describe_sampler, rooted
 from launch.data.prompts import read_tokenizer
 from launch.evaluation.evaluate import judge_answers
 from launch.evaluation.questions import (
@@ -73,6 +73,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         sql = stack.enter_context(SqlSide(config, folder))
         examples, validation, test = _questions(config, folder, sql)
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
+        _log.info("sampler: %s", describe_sampler(config, accelerator))
         config = plan_memory(config, read_config(source), folder)
         tokenizer = read_tokenizer(config, source)
         sql.check_training_prompts(examples, tokenizer)

@@ -44,6 +44,9 @@ PLAN = "plan.json"
 _CPU_FILLED = 0.8
 # A model whose weights and optimizer take less of a device's memory fits, whatever else it needs.
 _SMALL_SHARE = 1 / 256
+# Shares of a GPU's free memory for the weights and the cache of an SGLang server: the rest is for
+# its activations and CUDA graphs, which take more of what a learner on the same GPU leaves.
+_STATIC = {"apart": 0.85, "shared": 0.8}
 # Enough to keep a device busy.
 _FEW_SLOTS = 16
 
@@ -122,8 +125,38 @@ def make_plan(
         "compile_s": {name: round(one.seconds, 1) for name, one in programs.items()},
         "model": model or str(config.model.path or "tiny"),
         "mesh": dict(mesh.shape),
+        "servers": _servers(config, shape, topology.chip.memory_bytes, found),
         "plan_s": round(perf_counter() - started, 1),
     }
+
+
+def _servers(
+    config: JobConfig, shape: ModelConfig, memory_bytes: float, learner: Fit
+) -> dict[str, dict[str, float]]:
+    """Plan SGLang's servers on GPUs of their own, and beside the learner on its GPUs, where the job
+    launches any: XLA's and SGLang's shares of a GPU, and the tokens of a server's cache.
+    """
+    sglang = config.rollout.sglang
+    if config.rollout.sampler == "native" or not sglang.launch or not math.isfinite(memory_bytes):
+        return {}
+    from minirl.plan.fit import FILLED
+    from minirl.sample.cache import token_bytes
+
+    itemsize = {"bfloat16": 2, "float32": 4}[config.model.dtype]
+    gpus = len(sglang.devices[0].split(",")) if sglang.devices else 1
+    own = token_bytes(shape, itemsize=itemsize, mesh=None)
+    found = {}
+    for place, taken in {"apart": 0.0, "shared": learner.bytes / FILLED}.items():
+        xla = math.ceil(100 * taken / memory_bytes) / 100
+        static = _STATIC[place] * (1 - xla) * memory_bytes
+        cache = gpus * static - itemsize * learner.parameters
+        found[place] = {
+            "xla_client_mem_fraction": xla,
+            "mem_fraction_static": _STATIC[place],
+            "static_bytes": static,
+            "cache_tokens": max(cache // own, 0),
+        }
+    return found
 
 
 def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
@@ -151,7 +184,7 @@ class _Phase:
 def _learning(config: JobConfig) -> _Phase:
     from minirl.plan.fit import fit, training_of
 
-    has_sampler = config.rollout.backend == "native"
+    has_sampler = config.rollout.sampler == "native"
     return _Phase("train", "learning", training_of, partial(fit, has_sampler=has_sampler))
 
 
@@ -373,7 +406,22 @@ def _show(plan: dict[str, Any]) -> None:
         axes = [f"{axis} {size}" for axis, size in sampler_mesh.items() if size > 1]
         each = " x ".join(axes) or "one device"
         cli.output.print(f"Samplers: {plan['processes']}, each on {each}")
+    for place, server in plan["servers"].items():
+        cli.output.print(_server_line(place, server), soft_wrap=True)
     cli.output.print(f"This plan took {plan['plan_s']:.0f} s")
+
+
+def _server_line(place: str, server: dict[str, float]) -> str:
+    where = {"apart": "on GPUs of their own", "shared": "on the learner's GPUs"}[place]
+    if not server["cache_tokens"]:
+        return f"Servers {where}: no room"
+    learner = server["xla_client_mem_fraction"]
+    first = f"XLA_CLIENT_MEM_FRACTION={learner:g} and " if learner else ""
+    return (
+        f"Servers {where}: {first}mem-fraction-static={server['mem_fraction_static']:g}, "
+        f"{_gib(server['static_bytes'])} of a GPU, with a cache of "
+        f"{server['cache_tokens']:,.0f} tokens each"
+    )
 
 
 def _gib(size: float) -> str:

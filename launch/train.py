@@ -86,7 +86,7 @@ def train(
     if config.mesh != "auto":
         make_mesh(config.mesh.model_dump())
     if dry_run:
-        _describe(config, resolved if yaml else None)
+        _describe(config, accelerator, resolved if yaml else None)
         return
     from launch import job
     from launch.warm_start import only_warm_start
@@ -136,11 +136,11 @@ def _show_prompt(config: JobConfig) -> None:
         show_prompt(example, prompt, tokenizer, limit=config.sampler.max_prompt_tokens)
 
 
-def _describe(config: JobConfig, settings: str | None) -> None:
+def _describe(config: JobConfig, accelerator: str, settings: str | None) -> None:
     """Print what the run would be, with its settings as comments of those."""
     from launch.data.preflight import describe_run
 
-    lines = describe_run(config)
+    lines = describe_run(config, accelerator)
     if settings is not None:
         cli.output.out(settings, end="")
     for name, line in lines.items():

@@ -2,7 +2,7 @@
 # One run over several nodes:   sbatch slurm.sh progress.yaml runs/progress [key=value ...]
 # The run folder has to be on a file system that all nodes share.
 # With SGLang's servers on some GPUs of each node, the learner has the others:
-#   LEARNER_GPUS=0,1,2,3 sbatch slurm.sh progress.yaml runs/progress rollout.backend=sglang \
+#   LEARNER_GPUS=0,1,2,3 sbatch slurm.sh progress.yaml runs/progress \
 #     rollout.sglang.launch=4 rollout.sglang.devices='["4", "5", "6", "7"]'
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1     # one process a node: it samples on all GPUs of its node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from launch.data.gold_checks import check_for
 from launch.data.prompts import Prompts, measure, read_tokenizer
 from launch.evaluation.questions import SPLITS, Split
 from launch.run_folder import check_place
+from minirl.config import SGLANG_PYTHON
 from minirl.model.config import check_folder
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig
@@ -27,7 +29,7 @@ from sqlenv.executor.database import check_database
 
 def check_inputs(config: JobConfig) -> None:
     """Look for the data, the model and what is installed."""
-    if config.rollout.backend == "sglang":
+    if config.rollout.sampler == "sglang":
         servers = config.rollout.sglang
         if servers.launch:
             servers.find_python()
@@ -156,8 +158,17 @@ def check_model(config: JobConfig) -> None:
         ) from None
 
 
-def describe_run(config: JobConfig) -> dict[str, str]:
-    """Check the model's files and all questions, and say in five lines what the run would be.
+def describe_sampler(config: JobConfig, accelerator: str) -> str:
+    """Say who samples, and why; on GPUs, where SGLang is at hand, also how it would."""
+    rollout = config.rollout
+    python = rollout.sglang.python or os.environ.get(SGLANG_PYTHON)
+    if accelerator != "gpu" or rollout.sampler != "native" or python is None:
+        return str(rollout)
+    return f"{rollout}; {python} has SGLang, which samples with rollout.sglang.launch=N"
+
+
+def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
+    """Check the model's files and all questions, and say in six lines what the run would be.
 
     Raises:
         UserError: The run would miss something.
@@ -188,6 +199,7 @@ def describe_run(config: JobConfig) -> dict[str, str]:
                 lessons = make_lessons(config, sql, tokenizer, loaded["train"].examples, ())
         return {
             **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
+            "sampler": describe_sampler(config, accelerator),
             "memory": describe_memory(config, model_shape(config, None), lessons),
             "prompt": f"{measure(first, tokenizer, limit=limit)[1]} (--show-prompt prints it)",
         }

@@ -51,7 +51,7 @@ class CheckpointSource(Source):
         cls, config: JobConfig, decode: Decode, policy: PolicySource, accelerator: str
     ) -> CheckpointSource:
         """Take a policy as it was trained, or one that a job's settings did not train."""
-        run, backend = policy.run, config.rollout.backend
+        run, backend = policy.run, config.rollout.sampler
         base = run.model.path if run else policy.model
         facts = ModelFacts(
             policy.name,
@@ -74,7 +74,7 @@ class CheckpointSource(Source):
         return {
             "weights": self.identity,
             "dtype": config.model.dtype,
-            "backend": config.rollout.backend,
+            "backend": config.rollout.sampler,
             "accelerator": self.accelerator,
             **config.model_dump(mode="json", include={"sampler"}),
             **(self._verbal_settings() if self.is_judge else {}),
@@ -86,7 +86,7 @@ class CheckpointSource(Source):
     ) -> SourceOutput:
         """Sample replies to questions that have none yet; without any such nothing is loaded."""
         config = self.config
-        sampler = {"sampler": config.rollout.backend}
+        sampler = {"sampler": config.rollout.sampler}
         if self.is_judge:
             settings = self._client_settings(config.verbal.temperature)
             with ExitStack() as stack:

@@ -111,7 +111,8 @@ class SglangConfig(Settings):
 class RolloutConfig(Settings):
     """The sampler of training and evaluation."""
 
-    backend: Literal["native", "sglang"] = "native"
+    backend: Literal["auto", "native", "sglang"] = "auto"
+    """Sampler; `auto` for SGLang where servers are named or launched, else the native one."""
     sglang: SglangConfig = SglangConfig()
     lag: int = Field(default=0, ge=0)
     """Rollouts that servers sample ahead of training."""
@@ -119,12 +120,30 @@ class RolloutConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> RolloutConfig:
         sglang = self.sglang
-        if self.backend == "sglang" and bool(sglang.urls) == bool(sglang.launch):
+        if self.sampler == "sglang" and bool(sglang.urls) == bool(sglang.launch):
             raise contradiction(
                 "sglang", "give either urls (servers that run) or launch (how many to start)"
             )
-        if self.backend == "native" and self.lag:
+        if self.sampler == "native" and self.lag:
             raise contradiction(
-                "lag", "the native sampler takes turns with the learner; set rollout.backend=sglang"
+                "lag",
+                "the native sampler takes turns with the learner; set rollout.sglang.launch=N",
             )
         return self
+
+    @property
+    def sampler(self) -> Literal["native", "sglang"]:
+        """Return who samples."""
+        if self.backend != "auto":
+            return self.backend
+        return "sglang" if self.sglang.urls or self.sglang.launch else "native"
+
+    def __str__(self) -> str:
+        """Say who samples, and why."""
+        sglang, is_chosen = self.sglang, self.backend == "native"
+        if self.sampler == "native":
+            reason = "rollout.backend" if is_chosen else "no server in rollout.sglang"
+            return f"the native sampler ({reason})"
+        if sglang.launch:
+            return f"{sglang.launch} SGLang servers of each host (rollout.sglang.launch)"
+        return f"{len(sglang.urls)} SGLang servers (rollout.sglang.urls)"

@@ -119,7 +119,7 @@ def plan_cache(
     lengths = [_rounded(config.max_prompt_tokens - 1), _rounded(config.max_response_tokens)]
     platform = platform_of(mesh)
     pieces = tuple(sorted({min(size, lengths[0]) for size in _PIECES[platform]}))
-    token_bytes = _token_bytes(model, itemsize=itemsize, mesh=mesh)
+    of_token = token_bytes(model, itemsize=itemsize, mesh=mesh)
     row_bytes = _row_bytes(model, itemsize=itemsize, mesh=mesh)
 
     def shape(slots: int) -> CacheShape:
@@ -130,7 +130,7 @@ def plan_cache(
 
     def size(slots: int) -> float:
         planned = shape(slots)
-        return planned.tokens * token_bytes + (planned.prompts + planned.slots) * row_bytes
+        return planned.tokens * of_token + (planned.prompts + planned.slots) * row_bytes
 
     least = size(1)
     limit = max(room, least) if config.cache_gb is None else config.cache_gb * GB
@@ -148,8 +148,8 @@ def _rounded(tokens: int) -> int:
     return max(-(-tokens // _TILE) * _TILE, _TILE)
 
 
-def _token_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int:
-    """Return the bytes of one token on each device that holds it."""
+def token_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int:
+    """Return the bytes of the keys and values of a token on each device that holds it."""
     heads = model.num_key_value_heads
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     heads = heads if heads % tensor else heads // tensor

@@ -174,19 +174,20 @@ def test_dry_run_prints_a_config_that_loads(dry_run, tiny, tmp_path):
     assert load_config(str(copy), []) == load_config(str(tiny), [*ROOT, "seed=5"])
 
 
-def test_dry_run_says_in_five_lines_what_the_run_would_be(dry_run):
+def test_dry_run_says_in_six_lines_what_the_run_would_be(dry_run):
     """Of data that is there, and of the demo's, which is made for it and gone afterwards."""
     demo = "data.demo={train_databases: 1, validation_databases: 1, test_databases: 1, " + (
         "questions_per_database: 5}"
     )
     for data in (ROOT, [demo]):
         told = dict(line.split(maxsplit=1) for line in dry_run(*data, "--dry-run").splitlines())
-        assert [*told] == ["questions", "passes", "steps", "memory", "prompt"]
+        assert [*told] == ["questions", "passes", "steps", "sampler", "memory", "prompt"]
         assert told["questions"] == (
             "5 to learn from, 4 of 5 to choose checkpoints by, 5 of 5 to test on"
         )
         assert told["passes"].startswith("1.20 over")  # 3 steps of 2 prompts
         assert told["steps"] == "after 3 of the warm start, 3 of 2 prompts x 2 answers"
+        assert told["sampler"] == "the native sampler (no server in rollout.sglang)"
         little = "little; micro-batches of up to"
         assert told["memory"] == f"{little} 16,384 tokens; for the warm start {little} 512 tokens"
         assert told["prompt"].startswith("about ")
@@ -247,8 +248,8 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
                 (tmp_path / f"no-{left_out}" / name).write_text(text)
     train = ["launch.train", "--cfg", str(tiny), "--dry-run", "data.demo=null"]
     model = [*train, "data.root=whole", "model.tiny=null"]
-    served = [*train, "data.root=whole", "rollout.backend=sglang"]
-    served += ["rollout.sglang.urls=[http://a:1]", "rollout.sglang.weights=cut/test.json/below"]
+    served = [*train, "data.root=whole", "rollout.sglang.urls=[http://a:1]"]
+    served += ["rollout.sglang.weights=cut/test.json/below"]
     cases = [
         ([*train, "data.root=text"], missing.name),
         ([*train, "data.root=no-database"], missing.name),

@@ -111,11 +111,11 @@ def test_what_goes_together_is_accepted(case):
 
 
 def test_servers_and_rollouts_ahead_are_taken():
-    servers = "rollout={backend: sglang, lag: 2, sglang: {launch: 2}}"
+    servers = "rollout={lag: 2, sglang: {launch: 2}}"
     load_config(DEMO, [servers, "train.algorithm.correction=masked"])
     urls = ["http://gpu1:30000", "https://gpu1", "http://10.0.0.1:1/", "http://[fe80::1]:1"]
     urls.append("http://a.b.:1")
-    settings = ["rollout.backend=sglang", f"rollout.sglang.urls={urls}"]
+    settings = [f"rollout.sglang.urls={urls}"]
     assert list(load_config(DEMO, settings).rollout.sglang.urls) == urls
 
 

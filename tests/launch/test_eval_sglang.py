@@ -54,8 +54,7 @@ def run(command: Any, place: Path, fake: Fake, out: Path, *more: str) -> dict[st
         [
             *("--cfg", str(place / "verbal.yaml"), "--checkpoint", str(place / "model")),
             *("--accel", "cpu", *(() if out == NAMED else ("--out", str(out)))),
-            *("rollout.backend=sglang", f"rollout.sglang.urls=[{fake.url}]"),
-            *("rollout.sglang.tolerance=1e9", LONG, *more),
+            *(f"rollout.sglang.urls=[{fake.url}]", "rollout.sglang.tolerance=1e9", LONG, *more),
         ]
     )
     report = loaded(out)

@@ -7,6 +7,8 @@ import json
 import logging
 import shlex
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -99,7 +101,7 @@ def test_a_plan_shows_a_warm_start_where_there_is_one(made, capsys):
     assert "warm" not in capsys.readouterr().out
 
 
-SERVERS = ("rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]")
+SERVERS = ("rollout.sglang.urls=[http://gpu1:30000]",)
 
 
 def test_a_plan_has_no_sampler_where_servers_sample(capsys):
@@ -108,6 +110,28 @@ def test_a_plan_has_no_sampler_where_servers_sample(capsys):
     assert (found["generation_memory_bytes"], found["sampler_mesh"]) == ({}, None)
     plan._show(found)
     assert "Samplers" not in capsys.readouterr().out
+
+
+def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
+    """Two layers of one head of 16 in bfloat16: 128 bytes a token."""
+    shape = replace(tiny_shape(config().model.tiny), num_hidden_layers=2, num_key_value_heads=1)
+    shape = replace(shape, head_dim=16)
+    learner = SimpleNamespace(bytes=30e9, parameters=1e9)
+
+    def servers(*overrides, memory=80e9):
+        return plan._servers(config("model.dtype=bfloat16", *overrides), shape, memory, learner)
+
+    found = servers("rollout.sglang.launch=2")
+    assert found["apart"]["cache_tokens"] == (0.85 * 80e9 - 2e9) // 128
+    assert found["shared"]["xla_client_mem_fraction"] == 0.4
+    assert found["shared"]["static_bytes"] == pytest.approx(0.8 * 0.6 * 80e9)
+    assert found["shared"]["cache_tokens"] == (0.8 * 0.6 * 80e9 - 2e9) // 128
+    two = servers("rollout.sglang.launch=1", 'rollout.sglang.devices=["0,1"]')
+    assert two["apart"]["cache_tokens"] == (2 * 0.85 * 80e9 - 2e9) // 128
+    none = servers("rollout.sglang.launch=1", memory=31e9)["shared"]
+    assert "no room" in plan._server_line("shared", none)
+    assert "mem-fraction-static=0.8" in plan._server_line("shared", found["shared"])
+    assert servers() == servers(*SERVERS) == {}
 
 
 def held(mesh, *overrides):

@@ -14,8 +14,6 @@ from launch.config import JobConfig, dump, load_config
 from launch.run_folder import check, check_alike, claim_data, claimed
 from sqlenv.types import Example
 
-SERVED = "rollout.backend=sglang"
-
 
 @pytest.fixture
 def job(tiny, tmp_path):
@@ -48,8 +46,8 @@ def test_a_folder_of_other_settings_is_refused_and_kept(job):
         # Another number of devices; servers of a cluster come and go.
         ((), ("mesh={fsdp: 4, tensor: 2}",), "train.steps=9"),
         (
-            (SERVED, "rollout.sglang.launch=2"),
-            (SERVED, "rollout.sglang.urls=[http://a:1, http://b:1]", "rollout.sglang.wait_s=5"),
+            ("rollout.sglang.launch=2",),
+            ("rollout.sglang.urls=[http://a:1, http://b:1]", "rollout.sglang.wait_s=5"),
             "rollout.lag=1",
         ),
     ],

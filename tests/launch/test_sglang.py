@@ -169,7 +169,7 @@ def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tm
         examples = sql.examples("train", limit=24)
         teach(place, [(sql.evaluation_prompt(one), CALL) for one in examples], steps=40, together=4)
     with serve(sglang_python, place / "model", tmp_path / "sglang.log") as server:
-        there = ["rollout.backend=sglang", f"rollout.sglang.urls=[{server}]"]
+        there = [f"rollout.sglang.urls=[{server}]"]
         native, served = (
             tokens(load_config(str(path), more), tmp_path / f"tokens{len(more)}", place / "model")
             for more in ([], there)

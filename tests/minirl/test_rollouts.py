@@ -36,7 +36,7 @@ def begin(toy, fake, served, tmp_path):
     ) as servers:
 
         def start(folder="run", lag=0, **changes):
-            settings = RolloutConfig(backend="sglang", sglang=config, lag=lag)
+            settings = RolloutConfig(sglang=config, lag=lag)
             own = {"steps": STEPS, "eval_every": STEPS, "validate": lambda *_: 0.5}
             return toy_run.make_trainer(
                 toy, tmp_path / folder, servers=servers, rollout=settings,
