@@ -8,7 +8,6 @@ import logging
 import shlex
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -25,7 +24,7 @@ from minirl.model.config import read_config
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
-from minirl.plan.fit import Devices, sampling_of
+from minirl.plan.fit import Devices, Fit, sampling_of
 
 SMALL = (
     "model.tiny.vocab_size=512",
@@ -116,7 +115,7 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     """Two layers of one head of 16 in bfloat16: 128 bytes a token."""
     shape = replace(tiny_shape(config().model.tiny), num_hidden_layers=2, num_key_value_heads=1)
     shape = replace(shape, head_dim=16)
-    learner = SimpleNamespace(bytes=30e9, parameters=1e9)
+    learner = Fit(0, None, 10**9, None, {"all": 30e9}, {}, {}, "")
 
     def servers(*overrides, memory=80e9):
         return plan._servers(config("model.dtype=bfloat16", *overrides), shape, memory, learner)
