@@ -21,6 +21,8 @@ from sqlenv.data.records import is_utf16
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Observation
 
+_MODEL_FILES = (".json", ".safetensors", ".jinja")
+
 
 def read_text(path: Path) -> str:
     """Read a file of text, with or without a byte order mark; all line ends become line feeds."""
@@ -83,6 +85,12 @@ def digest(files: Collection[Path]) -> str:
         contents = threads.map(fingerprint, files)
         lines = sorted(f"{path.name} {found}" for path, found in zip(files, contents, strict=True))
     return short(os.fsencode("\n".join(lines)))
+
+
+def model_digest(folder: Path) -> str:
+    """Digest what a policy is read from: weights, their shape, tokenizer and template."""
+    files = [path for path in folder.iterdir() if path.suffix in _MODEL_FILES and path.is_file()]
+    return digest(files)
 
 
 def short(content: bytes) -> str:

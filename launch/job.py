@@ -37,7 +37,7 @@ from launch.evaluation.sources import unread_of
 from launch.files import write_json
 from launch.plan import plan_memory
 from launch.reporting.runs import gains
-from launch.run_folder import RESULT, check_alike, claim_data, claimed
+from launch.run_folder import RESULT, check_alike, claim_data, claimed, fingerprints
 from launch.screening import kept, screen
 from launch.tables import RunResult, show_run
 from launch.warm_start import own_answers, refuse_early, start_model
@@ -130,7 +130,9 @@ def train(config: JobConfig, *, accelerator: str) -> None:
 def _questions(
     config: JobConfig, folder: Path, sql: SqlSide
 ) -> tuple[Sequence[Example], Sequence[Example], Sequence[Example]]:
-    """Load the questions to learn from, to choose checkpoints by and to test on, and note them."""
+    """Load the questions to learn from, to choose checkpoints by and to test on; note them and the
+    model.
+    """
     limits = config.evaluation
     splits: dict[Split, Sequence[Example]] = {
         "train": sql.examples("train"),
@@ -138,8 +140,9 @@ def _questions(
         "test": sql.examples("test", limit=limits.questions),
     }
     distributed.from_first(lambda: check_overlap(config, splits))
-    facts = distributed.from_first(lambda: claim_data(folder, splits))
-    distributed.gather(lambda: check_alike(splits, facts))
+    found = fingerprints(splits, config.model.path)
+    facts = distributed.from_first(lambda: claim_data(folder, found))
+    distributed.gather(lambda: check_alike(found, facts))
     return splits["train"], splits["validation"], splits["test"]
 
 

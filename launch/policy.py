@@ -14,7 +14,7 @@ from launch import cli
 from launch.config import JobConfig, flat, load_config
 from launch.data.preflight import check_model
 from launch.evaluation.questions import SPLITS
-from launch.run_folder import CONFIG, RESULT, WARM_MODEL, run_of
+from launch.run_folder import CONFIG, RESULT, WARM_MODEL, check_base, run_of
 from minirl.config import LoraConfig, RolloutConfig
 
 WHERE = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
@@ -83,6 +83,8 @@ def _of_run(run: Path, checkpoint: Path) -> PolicySource:
         path = run / WARM_MODEL
     elif config.model.path is not None:
         check_model(config)
+        if config.train.lora is not None:
+            check_base(run, path)
     name = f"{run.resolve().name}-step{checkpoint.name}"
     return PolicySource(name, path, checkpoint, config, config.train.lora)
 

@@ -15,7 +15,7 @@ import yaml
 
 from exchange import UserError
 from launch.config import flat
-from launch.files import versions, write_json, write_text
+from launch.files import model_digest, versions, write_json, write_text
 from minirl.run.files import PART, read_json
 from sqlenv.data.loading import question_digest
 from sqlenv.types import Example
@@ -36,6 +36,8 @@ PLACES = "places"
 """Settings that say where weights and data lay, for people: what they are is said by contents."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
 _ELSEWHERE = ("rollout.sglang.", "run.dir", "run.trackio")
+_ELSEWHERE += ("executor.workers", "train.env_workers")
+_MODEL = "model"  # in data.json
 # A folder with no more than these holds no work yet, and other settings may have it.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
 _ADVICE = "delete it to go on"
@@ -90,7 +92,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """Flatten settings but those of devices, servers, places and trackers, which may change."""
+    """Flatten settings but those of devices, cores, servers, places and trackers."""
     found = flat({key: value for key, value in values.items() if key not in ("mesh", PLACES)})
     return {key: value for key, value in found if not key.startswith(_ELSEWHERE)}
 
@@ -146,37 +148,56 @@ def _lock(handle: int, folder: Path, *, key: str) -> None:
         _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
 
 
-def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
-    """Return number and fingerprint of the questions of each split."""
-    return {
+def fingerprints(
+    splits: Mapping[Any, Sequence[Example]], model: Path | None = None
+) -> dict[str, Any]:
+    """Return number and fingerprint of the questions of each split, and the fingerprint of a model
+    that is none of the run's own.
+    """
+    facts: dict[str, Any] = {
         name: {"questions": len(each), "fingerprint": question_digest(each)}
         for name, each in splits.items()
     }
+    return facts if model is None else {**facts, _MODEL: {"fingerprint": model_digest(model)}}
 
 
-def check_alike(splits: Mapping[Any, Sequence[Example]], facts: Mapping[str, Any]) -> None:
-    """Raise a `UserError` if this process has other questions than the first, by their facts."""
-    for name, found in fingerprints(splits).items():
-        if found != facts[name]:
+def check_alike(found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Raise a `UserError` if this process has read something else than the first."""
+    for name in found:
+        if found[name] != facts[name]:
             raise UserError(
-                f"data.{name}: this process has read other questions than process 0; give all "
+                f"{_told(name)}: this process has read something else than process 0; give all "
                 "hosts the same files (a gold query that takes too long on one is dropped there: "
                 "see executor.timeout_s)"
             )
 
 
-def claim_data(folder: Path, splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
-    """Note the `fingerprints` of a folder's questions; a `UserError` if it began with others."""
-    facts = fingerprints(splits)
+def claim_data(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Note the `fingerprints` of what a run begins with; a `UserError` if it began with others."""
     path = folder / DATA
-    old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else facts
-    if changed := [name for name in facts if old.get(name) != facts[name]]:
+    old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else {}
+    if changed := [name for name in facts if old.get(name, facts[name]) != facts[name]]:
         raise UserError(
-            f"data.{changed[0]}: the files hold other questions than when {folder} was begun; "
+            f"{_told(changed[0])}: the files are others than when {folder} was begun; "
             f"bring them back, or start in another folder ({path} may be deleted to go on)"
         )
     write_json(path, facts)
     return facts
+
+
+def check_base(run: Path, model: Path) -> None:
+    """Raise a `UserError` if a run's adapters belong to other weights than a folder has now."""
+    path = run / DATA
+    old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else {}
+    if old.get(_MODEL, found := fingerprints({}, model)[_MODEL]) != found:
+        raise UserError(
+            f"{_told(_MODEL)}: {model} holds other weights than those under the adapters of {run}; "
+            "bring them back"
+        )
+
+
+def _told(name: str) -> str:
+    return "model.path" if name == _MODEL else f"data.{name}"
 
 
 def _note_versions(path: Path) -> None:

@@ -114,8 +114,8 @@ _REMOVED = {
 class ExecutorConfig(Settings):
     """How queries run, and their limits."""
 
-    workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
-    """Concurrent queries; default: one per CPU core, at most 16."""
+    workers: int | None = Field(default=None, ge=1)
+    """Concurrent queries, which change no result; None for one per CPU core, at most 16."""
 
     timeout_s: float = Field(default=30.0, gt=0, le=1_000_000)
     """Wall time of a query, in seconds."""
@@ -140,6 +140,11 @@ class ExecutorConfig(Settings):
 
     now: AwareDatetime | None = STILL
     """The time that queries see; None for the real time (docs/executor.md)."""
+
+    @property
+    def threads(self) -> int:
+        """Return how many queries run at a time on this machine."""
+        return self.workers or min(os.cpu_count() or 1, 16)
 
     @model_validator(mode="before")
     @classmethod

@@ -39,7 +39,7 @@ def check_for(data: DataConfig, executor: Executor | None, disk: DiskCache) -> C
     plain = executor
 
     def look(examples: Sequence[Example]) -> Iterator[Checked]:
-        with ThreadPoolExecutor(plain.config.workers) as threads:
+        with ThreadPoolExecutor(plain.config.threads) as threads:
             yield from threads.map(lambda one: check_gold(one, plain, disk), examples)
 
     return look

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from launch import cli
 from launch.config import PromptConfig
 from sqlenv.cache import DiskCache, shared_cache
-from sqlenv.config import AgenticConfig, EnvConfig
+from sqlenv.config import STILL, AgenticConfig, EnvConfig
 from sqlenv.prompts import (
     ASKED_FOR,
     REASONING,
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 
 
 def read_tokenizer(config: JobConfig, folder: Path) -> ChatTokenizer:
-    """Read a tokenizer whose chat template has a job's arguments, and the date that queries see."""
+    """Read a tokenizer whose chat template has a job's arguments, and the date that queries see; a
+    fixed one where these see the real time, so that a prompt is the same on another day.
+    """
     # Of the learner's extra, and seconds to import.
     from minirl.model.tokenizer import ChatTokenizer
 
-    return ChatTokenizer(folder, arguments=config.prompt.template, now=config.executor.now)
+    return ChatTokenizer(folder, arguments=config.prompt.template, now=config.executor.now or STILL)
 
 
 class Prompts:

@@ -25,7 +25,7 @@ from launch.evaluation.responses import (
 from launch.evaluation.results import ModelFacts
 from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
 from launch.evaluation.sources import Source, SourceOutput, deliberate, unread_of
-from launch.files import digest, short
+from launch.files import model_digest, short
 from launch.policy import PolicySource
 from launch.weights import load_policy
 from minirl.model.tokenizer import ChatTokenizer
@@ -33,7 +33,6 @@ from minirl.types import Progress
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example
 
-_MODEL_FILES = (".json", ".safetensors", ".jinja")
 _SMALL_BYTES = 1_000_000
 """Larger files of a checkpoint, of which most are the optimizer's, are told apart by their names,
 which Orbax draws by chance, and sizes."""
@@ -138,9 +137,8 @@ class CheckpointSource(Source):
 
 
 def _identity(policy: PolicySource) -> str:
-    model = [path for path in policy.model.iterdir() if path.suffix in _MODEL_FILES]
     lora = policy.lora and policy.lora.model_dump(mode="json")
-    parts: list[Any] = [digest([path for path in model if path.is_file()]), lora]
+    parts: list[Any] = [model_digest(policy.model), lora]
     if policy.checkpoint is not None:
         files = filter(Path.is_file, policy.checkpoint.rglob("*"))
         parts += sorted(_file(path, policy.checkpoint) for path in files)

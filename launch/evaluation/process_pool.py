@@ -30,14 +30,14 @@ _CHUNK = 16  # jobs in one message
 def process_pool(
     make: Make[Job, JobResult], config: ExecutorConfig, *, most: int, chunk: int = _CHUNK
 ) -> Generator[Callable[[Sequence[Job]], Iterator[JobResult]]]:
-    """Start `config.workers` processes that do jobs, lot by lot; answers of a lot come in order.
+    """Start `config.threads` processes that do jobs, lot by lot; answers of a lot come in order.
 
     `make` is called once in each process with the settings of its executor, which has one worker;
     it gives what does one job, as long as its context is open. `most` are the jobs of all lots
     together, of which few are done in this process, and `chunk` those in one message.
     """
     alone = config.model_copy(update={"workers": 1})
-    size = min(config.workers, -(-most // chunk))
+    size = min(config.threads, -(-most // chunk))
     if most <= _ALONE * chunk // _CHUNK or size < 2:
         with make(alone) as work:
             yield lambda jobs: map(work, jobs)

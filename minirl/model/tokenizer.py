@@ -31,8 +31,9 @@ _REPLY = "minirl-reply-sentinel"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY})
 # How control tokens are written, also those that a tokenizer does not call special.
 _WRITTEN = re.compile(r"<\|.*\|>\Z")
-# How templates ask for today's date; transformers has this function alone.
-_TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>["'])(?P<format>.*?)(?P=quote)\s*\)""")
+# The function by which templates ask for today's date, and what may be asked for.
+_TODAY = "strftime_now"
+_DATE_PARTS = (*"aAbBdHIjmMpSUwWxXyYzZ", "-d", "-m", "-H", "-I", "-M", "e", "F", "T", "%")
 # Once for each folder, however often it is read.
 _warn = cache(logging.getLogger(__name__).warning)
 
@@ -132,8 +133,11 @@ class ChatTokenizer:
 
 
 def dated(template: str, now: datetime) -> str:
-    """Put a date into a chat template in the place of every call for today's."""
-    return _TODAY.sub(lambda match: repr(now.strftime(match["format"])), template)
+    """Give a chat template a date in the place of today's."""
+    parts = "".join(f"|replace('%{part}', {now.strftime('%' + part)!r})" for part in _DATE_PARTS)
+    # A line of its own, which Jinja leaves out.
+    macro = f"{{% macro {_TODAY}(form) %}}{{{{ form{parts} }}}}{{% endmacro %}}\n"
+    return macro + template if _TODAY in template else template
 
 
 def _read(folder: Path) -> Any:

@@ -108,7 +108,7 @@ class Scorer:
         self._feedback = partial(feedback, form=form)
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
         self._told: set[object] = set()
-        self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
+        self._threads = ThreadPoolExecutor(config.executor.threads, thread_name_prefix="rewards")
 
     def environment(self, *, replies: int) -> BaseEnvironment:
         """Build the environment of the settings, for episodes of at most so many replies."""

@@ -59,7 +59,7 @@ class Executor:
         self._process = os.getpid()
         self._gold = GoldCache(config, disk)
         self._seen: dict[Path, Identity] = {}
-        self._free = threading.Semaphore(config.workers)
+        self._free = threading.Semaphore(config.threads)
         self._entry = threading.Lock()  # whoever waits for places is served before who comes later
         self._lock = threading.Lock()
         self._running: _Running = {}
@@ -111,7 +111,7 @@ class Executor:
             result = self._attempt(*asked)
         if result != _OUT_OF_HEAP:
             return result
-        with self._places(self.config.workers):
+        with self._places(self.config.threads):
             _close_all(self._idle)
             return self._attempt(*asked)
 
@@ -126,7 +126,7 @@ class Executor:
         """Call a function that runs queries here, on all workers; an exception ends all of them."""
         if len(items) <= 1:
             return [function(item) for item in items]
-        workers = self.config.workers
+        workers = self.config.threads
         length = min(-(-len(items) // (4 * workers)), _MOST_TOGETHER)
         parts = [items[at : at + length] for at in range(0, len(items), length)]
         threads: set[int] = set()

@@ -26,7 +26,7 @@ TWO = ExecutorConfig(
 
 @contextmanager
 def make_square(config: ExecutorConfig) -> Generator[Callable[[int], tuple[int, int]]]:
-    assert config.workers == 1
+    assert config.threads == 1
     yield lambda number: (number * number, os.getpid())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,14 @@ import yaml
 import minirl.errors
 from exchange import UserError
 from launch.config import JobConfig, dump, load_config
-from launch.run_folder import check, check_alike, claim_data, claimed
+from launch.run_folder import (
+    check,
+    check_alike,
+    check_base,
+    claim_data,
+    claimed,
+    fingerprints,
+)
 from sqlenv.types import Example
 
 
@@ -50,9 +58,15 @@ def test_a_folder_of_other_settings_is_refused_and_kept(job):
             ("rollout.sglang.urls=[http://a:1, http://b:1]", "rollout.sglang.wait_s=5"),
             "rollout.lag=1",
         ),
+        # Another number of cores.
+        (
+            ("executor.workers=2", "train.env_workers=4"),
+            ("executor.workers=null", "train.env_workers=8"),
+            "executor.timeout_s=1",
+        ),
     ],
 )
-def test_a_run_may_go_on_with_other_devices_and_servers(job, settings, others, refused):
+def test_a_run_may_go_on_with_other_devices_servers_and_cores(job, settings, others, refused):
     folder = claim(job(*settings), work=True)
     other = job(*others)
     assert claim(other) == folder
@@ -103,16 +117,40 @@ def test_damaged_files_are_named(job, name, text):
     folder = claim(job(), work=True)
     (folder / name).write_text(text)
     with pytest.raises((UserError, minirl.errors.UserError), match=name):
-        claim_data(claim(job()), {"train": []})
+        claim_data(claim(job()), fingerprints({"train": []}))
 
 
 def test_questions_that_changed_under_a_run_or_on_another_host_are_refused(tmp_path):
     first, second = (Example(str(n), "?", "d", tmp_path, f"SELECT {n}") for n in (1, 2))
-    facts = claim_data(tmp_path, {"train": [first, second]})
-    assert facts["train"]["questions"] == 2
-    assert claim_data(tmp_path, {"train": [first, second]}) == facts
-    check_alike({"train": [first, second]}, facts)
+    facts, others = (fingerprints({"train": each}) for each in ([first, second], [second, first]))
+    assert claim_data(tmp_path, facts)["train"]["questions"] == 2
+    assert claim_data(tmp_path, facts) == facts
+    check_alike(facts, facts)
     with pytest.raises(UserError, match=r"data\.train: "):
-        claim_data(tmp_path, {"train": [second, first]})
+        claim_data(tmp_path, others)
     with pytest.raises(UserError, match=r"data\.train: "):
-        check_alike({"train": [second, first]}, facts)
+        check_alike(others, facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_same"),
+    [
+        ("model.safetensors", "other weights", False),
+        ("model-00002-of-00002.safetensors", "one more", False),
+        ("tokenizer.json", "{}", False),
+        ("chat_template.jinja", "{{ messages }}", False),
+        ("README.md", "another", True),
+    ],
+)
+def test_a_run_and_its_adapters_belong_to_the_model_it_began_with(tmp_path, name, text, is_same):
+    run, model = tmp_path / "run", tmp_path / "model"
+    model.mkdir()
+    for file in ("config.json", "model.safetensors", "tokenizer.json", "README.md"):
+        (model / file).write_text(file)
+    claim_data(run, fingerprints({}, model))
+    model = model.rename(tmp_path / "elsewhere")
+    check_base(run, model)
+    (model / name).write_text(text)
+    for check_it in (check_base, lambda run, model: claim_data(run, fingerprints({}, model))):
+        with nullcontext() if is_same else pytest.raises(UserError, match=r"^model\.path: "):
+            check_it(run, model)

@@ -211,7 +211,7 @@ def test_arguments_and_the_date_of_a_run_reach_the_template(tmp_path):
     """As Qwen3.5 closes its thinking at the start of the reply, and Llama 3 shows a date."""
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{{ strftime_now( '%d %b %Y' ) }}"
+        "{%- set form = '%d %b %Y' %}{{ strftime_now(form) }}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n"
         "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
         "{% endif %}{% endif %}"
