@@ -1,20 +1,30 @@
-"""One prediction beside its gold query, by every family."""
+"""One prediction beside its gold query, by every family: alone, by luck, and on witnesses."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from rewards import score
+from rewards.adapters.skyrl import SqlEnv
+from rewards.adapters.trl import SqlReward
+from rewards.adapters.verl import compute_score
+from rewards.compose import build_reward
+from rewards.config import AstraConfig, ExecutionConfig, PaverlConfig
 from rewards.workbench import MODES, Workbench
 from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Numbers
+from sqlenv.sql.answers import answer_of
+from sqlenv.types import Attempt, AttemptKind, Episode, Example, Numbers, SqlError, Table
 from tests.databases import make_file
 from tests.vectors import read
+
+from .conftest import EXAMPLE, Golds
 
 CASES = read("workbench")
 LAST_BITS = read("numbers")
@@ -144,3 +154,132 @@ def test_a_database_that_changes_in_use_is_named(make_database, bench, caplog):
     assert not caplog.messages
     assert bench.score(asked, asked.gold_sql).record()["ex"] == before["ex"]
     assert caplog.messages[0].startswith(f"{asked.database}: the database changed")
+
+
+# 0 and 1 for a right answer.
+
+ASKED = Example("1", "?", "d", Path("d.sqlite"), "SELECT 1")
+
+
+def attempt(*, correct: bool, kind: AttemptKind = "answer") -> Attempt:
+    return Attempt(answer_of("SELECT 1", "any"), SqlError(""), correct, kind=kind)
+
+
+def test_only_the_answer_is_paid():
+    """The last attempt, and only one that answers: a call of a tool may give the right rows."""
+    nothing = Golds(SqlError(""))
+    reward = build_reward(ExecutionConfig(), nothing)
+    right, wrong, call = (
+        attempt(correct=True),
+        attempt(correct=False),
+        attempt(correct=True, kind="call"),
+    )
+    paid = {(right,): 1, (wrong, right): 1, (right, wrong): 0, (call,): 0, (call, right): 1, (): 0}
+    for attempts, total in paid.items():
+        score = reward(Episode(ASKED, attempts))
+        assert (score.total, score.correct, score.parts) == (
+            total,
+            bool(total),
+            {"execution": total},
+        )
+
+
+@pytest.mark.parametrize("own", [{"alternatives": ("SELECT 2",)}, {"grading_method": "subset"}])
+def test_right_by_another_gold_or_its_own_rule_is_paid_in_full(own):
+    """Rewards of columns too, though the first gold's result has none of the answer's."""
+    right = Attempt(answer_of("SELECT 2", "any"), Table(("a",), ((2,),)), correct=True)
+    gold = Golds(Table(("a",), ((1,),)))
+    for config, total in ((PaverlConfig(), 10), (AstraConfig(), 1)):
+        reward = build_reward(config, gold)
+        assert reward(Episode(replace(EXAMPLE, **own), (right,))).total == pytest.approx(total)
+
+
+# What a witness refutes is judged on that witness, by every family.
+
+# One cat lives here, of three years.
+SUM = "SELECT SUM(age) FROM pet WHERE kind = 'cat'"
+LUCKY = "SELECT age FROM pet WHERE kind = 'cat'"
+EXECUTOR = ExecutorConfig(workers=1)
+FAMILIES = [
+    # The settings of a reward; what it pays for the gold query, and for one that has no right row.
+    ({"kind": "execution"}, 1, 0),
+    ({"kind": "one_shot"}, 2.5, 0.5),
+    ({"kind": "progressive"}, 2.25, 0.25),
+    ({"kind": "paverl"}, 10, 0.5),
+    ({"kind": "paverl", "payoff": "binary"}, 10, 0.5),
+    ({"kind": "paverl", "ex_f": "code"}, 10, 0.5),
+    ({"kind": "astra"}, 1, 0),
+    ({"kind": "astra", "aggregate": "last"}, 1, 0),
+    ({"kind": "astra", "step_score": "binary"}, 1, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def pets(make_database) -> Path:
+    return make_database(
+        [
+            "CREATE TABLE pet (id INTEGER PRIMARY KEY, kind TEXT, age INTEGER)",
+            "INSERT INTO pet VALUES (1, 'cat', 3), (2, 'dog', 1), (3, 'dog', 2), (4, 'fish', 1)",
+        ]
+    )
+
+
+def single_turn(witnesses: int, match: str = "set") -> dict[str, Any]:
+    return {"kind": "single_turn", "wrapping": "any", "match": match, "witnesses": witnesses}
+
+
+@pytest.mark.parametrize(("reward", "right", "wrong"), FAMILIES, ids=lambda one: json.dumps(one))
+def test_no_family_pays_for_what_a_witness_refutes(pets, reward, right, wrong):
+    def paid(sql: str, witnesses: int) -> tuple[float, bool]:
+        env = single_turn(witnesses)
+        found = score(pets, SUM, sql, reward, env=env, executor=EXECUTOR)
+        return found.total, found.correct
+
+    assert paid(SUM, 4) == paid(LUCKY, 0) == (pytest.approx(right), True)
+    assert paid(LUCKY, 4) == (pytest.approx(wrong), False)
+
+
+@pytest.mark.parametrize(("reward", "total"), [("paverl", 10 / 2), ("astra", 0.8 * 1 / (2 * 2))])
+def test_columns_are_paid_as_on_the_witness_that_refutes(pets, reward, total):
+    """One of two columns is right there: EX_f is 1/2, M of CSMR 1."""
+    gold, lucky = (f"SELECT kind, {one}(age) FROM pet WHERE kind = 'cat'" for one in ("SUM", "MAX"))
+    found = score(pets, gold, lucky, reward, env=single_turn(4), executor=EXECUTOR)
+    assert (found.total, found.correct) == (pytest.approx(total), False)
+
+
+@pytest.mark.parametrize(
+    ("gold", "lucky", "blamed"),
+    [
+        ("SELECT age FROM pet WHERE kind = 'cat'", "SELECT age FROM pet WHERE id = 1", "WHERE"),
+        (SUM, LUCKY, "SELECT"),
+    ],
+)
+def test_expo_blames_the_clause_that_is_wrong_on_the_witness(pets, gold, lucky, blamed):
+    """On the question's own database the results are equal: nothing there tells the clauses."""
+    env = single_turn(4, match="bag_ordered")
+    found = score(pets, gold, lucky, "expo", env=env, executor=EXECUTOR)
+    credit = {lucky[one.start : one.end].split()[0]: one.value for one in found.credit}
+    assert credit == {"SELECT": 0.5, "FROM": 0.5, "WHERE": 0.5} | {blamed: -0.5}
+
+
+def test_a_lucky_call_earns_nothing_either(pets):
+    """Its repetition as the answer is no step of its own (`final_step=dedup`)."""
+
+    def paid(witnesses: int) -> float:
+        called = json.dumps({"name": "run_sql_remote", "arguments": {"query": LUCKY}})
+        replies = [f"<tool_call>{called}</tool_call>", f"```sql\n{LUCKY}\n```"]
+        env = {"kind": "agentic", "witnesses": witnesses}
+        return score(pets, SUM, replies, "astra", env=env, executor=EXECUTOR).total
+
+    assert paid(0) == 1
+    assert paid(4) == 0
+
+
+def test_adapters_ask_the_witnesses_of_their_settings(pets):
+    settings = {"reward": {"kind": "execution"}, "env": single_turn(4), "executor": EXECUTOR}
+    row = {"database": str(pets), "gold_sql": SUM}
+    for sql, right in ((SUM, 1), (LUCKY, 0)):
+        assert SqlReward(settings)([sql], database=[str(pets)], gold_sql=[SUM]) == [right]
+        assert compute_score("", sql, SUM, row, settings=settings)["score"] == right
+        skyrl = SqlEnv(settings, {**row, "reward_spec": {"ground_truth": SUM}})
+        assert skyrl.step(sql)["reward"] == right

@@ -1,19 +1,28 @@
-"""Reading data sets in the layouts that people download, and sampling from them."""
+"""Data sets in the layouts that people download: found, read, sampled, split."""
 
+from __future__ import annotations
+
+import contextlib
 import json
+import shutil
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exchange import UserError
 from sqlenv.config import DataConfig
 from sqlenv.data import index as question_index
-from sqlenv.data.layouts import SETS
-from sqlenv.data.loading import load, read_all
+from sqlenv.data.descriptions import full_descriptions
+from sqlenv.data.held_out import hold_out, validation_of
+from sqlenv.data.layouts import SETS, AbsentError, locate
+from sqlenv.data.loading import LoadedData, load, read_all
 from sqlenv.data.records import read_records
-from sqlenv.schema.reading import Described, read_schema
+from sqlenv.data.sources import by_running
+from sqlenv.executor import Executor
+from sqlenv.schema.reading import Described, described_key, read_schema
 from sqlenv.schema.rendering import render_schema
 from tests.databases import write
 
@@ -259,3 +268,195 @@ def test_real_dev_counts(shared, runner, layout, file, empty):
     assert data.pools[0].found["empty"] == empty
     assert not data.pools[0].found["failing"]
     assert Counter(example.difficulty for example in data.examples) == LEVELS[file]
+
+
+# BIRD's description files, as they come.
+
+HEAD = "original_column_name,column_name,column_description,data_format,value_description\r\n"
+FOLDER = "database_description"
+CAFE = HEAD + "Name,full name,the café,text,\r\n"
+LINES = HEAD.replace("\r\n", ",,\r\n") + 'Name,,"one\r\ntwo\0",text,"x: ""y""",,\r\nb,bee\r\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "file", "expected"),
+    [
+        *((CAFE.encode(name), "town.csv", ["the café"]) for name in ("utf-8", "cp1252", "utf-16")),
+        (CAFE.encode("utf-8-sig"), "town.csv", ["the café"]),
+        # A mark before bytes that are not UTF-8.
+        (b"\xef\xbb\xbf" + CAFE.encode("cp1252"), "town.csv", ["the café"]),
+        ((HEAD.upper() + " NAME ,,the name,text,\r\n").encode(), "TOWN.CSV", ["the name"]),
+        # Cells of several lines, spare cells and zero bytes.
+        (LINES.encode(), " Town .csv", ['one two; x: "y"', "bee"]),
+    ],
+)
+def test_files_as_they_come(tmp_path: Path, content: bytes, file: str, expected: list[str]):
+    place = tmp_path / (FOLDER if file.islower() else FOLDER.title())
+    place.mkdir()
+    (place / file).write_bytes(content)
+    (place / "._town.csv").write_text(CAFE)  # macOS leaves such
+    columns = (("town", "name"), ("town", "b"))
+    assert full_descriptions(tmp_path) == dict(zip(columns, expected, strict=False))
+    assert described_key("Town", " NAME\n") == columns[0]
+
+
+def test_a_file_without_the_columns_is_named_and_passed_over(tmp_path: Path, caplog):
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "town.csv").write_bytes(b"a;b;c\r\n1;2;3\r\n")
+    assert full_descriptions(tmp_path) == {}
+    assert "town.csv: line 1 has no column original_column_name, but a;b;c" in caplog.text
+
+
+# Data sets are found by where their files are and what these hold, wherever a folder is given.
+
+SYN = {"db_id": "band", "SpiderSynQuestion": "synonym?", "SpiderQuestion": "?", "query": "SELECT 1"}
+SPIDER2 = {"instance_id": "local1", "db": "band", "question": "Q", "external_knowledge": None}
+
+# Each download as it is unpacked: its question files by set, a record, its folders of databases.
+SPIDER = {"spider-train": "train_spider.json", "spider-dev": "dev.json", "spider-test": "test.json"}
+SYNS = {"spider-syn-train": "train_spider.json", "spider-syn": "dev.json"}
+BIRD = {"bird-train": "train/train.json", "bird-dev": "dev_20240627/dev.json"}
+BIRDS = ["train/train_databases", "dev_20240627/dev_databases"]
+SINGLE: dict[str, tuple[dict[str, str], Any, list[str]]] = {
+    "spider_data": (SPIDER, spider(), ["database"]),
+    "Spider-Syn": (SYNS, SYN, ["database"]),
+    "Spider-DK": ({"spider-dk": "Spider-DK.json"}, spider(type="x"), ["database"]),
+    "realistic": ({"spider-realistic": "spider-realistic.json"}, spider(), ["database"]),
+    "bird": (BIRD, bird(), BIRDS),
+    "minidev": ({"bird-minidev": "mini_dev_sqlite.json"}, bird(), ["dev_databases"]),
+    "SynSQL-2.5M": ({"synsql": "data.json"}, SYNSQL, ["databases"]),
+    "spider2-lite": ({"spider2-local": "spider2-lite.jsonl"}, SPIDER2, ["spider2-localdb"]),
+}
+# What questions say in other layouts than Spider's: the text, the evidence, the difficulty.
+TOLD = {
+    "spider-syn": ("synonym?", "", "easy"),
+    "bird": ("Q", "E", "simple"),
+    "synsql": ("Which names?", "k", "Simple"),
+    "spider2": ("Q", "", ""),
+}
+
+
+def make_single(root: Path, name: str) -> Path:
+    files, record, databases = SINGLE[name]
+    for file in files.values():
+        write(root / name / file, record if file.endswith("l") else [record])
+    for place in databases:
+        make_database(root / name / place)
+    return root / name
+
+
+def found(root: Path) -> dict[str, str]:
+    """Find every set in a folder, by the folder that it lies in."""
+    places = {}
+    for name, one in SETS.items():
+        with contextlib.suppress(AbsentError):
+            places[name] = locate(one.at(root)).root.name
+    return places
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_single_download_is_found_as_it_is(tmp_path: Path, name: str):
+    folder = make_single(tmp_path, name)
+    for root in (folder, tmp_path):
+        assert set(found(root)) == set(SINGLE[name][0])
+        for one in SINGLE[name][0]:
+            (example,) = read_all(SETS[one].at(root))
+            told = (example.question, example.evidence, example.difficulty)
+            assert told == TOLD.get(SETS[one].layout, ("Which names?", "", "easy"))
+
+
+def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
+    for name in SINGLE:
+        make_single(tmp_path, name)
+    assert found(tmp_path) == {
+        name: folder for folder, (files, *_) in SINGLE.items() for name in files
+    }
+
+
+def test_what_is_there_twice_or_packed_is_told(tmp_path: Path):
+    shutil.copytree(make_single(tmp_path / "two", "spider_data"), tmp_path / "two" / "copy")
+    with pytest.raises(UserError, match=r"^is in .*copy and in .*spider_data; give"):
+        locate(SETS["spider-dev"].at(tmp_path / "two"))
+    folder = make_single(tmp_path, "bird") / "train"
+    shutil.rmtree(folder / "train_databases")
+    (folder / "train_databases.zip").touch()
+    with pytest.raises(UserError, match=r"unpack .*train_databases\.zip$"):
+        locate(SETS["bird-train"].at(tmp_path))
+
+
+# Databases that are held out of training, to choose checkpoints by.
+
+RIGHT, WRONG = "SELECT name FROM band", "SELECT age FROM band"
+
+
+def split(
+    config: DataConfig, count: int, runner: Executor
+) -> tuple[frozenset[str], LoadedData, LoadedData]:
+    """Hold out, and load what is left and what is held out."""
+    held = hold_out(config, count, by_running(runner))
+    rest = load(config, check=by_running(runner), accept=lambda db_id: db_id not in held)
+    validation = validation_of(config, count)
+    own = load(validation, check=by_running(runner), accept=lambda db_id: db_id in held)
+    assert databases(own) <= held
+    assert not databases(rest) & held
+    return held, rest, own
+
+
+def databases(data: LoadedData) -> set[str]:
+    return {example.db_id for example in data.examples}
+
+
+def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path, runner):
+    """30 databases of 10 questions, of which one fails: 270 may stay, 200 and 23 are asked for."""
+    golds = {f"d{number}": [RIGHT] * 9 + [WRONG] for number in range(30)}
+    source = make_source(tmp_path, "own", golds)
+    for seed in range(3):
+        config = DataConfig(sources=(source,), total=200, seed=seed)
+        held, rest, own = split(config, 23, runner)
+        assert (len(rest.examples), len(own.examples)) == (200, 23)
+        # 300 * 23 / 223 = 30.9 questions: the fourth database is the one that exceeds it least.
+        assert len(held) == 4
+
+
+def test_a_database_without_a_sound_gold_validates_nothing_alone(tmp_path, runner):
+    """Three databases of four cannot be judged by: enough are held out until one is that can."""
+    golds = {f"d{number}": [RIGHT if number % 4 == 0 else WRONG] * 6 for number in range(20)}
+    source = make_source(tmp_path, "own", golds)
+    for seed in range(4):
+        _, rest, own = split(DataConfig(sources=(source,), seed=seed), 5, runner)
+        assert len(own.examples) == 5
+        assert len(rest.examples) == 30 - 6 * len(databases(own))
+
+
+def test_of_a_mixture_every_source_gives_its_share(tmp_path, runner):
+    sources = []
+    for name, count, weight in (("a", 8, 1), ("b", 6, 1), ("large", 60, 2)):
+        golds = {f"{name}{number}": [RIGHT] * 5 for number in range(count)}
+        sources.append(make_source(tmp_path, name, golds) | {"weight": weight})
+    held, rest, own = split(DataConfig(sources=tuple(sources), total=40), 12, runner)
+    assert Counter(e.id.split("/")[1] for e in own.examples) == {"a": 3, "b": 3, "large": 6}
+    assert Counter(e.id.split("/")[1] for e in rest.examples) == {"a": 10, "b": 10, "large": 20}
+    # A share of 6 in 26 of the last one's 300 questions are 70: they come from many databases.
+    assert sum(name.startswith("large") for name in held) == 14
+
+
+def test_more_than_there_is_is_refused(tmp_path, runner):
+    source = make_source(tmp_path, "own", {"a": [RIGHT] * 3, "b": [WRONG] * 3})
+    config = DataConfig(sources=(source,))
+    with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
+        hold_out(config, 4, by_running(runner))
+    assert hold_out(config, 3, by_running(runner)) == {"a"}
+    # Of several sources the one that has too few is named.
+    large = make_source(tmp_path, "large", {f"s{number}": [RIGHT] * 9 for number in range(9)})
+    both = config.model_validate({"sources": [large, config.sources[0]]})
+    with pytest.raises(UserError, match=r": there are 6 questions of 2 .* in spider/own.json; "):
+        hold_out(both, 8, by_running(runner))
+
+
+def test_excluded_databases_are_left_out_and_counted(tmp_path):
+    source = make_source(tmp_path, "own", {"a": [RIGHT] * 3, "b": [RIGHT] * 2, "c": [WRONG]})
+    config = DataConfig(sources=(source,), exclude_databases=("a",))
+    data = load(config)
+    assert databases(data) == {"b", "c"}
+    assert data.lines() == ["spider/own.json: 3 of 6 questions, 3 in exclude_databases"]
+    assert hold_out(config, 2) <= {"b", "c"}
