@@ -27,7 +27,6 @@ from statistics import fmean, median
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Result, Table
-from tests.sqlenv.conftest import make_database
 from tests.sqlenv.hostile import (
     Waiting,
     digest_folder,
@@ -36,6 +35,7 @@ from tests.sqlenv.hostile import (
     read_legal,
     read_memory,
 )
+from tests.worlds import TOWN, make_file
 
 _SAMPLE_S = 0.5
 _CASES, _LEGAL = read_hostile(), read_legal()
@@ -94,7 +94,7 @@ def main() -> None:
     # No query waits for the end of another: the time of a statement is its own.
     config = ExecutorConfig(workers=options.threads, timeout_s=options.timeout_s)
     with tempfile.TemporaryDirectory() as folder, Executor(config) as executor:
-        load = Load(executor, make_database(Path(folder) / "town.sqlite"))
+        load = Load(executor, make_file(Path(folder) / "town.sqlite", TOWN))
         for legal in _LEGAL:
             load.check(*legal)
         idle_s, load.legal_s = median(load.legal_s), []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.databases import make_file, write
+from tests.worlds import make_file, write
 
 PEOPLE = """
 CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, City TEXT);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.databases import make_file, write
+from tests.worlds import make_file, write
 
 PETS = [("ann", 3), ("bob", 5), ("cid", 5), ("dee", 9)]
 # Question, gold query: on database pets, then on shop.

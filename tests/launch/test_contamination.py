@@ -14,7 +14,7 @@ from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions
 from launch.evaluation.questions import TEST_SETS
 from sqlenv.data.layouts import set_name
-from tests.databases import make_file, write
+from tests.worlds import make_file, write
 
 
 def job(root: Path, *overrides: str) -> JobConfig:

@@ -10,7 +10,7 @@ import pytest
 
 from exchange import UserError
 from launch import eval as command
-from tests.databases import write
+from tests.worlds import write
 
 from .small_sets import GOLDS
 

@@ -21,7 +21,7 @@ from sqlenv.envs.build import build_environment
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Episode, Example, Observation
-from tests.databases import make_file
+from tests.worlds import make_file
 
 CONFIGS = Path(launch.config.__file__).parent / "configs"
 RIGHT = "SELECT name FROM singer WHERE age > 20"

@@ -11,7 +11,7 @@ from exchange import UserError
 from launch import eval as command
 from launch import report
 from launch.evaluation import judging
-from tests.databases import make_file
+from tests.worlds import make_file
 
 from .conftest import json_lines, write_lines
 from .small_sets import ASKED, GOLDS, make_bird, make_spider

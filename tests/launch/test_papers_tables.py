@@ -26,7 +26,7 @@ from exchange import UserError
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, load_split
 from launch.evaluation.questions import check_databases
-from tests.databases import write
+from tests.worlds import write
 
 from .downloads import make_database, records
 

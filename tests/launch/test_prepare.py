@@ -23,9 +23,9 @@ from launch.tiny import train_tokenizer
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.schema import values
 from sqlenv.types import Example
-from tests.databases import make_file, write
 from tests.forked import Copy
 from tests.waiting import wait_until
+from tests.worlds import make_file, write
 
 from .conftest import json_lines
 from .downloads import GOLDS

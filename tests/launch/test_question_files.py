@@ -9,7 +9,7 @@ import pytest
 
 from exchange import UserError
 from launch.evaluation.questions import find, folder_and_file
-from tests.databases import write
+from tests.worlds import write
 
 from .small_sets import make_bird, make_spider
 

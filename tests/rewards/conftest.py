@@ -16,7 +16,7 @@ from rewards.expo.clauses import Clause
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result
-from tests.databases import make_file
+from tests.worlds import make_file
 
 EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
 

@@ -21,8 +21,8 @@ from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Attempt, AttemptKind, Episode, Example, Numbers, SqlError, Table
-from tests.databases import make_file
 from tests.vectors import read
+from tests.worlds import make_file
 
 from .conftest import EXAMPLE, Golds
 

@@ -1,4 +1,4 @@
-"""A small database with something in it for every control, and a question to play episodes with."""
+"""The town, a question to play episodes with, and executors."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,27 +10,7 @@ import pytest
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Table
-from tests.databases import make_file
-
-from . import data_folders
-
-SCHEMA = """
-CREATE TABLE city (name TEXT, country TEXT, population INTEGER);
-INSERT INTO city VALUES
-  ('Paris', 'FR', 2100), ('Lyon', 'FR', 500), ('Berlin', 'DE', 3600), ('Oslo', 'NO', 700);
-CREATE TABLE number (n INTEGER);
-WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 1000) INSERT INTO number SELECT x FROM r;
-CREATE TABLE broken (id INTEGER, label TEXT, data);
-INSERT INTO broken VALUES (1, CAST(x'41ff42' AS TEXT), x'ff'), (2, 'good', 2.5), (3, NULL, 'e');
-CREATE VIEW french AS SELECT name FROM city WHERE country = 'FR';
-CREATE VIEW endless AS
-  WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT x FROM r WHERE x < 0;
-CREATE VIRTUAL TABLE words USING fts5(body);
-INSERT INTO words VALUES ('hello world'), ('goodbye');
-"""
-
-ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
-MEMORY_BOMB = "SELECT count(*) FROM (SELECT DISTINCT n || hex(zeroblob(40000)) FROM number)"
+from tests.worlds import TOWN, make_band, make_file
 
 # Small limits: every statement of the corpus ends in a moment.
 SMALL: dict[str, Any] = {
@@ -44,11 +24,6 @@ SMALL: dict[str, Any] = {
 }
 
 
-def make_database(path: Path) -> Path:
-    wide = f"CREATE TABLE wide ({', '.join(f'c{i}' for i in range(1500))})"
-    return make_file(path, f"{SCHEMA}{wide}; INSERT INTO wide (c0) VALUES (1)")
-
-
 def table_of(executor: Executor, database: Path, sql: str) -> Table:
     """Execute a query that gives a table."""
     result = executor.execute(database, sql)
@@ -58,7 +33,7 @@ def table_of(executor: Executor, database: Path, sql: str) -> Table:
 
 @pytest.fixture(scope="session")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_database(tmp_path_factory.mktemp("town") / "town.sqlite")
+    return make_file(tmp_path_factory.mktemp("town") / "town.sqlite", TOWN)
 
 
 @pytest.fixture
@@ -83,7 +58,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 @pytest.fixture
 def spider_folder(tmp_path: Path) -> Path:
     """A folder in Spider's layout, without questions."""
-    data_folders.make_database(tmp_path / "database")
+    make_band(tmp_path / "database")
     return tmp_path
 
 

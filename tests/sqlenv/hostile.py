@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Result, SqlError, Table, TimedOut
-from tests.sqlenv.conftest import make_database
+from tests.worlds import TOWN, make_file
 
 DATA = Path(__file__).parents[1] / "data"
 PROC = Path("/proc/self")
@@ -159,7 +159,7 @@ def main() -> None:
     folder, limits, which = sys.argv[1:]
     config = ExecutorConfig.model_validate({"workers": 1} | json.loads(limits))
     cases = [case for case in read_hostile() if case.is_among(which)]
-    for measured in measure(cases, make_database(Path(folder) / "town.sqlite"), config):
+    for measured in measure(cases, make_file(Path(folder) / "town.sqlite", TOWN), config):
         sys.stdout.write(json.dumps(measured._asdict()) + "\n")
 
 

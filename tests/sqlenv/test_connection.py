@@ -22,8 +22,9 @@ from sqlenv.executor.functions import add_functions, trim, unhex
 from sqlenv.schema.reading import Column, DatabaseSchema, TableSchema, read_schema
 from sqlenv.schema.values import build_index
 from sqlenv.types import Denied, Table, TooLarge
-from tests.sqlenv.cases import read_cases
-from tests.sqlenv.conftest import SMALL, make_database, make_file, table_of
+from tests.sqlenv.conftest import SMALL, table_of
+from tests.vectors import read_cases
+from tests.worlds import TOWN, make_file
 
 ROOT = Path(__file__).parents[2]
 # Megabytes in a cell, of a file of 8 KB.
@@ -141,7 +142,7 @@ print(executor.execute(Path({str(database)!r}), "SELECT date('now') > '2020' FRO
 
 @pytest.fixture(scope="module")
 def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = make_database(tmp_path_factory.mktemp("today") / "town.sqlite")
+    path = make_file(tmp_path_factory.mktemp("today") / "town.sqlite", TOWN)
     views = "AS SELECT date('now') AS day; CREATE VIEW dice AS SELECT random() AS value"
     return make_file(path, f"CREATE VIEW today {views}")
 

@@ -16,9 +16,7 @@ from sqlenv.config import SingleTurnConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.data.corruptions import corrupt
 from sqlenv.envs.single_turn import judge_reply
-from tests.databases import write
-
-from .data_folders import TABLES, bird, load_one, make_database, spider
+from tests.worlds import TABLES, bird, load_one, make_band, spider, write
 
 ASKED = [
     bird(question_id=7, question="Which names?", SQL="SELECT name FROM band"),
@@ -28,7 +26,7 @@ ASKED = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    make_database(tmp_path / "dev_databases")
+    make_band(tmp_path / "dev_databases")
     write(tmp_path / "dev.json", ASKED)
     return tmp_path
 
@@ -124,7 +122,7 @@ def test_published_files_are_read(shared: Path):
     assert sum(old.question != new.question for old, new in pairs) == 4
     # The records that are corrected can be a question file of their own.
     file = str(folder / "bird-verified-train.json")
-    alone = {"file": file, "split": "train"}
+    alone: dict[str, Any] = {"file": file, "split": "train"}
     more = {"drop_missing_database": True}
     with pytest.raises(UserError, match=r"no question is left.*2,064 missing database"):
         load_one(shared / "data" / "bird_dev", "bird", data=more, **alone)
@@ -171,7 +169,7 @@ def message(path, layout="spider", **source):
 
 def test_folders_that_hold_nothing(tmp_path):
     right = tmp_path / "download" / "spider_data"
-    make_database(right / "database")
+    make_band(right / "database")
     write(right / "dev.json", [spider()])
     for path, source, named in (
         (right / "database", {"split": "dev"}, f"use {right}"),
@@ -235,7 +233,7 @@ def test_a_file_of_another_kind_or_a_field_of_a_wrong_type(spider_folder, conten
 )
 def test_fields_have_their_layouts_names(tmp_path, layout, file, split, field):
     for name in ("database", "databases", "dev_databases"):
-        make_database(tmp_path / name)
+        make_band(tmp_path / name)
     good = spider(SpiderSynQuestion="?", SQL="SELECT 1", sql=None, sql_complexity="Simple")
     write(tmp_path / file, [good | {field: 7}])
     assert f"record 0: {field}: " in message(tmp_path, layout, split=split)
@@ -243,7 +241,7 @@ def test_fields_have_their_layouts_names(tmp_path, layout, file, split, field):
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
 def test_names_that_no_file_can_have_are_names_of_no_file(tmp_path, name):
-    make_database(tmp_path / "databases")
+    make_band(tmp_path / "databases")
     record = spider(instance_id="local1", external_knowledge=name)
     gone = spider(db_id=name, external_knowledge=None, instance_id="local2")
     write(tmp_path / "test.json", [record, gone])

@@ -24,9 +24,7 @@ from sqlenv.data.sources import by_running
 from sqlenv.executor import Executor
 from sqlenv.schema.reading import Described, described_key, read_schema
 from sqlenv.schema.rendering import render_schema
-from tests.databases import write
-
-from .data_folders import SYNSQL, TABLES, bird, load_one, make_database, make_source, spider
+from tests.worlds import SYNSQL, TABLES, bird, load_one, make_band, make_source, spider, write
 
 STATUS = Path("/proc/self/status")  # Linux has it
 
@@ -70,7 +68,7 @@ def test_natural_names_become_descriptions_and_omnisql_has_the_types(spider_fold
 def test_bird_takes_the_newest_dev_folder_and_its_descriptions(tmp_path):
     for release, question in (("dev_20240627", "old"), ("dev_20251106", "new")):
         write(tmp_path / release / "dev.json", [bird(question=question)])
-        made = make_database(tmp_path / release / "dev_databases")
+        made = make_band(tmp_path / release / "dev_databases")
         folder = made.with_name("database_description")
         folder.mkdir()
         (folder / "Band.csv").write_text(
@@ -87,7 +85,7 @@ def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
     document = tmp_path / "resource" / "documents" / "hint.md"
     document.parent.mkdir(parents=True)
     document.write_text("read me")
-    made = make_database(tmp_path / "resource" / "databases")
+    made = make_band(tmp_path / "resource" / "databases")
     made.rename(tmp_path / "resource" / "databases" / "band.sqlite")
     records = [
         {"instance_id": "local1", "db": "band", "question": "Q", "external_knowledge": "hint.md"},
@@ -198,7 +196,7 @@ def test_a_sample_makes_up_for_failing_golds_and_checks_no_more_than_it_must(spi
 
 
 def test_a_large_file_is_sampled_in_little_memory(tmp_path):
-    make_database(tmp_path / "databases")
+    make_band(tmp_path / "databases")
     records = (SYNSQL | {"cot": "c" * 8_000, "number": number} for number in range(4_000))
     size_bytes = write(tmp_path / "data.json", [*records]).stat().st_size
     tracemalloc.start()
@@ -219,7 +217,7 @@ def test_a_large_file_is_sampled_in_little_memory(tmp_path):
 
 
 def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypatch):
-    make_database(tmp_path / "databases")
+    make_band(tmp_path / "databases")
     records = [
         SYNSQL | {"cot": "\u00e9 \u4e2d" * number, "number": number} for number in range(400)
     ]
@@ -341,7 +339,7 @@ def make_single(root: Path, name: str) -> Path:
     for file in files.values():
         write(root / name / file, record if file.endswith("l") else [record])
     for place in databases:
-        make_database(root / name / place)
+        make_band(root / name / place)
     return root / name
 
 

@@ -13,7 +13,7 @@ from sqlenv.config import DemoConfig
 from sqlenv.demo import SPLIT_FILES, generate
 from sqlenv.demo.questions import SHARES, tells_apart
 from sqlenv.demo.vocabulary import KINDS
-from tests.sqlenv.cases import read_cases
+from tests.vectors import read_cases
 
 CONFIG = DemoConfig(train_databases=48, validation_databases=6, test_databases=12)
 SMALL = {"train_databases": 2, "validation_databases": 1, "test_databases": 3}

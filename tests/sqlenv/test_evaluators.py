@@ -35,8 +35,8 @@ from sqlenv.evaluators.spider2 import (
 from sqlenv.executor import Executor
 from sqlenv.sql.extraction import parse
 from sqlenv.types import Denied, ExecutionMatch, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.cases import read_cases, table
-from tests.sqlenv.conftest import ENDLESS, make_file
+from tests.vectors import read_cases, table
+from tests.worlds import ENDLESS, make_file
 
 ALL = "SELECT a, b FROM t"
 PAIRS = "SELECT 1, 10 UNION ALL SELECT 2, 20"

@@ -22,8 +22,9 @@ from sqlenv.evaluators.votes import votes
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.conftest import ENDLESS, MEMORY_BOMB, SMALL, make_file, table_of
+from tests.sqlenv.conftest import SMALL, table_of
 from tests.sqlenv.hostile import Measured, read_hostile
+from tests.worlds import ENDLESS, MEMORY_BOMB, make_file
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}

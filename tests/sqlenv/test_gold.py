@@ -11,7 +11,7 @@ from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor, allowed, gold
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.conftest import ENDLESS, MEMORY_BOMB, make_file
+from tests.worlds import ENDLESS, MEMORY_BOMB, make_file
 
 
 def make_executor(cache: Path | None = None, **settings: Any) -> Executor:

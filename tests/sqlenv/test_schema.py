@@ -31,9 +31,8 @@ from sqlenv.schema.rendering import render_schema, sample_columns
 from sqlenv.schema.spelling import spelled
 from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
 from sqlenv.types import Example
-from tests.sqlenv.cases import read_cases
-from tests.sqlenv.conftest import make_file
-from tests.vectors import read
+from tests.vectors import read, read_cases
+from tests.worlds import make_file
 
 CASES = read("schemas")
 BAND_DDL = """

@@ -25,8 +25,9 @@ from sqlenv.sql import extraction, lexer
 from sqlenv.sql.answers import answer_of, block_of, is_one_query, wrapped
 from sqlenv.sql.lexer import one_line, strip_comments, tokenize, tokens
 from sqlenv.types import Answer, Example, SqlError, Table, Wrapping
-from tests.sqlenv.conftest import make_file, table_of
+from tests.sqlenv.conftest import table_of
 from tests.vectors import read
+from tests.worlds import make_file
 
 REAL = Path(__file__).parents[3] / "shared/data/replies/qwen2.5-coder-0.5b.jsonl"
 REPLIES = read("answers")["cases"]

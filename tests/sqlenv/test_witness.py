@@ -21,8 +21,7 @@ from sqlenv.witness.source import read_source
 from sqlenv.witness.store import WitnessStore
 from sqlenv.witness.variants import make_variant
 from tests.vectors import read
-
-from .conftest import make_file
+from tests.worlds import make_file
 
 WITNESSES = read("witnesses")
 ODD = WITNESSES["odd"] | {
