@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from pydantic import BaseModel
 
 from exchange import UserError
+from minirl.run import distributed
 from minirl.run.files import check, read_json
 
 # Orbax logs every save, and tracebacks of errors that it also raises.
@@ -127,11 +128,8 @@ class Checkpoints:
         between: Callable[[], None] = lambda: None,
     ) -> None:
         self.wait()
-        needed = _bytes(tree)
-        free = shutil.disk_usage(self._folder).free
-        with _writing(self._folder):
-            if needed > free:  # Orbax would find it half way, with many errors
-                raise OSError(f"{needed / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
+        # Of all processes: in Orbax the others would wait for one that stops here.
+        distributed.gather(lambda: self._check_disk(_bytes(tree)))
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
@@ -147,6 +145,13 @@ class Checkpoints:
             between()
             args = ocp.args.Composite(tree=_saved(tree.opt_state))
             self._optimizers.save(step, args=args, metrics=metrics, force=True)
+
+    def _check_disk(self, needed: int) -> None:
+        """Raise an error for a full disk before Orbax finds it half way, with many errors."""
+        free = shutil.disk_usage(self._folder).free
+        with _writing(self._folder):
+            if needed > free:
+                raise OSError(f"{needed / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
 
     def _whole(self) -> list[int]:
         """Return the steps that a run can go on from, in order."""

@@ -99,18 +99,16 @@ class ServerPool:
                 async with server.slots:
                     if server.is_used:  # still
                         return await self._ask(server, request, stop_ids)
+            except RejectedError as error:  # others would refuse it, too
+                raise UserError(f"{error}; the server's log says why") from None
             except ServerError as error:
                 failures += 1
                 self._events["retries"] += 1
-                is_rejected = isinstance(error, RejectedError)
-                if not is_rejected:
-                    self._leave_out(server, error)
-                if failures < _TRIES:
-                    continue
-                if is_rejected:
-                    words = "servers refuse this request, see their logs"
-                    raise UserError(f"{error}; {words}") from None
-                raise LostError(f"a request failed {failures} times, at last by {error}") from None
+                self._leave_out(server, error)
+                if failures == _TRIES:
+                    raise LostError(
+                        f"a request failed {failures} times, at last by {error}"
+                    ) from None
 
     async def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""

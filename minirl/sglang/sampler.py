@@ -98,7 +98,8 @@ class Servers:
         self._sent: tuple[int, ref[Any]] | None = None
         self._end_push: Callable[[], None] | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._loop, self._stack = asyncio.new_event_loop(), ExitStack()
+        self._loop: asyncio.AbstractEventLoop
+        self._stack = ExitStack()
 
     def __enter__(self) -> Servers:
         """Start what is to be launched; a `UserError` tells who does not serve the model."""
@@ -112,6 +113,7 @@ class Servers:
                 logs=self._folder, first=jax.process_index() * config.launch,
             )  # fmt: skip
             stack.callback(process.close, children)
+            self._loop = asyncio.new_event_loop()
             thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
             thread.start()
             stack.callback(self._stop, thread)
@@ -206,12 +208,13 @@ class Servers:
             if self._session is not None:
                 await self._session.close()
 
-        # What is slow to end must not hide why all ends.
+        # A slow shutdown must not mask the original error.
         with suppress(TimeoutError):
             self.start(end()).result(_CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join(_CLOSE_S)
-        self._loop.close()
+        if not thread.is_alive():
+            self._loop.close()
         remove_versions(self.root)
 
 

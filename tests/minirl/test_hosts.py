@@ -17,8 +17,9 @@ from .processes import LIMIT_S, ends, start
 pytestmark = pytest.mark.timeout(2 * LIMIT_S + 120)
 # What two processes of two devices exchange: values, messages, weights, a signal.
 TALK = """
-import signal, sys, time
+import shutil, signal, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
@@ -30,7 +31,9 @@ from minirl.errors import LostError
 from exchange import UserError
 from minirl.model.sharding import MESH_AXES, make_mesh
 from minirl.sample.weights import local_mesh, local_params
+from minirl.run.checkpoint import Checkpoints
 from minirl.sglang.transfer import whole_tensors, write_version
+from minirl.train.update import TrainState
 
 def large():
     return np.arange(400_000 + process)
@@ -77,6 +80,14 @@ with preemption.watched():
     except preemption.Preempted as stop:
         print(stop.signal.name)
 
+# A disk that is full for one of them.
+if process == 1:
+    shutil.disk_usage = lambda _: SimpleNamespace(free=0)
+try:
+    Checkpoints(folder / "c").save(1, TrainState(params, {}), {}, score=0.0)
+except UserError as error:
+    print("full" if "0.0 MB are free" in str(error) else error)
+
 # What one of them has no way around, all end with.
 def fail(error):
     if process == 1:
@@ -103,7 +114,7 @@ from minirl.config import RolloutConfig, SglangConfig
 from minirl.sglang import sampler
 
 toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
-sampler.read_config = lambda _: SimpleNamespace(vocab_size=conftest.VOCAB)
+sampler.read_config = lambda _: SimpleNamespace(vocab_size=conftest.VOCAB, hybrid=None)
 # What the fakes write has nothing to do with the weights.
 config = SglangConfig(urls=sys.argv[2].split(","), timeout_s=60, health_s=60, tolerance=1e9)
 rollout = RolloutConfig(sglang=config, lag=1)
@@ -121,8 +132,8 @@ with servers:
 def test_what_two_processes_exchange(toy, copies, tmp_path):
     first, second = ends(start(copies, [tmp_path], code=TALK, count=2))
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
-    assert first[1].splitlines()[-2:] == ["SIGTERM", "process 1 failed: no such file"]
-    assert second[1].splitlines()[-2:] == ["SIGTERM", "no such file"]
+    assert first[1].splitlines()[-3:] == ["SIGTERM", "full", "process 1 failed: no such file"]
+    assert second[1].splitlines()[-3:] == ["SIGTERM", "full", "no such file"]
     # Each process writes as many tensors, to one, and each of them whole.
     whole = dict(whole_tensors(nnx.state(toy.model(), nnx.Param), "float32"))
     shares = [load_file(path) for path in sorted((tmp_path / "w" / "version-x").iterdir())]

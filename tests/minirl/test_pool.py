@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -422,13 +423,33 @@ def test_a_server_that_takes_no_weights_is_refused_at_the_first_push(fakes, serv
         serve(fakes)
 
 
-def test_a_request_that_all_refuse_stops_the_run(fakes, serve):
+def test_a_request_that_is_refused_is_sent_once_and_stops_the_run(fakes, serve):
     servers = serve(fakes)
     for fake in fakes:
         fake.faults["/generate"] = [400] * 99
-    with pytest.raises(UserError, match="servers refuse this request"):
+    with pytest.raises(UserError, match=r"/generate: 400 .*; the server's log says why"):
         ask(servers)
+    assert sum(len(fake.faults["/generate"]) for fake in fakes) == 2 * 99 - 1
     assert numbers_are(servers, servers=2, left_out=0)
+
+
+def test_a_slow_shutdown_does_not_hide_the_first_error(fakes, serve, monkeypatch):
+    monkeypatch.setattr("minirl.sglang.sampler._CLOSE_S", 0.1)
+    servers = serve(fakes)
+    folder_of(servers, "a").mkdir(parents=True)
+    servers._loop.call_soon_threadsafe(time.sleep, 1)
+
+    def fail():
+        with ExitStack() as stack:
+            stack.push(servers)
+            raise KeyError("the first")
+
+    with pytest.raises(KeyError, match="the first"):
+        fail()
+    assert not folder_of(servers, "a").exists()
+    wait_until(lambda: not servers._loop.is_running())
+    servers._loop.run_until_complete(servers._session.close())
+    servers._loop.close()
 
 
 def test_counts_hold_under_many_faults(fakes, serve):
