@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
+
+
+def at_home(path: Any) -> Any:
+    """Put the home folder in the place of a path's `~`; what has none stays as it is."""
+    has_home = isinstance(path, str) and path.startswith("~/")
+    return str(Path(path).expanduser()) if has_home else path
+
+
+Place = Annotated[Path, BeforeValidator(at_home)]
+"""The path of a setting: every one is of this type."""
 
 
 class Settings(BaseModel):

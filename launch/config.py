@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 import rewards.config
 from exchange import UserError
-from exchange.settings import Settings, contradiction
+from exchange.settings import Place, Settings, contradiction
 from launch import config_merge
 from launch.evaluation.questions import Split
 from launch.files import nearest
@@ -78,7 +78,7 @@ class RunConfig(Settings):
 
     name: str = "run"
     """Name of the run."""
-    dir: Path | None = None
+    dir: Place | None = None
     """Run folder; None for runs/<name>-seed<seed>."""
     trackio: str | None = None
     """Trackio project to log to, if Trackio is installed."""
@@ -111,7 +111,7 @@ class ScreenConfig(Settings):
 class DataSection(Settings):
     """Questions to learn from, to choose checkpoints by, and to test on."""
 
-    root: Path | None = None
+    root: Place | None = None
     """Folder of the data; None for the run's own demo data."""
     demo: DemoConfig | None = None
     """Generate demo data into the run folder instead of reading `root`."""

@@ -7,6 +7,7 @@ replace. Where it names another `kind` of a section, nothing of the base's secti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,27 @@ def override(raw: Mapping[str, Any], setting: str) -> dict[str, Any]:
     """Return a config with a setting, `key.sub=value`, over its own."""
     try:
         dotted, text = setting.split("=", 1)
-        return _set(raw, (), dotted.split("."), yaml.safe_load(text))
+        return _set(raw, (), dotted.split("."), _value(text))
     except IndexError:
         raise UserError(f"{setting!r}: the list has fewer items, counted from 0") from None
     except (yaml.YAMLError, TypeError, ValueError):
         form = "an override has the form key.sub=value, and the value is YAML"
         raise UserError(f"{setting!r}: {form}") from None
+
+
+def _value(text: str) -> Any:
+    """Read a setting's value: YAML, but a text without quotes is taken as it stands, and so is what
+    YAML cannot read: in a path, # begins no comment and @ is a letter. A date is text.
+    """
+    is_form = text.startswith(("[", "{", "'", '"'))
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        if is_form:
+            raise
+        return text
+    is_text = isinstance(value, str | date) or (value is None and text not in ("", "null", "~"))
+    return text if is_text and not is_form else value
 
 
 def _read(name: str, *files: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from cyclopts.validators import Number
 
 from exchange import UserError
+from exchange.settings import at_home
 from launch.files import nearest, write_json
 
 _FOLDER = Path(__file__).parent
@@ -105,7 +106,7 @@ class Command:
 
     def _bind(self, arguments: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
         """Turn a mistake in the words into a line."""
-        words = with_file(arguments)
+        words = with_file(with_home(arguments))
         try:
             return self._app.parse_args(words, exit_on_error=False, print_error=False)[:2]
         except CycloptsError as error:
@@ -140,6 +141,12 @@ def _as_markdown(text: str) -> str:
         for is_code, block in blocks
     )
     return "\n".join(f"```text\n{part}\n```" if is_code else part for part, is_code in parts)
+
+
+def with_home(arguments: Iterable[str]) -> list[str]:
+    """Put the home folder in the place of `~` behind the first `=`, as shells do before it."""
+    parts = (word.partition("=") for word in arguments)
+    return [f"{name}{sign}{at_home(value)}" for name, sign, value in parts]
 
 
 def with_file(arguments: Sequence[str]) -> list[str]:

@@ -140,10 +140,10 @@ def _named(runs: Sequence[str], against: str | None) -> list[tuple[str, Path]]:
 
 
 def _split_name(argument: str) -> tuple[str, Path]:
-    if Path(argument).exists():
-        return "", Path(argument)
-    name, _, path = argument.rpartition("=")
-    return name, Path(path)
+    """Cut at the first `=` that leaves a path; a path may have some of its own."""
+    words = argument.split("=")
+    cuts = [("=".join(words[:n]), Path("=".join(words[n:]))) for n in range(len(words))]
+    return next((cut for cut in cuts if cut[1].exists()), cuts[min(1, len(cuts) - 1)])
 
 
 def _check_outputs(given: ReportOptions) -> None:

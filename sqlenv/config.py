@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
-from exchange.settings import Settings, contradiction
+from exchange.settings import Place, Settings, at_home, contradiction
 from sqlenv.types import Dialect, ExecutionMatch, MatchMode, Numbers, Wrapping
 
 Layout = Literal[
@@ -26,17 +26,17 @@ class SourceConfig(Settings):
     layout: Layout
     """Form of the data set (docs/data.md)."""
 
-    path: Path = Path()
+    path: Place = Path()
     """Folder below `data.root` (docs/data.md)."""
 
     split: DatasetSplit = "train"
     """Question file of the layout."""
 
-    file: str = ""
+    file: Annotated[str, BeforeValidator(at_home)] = ""
     """Another question file (.json, .jsonl): a name in the searched folders, or an absolute
     path."""
 
-    corrections: str = ""
+    corrections: Annotated[str, BeforeValidator(at_home)] = ""
     """Corrected gold queries: FILE or FILE@SHA256 (docs/data.md)."""
 
     comments: Literal["names", "full"] = "names"

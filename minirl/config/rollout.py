@@ -6,13 +6,12 @@ import os
 import re
 import shutil
 import sys
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from exchange import UserError
-from exchange.settings import Settings, contradiction
+from exchange.settings import Place, Settings, contradiction
 
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 """Environment variable that names the interpreter where `rollout.sglang.python` does not."""
@@ -65,7 +64,7 @@ class SglangConfig(Settings):
     """Environment variables of launched servers."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each launched server, such as ["0,1", "2,3"]; none for the run's."""
-    weights: Path | None = None
+    weights: Place | None = None
     """Folder for new weights, at the same path on all hosts, with room for two copies; None for
     `weights` in the run folder."""
     parallel: PositiveInt = 256

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from exchange.settings import Settings, contradiction
+from exchange.settings import Place, Settings, contradiction
 from minirl.config.algorithms import Algorithm, Grpo
 from minirl.config.rollout import SamplerConfig
 
@@ -21,7 +20,7 @@ MOST_TOKENS = 16_384
 class ModelSource(Settings):
     """Where the policy comes from."""
 
-    path: Path | None = None
+    path: Place | None = None
     """Hugging Face folder with config.json, tokenizer and safetensors."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of activations; trained weights and optimizer state are float32."""

@@ -7,12 +7,15 @@ that was never stopped.
 
 from __future__ import annotations
 
+import glob
 import logging
 import math
 import shutil
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -281,7 +284,7 @@ def _opened(
     where: Path, expected: Mapping[str, Any], *, item: str = "tree"
 ) -> Generator[Callable[..., Any]]:
     """Open the arrays of a checkpoint, once names and shapes are compared with what is expected."""
-    folder = where.absolute() / item
+    folder = _plain(where.absolute() / item)
     with ocp.PyTreeCheckpointer() as reader:
         with _reporting(where, _UNREADABLE):
             stored = dict(reader.metadata(folder).item_metadata)
@@ -302,6 +305,22 @@ def _opened(
         yield restore
 
 
+@cache
+def _plain(folder: Path) -> Path:
+    """Return a folder's path; where Orbax would take that for a pattern, the path of a link to it,
+    which this process has until it ends.
+    """
+    if glob.escape(str(folder)) == str(folder):
+        return folder
+    _LINKS.append(TemporaryDirectory(prefix="checkpoints-"))
+    link = Path(_LINKS[-1].name) / folder.name
+    link.symlink_to(folder)
+    return link
+
+
+_LINKS: list[TemporaryDirectory[str]] = []
+
+
 class _Scores(BaseModel):
     score: float
 
@@ -312,7 +331,7 @@ def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
         step = scores.parents[1]
         if step.name.isdigit():  # and not what a kill inside a save left
             read_json(scores, _Scores, advice=f"delete {step} to resume from the one before")
-    return ocp.CheckpointManager(folder, **settings)
+    return ocp.CheckpointManager(_plain(folder), **settings)
 
 
 def _bytes(tree: Tree) -> int:
