@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def test_a_setting_is_the_path_that_was_written(tiny, tmp_path, name, monkeypatc
 
 @pytest.mark.parametrize("name", ["r[1]", "a*b", "p[x]/r 1", "ü?"])
 def test_checkpoints_come_back_from_a_folder_of_any_name(tmp_path, name):
-    weights = {"w": jnp.arange(3.0)}
+    weights: Any = {"w": jnp.arange(3.0)}
     folder = tmp_path / name / "checkpoints"
     checkpoints = Checkpoints(folder)
     checkpoints.save(2, TrainState(weights, {"m": jnp.ones(2)}), {"seen": 5}, score=0.5)
