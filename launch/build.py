@@ -15,7 +15,7 @@ from launch.config import JobConfig
 from launch.data.preflight import describe_passes, held_out, load_split
 from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
 from launch.evaluation.questions import Split, sample_numbers
-from launch.reporting.record import StepRecorder, episode_record
+from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward
@@ -154,8 +154,7 @@ class SqlSide:
         """Give the learner what it sees of the job."""
         from minirl.train.rollouts import TrainingTask
 
-        has_tokens = self._config.train.sample_tokens
-        recorder = StepRecorder(self._folder, tokenizer.decode, has_tokens=has_tokens)
+        recorder = StepRecorder(self._folder, tokenizer.decode)
         return TrainingTask(
             environment=self.environment(tokenizer),
             score=self.reward,

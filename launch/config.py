@@ -251,8 +251,6 @@ class CourseConfig(TrainConfig):
     """Passes over the `data.train.total` questions, instead of `steps`."""
     second_stage: SecondStage | None = None
     """Settings of a second stage, if any."""
-    sample_tokens: bool = False
-    """Also record the advantage and log-probabilities of each token."""
 
     @property
     def all_steps(self) -> int:

@@ -1,21 +1,20 @@
 """Measure execution accuracy: of a model, or of a file of predictions.
 
-    python -m launch.eval
-    python -m launch.eval --checkpoint runs/progress-seed0 --decode vote@8
+    python -m launch.eval --checkpoint runs/progress-seed0
     python -m launch.eval --checkpoint Qwen2.5-Coder-7B-Instruct --data spider-dev --data-root data
     python -m launch.eval --endpoint http://127.0.0.1:30000/v1 --model qwen --data bird-dev \\
         --data-root data --limit 200
     python -m launch.eval --predictions model.sql --data spider-dev --data-root data --json out.json
 
-Without a model it is the newest finished run below runs/. A run is asked as it was trained: prompt,
-environment and sampler are its own; other models are asked with the short prompt of plain.yaml, and
-may answer in any form. A config (--cfg) and settings (key=value) take the place of these.
+A run is asked as it was trained: prompt, environment and sampler are its own; other models are
+asked with the short prompt of plain.yaml, and may answer in any form. A config (--cfg) and settings
+(key=value) take the place of these.
 A checkpoint (sampled in this process, or by SGLang servers named by rollout.sglang.urls), an
 endpoint that speaks OpenAI's chat completions (its key in OPENAI_API_KEY) and a file are judged
 alike, a test set by its official rule: verdicts.json in the folder of results, or the file that
 --json names, has every verdict and means with 95 % intervals; --official adds the answers in each
-official program's form. judge@K is PaVeRL-SQL's verbal RL: the model writes queries until K
-run, judges them, and the best one answers. Run the same command again to resume.
+official program's form. judge@K is PaVeRL-SQL's verbal RL: an endpoint's model writes queries until
+K run, judges them, and the best one answers. Run the same command again to resume.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from cyclopts import Parameter
 
 from exchange import UserError
 from launch import cli, options
+from launch.evaluation.answers import Decode
 from launch.evaluation.questions import SPLITS, TEST_SETS, Split
-from launch.evaluation.replies import Decode
 from sqlenv.config import OFFICIAL, DataConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.evaluators.votes import VoteBy
@@ -45,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launch.config import JobConfig
+    from launch.evaluation.models import Source
     from launch.evaluation.questions import QuestionSet
     from launch.evaluation.results import Report
-    from launch.evaluation.sources import Source
     from sqlenv.types import Example
 
 # Modules and queries' trees are many objects that stay: the collector would look through them again
@@ -71,8 +70,7 @@ class EvalOptions:
         Path | None,
         Parameter(
             help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
-            "model folder (default: the newest finished run below runs/; with --cfg what "
-            "reinforcement learning starts from)"
+            "model folder (default with --cfg: what reinforcement learning starts from)"
         ),
     ] = None
     endpoint: Annotated[
@@ -82,15 +80,15 @@ class EvalOptions:
     predictions: Annotated[
         Path | None,
         Parameter(
-            help="a file of queries, with no model: one a line, JSON lines, BIRD's or OmniSQL's "
-            "JSON, or Spider 2's folder"
+            help="a file of queries, with no model: one a line, JSON lines, or one JSON value (a "
+            "list, or an object by id)"
         ),
     ] = None
     decode: Annotated[
         str,
         Parameter(
             help="greedy, vote@N (the majority of N samples' results), pass@N (whether any is "
-            "right), or judge@K (the best of K by the model's own judgement)"
+            "right), or judge@K (the best of K by the own judgement of an endpoint's model)"
         ),
     ] = "greedy"
     vote_by: Annotated[
@@ -125,13 +123,6 @@ class EvalOptions:
         str | None,
         Parameter(help="NAME,NAME: what answers are judged by (default: the set's own)"),
     ] = None
-    corrections: Annotated[
-        str | None,
-        Parameter(
-            help="FILE[@SHA256]: corrected gold queries by question id; their verdict stands "
-            "beside the published one"
-        ),
-    ] = None
     test_suite: Annotated[
         Path | None,
         Parameter(
@@ -164,7 +155,7 @@ def evaluate(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) 
     """Measure execution accuracy."""
     gc.set_threshold(_GARBAGE)
     options.choose("--data", given.data, (*SPLITS, *TEST_SETS))
-    _check(given, overrides)
+    _check(given)
     settings = options.with_seed(overrides, given.seed)
     if given.limit:
         sizes = ("questions", "validation_questions")
@@ -183,17 +174,17 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     """Find whose answers are judged: those in a file, of an endpoint, or of a policy of ours."""
     from launch.config import load_config
     from launch.data.preflight import check_data
+    from launch.evaluation.models import CheckpointSource, EndpointSource, FileSource
     from launch.evaluation.results import ModelFacts
-    from launch.policy import PLAIN, find_subject
+    from launch.policy import PLAIN, find_policy, find_subject
 
     checkpoint: Path | None = None
     if given.predictions:
         config = load_config(PLAIN, [*settings, "prompt.example_values=0"])
     else:
         config, checkpoint = find_subject(
-            given.cfg, settings,
-            checkpoint=given.checkpoint, endpoint=given.endpoint, data=given.data,
-        )  # fmt: skip
+            given.cfg, settings, checkpoint=given.checkpoint, endpoint=given.endpoint
+        )
     limits = config.evaluation
     decode = Decode.parse(
         given.decode,
@@ -209,23 +200,16 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     check_data(config, split)
     name = (given.model or "").replace("/", "-")  # names the folder too
     if given.predictions:
-        from launch.evaluation.sources import FileSource
-
         facts = ModelFacts(name or given.predictions.stem)
         return FileSource(config, decode, facts, given.predictions, every), split
     if given.endpoint and given.model:
-        from launch.evaluation.sources import EndpointSource
-
+        if config.env.kind == "agentic" and config.evaluation.episode == "agentic":
+            raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
         config = config.for_untrained()
         facts = ModelFacts(name, given.model)
         return EndpointSource(config, decode, facts, given.endpoint), split
-    from launch.policy import find_policy
-
     policy = find_policy(config, checkpoint)
     accelerator = cli.use_accelerator(given.accel)
-    # JAX takes seconds to import, and nothing above needs it.
-    from launch.evaluation.checkpoint import CheckpointSource
-
     return CheckpointSource.of(config, decode, policy, accelerator), split
 
 
@@ -244,10 +228,10 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
     import yaml
 
     from launch.build import SqlSide, demo_folder
-    from launch.evaluation.evaluate import judge_answers
-    from launch.evaluation.judging import check_corrected
+    from launch.evaluation.judge import judge_answers
     from launch.evaluation.questions import check_databases
-    from launch.run_folder import claimed
+    from launch.evaluation.results import read_report
+    from launch.run_folder import claim_data, claimed, fingerprints
 
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
@@ -255,16 +239,18 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
     if given.timeout_s:
         limits = limits.model_copy(update={"timeout_s": given.timeout_s})
     with Executor(limits) as executor, ExitStack() as stack:
-        if source.is_asked and out:
-            settings = yaml.safe_dump(source.settings(split, given.data), sort_keys=False)
+        if out:
+            settings = yaml.safe_dump(source.settings(given.data), sort_keys=False)
             stack.enter_context(claimed(out, settings, key="--out"))
+        if given.path and given.path.exists():
+            read_report(given.path)  # nothing but a result is written over
         sql = stack.enter_context(SqlSide(config, demo_folder(config, out or Path())))
         examples = source.questions(split, sql)
         questions = _questions(given, config, examples)
-        if source.is_asked or questions.corrected:  # before hours of sampling
+        if source.is_asked:  # before hours of sampling
             check_databases(questions.databases | questions.suite_files)
-        if questions.corrected:
-            check_corrected(questions.corrected, executor)
+            if out:
+                claim_data(out, fingerprints({given.data: examples}, source.folder))
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
             samples, notes = source.answers(examples, sql, out or Path(), show)
@@ -280,7 +266,6 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             model=source.facts,
             seed=config.seed,
             prompts=prompts,
-            is_asked=source.is_asked,
             folder=out,
             path=given.path,
         )
@@ -289,9 +274,9 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
 
 def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
     """Print the numbers, say where the files are, and write official forms where they are asked."""
-    from launch.evaluation.evaluate import show
     from launch.evaluation.predictions import write_official
     from launch.evaluation.results import as_json
+    from launch.tables import show_report
 
     if given.official and folder:
         write_official(report.questions, folder)
@@ -299,7 +284,7 @@ def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
         print(as_json(report), end="")  # noqa: T201
         return
     place = given.path or folder
-    show(report, place, given.by)
+    show_report(report, given.by)
     cli.output.print(f"Verdicts of all questions: {place}", soft_wrap=True)
 
 
@@ -310,18 +295,14 @@ def _is_own(given: EvalOptions) -> bool:
 
 def _questions(given: EvalOptions, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
     from launch.data.preflight import rooted
-    from launch.evaluation.questions import own_set, question_set, read_corrected
-    from sqlenv.data.loading import read_all
+    from launch.evaluation.questions import own_set, question_set
 
     if _is_own(given):
         return own_set(given.data, examples, config.env)
     root = config.data.root or Path()
     place = rooted(config.data.test, root).sources[0]
     rule = {"comparators": given.comparators, "test_suite": given.test_suite}
-    corrected = None
-    if given.corrections:  # of all questions: those that are asked may be a sample
-        corrected = read_corrected(given.corrections, read_all(place))
-    return question_set(given.data, examples, place, root, **rule, corrected=corrected)
+    return question_set(given.data, examples, place, root, **rule)
 
 
 def _on_test_set(
@@ -338,7 +319,10 @@ def _on_test_set(
     if root is None:
         raise UserError(f"--data {given.data}: give the folder of the data, --data-root DIR")
     key = "--data-root" if given.data_root else "data.root"
-    source, every = find(given.data, root, file, key=key, dialect=dialect_of(given.dialect))
+    source, every = find(
+        given.data, root, file, key=key, dialect=dialect_of(given.dialect),
+        corrections=config.data.test.sources[0].corrections,
+    )  # fmt: skip
     # Comments are a part of how the job puts its questions.
     own = {"path": Path(), "comments": config.data.test.sources[0].comments}
     test = DataConfig(sources=(source.model_copy(update=own),), exclude=())
@@ -362,13 +346,13 @@ def _folder(source: Source, given: EvalOptions) -> Path | None:
     )
 
 
-def _check(given: EvalOptions, overrides: Sequence[str]) -> None:
+def _check(given: EvalOptions) -> None:
     is_file, is_split = given.predictions is not None, given.data in SPLITS
     url, model, out = given.endpoint or "", given.model, given.path
     split = f"--data {given.data} is a split of the config"
     mistakes = {
-        "--predictions: needs no --cfg, no settings and no model": is_file
-        and (given.cfg or overrides or url or given.checkpoint),
+        "--predictions: needs no --cfg and no model": is_file
+        and (given.cfg or url or given.checkpoint),
         "--predictions: a file has no prompt; leave --show-prompt out": is_file
         and given.show_prompt,
         f"--predictions: --data {given.data} is not a published test set; give one of "
@@ -378,8 +362,9 @@ def _check(given: EvalOptions, overrides: Sequence[str]) -> None:
             and not is_file
             and (given.data_root or given.file or given.dialect != "sqlite")
         ),
-        f"--corrections: {split}, judged by its own rule; name --comparators too, or set "
-        "data.test.sources.0.corrections=FILE": given.corrections and _is_own(given),
+        f"--decode {given.decode}: needs a model that is asked; give --endpoint URL": (
+            given.decode.startswith("judge") and not url
+        ),
         "--official: name the folder of the forms with --out": given.official
         and (is_file and out and not given.out),
         f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),

@@ -19,7 +19,6 @@ from exchange import UserError
 from minirl.run.files import whole_file
 from sqlenv.data.records import is_utf16
 from sqlenv.executor.database import fingerprint
-from sqlenv.types import Observation
 
 _MODEL_FILES = (".json", ".safetensors", ".jinja")
 
@@ -44,14 +43,6 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
     """Read the lines of a file that are not blank, with their numbers, from 1."""
     lines = enumerate(read_text(path).split("\n"), 1)
     return [(number, line) for number, line in lines if line.strip()]
-
-
-def read_plain_lines(path: Path) -> list[str]:
-    """Read all lines of a file, blank ones too, as official programs do: a carriage return ends a
-    line.
-    """
-    text = read_text(path)
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -96,14 +87,6 @@ def model_digest(folder: Path) -> str:
 def short(content: bytes) -> str:
     """Digest bytes."""
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def of_prompts(prompts: Iterable[Observation]) -> str:
-    """Digest the prompts of all questions, as the model is shown them."""
-    total = hashlib.sha256()
-    for prompt in prompts:
-        total.update(json.dumps([[m.role, m.content] for m in prompt]).encode())
-    return total.hexdigest()[:16]
 
 
 def versions(*libraries: str) -> dict[str, str]:

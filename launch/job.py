@@ -21,7 +21,8 @@ from launch.config import CourseConfig, JobConfig, SecondStage, dump, flat
 from launch.data.contamination import check_overlap
 from launch.data.preflight import describe_sampler, rooted
 from launch.data.prompts import read_tokenizer
-from launch.evaluation.evaluate import judge_answers
+from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled, hint, unread_of
+from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import (
     TEST_SETS,
     QuestionSet,
@@ -29,11 +30,8 @@ from launch.evaluation.questions import (
     own_set,
     question_set,
 )
-from launch.evaluation.replies import GREEDY, Decode, hint
-from launch.evaluation.responses import SampleCache, Sampled
 from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
 from launch.evaluation.sampling import Evaluator
-from launch.evaluation.sources import unread_of
 from launch.files import write_json
 from launch.plan import plan_memory
 from launch.reporting.runs import gains
@@ -214,7 +212,7 @@ def _measure(
     for place, (decode, first) in asked.items():
         with cli.progress_bar(f"accuracy {place.relative_to(config.folder)}") as progress:
             answers[place] = evaluator.answers(
-                test, SampleCache(place), progress, stops=False, decode=decode, first=first
+                test, AnswerFile(place), progress, stops=False, decode=decode, first=first
             )
     evaluator.free_memory()
     if not distributed.is_first():

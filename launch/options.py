@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.validators import Number
 
 from exchange import UserError
 from exchange.settings import at_home
 from launch.files import nearest, write_json
 
-_FOLDER = Path(__file__).parent
 _LONGEST_S = 1_000_000
 STDOUT = Path("-")
 """What `--json` names where it names no file."""
@@ -72,65 +71,76 @@ DialectOption = Annotated[
 ]
 
 
-class Command:
-    """A function that takes its options from the command line; a mistake is a `UserError`.
+COMMANDS = ("prepare", "train", "eval", "ask", "score", "report", "export", "plan")
+"""Each is a module of `launch`."""
+app = App(
+    name="python -m launch",
+    help="Teach a model to write SQL. Each command has --help; README.md begins with one of them.",
+    default_parameter=Parameter(negative=(), show_default=False, allow_repeating=True),
+    version_flags=[],
+    result_action="return_value",
+)
+"""All commands: `python -m launch.train` is `python -m launch train`."""
 
-    The module's docstring is the help; parameters with names are options, and `*overrides` are the
-    words between them.
+
+class Command:
+    """A function of `app`, named after its module, whose docstring is the help; a mistake is a
+    `UserError`. Parameters with names are options, and `*overrides` are the words between them.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
         module = inspect.getmodule(function)
         assert module is not None
         assert module.__spec__ is not None
-        self._app = App(
-            name=f"python -m {module.__spec__.name}",
-            help=_as_markdown(module.__doc__ or ""),
-            help_format="markdown",
-            default_parameter=Parameter(negative=(), show_default=False, allow_repeating=True),
-            version_flags=[],
-            result_action="return_value",
-        )
-        self._app.default(function)
+        self._name = module.__spec__.name.rpartition(".")[2]
+        if self._name not in [*app]:  # which the module that is run has registered
+            text = _as_markdown(module.__doc__ or "")
+            app.command(App(self._name, help=text, help_format="markdown")).default(function)
 
-    def __call__(self, arguments: Sequence[str]) -> None:
+    def __call__(self, words: Sequence[str]) -> None:
         """Run the command."""
-        function, bound = self._bind(arguments)  # the function may be that of --help
-        function(*bound.args, **bound.kwargs)
+        run([self._name, *words])
 
-    def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
+    def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """Read the options without running the command."""
-        _, bound = self._bind(arguments)
+        _, bound = _bind([self._name, *words])
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _bind(self, arguments: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
-        """Turn a mistake in the words into a line."""
-        words = with_file(with_home(arguments))
-        try:
-            return self._app.parse_args(words, exit_on_error=False, print_error=False)[:2]
-        except CycloptsError as error:
-            said = " ".join(str(error).split())
-            if isinstance(error, MissingArgumentError) and (missing := error.argument):
-                # An option that is not there at all is no option without its argument.
-                said = said if error.keyword or missing.tokens else f"{missing.name} is missing."
-            raise UserError(f"{self._app.name[0]}: {said} {_elsewhere(said)}See --help.") from None
+
+def run(words: Sequence[str]) -> None:
+    """Run a command, the first word."""
+    function, bound = _bind(words)  # the function may be that of --help
+    function(*bound.args, **bound.kwargs)
 
 
-def _elsewhere(words: str) -> str:
+def _bind(words: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+    """Turn a mistake in the words into a line."""
+    try:
+        return app.parse_args(with_file(with_home(words)), exit_on_error=False, print_error=False)[:2]
+    except CycloptsError as error:
+        said = " ".join(str(error).split())
+        if isinstance(error, MissingArgumentError) and (missing := error.argument):
+            # An option that is not there at all is no option without its argument.
+            said = said if error.keyword or missing.tokens else f"{missing.name} is missing."
+        if isinstance(error, UnknownOptionError):
+            said = f"{said} {_elsewhere(error.token.value)}".rstrip()
+        name = ".".join(["python -m launch", *words[:1]])
+        raise UserError(f"{name}: {said} See --help.") from None
+
+
+def _elsewhere(option: str) -> str:
     """Name the commands that have an option which this one lacks, or the setting of that name."""
-    if not words.startswith("Unknown option: "):
-        return ""
-    option = words.split()[2].rstrip(".").lstrip("-").replace("-", "_")
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in _FOLDER.glob("*.py")}
-    field = re.compile(rf"^    {option}: .*options\.Command\(", re.MULTILINE | re.DOTALL)
-    names = sorted(name for name, text in texts.items() if field.search(text))
-    if known := ", ".join(f"launch.{name}" for name in names):
-        return f"It is an option of {known}. "
+    for name in COMMANDS:
+        import_module(f"launch.{name}")
+    options = {name: app[name].assemble_argument_collection() for name in COMMANDS}
+    names = [name for name, known in options.items() if any(option in one.names for one in known)]
+    if names:
+        return f"It is an option of {', '.join(f'launch.{name}' for name in sorted(names))}."
     from launch.config import settings_named  # much to import, for a mistake alone
 
-    found = settings_named(option)
-    return f"A setting is written without dashes: {found[0]}=VALUE. " if found else ""
+    found = settings_named(option.lstrip("-").replace("-", "_"))
+    return f"A setting is written without dashes: {found[0]}=VALUE." if found else ""
 
 
 def _as_markdown(text: str) -> str:

@@ -4,17 +4,15 @@ start; and by whose settings it is asked.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from exchange import UserError
 from launch import cli
-from launch.config import JobConfig, flat, load_config
+from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
-from launch.evaluation.questions import SPLITS
-from launch.run_folder import CONFIG, RESULT, WARM_MODEL, check_base, run_of
+from launch.run_folder import CONFIG, WARM_MODEL, check_base, run_of
 from minirl.config import LoraConfig, RolloutConfig
 
 WHERE = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
@@ -89,14 +87,8 @@ def _of_run(run: Path, checkpoint: Path) -> PolicySource:
     return PolicySource(name, path, checkpoint, config, config.train.lora)
 
 
-_log = logging.getLogger(__name__)
-
 PLAIN = "plain.yaml"
 """The config of models that were trained for no prompt of ours."""
-_RUNS = Path("runs")
-_MACHINE = frozenset({"sampler.slots", "sampler.cache_gb"})
-"""Settings of the sampler that decide nothing but time and memory."""
-_TOLD = 4
 _COMMAND = "python -m launch.eval"
 _SET = "--data spider-dev --data-root DIR"
 
@@ -107,26 +99,23 @@ def find_subject(
     *,
     checkpoint: Path | None,
     endpoint: str | None,
-    data: str,
 ) -> tuple[JobConfig, Path | None]:
     """Return the job that an evaluation goes by, and the folder of the policy if one is named.
 
-    Without a config a run has its own, and all else that of plain.yaml; without a model too, it is
-    the newest finished run.
+    Without a config a run has its own, and all else that of plain.yaml.
 
     Raises:
         UserError: There is nothing to evaluate, or a config is wrong.
     """
     if not (cfg or checkpoint or endpoint):
-        checkpoint = _newest_run()
-        where = f"its {data} split" if data in SPLITS else data
-        said = f"No model is named: this is {checkpoint}, the newest finished run, on {where}."
-        cli.output.print(said, soft_wrap=True)
+        raise UserError(
+            f"nothing to evaluate; these work: `{_COMMAND} --checkpoint RUN`, "
+            f"`{_COMMAND} --endpoint URL --model NAME {_SET}`, "
+            f"`{_COMMAND} --predictions FILE {_SET}`"
+        )
     run = run_of(checkpoint) if checkpoint else None
     if cfg:
         config = load_config(cfg, overrides)
-        if run:
-            _tell_differences(cfg, config, run)
     elif run:
         config = _own_config(run, overrides)
     else:
@@ -138,18 +127,6 @@ def find_subject(
     return config, checkpoint
 
 
-def _newest_run() -> Path:
-    """Find the run below `runs` that finished last."""
-    finished = [path for path in _RUNS.rglob(RESULT) if (path.parent / CONFIG).is_file()]
-    if not finished:
-        raise UserError(
-            f"nothing to evaluate: no finished run is below {_RUNS}/. These work: "
-            f"`{_COMMAND} --checkpoint RUN`, `{_COMMAND} --endpoint URL --model NAME {_SET}`, "
-            f"`{_COMMAND} --predictions FILE {_SET}`"
-        )
-    return max(finished, key=lambda path: path.stat().st_mtime_ns).parent
-
-
 def _own_config(run: Path, overrides: Sequence[str]) -> JobConfig:
     """Read the config of a run, but for the devices and servers of the machine it was made on."""
     config = load_config(str(run / CONFIG), overrides)
@@ -159,23 +136,3 @@ def _own_config(run: Path, overrides: Sequence[str]) -> JobConfig:
     return config.model_copy(
         update=changed | {key: value for key, value in here.items() if key not in given}
     )
-
-
-def _tell_differences(cfg: str, config: JobConfig, run: Path) -> None:
-    """Say in a line how a config asks in another way than the run was trained."""
-    if found := [*_differences(config, load_config(str(run / CONFIG), ()))]:
-        more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
-        _log.warning(
-            "--cfg %s is not how %s was trained: %s%s; without --cfg its own config is taken",
-            cfg, run, ", ".join(found[:_TOLD]), more,
-        )  # fmt: skip
-
-
-def _differences(config: JobConfig, trained: JobConfig) -> Iterator[str]:
-    sections = {"prompt", "env", "sampler"}
-    here, there = (
-        dict(flat(one.model_dump(mode="json", include=sections))) for one in (config, trained)
-    )
-    for key in (key for key in there if key in here and key not in _MACHINE):
-        if here[key] != there[key]:
-            yield f"{key} is {here[key]} (there {there[key]})"

@@ -83,10 +83,6 @@ def check(
             "TRAINER.jsonl)"
         ),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        Parameter(help="count the tokens of prompts with that of this Hugging Face folder"),
-    ] = None,
     dialect: options.DialectOption = "sqlite",
 ) -> None:
     """Check data sets, and warm the cache."""
@@ -95,8 +91,6 @@ def check(
         _check_rows_file(out)
     # What follows --data may be a setting too.
     job = load_config(cfg, [*overrides, *(word for word in data if "=" in word)])
-    if tokenizer:
-        _check_tokenizer(tokenizer)
     root = data_root or job.data.root
     if root is None:
         raise UserError(f"--data-root: give the folder of the data; {cfg} generates its own")
@@ -106,7 +100,7 @@ def check(
         _export(export, out, job, root, sources if names or root.is_file() else {})
         return
     with whole_file(out) as file:
-        for told in prepare(job, sources, lambda line: file.write(line + "\n"), tokenizer):
+        for told in prepare(job, sources, lambda line: file.write(line + "\n")):
             cli.output.print(told, soft_wrap=True)
     cli.output.print(f"Golds to look at, one a line: {out}", soft_wrap=True)
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}", soft_wrap=True)
@@ -168,17 +162,6 @@ def _export(
     if job.prompt.template:
         setting = _TEMPLATE[trainer]
         cli.output.print(f"prompt.template: set {setting} to {job.prompt.template}", soft_wrap=True)
-
-
-def _check_tokenizer(folder: Path) -> None:
-    if not (folder / "tokenizer.json").is_file():
-        raise UserError(
-            f"--tokenizer {folder}: no tokenizer.json in it; give a Hugging Face folder"
-        )
-    # Of the learner's extra, and seconds to import.
-    from minirl.model.tokenizer import ChatTokenizer
-
-    ChatTokenizer(folder)  # a mistake in it is told here, and not by each process of a pool
 
 
 def rows(

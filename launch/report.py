@@ -23,7 +23,7 @@ from exchange import UserError
 from launch import cli, options
 from launch.files import check_new, write_text
 from launch.reporting.comparison import Comparison
-from launch.reporting.page import RELOAD_S, is_page, render, serve
+from launch.reporting.page import is_page, render
 from launch.reporting.payload import Payload
 from launch.reporting.runs import Run, read_runs, shown_names
 
@@ -42,18 +42,7 @@ class ReportOptions:
     markdown: Annotated[
         Path | None, Parameter(help="write the tables of the comparison here too")
     ] = None
-    differences: Annotated[
-        Path | None,
-        Parameter(help="write the questions on which a run and the base differ, as JSON lines"),
-    ] = None
     json: options.JsonOption = None
-    serve: Annotated[
-        bool,
-        Parameter(
-            help="serve the page on 127.0.0.1 until interrupted, in place of writing it; that of a "
-            "run that goes on loads itself anew"
-        ),
-    ] = False
 
 
 def report(
@@ -63,11 +52,8 @@ def report(
     """Show what runs learned."""
     if not runs:
         raise UserError("launch.report: give a run, or a result of launch.eval; see --help")
-    if given.against is None and (given.markdown or given.differences or given.json):
-        raise UserError("--markdown, --differences and --json need a base: --against RUN")
-    if given.serve:
-        serve(lambda: render(_payload(*_read(runs, given.against), reload_s=RELOAD_S)), _tell)
-        return
+    if given.against is None and (given.markdown or given.json):
+        raise UserError("--markdown and --json need a base: --against RUN")
     _check_outputs(given)
     found, comparison = _read(runs, given.against)
     if comparison is not None:
@@ -86,12 +72,8 @@ main = options.Command(report)
 
 def _compare(comparison: Comparison, given: ReportOptions) -> None:
     """Print a comparison, and write it where it is asked."""
-    for path, write in (
-        (given.markdown, comparison.markdown),
-        (given.differences, comparison.lines),
-    ):
-        if path:
-            write_text(path, write())
+    if given.markdown:
+        write_text(given.markdown, comparison.markdown())
     options.write_result(given.json, comparison.record())
     if given.json != options.STDOUT:
         comparison.show()
@@ -103,13 +85,9 @@ def _read(runs: Sequence[str], against: str | None) -> tuple[list[Run], Comparis
     return found, None if against is None else Comparison.of(found)
 
 
-def _payload(
-    runs: Sequence[Run], comparison: Comparison | None, *, reload_s: float = 0.0
-) -> Payload:
+def _payload(runs: Sequence[Run], comparison: Comparison | None) -> Payload:
     """Take what the page shows out of runs, and out of a comparison."""
     payload = Payload.of(runs)
-    if not all(run.is_finished for run in runs):
-        payload.reload_s = reload_s
     if comparison is not None:
         base = comparison.rows[0].name
         payload.against = [
@@ -150,7 +128,7 @@ def _check_outputs(given: ReportOptions) -> None:
     """A page may take the place of a page, and nothing that of anything else."""
     if not is_page(given.out):
         check_new(given.out, "--out")
-    for option in ("markdown", "differences", "json"):
+    for option in ("markdown", "json"):
         path = getattr(given, option)
         if path and path != options.STDOUT:
             check_new(path, f"--{option}")

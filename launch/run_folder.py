@@ -23,23 +23,20 @@ from sqlenv.types import Example
 _log = logging.getLogger(__name__)
 
 CONFIG, VERSIONS, DATA, RESULT = "config.yaml", "versions.json", "data.json", "result.json"
-ANSWERS = "answers"
-"""The cache of responses in a folder of an evaluation: found by all that decides them, so that
-other settings may use them too."""
+ANSWERS = "answers.jsonl"
+"""What was answered in an evaluation, or in a place of a run, so far."""
 WARM = "warm"
 """Where a run folder keeps what belongs to its warm start."""
 SCREENING, SCREENED_SHARES = "screening.jsonl", "screening.json"
 """What a run's screening found: a line for each question, and the shares that they come to."""
 WARM_MODEL = Path(WARM, "model")
 """The model that it made."""
-PLACES = "places"
-"""Settings that say where weights and data lay, for people: what they are is said by contents."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
 _ELSEWHERE = ("rollout.sglang.", "run.dir", "run.trackio")
 _ELSEWHERE += ("executor.workers", "train.env_workers")
 _MODEL = "model"  # in data.json
 # A folder with no more than these holds no work yet, and other settings may have it.
-_BEFORE_WORK = frozenset({CONFIG, VERSIONS})
+_BEFORE_WORK = frozenset({CONFIG, VERSIONS, DATA})
 _ADVICE = "delete it to go on"
 
 
@@ -69,7 +66,7 @@ def check(folder: Path, settings: str, *, key: str = "run.dir") -> None:
             f"{folder}: holds files that are not a run (such as {min(names)}); "
             f"set {key} to another folder"
         )
-    if names - {ANSWERS} <= _BEFORE_WORK:
+    if names <= _BEFORE_WORK:
         return
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
@@ -92,8 +89,8 @@ def _names(folder: Path) -> set[str]:
 
 
 def _deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """Flatten settings but those of devices, cores, servers, places and trackers."""
-    found = flat({key: value for key, value in values.items() if key not in ("mesh", PLACES)})
+    """Flatten settings but those of devices, cores, servers and trackers."""
+    found = flat({key: value for key, value in values.items() if key != "mesh"})
     return {key: value for key, value in found if not key.startswith(_ELSEWHERE)}
 
 

@@ -1,11 +1,12 @@
 """The reward workbench: what every reward family says of a prediction. No JAX, no GPU.
 
     python -m launch.score --db shop.sqlite --gold "SELECT …" --pred "SELECT …"
-    python -m launch.score --file pairs.jsonl --json
+    python -m launch.score --file pairs.jsonl --json scores.jsonl
 
-One pair gives a page, or with --json one object. A file of pairs has a JSON object a line with
-`id`, `database` (a path), `gold_sql` and `pred`, and gives a line for each, in order. Prediction
-files are measured by launch.eval, which has the families' measures too (--comparators).
+A pair gives a JSON object. A file of pairs has a JSON object a line with `id`, `database` (a path),
+`gold_sql` and `pred`, and gives a line for each, in order. Prediction files are measured by
+launch.eval, which has the families' measures too (--comparators), and whose results are looked at
+on the page of launch.report.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ from cyclopts.validators import Number
 
 from exchange import UserError
 from launch import cli, options
-from launch.evaluation.process_pool import process_pool
 from launch.evaluation.questions import check_databases
 from launch.files import check_new, read_lines
-from launch.reporting.pair_view import render_page
+from launch.pool import process_pool
 from minirl.run.files import naming, whole_file
-from rewards.execution import columns_of
 from rewards.workbench import PairScore, Workbench
 from sqlenv.cache import shared_cache
 from sqlenv.config import ExecutorConfig
@@ -50,7 +49,9 @@ class ScoreOptions:
     gold: Annotated[str | None, Parameter(help="one pair: the query that answers")] = None
     pred: Annotated[str | None, Parameter(help="one pair: the prediction")] = None
     file: Annotated[Path | None, Parameter(help="pairs, as JSON lines")] = None
-    json: options.JsonOption = None
+    json: Annotated[
+        Path, Parameter(help="the result into this file (default: on standard output)")
+    ] = options.STDOUT
     dialect: options.DialectOption = "sqlite"
     numbers: Annotated[
         Literal["close", "exact"],
@@ -81,7 +82,7 @@ def score(*, given: ScoreOptions = ScoreOptions()) -> None:
             "give one pair (all of --db, --gold and --pred) or a file of pairs "
             "(--file); a file of predictions is measured by launch.eval --predictions"
         )
-    if given.json and given.json != options.STDOUT:
+    if given.json != options.STDOUT:
         check_new(given.json, "--json")
     if given.file:
         _score_file(given.file, given, config)
@@ -97,18 +98,12 @@ def _score_pair(pair: Pair, given: ScoreOptions, config: ExecutorConfig) -> None
     check_contents(example.database)
     with _workbench(config.model_copy(update={"workers": 1}), given.numbers) as bench:
         found = bench.score(example, pred)
-    if given.json:
-        with _lines(given.json) as write:
-            write(found.record())
-    else:
-        columns, console = columns_of(example), cli.Console(highlight=False)
-        console.print(render_page(pred, example.gold_sql, found, columns, width=console.width))
+    with _lines(given.json) as write:
+        write(found.record())
     cli.warn_of([] if found.gold_ran else [example.db_id], _FAILING)
 
 
 def _score_file(path: Path, given: ScoreOptions, config: ExecutorConfig) -> None:
-    if not given.json:
-        raise UserError("--file gives JSON lines: add --json, or --json FILE")
     pairs, failing = read_pairs(path, given.dialect), dict[str, None]()
     work = partial(_scorer, numbers=given.numbers)
     with _lines(given.json) as write:

@@ -15,15 +15,13 @@ from exchange import UserError
 from launch import cli
 from launch.build import SqlSide, load_model, serving
 from launch.config import JobConfig
-from launch.evaluation.replies import Decode
-from launch.evaluation.responses import SampleCache, Sampled
+from launch.evaluation.answers import AnswerFile, Decode, Sampled
 from launch.evaluation.sampling import Evaluator
-from launch.files import digest, of_prompts, write_json, write_text
+from launch.files import write_json, write_text
 from launch.run_folder import SCREENED_SHARES, SCREENING
 from minirl.run import distributed
 from minirl.run.files import read_lines
 from minirl.train.rollouts import spread
-from sqlenv.cache import cache_folder
 from sqlenv.envs.build import max_replies
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Example
@@ -32,8 +30,7 @@ _log = logging.getLogger(__name__)
 
 MOST_ANSWERS = 2
 """Different right queries of a question that a warm start learns."""
-# Of the sampler, what decides time and memory alone.
-_MACHINE = {"slots", "cache_gb"}
+_ANSWERS = "screening"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +73,7 @@ def screen(
 ) -> list[Screened]:
     """Sample answers to training questions by the model of a folder, or what is left of it.
 
-    Answers are cached by the contents of all that decides them; the run folder has what they come
-    to, and is read by a resumed run.
+    The run folder has the answers and what they come to, and is read by a resumed run.
     """
     path = folder / SCREENING
     if distributed.from_first(path.exists):
@@ -105,12 +101,6 @@ def _sample(
     limits, samples = config.sampler, config.train.group_size
     decode = Decode(samples, limits.temperature, "pass", limits.top_p)
     decoder, tokenizer = load_model(config, model)
-    prompts = [sql.training_prompt(example, tokenizer) for example in asked]
-    cache = SampleCache(cache_folder("screening"), [
-        digest([path for path in model.iterdir() if path.is_file()]), config.model.dtype,
-        of_prompts(prompts), config.env.model_dump(mode="json"), samples, config.seed,
-        limits.model_dump(exclude=_MACHINE), config.executor.model_dump(mode="json"),
-    ])  # fmt: skip
     with (
         serving(config, model, folder, limits, lora=None) as servers,
         cli.progress_bar("screening") as progress,
@@ -120,7 +110,7 @@ def _sample(
             seed=config.seed, max_turns=max_replies(config.env), servers=servers,
             wrapping=config.env.wrapping,
         )  # fmt: skip
-        found = evaluator.answers(asked, cache, progress, stops=False)
+        found = evaluator.answers(asked, AnswerFile(folder / _ANSWERS), progress, stops=False)
         evaluator.free_memory()
         return found
 

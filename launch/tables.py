@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -13,9 +14,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from launch import cli
-from launch.evaluation.results import STAGES
+from launch.evaluation.results import STAGES, Report
 from launch.evaluation.statistics import Paired
 from sqlenv.types import Result, Table, describe_failure
+
+_log = logging.getLogger(__name__)
 
 SHOWN_ROWS = 20
 Cells = Sequence[str]
@@ -64,6 +67,65 @@ def show_table(
 
 def _width(columns: Sequence[Cells]) -> int:
     return 1 + sum(max(map(len, column)) + 3 for column in columns)
+
+
+_SHOWN_MEASURES = 3
+
+
+def show_report(report: Report, by: Collection[str] = ()) -> None:
+    """Print the numbers of a report, and its parts under these headings."""
+    if report.measures:
+        _show_measures(report, by)
+    if report.mismatch and "tag" in by:
+        shares = ", ".join(f"{name} {_percent(rate)}" for name, rate in report.mismatch.items())
+        cli.output.print(f"Structural mismatch with the gold query, %: {shares}", soft_wrap=True)
+    if report.pass_at:
+        shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in report.pass_at.items())
+        cli.output.print(f"{report.first}: {shares}", soft_wrap=True)
+    notes, outcomes = report.notes, report.outcomes
+    cli.output.print(outcomes.line(), soft_wrap=True)
+    if advice := notes.get("hint"):
+        _log.warning("%s", advice)
+    for kind, cost in notes.get("cost", {}).items():
+        told = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in cost.items())
+        cli.output.print(f"{kind}: {told}", soft_wrap=True)
+    if "attempts" in notes:
+        cli.output.print(
+            f"{notes['attempts']:,} attempts, {notes['executable']:,} with a query that ran; "
+            f"{notes['judged']:,} judgements, {notes['left_out']:,} left out",
+            soft_wrap=True,
+        )
+    if lost := notes.get("refused", 0) or outcomes.refused + outcomes.failed:
+        cli.output.print(
+            f"{lost:,} requests without an answer: the same command asks those again.",
+            soft_wrap=True,
+        )
+    cli.warn_of(report.failing_golds, "gold queries do not run, and nothing is right there")
+    cli.warn_of(report.late, "verdicts were decided by the time limit and may vary with load")
+
+
+def _show_measures(report: Report, by: Collection[str]) -> None:
+    count = report.measures[report.first]["questions"]
+    heads = {"ci95": "95 % interval", "ci95_databases": "over databases"}
+    kinds = [key for key in heads if any(key in one for one in report.measures.values())]
+    lines = [("", "%", *(heads[key] for key in kinds))]
+    for name, one in report.measures.items():
+        bounds = (" to ".join(map(_percent, one.get(key, ()))) for key in kinds)
+        lines.append((name, _percent(one["mean"]), *bounds))
+    title = f"{report.settings.data}, {report.settings.decode}, {count:,} questions"
+    show_table(title, lines)
+    names = list(report.measures)[:_SHOWN_MEASURES]
+    for heading, values in report.parts.items():
+        rows = [(heading, "questions", "share", *names)]
+        for name, part in values.items():
+            shares = (_percent(part[measure]) if measure in part else "-" for measure in names)
+            rows.append((name, f"{part['questions']:,}", _percent(part["share"]), *shares))
+        if heading in by:
+            show_table(f"%, by {heading}", rows)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
 
 
 class Accuracy(BaseModel):

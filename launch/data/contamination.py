@@ -7,12 +7,10 @@ says nothing on that set: a run is refused before anything is trained, unless da
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,16 +18,14 @@ from exchange import UserError
 from launch.config import DataSection, JobConfig
 from launch.evaluation.questions import TEST_SETS, Split
 from sqlenv.config import SourceConfig
-from sqlenv.data.layouts import AbsentError, is_file, locate
+from sqlenv.data.layouts import AbsentError, locate
 from sqlenv.data.loading import read_all
 from sqlenv.demo import STAMP
-from sqlenv.executor.database import fingerprint
-from sqlenv.schema.reading import read_schema
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
-OverlapKind = Literal["database name", "database file", "question"]
+OverlapKind = Literal["database name", "question"]
 _LEARNED: tuple[Split, ...] = ("train", "validation")
 _NAMED = 5
 _LISTED = 20
@@ -63,35 +59,27 @@ class Overlap:
 
 
 class OverlapIndex:
-    """What sets to learn from and sets to measure by share: databases, and texts of questions.
-
-    Databases are the same by name or by their bytes. Texts are compared without regard to case and
-    blanks; a question is the same only about the same database: one of its name, or with its tables
-    and columns. Generic ones ("How many flights do we have?") may be asked of any.
+    """What sets to learn from and sets to measure by share: names of databases, and texts of
+    questions about databases of one name, compared without regard to case and blanks.
     """
 
     def __init__(self) -> None:
-        # By what may be the same, the questions to measure by that have it, and their sets.
-        self._known: defaultdict[tuple[OverlapKind, Any], list[tuple[str, Example]]] = defaultdict(
-            list
-        )
-        self._databases: set[tuple[str, str, Path]] = set()
+        # By what may be the same, the sets to measure by that have it, each with what is told.
+        self._known: defaultdict[tuple[OverlapKind, Any], dict[str, str]] = defaultdict(dict)
         # By sets and kind, what is measured by, and the databases to learn from that share it.
         self._found: defaultdict[tuple[str, str, OverlapKind], defaultdict[str, set[str]]]
         self._found = defaultdict(lambda: defaultdict(set))
-        self._shape = cache(_shape)
 
     def measure(self, name: str, example: Example) -> None:
         """Add a question to measure by; all of them come before those to learn from."""
-        for trait in self._traits("measure", name, example):
-            self._known[trait].append((name, example))
+        for kind, value in _traits(example):
+            self._known[kind, value][name] = example.id if kind == "question" else example.db_id
 
     def learn(self, name: str, example: Example) -> None:
         """Compare a question to learn from, or to choose by, with those of other sets."""
-        for kind, value in self._traits("learn", name, example):
-            for other, known in self._known.get((kind, value), ()):
-                if other != name and self._is_same(kind, known, example):
-                    what = known.id if kind == "question" else known.db_id
+        for kind, value in _traits(example):
+            for other, what in self._known.get((kind, value), {}).items():
+                if other != name:
                     self._found[name, other, kind][what].add(example.db_id)
 
     def overlaps(self) -> list[Overlap]:
@@ -99,35 +87,11 @@ class OverlapIndex:
         order = sorted(self._found, key=lambda key: (key[2] == "question", key))
         return [Overlap(*key, self._found[key]) for key in order]
 
-    def _traits(self, side: str, name: str, example: Example) -> Iterator[tuple[OverlapKind, Any]]:
-        """Give what may stand on the other side too; of a database once."""
-        yield "question", _key(example.question)
-        database = example.database
-        if (side, name, database) not in self._databases:
-            self._databases.add((side, name, database))
-            yield "database name", example.db_id
-            if is_file(database):
-                # Files of other sizes are not the same: none is read.
-                yield "database file", database.stat().st_size
 
-    def _is_same(self, kind: OverlapKind, known: Example, example: Example) -> bool:
-        if kind == "database file":
-            return fingerprint(known.database) == fingerprint(example.database)
-        is_named = known.db_id == example.db_id
-        return is_named or self._shape(known.database) == self._shape(example.database)
-
-
-def _shape(path: Path) -> str:
-    """Hash the names of tables and columns: two databases of one shape are the same one, edited.
-
-    One that cannot be read has the shape of no other.
-    """
-    try:
-        tables = read_schema(path, examples=0).column_names().items()
-    except UserError:
-        return str(path)
-    names = sorted((table.lower(), sorted(map(str.lower, columns))) for table, columns in tables)
-    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+def _traits(example: Example) -> Iterator[tuple[OverlapKind, Any]]:
+    """Give what may stand on the other side too."""
+    yield "database name", example.db_id
+    yield "question", (example.db_id, _key(example.question))
 
 
 def _key(question: str) -> bytes:

@@ -8,8 +8,7 @@ right prediction can look wrong. What was found is in the cache.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import apsw
@@ -25,10 +24,8 @@ from sqlenv.executor.database import fingerprint
 from sqlenv.executor.gold import LIMITS, TRANSIENT
 from sqlenv.types import Example, Result, SqlError, Table, describe_failure
 
-_VERSION = 1
+_VERSION = 2
 """Of the rules below."""
-_LIMIT = re.compile(r"limit\s+(\d+)", re.IGNORECASE)
-_DISTINCT = re.compile(r"select\s+distinct\b", re.IGNORECASE)
 _RERUN = frozenset({"varying", "tied"})
 
 
@@ -58,24 +55,21 @@ def check_gold(example: Example, plain: Executor, disk: DiskCache) -> Checked:
         known, is_final = _check(example, plain)
         if is_final:
             disk[key] = known
-    issues, note, correction = known
-    return Checked(example, tuple(issues), note, correction)
+    issues, note = known
+    return Checked(example, tuple(issues), note)
 
 
-def _check(
-    example: Example, plain: Executor
-) -> tuple[tuple[tuple[str, ...], str, Mapping[str, str] | None], bool]:
-    """Return the issues of a gold query, a note and a correction, and whether a machine with less
-    to do would find the same.
+def _check(example: Example, plain: Executor) -> tuple[tuple[tuple[str, ...], str], bool]:
+    """Return the issues of a gold query and a note, and whether a machine with less to do would
+    find the same.
     """
     sql = gold_for_sqlite(example)
     first = sql if isinstance(sql, SqlError) else plain.gold(example.database, sql)
     if not isinstance(sql, str) or not isinstance(first, Table):
-        return (issues_of(first), f"fails: {describe_failure(first)}", None), first not in TRANSIENT
+        return (issues_of(first), f"fails: {describe_failure(first)}"), first not in TRANSIENT
     note = _change(example, sql, first, plain)
     changed = ("tied" if note.startswith("ties") else "varying",) * bool(note)
-    correction = _tie_correction(example, sql, first, plain) if "tied" in changed else None
-    return ((*issues_of(first), *changed), note, correction), True
+    return ((*issues_of(first), *changed), note), True
 
 
 def _change(example: Example, sql: str, first: Table, plain: Executor) -> str:
@@ -112,42 +106,6 @@ def break_ties(sql: str, width: int) -> list[str]:
         f"{head}, {', '.join(f'{column} {direction}' for column in columns)}{tail}"
         for direction in ("ASC", "DESC")
     ]
-
-
-def _tie_correction(
-    example: Example, sql: str, first: Table, plain: Executor
-) -> Mapping[str, str] | None:
-    """Write the correction by which any order of ties is right; None where it cannot be written."""
-    if not any(clause.kind == "LIMIT" for clause in scan_clauses(sql)):
-        return {"grading_method": "multiset"}
-    found = all_tied(sql, first.width)
-    if found is None:
-        return None
-    every, count = found
-    allowed = plain.execute(example.database, every)
-    is_whole = isinstance(allowed, Table) and set(first.rows) <= set(allowed.rows)
-    return {"gold_sql": every, "grading_method": f"subset,=,{count}"} if is_whole else None
-
-
-def all_tied(sql: str, width: int) -> tuple[str, int] | None:
-    """Write a plain query with ORDER BY and LIMIT so that it gives all rows that ties allow, with
-    the number of rows that it gave.
-    """
-    clauses = {clause.kind: clause for clause in scan_clauses(sql)}
-    head, limit = clauses.get("SELECT"), clauses.get("LIMIT")
-    start, order = clauses.get("FROM"), clauses.get("ORDER BY")
-    count = _LIMIT.fullmatch(limit.text(sql)) if limit else None
-    is_plain = clauses.keys().isdisjoint({"WITH"}) and all(
-        c.operand <= 0 for c in scan_clauses(sql)
-    )
-    if not (head and start and order and count and is_plain) or _DISTINCT.match(head.text(sql)):
-        return None
-    keys = order.text(sql)
-    columns = [f"c{number}" for number in range(1, width + 1)]
-    listed = ", ".join(columns)
-    ranked = f"{head.text(sql)}, RANK() OVER ({keys}) {sql[start.start : order.start].strip()}"
-    text = f"WITH tied({listed}, place) AS ({ranked}) SELECT {listed} FROM tied WHERE place <= "
-    return f"{text}{count[1]}", int(count[1])
 
 
 def _difference(first: Table, second: Result, *, in_order: bool = True) -> str:

@@ -8,13 +8,14 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from exchange import UserError
 from launch.config import VerbalConfig
-from launch.evaluation.replies import End
-from launch.evaluation.responses import ModelRequest, ModelResponse
+from launch.evaluation.answers import End
+from sqlenv.types import Observation
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
@@ -29,6 +30,28 @@ _REFUSED_FINISH = {"content_filter": "the reply was filtered"}
 _MOST_FAILURES = 20
 """Requests in a row that fail at the server before it is given up."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One call of a model: what the answer is for, and the seed, which names the random stream,
+    since the same question is asked many times.
+    """
+
+    kind: str
+    messages: Observation
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResponse:
+    """A model's reply: its text and how it ended, or None and why there is none (`refusal`)."""
+
+    text: str | None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    refusal: str = ""
+    end: End = "stop"
 
 
 class Endpoint:

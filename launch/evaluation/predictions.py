@@ -1,4 +1,4 @@
-"""Files of predictions, read and written: one a line, or in the official programs' forms."""
+"""Files of predictions: read in three forms, and written in those of the official programs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from exchange import UserError
-from launch.evaluation.replies import Decode
+from launch.evaluation.answers import Decode
 from launch.evaluation.results import PREDICTIONS, QuestionVerdict
-from launch.files import read_lines, read_plain_lines, read_text, write_text
+from launch.files import read_text, write_text
 from sqlenv.sql.answers import answer_of
 from sqlenv.sql.lexer import one_line
 from sqlenv.types import Example
@@ -36,29 +36,17 @@ def as_line(sql: str) -> str:
 
 
 def write_official(verdicts: Sequence[QuestionVerdict], folder: Path) -> None:
-    """Write predictions in each official program's form.
+    """Write predictions in the official programs' forms.
 
     `predictions.sql` is Spider's (test-suite-sql-eval: one query a line), `predictions_bird.json`
-    BIRD's (DAMO-ConvAI and mini_dev: query and database by number), `predictions_omnisql.json`
-    OmniSQL's (evaluate_bird.py, evaluate_spider.py: a list of queries a question, all samples where
-    there are several). Questions of Spider 2 also have `predictions_spider2/`, the folder of
-    Spider2's evaluate.py (a file a question).
+    BIRD's (DAMO-ConvAI and mini_dev: query and database by number).
     """
     lines = [as_line(verdict.sql) for verdict in verdicts]
     pairs = enumerate(zip(lines, verdicts, strict=True))
     bird = {str(number): f"{line}{BIRD_MARK}{verdict.db_id}" for number, (line, verdict) in pairs}
-    omnisql = [
-        {"db_id": v.db_id, "question": v.question, "pred_sqls": list(v.samples or [v.sql])}
-        for v in verdicts
-    ]
     write_text(folder / "predictions.sql", "\n".join(lines) + "\n")
-    for name, value in (("bird", bird), ("omnisql", omnisql)):
-        text = json.dumps(value, indent=1, ensure_ascii=False)
-        write_text(folder / f"predictions_{name}.json", text + "\n")
-    for verdict in verdicts:
-        layout, _, name = verdict.id.partition("/")
-        if layout == "spider2":
-            write_text(folder / "predictions_spider2" / f"{name}.sql", verdict.sql + "\n")
+    text = json.dumps(bird, indent=1, ensure_ascii=False)
+    write_text(folder / "predictions_bird.json", text + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +69,7 @@ def read_samples(
 ) -> list[tuple[str, ...]]:
     """Read as many samples for each question that is asked as the decoding takes, the first ones.
 
-    The file has one query a line, or is JSON lines, BIRD's or OmniSQL's JSON, or a folder as Spider
-    2's, of a file of SQL a question; of all questions, or of those asked alone.
+    The file has those of all questions, or of the ones asked alone.
 
     Lines are matched by `id` if they have ids, else by `question` (and `db_id`) if they have one
     that `examples` has, else by order.
@@ -149,6 +136,8 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
     return pairs
 
 
+_QUERY_FIELDS = dict.fromkeys(("samples", "pred_sqls", "pred", "sql"))
+"""Where a record may have its queries; the first that is there and not empty counts."""
 _ID_FIELDS = ("id", "question_id", "qid", "instance_id", "idx")
 """Where a record may name its question; the first that is there counts. `idx` is the place among
 the questions of --data, from 0; the others are ids of ours or of the data set."""
@@ -168,7 +157,7 @@ def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _
     """Find the questions by their ids: ours, or the data set's own where no two have the same."""
     own = Counter(example.question_id for example in examples)
     known = {example.question_id: example for example in examples if own[example.question_id] == 1}
-    # Spider 2 names its questions, and its own form of predictions knows no other name.
+    # Spider 2 names its questions.
     known |= {example.id.removeprefix("spider2/"): example for example in examples}
     known |= {example.id: example for example in examples}
     places = {str(number): example for number, example in enumerate(examples)}
@@ -223,26 +212,33 @@ def _by_order(
         sample = f" or a sample of {len(asked)}" if len(asked) < len(examples) else ""
         raise UserError(
             f"{path}: {len(predictions)} predictions for {len(examples)} questions{sample}; give "
-            "one a line, in the order of --data, or a .jsonl file with the field `id` or `question`"
+            "one a line, in the order of --data, or JSON lines with the field `id` or `question`"
         )
     return list(zip(examples, predictions, strict=True))
 
 
 def _predictions(path: Path) -> list[_Prediction]:
+    """Read a file of one of three forms, which its content tells: a JSON value, a list or an object
+    by id; JSON lines; or a query a line, where none begins as an object does.
+    """
     path = path / PREDICTIONS if (path / PREDICTIONS).is_file() else path  # a result of ours
-    if path.is_dir():
-        return _folder(path)
-    if path.suffix == ".json":
-        return _json(path)
-    if path.suffix == ".jsonl":
-        found = ((f"{path}:{number}", line) for number, line in read_lines(path))
-        return [_record(place, _parsed(line)) for place, line in found]
-    lines = read_plain_lines(path)
-    return [_line(f"{path}:{number}", line) for number, line in enumerate(lines, 1)]
+    text = read_text(path)
+    begin = text.lstrip()[:1]
+    value = _parsed(text) if begin in ("{", "[") else None
+    if isinstance(value, list):
+        return [_record(f"{path}: entry {n}", entry) for n, entry in enumerate(value)]
+    if isinstance(value, dict) and _QUERY_FIELDS.keys().isdisjoint(value):
+        return _by_key(path, value)
+    lines = enumerate(text.removesuffix("\n").split("\n") if text else [], 1)
+    if begin == "{":
+        return [_record(f"{path}:{n}", _parsed(line)) for n, line in lines if line.strip()]
+    return [_line(f"{path}:{n}", line) for n, line in lines]
 
 
 def _line(place: str, line: str) -> _Prediction:
     """Read a line of SQL, which may have the database behind a tab as in Spider's gold files."""
+    if line.lstrip().startswith("{"):
+        raise UserError(f"{place}: an object among queries; give JSON lines, or a query a line")
     sql, *rest = line.strip("\t ").split("\t")
     if len(rest) > 1 or (rest and not re.fullmatch(r"\w+", rest[0])):
         raise UserError(
@@ -252,39 +248,30 @@ def _line(place: str, line: str) -> _Prediction:
     return _Prediction(place, (_query(sql),), db_id=rest[0] if rest else None)
 
 
-_QUERY_FIELDS = ("samples", "pred_sqls", "pred", "sql")
-"""Where a record may have its queries; the first that is there and not empty counts."""
-
-
-def _query(value: Any) -> str:
-    """Read a query, which may stand in a whole reply; what holds none is left as it is, and what is
-    no text is an empty one, as in BIRD's evaluator, also where JSON spells half a character.
-    """
-    try:
-        str.encode(value)
-    except (TypeError, UnicodeEncodeError):
-        return ""
-    answer = answer_of(value, "any")
-    # Without any mark it is no reply, and the official programs run it as it stands, tail and all.
-    return answer.sql if answer.form not in (None, "bare") or answer.reasoning else value
+def _by_key(path: Path, entries: Mapping[str, Any]) -> list[_Prediction]:
+    """Read BIRD's object: keys are places, from 0 on without a gap, or ids."""
+    places = [str(number) for number in range(len(entries))]
+    has_places = entries.keys() == {*places}
+    found = []
+    for key in places if has_places else entries:
+        entry = entries[key]
+        sql, _, db_id = entry.partition(BIRD_MARK) if isinstance(entry, str) else ("", "", "")
+        id = None if has_places else ("question_id", key)
+        place = f'{path}: entry "{key}"'
+        found.append(_Prediction(place, (_query(sql),), id=id, db_id=_query(db_id).strip() or None))
+    return found
 
 
 def _record(place: str, record: Any) -> _Prediction:
     if isinstance(record, str):
         return _Prediction(place, (_query(record),))
-    if record is None:
+    known = ", ".join(_QUERY_FIELDS)
+    if not isinstance(record, dict) or _QUERY_FIELDS.keys().isdisjoint(record):
         raise UserError(
-            f"{place}: no JSON object, or one that is cut off; queries without JSON, one a line, "
-            "go into a file named .sql"
+            f"{place}: no JSON object with a query ({known}), or one that is cut off; queries "
+            "without JSON stand one a line"
         )
-    fields = [name for name in _QUERY_FIELDS if isinstance(record, dict) and name in record]
-    if not fields:
-        raise UserError(
-            f"{place}: neither a query nor a JSON object with `pred` or `sql`, or with several as "
-            "`samples` or `pred_sqls`"
-        )
-    filled = [record[name] for name in fields if record[name]]
-    queries = filled[0] if filled else ""
+    queries = next((record[name] for name in _QUERY_FIELDS if record.get(name)), "")
     if isinstance(queries, dict):
         raise UserError(
             f"{place}: its query is an object, as in a file of questions; give queries as text"
@@ -302,46 +289,21 @@ def _record(place: str, record: Any) -> _Prediction:
 
 
 def _parsed(text: str) -> Any:
-    """Parse JSON; a string cannot be told from a query, and is none here, as what is broken."""
+    """Parse JSON; None where it is broken."""
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return None if isinstance(found, str) else found
 
 
-def _json(path: Path) -> list[_Prediction]:
-    """Read OmniSQL's list (of records with `pred_sqls`, or of queries), or BIRD's object, whose
-    keys are places, from 0 on without a gap, or ids.
+def _query(value: Any) -> str:
+    """Read a query, which may stand in a whole reply; what holds none is left as it is, and what is
+    no text is an empty one, as in BIRD's evaluator, also where JSON spells half a character.
     """
-    entries = _parsed(read_text(path))
-    if isinstance(entries, list):
-        return [_record(f"{path}: entry {n}", entry) for n, entry in enumerate(entries)]
-    numbered = entries if isinstance(entries, dict) else {}
-    if not numbered:
-        form = f'{{"0": "SQL{BIRD_MARK}db_id"}}'.replace("\t", "\\t")
-        cut = "broken JSON, or " if entries is None else ""
-        raise UserError(
-            f"{path}: {cut}not of BIRD's form {form}; one query a line goes into a file that does "
-            "not end in .json"
-        )
-    places = [str(number) for number in range(len(numbered))]
-    has_places = numbered.keys() == {*places}
-    found = []
-    for key in places if has_places else numbered:
-        entry = numbered[key]
-        sql, _, db_id = entry.partition(BIRD_MARK) if isinstance(entry, str) else ("", "", "")
-        id = None if has_places else ("question_id", key)
-        place = f'{path}: entry "{key}"'
-        found.append(_Prediction(place, (_query(sql),), id=id, db_id=_query(db_id).strip() or None))
-    return found
-
-
-def _folder(folder: Path) -> list[_Prediction]:
-    """Read a folder of Spider 2's form: the query of question local001 is in local001.sql."""
-    paths = sorted(folder.glob("*.sql"))
-    if not paths:
-        raise UserError(f"{folder}: no .sql file in it; give a file of predictions, or Spider 2's")
-    return [
-        _Prediction(str(path), (_query(read_text(path)),), id=("id", path.stem)) for path in paths
-    ]
+    try:
+        str.encode(value)
+    except (TypeError, UnicodeEncodeError):
+        return ""
+    answer = answer_of(value, "any")
+    # Without any mark it is no reply, and the official programs run it as it stands, tail and all.
+    return answer.sql if answer.form not in (None, "bare") or answer.reasoning else value

@@ -11,9 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal, get_args
 
-from exchange import UserError, named
+from exchange import UserError
 from sqlenv.config import AnswerConfig, SourceConfig
-from sqlenv.data.corrections import read_corrections
 from sqlenv.data.layouts import DATASETS, SETS, NamedSet, check_question_file, is_below, locate
 from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
@@ -83,17 +82,19 @@ def find(
     *,
     key: str = "--data-root",
     dialect: Dialect = "sqlite",
+    corrections: str = "",
 ) -> tuple[SourceConfig, tuple[Example, ...]]:
     """Find and read a test set below a data root; return where it is, and all its questions.
 
     The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads; a
     person has set it by `key`. A question file that is read in place of the set's own is a name
-    below the root, or a path. The dialect is that of gold queries and predictions.
+    below the root, or a path. The dialect is that of gold queries and predictions, and
+    `corrections` a file of corrected gold queries.
     """
     if not root.is_dir():
         advice = "check the path" if key == "--data-root" else "set it, or give --data-root FOLDER"
         raise UserError(f"{key} {root}: no such folder or file; {advice}")
-    source = SETS[name].at(root, dialect)
+    source = SETS[name].at(root, dialect).model_copy(update={"corrections": corrections})
     source = source.model_copy(update={"file": file}) if file else source
     # What lies below the root goes before what lies here.
     if file and not is_below(source) and Path(file).is_file():
@@ -139,42 +140,6 @@ def _check(identity: Identity) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
-    """What a file of corrections says of some questions.
-
-    Attributes:
-        pin: The file and the first digits of its hash.
-        examples: Corrected questions by id, without those that ask for something else now: answers
-            to what they asked before are not judged by their new gold query.
-        asked_anew: Ids of these.
-    """
-
-    pin: str
-    examples: Mapping[str, Example]
-    asked_anew: frozenset[str]
-
-
-def read_corrected(name: str, examples: Sequence[Example]) -> Corrected:
-    """Read a file of corrections of a test set, given all its questions.
-
-    Raises:
-        UserError: It is another copy, damaged, or about other questions.
-    """
-    with named("--corrections"):
-        corrections = read_corrections(name)
-        corrections.check(examples)
-    asked_anew, found = set[str](), dict[str, Example]()
-    for example in examples:
-        laid = corrections.lay(example)
-        if (laid.question, laid.evidence) != (example.question, example.evidence):
-            asked_anew.add(example.id)
-        elif laid != example:
-            found[example.id] = laid
-    pin = f"{corrections.path.name}@{corrections.sha256[:12]}"
-    return Corrected(pin, found, frozenset(asked_anew))
-
-
-@dataclass(frozen=True, slots=True)
 class QuestionSet:
     """The questions of a test set or a split, and what they are judged by and on.
 
@@ -182,7 +147,6 @@ class QuestionSet:
         measures: Of `MEASURES`; the first is the one that counts.
         suite: Files of the test suite by database, where it is used.
         references: Gold results by question, for Spider 2.
-        corrected: A second gold query for some, by which the first measure judges once more.
         witnesses: How many, at most, `witness` asks for a question.
         numbers: How they compare; official programs know `exact` alone.
     """
@@ -192,7 +156,6 @@ class QuestionSet:
     measures: tuple[str, ...]
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
-    corrected: Corrected | None = None
     witnesses: int = 8
     numbers: Numbers = "exact"
 
@@ -215,7 +178,6 @@ def question_set(
     *,
     comparators: str | None = None,
     test_suite: Path | None = None,
-    corrected: Corrected | None = None,
 ) -> QuestionSet:
     """Find what the questions of a test set are judged by and on.
 
@@ -225,8 +187,6 @@ def question_set(
     place = locate(source).root
     measures = _read_measures(comparators) if comparators else TEST_SETS[name].comparators
     _check_measures(examples, measures)
-    if corrected is not None and measures[0] not in COMPARATORS.keys() - REFERENCED:
-        raise UserError(f"--corrections: {measures[0]} judges by no gold query; name another first")
     suite: Mapping[str, tuple[Path, ...]] = {}
     if test_suite is not None and SUITED.isdisjoint(measures):
         raise UserError(f"--test-suite: none of {', '.join(measures)} uses one; leave it out")
@@ -244,7 +204,7 @@ def question_set(
             _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
             measures = tuple(measure for measure in measures if measure not in SUITED)
     references = _references((place, root), examples) if _is_spider2(examples) else {}
-    return QuestionSet(name, examples, measures, suite, references, corrected)
+    return QuestionSet(name, examples, measures, suite, references)
 
 
 def _read_measures(text: str) -> tuple[str, ...]:

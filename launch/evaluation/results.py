@@ -16,13 +16,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field
 
 from exchange import UserError
-from launch.evaluation.replies import NO_REPLIES, Outcomes
-from launch.evaluation.statistics import (
-    database_interval,
-    mean_interval,
-    paired_difference,
-    pass_at_k,
-)
+from launch.evaluation.answers import NO_REPLIES, Outcomes
+from launch.evaluation.statistics import database_interval, mean_interval, pass_at_k
 from launch.files import write_json, write_text
 from minirl.run.files import read_json, read_lines
 
@@ -41,8 +36,6 @@ STAGES = {
 """What a run gains by, and the places where it begins and ends."""
 SAMPLES = "samples"
 """The folder of sampled answers in a place of a run."""
-CORRECTED = "corrected"
-"""The measure by corrected gold queries, beside the one that counts."""
 NO_GOLD = "none"
 """Status of the gold query where there is none, as in most questions of Spider 2."""
 # Spider's, BIRD's and SynSQL's words for difficulty.
@@ -63,7 +56,6 @@ class QuestionVerdict:
         status: How the answer ended on the question's own database.
         gold_status: How the gold query ended there, `none` where there is none.
         is_late: Whether a limit of time decided a score.
-        prompt: Digest of what the model was shown; empty for a file of predictions.
         reply: The text that the answer stands in; empty where it was not recorded.
         samples: All queries that were sampled; empty where the answer is the only one.
         right: Samples that are right by the first measure.
@@ -87,7 +79,6 @@ class QuestionVerdict:
     status: str = ""
     gold_status: str = NO_GOLD
     is_late: bool = False
-    prompt: str = ""
     reply: str = ""
     samples: tuple[str, ...] = ()
     right: int = 0
@@ -105,7 +96,6 @@ class ModelFacts:
 
     Attributes:
         model: Folder of its weights, or the endpoint's name of it.
-        weights: Digest of a policy's weights: then it is known by them, wherever they lie.
         base, reward: What learning started from, and what it learned from.
         sampler: Where it is not the native one.
     """
@@ -113,7 +103,6 @@ class ModelFacts:
     name: str
     model: str | None = None
     checkpoint: str | None = None
-    weights: str | None = None
     base: str | None = None
     reward: str | None = None
     sampler: str | None = None
@@ -123,8 +112,8 @@ class ModelFacts:
 class ReportSettings:
     """What was judged, and how; two reports with equal settings have equal verdicts.
 
-    Questions have a fingerprint, databases, suite, prompts, corrections and predictions a digest of
-    their contents, and each measure has its program and commit.
+    Questions have a fingerprint, gold queries, databases and suite a digest of their contents, and
+    each measure has its program and commit.
     """
 
     data: str
@@ -132,23 +121,14 @@ class ReportSettings:
     decode: str
     questions: int = 0
     fingerprint: str = ""
+    golds: str = ""
     databases: str = ""
     suite: str | None = None
     seed: int = 0
-    prompt: str | None = None
     vote_by: str | None = None
-    corrections: str | None = None
-    predictions: str = ""
     comparators: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
-
-    def deciding(self) -> dict[str, Any]:
-        """Return the settings as JSON has them; weights are known by their digest, not by names."""
-        found = json.loads(json.dumps(asdict(self)))
-        if self.model.weights:
-            found["model"] = {key: found["model"][key] for key in ("weights", "sampler")}
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +147,6 @@ class Report:
             differs in all of them; empty without gold queries.
         failing_golds: Questions whose gold query does not run.
         late: Questions on which a limit of time decided a score.
-        corrected: The difference that corrected gold queries make, on questions judged by both:
-            `difference` with its `ci95`, `questions`, and `gained` and `lost`, those on which the
-            verdicts differ; `asked_anew` are not judged by them. Empty without corrections.
         outcomes: What became of the replies.
         notes: What the source says of its work: seconds, costs, a hint.
     """
@@ -181,7 +158,6 @@ class Report:
     mismatch: Mapping[str, float] = field(default_factory=dict)
     failing_golds: Sequence[str]
     late: Sequence[str] = ()
-    corrected: Mapping[str, Any] = field(default_factory=dict)
     outcomes: Outcomes = NO_REPLIES
     notes: Mapping[str, Any] = field(default_factory=dict)
     questions: Sequence[QuestionVerdict] = ()
@@ -226,7 +202,6 @@ def summarise(
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold_status not in ("ok", NO_GOLD)],
         late=[one.id for one in judged if one.is_late],
-        corrected=_corrected(judged),
         outcomes=Outcomes.total(one.outcomes for one in questions),
         notes=dict(notes or {}),
         questions=list(questions),
@@ -279,24 +254,6 @@ def _of_samples(one: QuestionVerdict) -> dict[str, float]:
     count = len(one.samples)
     names = {f"mean@{count}": 1, f"pass@{count}": count}
     return {name: pass_at_k(one.right, count, k) for name, k in names.items()}
-
-
-def _corrected(judged: Sequence[QuestionVerdict]) -> dict[str, Any]:
-    """Compare the verdicts by published and by corrected gold queries, question by question."""
-    both = [one for one in judged if CORRECTED in one.scores]
-    if not both:
-        return {}
-    first = next(iter(both[0].scores))
-    pairs = [(one.id, one.scores[first], one.scores[CORRECTED]) for one in both]
-    found = paired_difference([old for _, old, _ in pairs], [new for _, _, new in pairs])
-    return {
-        "difference": round(found.difference, 6),
-        "ci95": [round(bound, 6) for bound in found.ci95],
-        "questions": len(both),
-        "gained": [name for name, old, new in pairs if new > old],
-        "lost": [name for name, old, new in pairs if new < old],
-        "asked_anew": [one.id for one in judged if CORRECTED not in one.scores],
-    }
 
 
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -435,21 +392,3 @@ def _flat(one: QuestionVerdict) -> dict[str, Any]:
     fields = asdict(one)
     scores, at = fields.pop("scores"), [*fields].index("sql") + 1
     return dict([*[*fields.items()][:at], *scores.items(), *[*fields.items()][at:]])
-
-
-def find_report(path: Path, settings: ReportSettings) -> Report | None:
-    """Return the report of these settings that is there already; one of others is refused."""
-    if not path.exists():
-        return None
-    from launch.config import flat  # much to import, and few files are there already
-
-    report = read_report(path.parent if path.name == VERDICTS else path)
-    there, here = (dict(flat(one.deciding())) for one in (report.settings, settings))
-    names = {**here, **there}
-    if differing := [name for name in names if there.get(name) != here.get(name)]:
-        name = differing[0]
-        raise UserError(
-            f"{path}: holds verdicts of other settings ({name} is {there.get(name)!r:.120} there "
-            f"and {here.get(name)!r:.120} here); delete it to judge anew, or name another file"
-        )
-    return report

@@ -9,10 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exchange import Score, UserError
-from launch.evaluation.replies import GREEDY, Decode, End, Outcomes, look, parts_of
-from launch.evaluation.responses import RECORDED_SAMPLES, SampleCache, Sampled
-from launch.evaluation.sources import unread_of
-from launch.reporting.record import group_line
+from launch.evaluation.answers import (
+    GREEDY,
+    AnswerFile,
+    Decode,
+    End,
+    Outcomes,
+    Sampled,
+    look,
+    parts_of,
+    unread_of,
+)
+from launch.records import RECORDED_SAMPLES, group_line
 from minirl.config import SamplerConfig
 from minirl.errors import LostError
 from minirl.model.decoder import Decoder
@@ -123,20 +131,20 @@ class Evaluator:
     def answers(
         self,
         examples: Sequence[Example],
-        cache: SampleCache,
+        file: AnswerFile,
         show: Progress,
         *,
         stops: bool,
         decode: Decode | None = None,
         first: int = 0,
     ) -> list[Sampled]:
-        """Answer questions, or what is left of them: each answer is in the cache.
+        """Answer questions, or what is left of them: each answer is in the file.
 
         What became of the first replies is told; with `stops` it is an error if none has a query.
         The number of the first question names random streams. Weights stay until `free_memory`.
         """
         decode = decode or self._decode
-        found = distributed.from_first(lambda: cache.read(examples))
+        found = distributed.from_first(lambda: file.read(examples))
         show(len(found), len(examples), "")
         replies = max(CHUNK, _ROUNDS * self._config.slots) * distributed.count()
         size = -(-replies // decode.samples)
@@ -147,7 +155,7 @@ class Evaluator:
                 limit = f"evaluation.max_response_tokens={longest}"
                 counted = Outcomes.total(one.outcomes for one in new)
                 look(counted, unread_of(new), self._wrapping, limit=limit, stops=stops)
-            distributed.from_first(partial(cache.write, place.start, examples, new))
+            distributed.from_first(partial(file.write, examples[place], new))
             found += new
             show(len(found), len(examples), "")
         return found

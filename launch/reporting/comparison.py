@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -63,14 +62,12 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A row beside the first one in one column, and the questions with different scores, each with
-    both scores and both answers.
-    """
+    """A row beside the first one in one column, and the questions with different scores."""
 
     row: ComparisonRow
     key: MeasureKey
     test: Paired
-    questions: Sequence[Mapping[str, Any]]
+    questions: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +110,6 @@ class Comparison:
         (_, _, first), *more = self._tables()
         return "\n".join([_markdown(first), *(f"{t}:\n\n{_markdown(one)}" for t, _, one in more)])
 
-    def lines(self) -> str:
-        """Write the questions on which a run and the base differ, as JSON lines."""
-        records = [
-            {"run": each.row.name, "decode": each.row.decode, "data": data, "measure": measure}
-            | dict(question)
-            for each in self.gains
-            for data, measure in [each.key]
-            for question in each.questions
-        ]
-        return "".join(f"{json.dumps(record)}\n" for record in records)
-
     def record(self) -> dict[str, Any]:
         """Give all numbers."""
         return {
@@ -147,7 +133,7 @@ class Comparison:
                     "decode": each.row.decode,
                     "column": "/".join(each.key),
                     **asdict(each.test),
-                    "questions": [question["id"] for question in each.questions],
+                    "questions": each.questions,
                 }
                 for each in self.gains
             ],
@@ -174,7 +160,7 @@ class Comparison:
     def _head(self, key: MeasureKey) -> str:
         """Name a column, and how much of a published test set it is of, where that is not all."""
         published = TEST_SETS.get(key[0])
-        # QueryRuns of one column are of the same questions.
+        # Reports of one column are of the same questions.
         count = next(len(row.scores(key)) for row in self.rows if key in row.reports)
         if published is None or count == published.questions:
             return _label(key)
@@ -205,16 +191,9 @@ def _rows(runs: Sequence[Run]) -> list[ComparisonRow]:
 
 def _gain(base: ComparisonRow, row: ComparisonRow, key: MeasureKey) -> Gain:
     first, second = base.scores(key), row.scores(key)
-    pairs = {name: [score, second[name]] for name, score in first.items()}
     test = gain(base.reports[key], row.reports[key], key[1])
     assert test is not None  # `_check_alike` has seen that they are of the same questions
-    said = [{one.id: one.sql for one in each.reports[key].questions} for each in (base, row)]
-    questions = [
-        {"id": name, "scores": pair, "sql": [answers[name] for answers in said]}
-        for name, pair in pairs.items()
-        if pair[0] != pair[1]
-    ]
-    return Gain(row, key, test, questions)
+    return Gain(row, key, test, [name for name, score in first.items() if score != second[name]])
 
 
 def _check_alike(base: ComparisonRow, row: ComparisonRow, key: MeasureKey) -> None:
@@ -239,6 +218,7 @@ def _facts(row: ComparisonRow, key: MeasureKey) -> dict[str, Any]:
     said = row.reports[key].settings
     return {
         "questions": (said.fingerprint, row.scores(key).keys()),
+        "gold queries": said.golds,
         "databases": said.databases,
         "test suite": said.suite if key[1] in SUITED else None,
         "comparator": said.comparators.get(key[1]),

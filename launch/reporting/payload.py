@@ -12,7 +12,7 @@ import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,13 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
 from launch.evaluation.results import QuestionVerdict, summary
+from launch.records import RECORDS, read_groups, read_lines
 from launch.reporting.answer import answer
 from launch.reporting.pairing import pair_results
-from launch.reporting.record import RECORDS, RECORDS_VERSION
 from launch.reporting.runs import (
     METRICS,
     Run,
-    cut_off,
     gains,
-    read_lines,
     read_mapping,
     scores_of,
     shared_rules,
@@ -70,7 +68,6 @@ class Payload:
         apart: Those that some runs do not have, or have by another program.
         against: What a comparison with a base says.
         answer: The most important things, in sentences.
-        reload_s: Seconds after which a served page loads itself anew; 0 for never.
     """
 
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -82,7 +79,6 @@ class Payload:
     apart: list[str] = field(default_factory=list)
     against: list[dict[str, Any]] = field(default_factory=list)
     answer: list[str] = field(default_factory=list)
-    reload_s: float = 0.0
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Payload:
@@ -271,26 +267,12 @@ def _recorded(
     folder: Path, name: str, damage: dict[str, list[str]]
 ) -> Iterator[tuple[int, list[Group]]]:
     """Read the groups of a file by their steps; what is not there is told."""
-    damaged: list[int] = []
-    lines = read_lines(folder / name, damaged)
-    head = next(lines, None)
-    if head is None:
-        words = "no trajectories that can be read; groups are not shown"
-    elif not isinstance(head, dict) or head.get("version") != RECORDS_VERSION:
-        words = "of an older version, without whole groups; they are not shown"
-    else:
-        groups = (line for line in lines if isinstance(line, dict) and _is_group(line))
-        for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
-            yield step, [*map(_for_javascript, part)]
-        if not damaged:
-            return
-        words = cut_off(damaged[0])
-    damage.setdefault(words, []).append(name)
 
+    def tell(words: str) -> None:
+        damage.setdefault(words, []).append(name)
 
-def _is_group(line: Mapping[str, Any]) -> bool:
-    members = line.get("trajectories")
-    return isinstance(members, list) and all(isinstance(one, dict) for one in members)
+    for step, part in read_groups(folder / name, tell):
+        yield step, [*map(_for_javascript, part)]
 
 
 def _group(one: QuestionVerdict, *, correct: bool) -> Group:
@@ -355,9 +337,6 @@ def _for_javascript(group: Group) -> Group:
         for turn in member["turns"]:
             if "place" in turn:
                 turn["place"] = _place(turn["reply"], turn["place"])
-            if "tokens" in turn and not turn["reply"].isascii():
-                ends = turn["tokens"]["ends"]
-                turn["tokens"]["ends"] = [_place(turn["reply"], end) for end in ends]
     return group
 
 

@@ -186,11 +186,6 @@ def _named(report: Report, name: str) -> Report:
     return replace(report, settings=replace(report.settings, model=model))
 
 
-def cut_off(number: int) -> str:
-    """Say that a file ends for us at the line of this number."""
-    return f"cut off or damaged in line {number}; what stands before it is shown"
-
-
 def scores_of(report: Report, rule: str) -> dict[str, float]:
     """Give the scores by a rule of the questions that have one."""
     return {one.id: one.scores[rule] for one in report.questions if rule in one.scores}
@@ -225,22 +220,6 @@ def gains(reports: Mapping[str, Report]) -> dict[str, dict[str, Paired]]:
             tests = {rule: gain(first, second, rule) for rule in second.measures}
             found[stage] = {rule: test for rule, test in tests.items() if test}
     return found
-
-
-def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
-    """Read JSON lines up to one that is damaged, as a run that goes on may leave its last one; its
-    number joins a list. No file has no lines.
-    """
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield json.loads(line)
-            except (ValueError, RecursionError):
-                if damaged is not None:
-                    damaged.append(number)
-                return
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -38,14 +38,11 @@ UNUSABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A question, what is wrong with it, and why; where ties leave its gold query undecided,
-    `correction` accepts every answer that they allow (`sqlenv.data.corrections`).
-    """
+    """A question, what is wrong with it, and why."""
 
     example: Example
     issues: tuple[str, ...] = ()
     note: str = ""
-    correction: Mapping[str, str] | None = None
 
 
 Check = Callable[[Sequence[Example]], Iterable[Checked]]

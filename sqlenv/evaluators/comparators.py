@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import inf
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeGuard, get_args
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from exchange import UserError
 from sqlenv.evaluators.bird import soft_f1
@@ -36,6 +36,7 @@ from sqlenv.types import (
     Status,
     Table,
     TimedOut,
+    TooLarge,
 )
 
 _LATE = TimedOut("wall")
@@ -73,13 +74,14 @@ class CaseVerdict:
 
     Attributes:
         scores: By comparator.
-        predicted, gold: How the queries ended on their own database, as the first one runs them.
+        predicted, gold: What is kept of the results on their own database, as the first one runs
+            the queries: by default how they ended.
         is_late: Whether a limit of time decided a score: a machine with less to do may differ.
     """
 
     scores: Mapping[str, float]
-    predicted: Status
-    gold: Status
+    predicted: Any
+    gold: Any
     is_late: bool = False
 
 
@@ -175,8 +177,16 @@ def check_case(case: Case, names: Sequence[str]) -> None:
             raise UserError(f"{case.database}: {name} needs {what}; give them, or leave it out")
 
 
+Keep = Callable[[Result], Any]
+"""Takes out of a result what a verdict keeps: results of many cases are not in memory together."""
+
+
+def _status(result: Result) -> Status:
+    return result.status
+
+
 def judge_cases(
-    executor: Executor, cases: Sequence[Case], names: Sequence[str]
+    executor: Executor, cases: Sequence[Case], names: Sequence[str], *, keep: Keep = _status
 ) -> list[CaseVerdict]:
     """Ask comparators about cases, on all workers; verdicts come in the cases' order."""
     for case in cases:
@@ -185,21 +195,24 @@ def judge_cases(
 
     def judge_part(part: Sequence[Case]) -> list[CaseVerdict]:
         runs = QueryRuns(executor.execute)
-        return [judge_case(case, names, runs) for case in part]
+        return [judge_case(case, names, runs, keep=keep) for case in part]
 
     return [verdict for part in executor.map(judge_part, parts) for verdict in part]
 
 
-def judge_case(case: Case, names: Sequence[str], runs: QueryRuns) -> CaseVerdict:
+def judge_case(
+    case: Case, names: Sequence[str], runs: QueryRuns, *, keep: Keep = _status
+) -> CaseVerdict:
     """Ask comparators about a case."""
     if len(case.predicted) > _JUDGED_CHARS:
-        judged = judge_case(replace(case, predicted=""), names, runs)
-        return replace(judged, scores=dict.fromkeys(names, 0.0), predicted="too_large")
+        judged = judge_case(replace(case, predicted=""), names, runs, keep=keep)
+        scores, predicted = dict.fromkeys(names, 0.0), keep(TooLarge("sql"))
+        return replace(judged, scores=scores, predicted=predicted)
     runs.is_late = False
     outcomes = {name: ask(name, case, runs) for name in names}
     first = outcomes[names[0]] if names else _by_rule(case, runs, mode="set")
     scores = {name: outcome.score for name, outcome in outcomes.items()}
-    return CaseVerdict(scores, first.predicted.status, first.gold.status, runs.is_late)
+    return CaseVerdict(scores, keep(first.predicted), keep(first.gold), runs.is_late)
 
 
 def ask(name: str, case: Case, runs: QueryRuns) -> Outcome:

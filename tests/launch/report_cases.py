@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shutil
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import yaml
 
 from launch import report
@@ -82,14 +81,9 @@ def turn(asked: Mapping[str, Any], *, right: bool, number: int, rng: Random) -> 
     }
 
 
-def halves(values: Sequence[float]) -> str:
-    """Pack numbers as recorded tokens have them."""
-    return b64encode(np.array(values, "<f2").tobytes()).decode()
-
-
 def member(
     asked: Mapping[str, Any], *, right: bool, turns: int, rng: Random, advantage: float | None,
-    step: int, has_tokens: bool = False,
+    step: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Make up an episode."""
     said = [turn(asked, right=False, number=n, rng=rng) for n in range(turns - 1)]
@@ -99,11 +93,6 @@ def member(
     where = start + last["sql"].index("WHERE")
     spans = [[turns - 1, start, where, 0.5], [turns - 1, where, start + len(last["sql"]), 0.5]]
     spans[1][3] = 0.5 if right else -1.0
-    if has_tokens:
-        ends = [*range(4, len(last["reply"]), 4), len(last["reply"])]
-        numbers = {"mask": 1, "advantage": advantage or 0, "sampler": -0.25, "learner": -0.125}
-        packed = {name: halves([value] * len(ends)) for name, value in numbers.items()}
-        last["tokens"] = {"ends": ends, "versions": [step - 1], **packed}
     return {
         "reward": 1.5 if right else -0.25,
         "parts": {"format": 0.5, "execution": 1.0 if right else -0.75},
@@ -129,7 +118,7 @@ def group(number: int, step: int, *, turns: int, rng: Random, share: float) -> d
         "prompt": f"<|im_start|>user\nCREATE TABLE item (name, price);\n{asked['question']}",
         "trajectories": [
             member(
-                asked, right=right, turns=turns, rng=rng, step=step, has_tokens=step == 1,
+                asked, right=right, turns=turns, rng=rng, step=step,
                 advantage=round((right - mean) / scale, 6) if scale else None,
             )
             for right in rights
@@ -378,7 +367,6 @@ def spoil(line: dict[str, Any], text: str, kind: str) -> None:
     for one in line["trajectories"]:
         one |= {"spans": [[0, 0, len(text), -1.0], [0, 3, 7, 1.0]], "parts": keys}
         for said in one["turns"]:
-            said.pop("tokens", None)
             said |= {"reply": f"{text} {text}", "sql": text, "tags": [*keys], "observation": text}
             said |= {"parts": keys, "kind": text, "correct": False}
             said["result"] = table | {"rows": table["rows"][:3]}

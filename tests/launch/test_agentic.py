@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from diskcache import Cache, JSONDisk
 
 from exchange import Message, UserError
 from launch import job
 from launch.config import TinyConfig, load_config
 from launch.data.prompts import ReplyFormat, write_call
 from launch.evaluation import sampling
-from launch.evaluation.replies import GREEDY, Decode
-from launch.evaluation.responses import SampleCache
+from launch.evaluation.answers import GREEDY, AnswerFile, Decode
 from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
 from minirl.errors import LostError
@@ -145,19 +143,16 @@ def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, **more: An
 def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, script, tmp_path):
     """SQL-ASTRA, table 3 and figure 5: a turn is a call; an answer without any is one too."""
     asked = [replace(example, id=str(number)) for number in range(4)]
-    cache = SampleCache(tmp_path)
+    cache = AnswerFile(tmp_path)
     asks = evaluator(tokenizer, env, GREEDY)
     found = asks.answers(asked, cache, lambda *_: None, stops=True)
     assert [one.turns for one in found] == [(2,), (1,), (2,), (1,)]
     assert cache.read(asked) == found
-    # Other words, or another database, are another question.
-    other = tmp_path / "other.sqlite"
-    other.write_bytes(example.database.read_bytes() + b"-")
-    for change in ({"question": "Who?"}, {"evidence": "20 is old"}, {"database": other}):
-        assert cache.read([*asked[:2], replace(asked[2], **change), asked[3]]) == found[:2]
-    # After a kill before the last was kept: that question is asked again, no other one is.
-    with Cache(str(tmp_path / "answers"), disk=JSONDisk) as kept:
-        del kept[[*kept][-1]]
+    with pytest.raises(UserError, match=r"answers\.jsonl: has an answer to 1, and 2 is asked"):
+        cache.read([asked[0], *asked[2:]])
+    # After a kill before the last was kept whole: that question is asked again, no other one is.
+    file = tmp_path / "answers.jsonl"
+    file.write_bytes(file.read_bytes()[:-9])
     script.requests.clear()
     assert asks.answers(asked, cache, lambda *_: None, stops=True) == found
     assert len(script.drawn) == 1
@@ -201,9 +196,9 @@ def test_samples_of_a_place_have_random_streams_of_their_own(
     streams = []
     for sample in (
         lambda: asks.accuracy(asked),
-        lambda: asks.answers(asked, SampleCache(tmp_path), lambda *_: None, stops=True),
+        lambda: asks.answers(asked, AnswerFile(tmp_path), lambda *_: None, stops=True),
         lambda: asks.answers(
-            asked, SampleCache(tmp_path / "samples"), lambda *_: None, stops=True,
+            asked, AnswerFile(tmp_path / "samples"), lambda *_: None, stops=True,
             decode=Decode(2, 0.7, "pass"), first=job._SAMPLED,
         ),
     ):  # fmt: skip

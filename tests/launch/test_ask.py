@@ -12,8 +12,7 @@ from rich.console import Console
 from exchange import UserError
 from launch import ask
 from launch.evaluation import sampling
-from launch.evaluation.replies import Outcomes
-from launch.evaluation.responses import Sampled
+from launch.evaluation.answers import Outcomes, Sampled
 from launch.tables import result_view
 from sqlenv.types import Denied, SqlError, Table
 

@@ -58,7 +58,14 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
     assert not jax_came_in
     assert snapshot(place) == before
     for (module, words), (status, out, _) in zip(helps.items(), told[len(cases) :], strict=True):
-        shown = (f"python -m {module}", "--cfg", "--accel", "progress-demo.yaml", "key.sub=", words)
+        shown = (
+            f"python -m {module.replace('.', ' ')}",
+            "--cfg",
+            "--accel",
+            "progress-demo.yaml",
+            "key.sub=",
+            words,
+        )
         assert (status, [word for word in shown if word not in out]) == (0, [])
 
 

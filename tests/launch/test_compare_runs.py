@@ -84,8 +84,8 @@ def run(tmp_path, monkeypatch, capsys):
 def test_two_runs_side_by_side(tmp_path, run):
     base = sheet(tmp_path / "base.json", "1+00000000")
     ours = sheet(tmp_path / "ours.json", "0+11111111")
-    out, lines = tmp_path / "c.json", tmp_path / "d.jsonl"
-    printed, table = run(base, ours, "--json", out, "--differences", lines)
+    out = tmp_path / "c.json"
+    printed, table = run(base, ours, "--json", out)
     found = json.loads(out.read_text())
     assert [one["name"] for one in found["runs"]] == ["base", "ours"]
     assert found["runs"][0]["columns"]["spider-dev/spider_ex"]["mean"] == 0.2
@@ -97,12 +97,6 @@ def test_two_runs_side_by_side(tmp_path, run):
     assert ex["p"] < 0.05
     assert len(ts["questions"]) == 9
     assert "spider-dev/1" not in ex["questions"]
-    differing = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert len(differing) == 18
-    assert list(differing[0].values()) == [
-        *("ours", "greedy", "spider-dev", "spider_ex", "spider-dev/0", [1.0, 0.0]),
-        ["SELECT 0 -- base", "SELECT 0 -- ours"],
-    ]
     heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
     assert table[0] == f"| run | decoding | {heads} |"
     assert table[2].startswith("| base | greedy | 20.0 [")
@@ -205,7 +199,7 @@ def test_nothing_is_written_over(tmp_path, run):
     before = ours.read_bytes()
     for option, path in (
         ("--json", ours), ("--markdown", tmp_path), ("--markdown", database),
-        ("--differences", database), ("--json", database),
+        ("--json", database),
     ):  # fmt: skip
         assert str(path) in mistake(run, base, ours, option, path)
     assert (ours.read_bytes(), database.read_text()) == (before, "SQLite format 3")

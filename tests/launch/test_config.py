@@ -11,7 +11,7 @@ import yaml
 from exchange import UserError
 from launch.config import dump, load_config
 from launch.config_merge import packaged
-from launch.evaluation.replies import Decode
+from launch.evaluation.answers import Decode
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 

@@ -6,8 +6,9 @@ import pytest
 
 from exchange import Message, UserError
 from launch.config import VerbalConfig
-from launch.evaluation.endpoint import Endpoint
-from launch.evaluation.responses import CachedClient, ModelRequest, ModelResponse
+from launch.evaluation.answers import AnswerFile
+from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse
+from launch.evaluation.models import CachedClient
 from rewards.verbal import ReplyRequest
 
 from .chat_server import Chat, Failure, serve
@@ -20,7 +21,7 @@ def ask(chat: Chat, text: str = "?", timeout_s: float = 20.0) -> list[ModelRespo
     """Ask a server once, with one repetition."""
     answers: list[ModelResponse] = []
     one = Endpoint(chat.url, "m", VerbalConfig(retries=1, timeout_s=timeout_s, parallel=1))
-    asked = ModelRequest("generate", (Message("user", text),), 0, ())
+    asked = ModelRequest("generate", (Message("user", text),), 0)
     one.answer([asked], lambda _, answer: answers.append(answer))
     return answers
 
@@ -89,7 +90,7 @@ def test_a_server_that_hangs_or_is_gone_is_told():
         ask(chat)  # its port is closed now
 
 
-class Oracle:
+class Oracle(Endpoint):
     """Answers each request with its seed, and refuses what is told to."""
 
     def __init__(self, *refused: str) -> None:
@@ -112,26 +113,20 @@ PAID = {"calls": 1, "prompt_tokens": 3, "completion_tokens": 5}
 
 
 def test_answers_are_kept_by_request(tmp_path):
-    with CachedClient(Oracle("long"), tmp_path, [("model", "m")], seed=0) as client:
-        assert texts(client, "short") == ["shorté"]
-        assert texts(client, "long") == [None]
-        assert client.cost == {"generate": PAID}
+    client = CachedClient(Oracle("long"), AnswerFile(tmp_path), seed=0)
+    assert texts(client, "short") == ["shorté"]
+    assert texts(client, "long") == [None]
+    assert client.cost == {"generate": PAID}
     again = Oracle()
-    with CachedClient(again, tmp_path, [("model", "m")], seed=0) as client:
-        assert (client.cost, client.written) == ({"generate": PAID}, 5)
-        assert texts(client, "short") == ["shorté"]
-        assert again.asked == 0
-        # A refusal cost nothing, and may be taken another day.
-        assert texts(client, "long") == ["longé"]
-    for settings, seed in ((("temperature", 0.5), 0), (("model", "m"), 1)):
-        other = Oracle()
-        with CachedClient(other, tmp_path, [settings], seed=seed) as client:
-            texts(client, "short")
-        assert other.asked == 1
+    client = CachedClient(again, AnswerFile(tmp_path), seed=0)
+    assert (client.cost, client.written) == ({"generate": PAID}, 5)
+    assert texts(client, "short") == ["shorté"]
+    assert again.asked == 0
+    # A refusal cost nothing, and may be taken another day.
+    assert texts(client, "long") == ["longé"]
 
 
-def test_a_damaged_cache_is_told(tmp_path):
-    (tmp_path / "answers").mkdir()
-    (tmp_path / "answers" / "cache.db").write_bytes(b"no database" * 100)
-    with pytest.raises(UserError, match="answers: "):
-        CachedClient(Oracle(), tmp_path, [], seed=0)
+def test_a_damaged_file_of_answers_is_told(tmp_path):
+    (tmp_path / "answers.jsonl").write_text("no answer\n")
+    with pytest.raises(UserError, match=r"answers\.jsonl: line 1.*delete it to ask again"):
+        CachedClient(Oracle(), AnswerFile(tmp_path), seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from exchange import UserError
 from launch import eval as command
 from launch import report
-from launch.evaluation import judging
+from sqlenv.executor import Executor
 from tests.worlds import make_file
 
-from .conftest import json_lines, write_lines
+from .conftest import json_lines, loaded, write_lines
 from .small_sets import ASKED, GOLDS, make_bird, make_spider
 
 # Right; right as a bag; wrong on the suite alone (two oldest); an error; empty as the gold is.
@@ -226,6 +227,26 @@ def test_questions_and_predictions_may_be_in_another_dialect(tmp_path):
     assert verdicts(sheet, "bird_ex") == [0, 1, 1, 1, 1]
 
 
+def test_corrected_golds_are_a_second_evaluation_that_is_compared(bird, tmp_path, capsys, caplog):
+    fixed = [
+        {"question_id": 1, "db_id": "pets", "SQL": "SELECT age FROM pet WHERE age > 3"},
+        {"question_id": 4, "db_id": "shop", "gold_sql": GOLDS[4], "alternatives": ["SELECT 'pen'"]},
+    ]
+    corrections = tmp_path / "fixed.json"
+    corrections.write_text(json.dumps(fixed))
+    answers = [GOLDS[0], "SELECT age FROM pet WHERE age > 3", *GOLDS[2:4], "SELECT 'pen'"]
+    path = write(tmp_path / "p.sql", answers)
+    published = evaluate(path, bird, tmp_path / "published.json", data="bird-dev")
+    own = f"data.test.sources.0.corrections={corrections}"
+    corrected = evaluate(path, bird, tmp_path / "corrected.json", own, data="bird-dev")
+    assert verdicts(published, "bird_ex") == [1, 0, 1, 1, 0]
+    assert verdicts(corrected, "bird_ex") == [1] * 5
+    paths = [f"{name}={tmp_path / name}.json" for name in ("corrected", "published")]
+    report.main([paths[0], "--against", paths[1], "--out", str(tmp_path / "page.html")])
+    assert "+40.0" in " ".join(capsys.readouterr().out.split())
+    assert "gold queries is" in caplog.text
+
+
 def test_bird_is_judged_by_its_own_rule(bird, tmp_path):
     entries = {
         str(n): f"{sql}\t----- bird -----\t{db_id}"
@@ -252,8 +273,6 @@ def test_answers_are_written_in_the_official_forms(spider, tmp_path):
     assert verdicts(again, "spider_ts") == verdicts(sheet, "spider_ts")
     bird = json.loads((tmp_path / "out" / "predictions_bird.json").read_text())
     assert bird["4"] == f"{GOLDS[4]} ;\t----- bird -----\tshop"
-    omnisql = json.loads((tmp_path / "out" / "predictions_omnisql.json").read_text())
-    assert omnisql[0]["pred_sqls"] == [lines[0]["pred"]]
 
 
 def test_a_name_with_a_slash_is_one_folder(spider, tmp_path, monkeypatch):
@@ -263,31 +282,44 @@ def test_a_name_with_a_slash_is_one_folder(spider, tmp_path, monkeypatch):
     assert [path.name for path in Path("evals").iterdir()] == ["..-m-one-spider-dev-greedy"]
 
 
-def test_a_folder_has_the_files_of_one_list_of_answers(spider, tmp_path, monkeypatch):
-    """Whole ones, also where the command was interrupted while it wrote them."""
+def test_a_folder_has_the_answers_of_one_file_by_the_measures_of_the_last_command(spider, tmp_path):
     first, second = (write(tmp_path / f"{n}.sql", MIXED[::n]) for n in (1, -1))
-    out, writing = tmp_path / "out", "launch.evaluation.evaluate.write_trajectories"
-    with monkeypatch.context() as patch:
-        patch.setattr(writing, lambda *_, **__: pytest.fail("interrupted"))
-        with pytest.raises(pytest.fail.Exception):
-            evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
+    out = tmp_path / "out"
     evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
-    names = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert names.keys() == {"trajectories.jsonl", "predictions.jsonl", "verdicts.json"}
-    # One with other measures is refused, as is one on other answers.
-    measures, text = ("--comparators", "bird_ex"), "verdicts.json: holds verdicts of other settings"
-    for path, more in ((first, measures), (second, ())):
-        with pytest.raises(UserError, match=f"{out}/{text}"):
-            evaluate(path, spider, tmp_path / "c.json", "--out", str(out), *more)
-    # The answers are judged again as any file of them is.
-    again = evaluate(out / "predictions.jsonl", spider, tmp_path / "b.json", *measures)
-    assert verdicts(again, "bird_ex") == [1, 1, 1, 0, 1]
-    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == names
-    assert not [*tmp_path.glob("c.json*")]
-    # A folder is filled also where the report is there already.
-    for more in ((), ("--out", str(tmp_path / "new"))):
-        evaluate(second, spider, tmp_path / "c.json", *more)
-    assert {path.name for path in (tmp_path / "new").iterdir()} == names.keys()
+    with pytest.raises(UserError, match=r"holds results of other settings \(predictions is"):
+        evaluate(second, spider, tmp_path / "c.json", "--out", str(out))
+    assert not (tmp_path / "c.json").exists()
+    sheet = evaluate(
+        first, spider, tmp_path / "a.json", "--out", str(out), "--comparators", "bird_ex"
+    )
+    assert verdicts(sheet, "bird_ex") == [1, 1, 1, 0, 1]
+    assert [*loaded(out)["measures"]] == ["bird_ex"]
+
+
+def test_no_file_but_a_result_is_written_over(spider, tmp_path):
+    path = write(tmp_path / "mixed.sql", MIXED)
+    with pytest.raises(UserError, match=r"mixed\.sql: .*no result of launch\.eval"):
+        evaluate(path, spider, path)
+    assert path.read_text().splitlines() == MIXED
+
+
+def test_a_query_runs_once(spider, tmp_path, monkeypatch):
+    """The page shows what the verdict was found by."""
+    ran, execute = Counter[tuple[Path, str]](), Executor.execute
+
+    def counted(executor, database, sql, **more):
+        ran[database, sql] += 1
+        return execute(executor, database, sql, **more)
+
+    monkeypatch.setattr(Executor, "execute", counted)
+    path, out = write(tmp_path / "mixed.sql", MIXED), tmp_path / "out"
+    evaluate(path, spider, tmp_path / "o.json", "--out", str(out), "--comparators", "set")
+    assert set(ran.values()) == {1}
+    groups = json_lines(out / "trajectories.jsonl")[1:]
+    assert groups[1]["gold_result"]["rows"] == [[3], [5], [9]]
+    assert [one["trajectories"][0]["turns"][0]["result"]["status"] for one in groups] == [
+        *["ok"] * 3, "error", "ok"
+    ]  # fmt: skip
 
 
 def test_half_a_character_in_a_prediction_is_no_query(spider, tmp_path):
@@ -344,43 +376,6 @@ def test_votes_and_pass_of_a_file_of_samples(spider, tmp_path):
     # The first two samples alone.
     two = evaluate(path, spider, tmp_path / "2.json", "--decode", "vote@2")
     assert [len(question["samples"]) for question in two["questions"]] == [2] * 5
-
-
-def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):
-    path, out = write(tmp_path / "mixed.sql", MIXED), tmp_path / "o.json"
-    whole = evaluate(path, spider, tmp_path / "whole.json")
-    monkeypatch.setattr(judging, "_FIRST", 2)
-    monkeypatch.setattr(judging, "_MOST", 2)
-    monkeypatch.setattr(judging, "_SECONDS", (0.0, 1e9))  # also where the machine is busy
-    judge, calls = judging.judge_cases, []
-
-    def dying(executor, cases, names):
-        calls.append(len(cases))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return judge(executor, cases, names)
-
-    monkeypatch.setattr(judging, "judge_cases", dying)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(path, spider, out)
-    part = tmp_path / "o.json.part"
-    assert part.exists()
-    assert not out.exists()  # no partial result passes for a whole one
-    with pytest.raises(UserError, match=r"settings|seed"):
-        evaluate(path, spider, out, "--seed", "1")
-    assert evaluate(path, spider, out) == whole
-    assert calls[3:] == [1]  # the one question that was left
-    assert not part.exists()
-    calls.clear()
-    assert evaluate(path, spider, out) == whole  # complete: nothing is judged
-    assert not calls
-    with pytest.raises(UserError, match=r"settings|seed"):
-        evaluate(path, spider, out, "--seed", "1")
-    with pytest.raises(
-        UserError, match=r"\(model\.name is 'mixed' there and 'm' here\); delete it"
-    ):
-        evaluate(path, spider, out, "--model", "m")
-    assert json.loads(out.read_text()) == whole
 
 
 def test_shared_predictions_on_real_questions(shared, tmp_path):

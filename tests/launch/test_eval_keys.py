@@ -1,10 +1,7 @@
-"""An evaluation is known by what it measured: other weights or data are another one, another place
-is not.
-"""
+"""An evaluation goes on where settings and questions are the same."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -14,14 +11,12 @@ from exchange import UserError
 from launch import cli
 from launch import eval as command
 from launch.config import load_config
-from launch.evaluation.checkpoint import CheckpointSource
-from launch.evaluation.replies import GREEDY
-from launch.evaluation.responses import Sampled
-from launch.evaluation.sources import SourceOutput
+from launch.evaluation.answers import GREEDY, Sampled
+from launch.evaluation.models import CheckpointSource
 from launch.policy import policy_in
 
 from .conftest import write_job
-from .small_sets import make_pets, make_spider
+from .small_sets import make_spider
 
 
 @pytest.fixture
@@ -38,81 +33,63 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def measure(place, monkeypatch, capsys):
-    """Return `measure(folder)`: what an evaluation of it does, sampling left out."""
+def measure(place, monkeypatch):
+    """Return `measure(*words)`: evaluate with the sampler left out, and count the samplings."""
     monkeypatch.setattr(cli, "use_accelerator", lambda _name: "cpu")
     asked = []
 
-    def sampled(_source, examples, _sql, out, _show) -> SourceOutput:
-        if not (out / "sampled").exists():
-            asked.append(out)
-            (out / "sampled").mkdir()
-        return [Sampled(("SELECT 1",)) for _ in examples], {}
+    def sampled(_source, examples, file, *_):
+        asked.append(len(examples))
+        found = [Sampled(("SELECT 1",)) for _ in examples]
+        file.write(examples, found)
+        return found, {}
 
-    monkeypatch.setattr(CheckpointSource, "answers", sampled)
+    monkeypatch.setattr(CheckpointSource, "_sample", sampled)
 
-    def run(folder: Path, *, data: str = "data") -> str:
-        before = len(asked)
-        line = ["--cfg", str(place / "job.yaml"), "--checkpoint", str(folder)]
-        where = ["--data", "validation", f"data.root={place / data}", "--out", str(place / "out")]
-        command.main([*line, *where])
-        told = capsys.readouterr().out
-        assert ("This evaluation is complete" in told) == (before == len(asked))
-        return "measured" if before < len(asked) else "complete"
+    def run(*words: str) -> int:
+        line = ["--cfg", str(place / "job.yaml"), "--checkpoint", str(place / "model")]
+        where = ["--data", "validation", f"data.root={place / 'data'}", "--out", str(place / "out")]
+        command.main([*line, *where, *words])
+        return len(asked)
 
     return run
 
 
-def test_other_weights_at_the_same_place_are_another_evaluation(place, measure):
-    model = place / "model"
-    assert measure(model) == "measured"
-    assert measure(model) == "complete"
-    (model / "model.safetensors").write_bytes(b"WEIGHTS")
-    with pytest.raises(UserError, match=r"weights is '.*' there and '.*' here"):
-        measure(model)
-    (model / "model.safetensors").write_bytes(b"weights")
-    assert measure(model) == "complete"
+def test_answers_that_are_there_are_judged_again_and_not_sampled(place, measure):
+    assert measure() == measure() == 1
+    assert measure("--by", "database", "--official") == 1
+    (place / "out" / "answers.jsonl").unlink()
+    assert measure() == 2
 
 
-def test_the_same_weights_and_data_elsewhere_are_the_same_evaluation(place, measure):
-    assert measure(place / "model") == "measured"
-    (place / "model").rename(place / "moved")
-    os.utime(place / "moved" / "model.safetensors", (1, 1))
-    shutil.copytree(place / "data", place / "elsewhere")
-    assert measure(place / "moved", data="elsewhere") == "complete"
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["sampler.temperature=0.5"], "sampler.temperature"),
+        (["--decode", "vote@2"], "decode"),
+        (["prompt.example_values=1"], "prompt.example_values"),
+        (["--seed", "3"], "seed"),
+    ],
+)
+def test_other_settings_are_another_evaluation(measure, words, name):
+    measure()
+    with pytest.raises(UserError, match=rf"other settings \({name} is .* there and .* here\)"):
+        measure(*words)
 
 
-@pytest.mark.parametrize("what", ["questions", "database"])
-def test_other_data_at_the_same_place_is_another_evaluation(place, measure, what):
-    assert measure(place / "model") == "measured"
-    if what == "questions":
-        path = place / "data" / "dev.json"
-        path.write_text(path.read_text().replace("Who is there?", "Who is here?"))
-    else:
-        (place / "data" / "database" / "pets" / "pets.sqlite").unlink()
-        make_pets(place / "data" / "database" / "pets" / "pets.sqlite", [("ann", 4)])
-    with pytest.raises(UserError, match="holds results of other settings"):
-        measure(place / "model")
+def test_other_questions_at_the_same_place_are_refused(place, measure):
+    measure()
+    path = place / "data" / "dev.json"
+    path.write_text(path.read_text().replace("Who is there?", "Who is here?"))
+    with pytest.raises(UserError, match=r"data\.validation: the files are others than when"):
+        measure()
 
 
-def test_a_checkpoint_is_told_by_its_files(place):
-    run = place / "run"
-    shutil.copytree(place / "model", run / "model")
-    shutil.copy(place / "job.yaml", run / "config.yaml")
-    config = load_config(str(place / "job.yaml"), ())
-    found = []
-    for content in (b"one", b"two", b"one"):
-        for number in "12":
-            (run / "checkpoints" / number / "tree").mkdir(parents=True, exist_ok=True)
-            (run / "checkpoints" / number / "tree" / "manifest").write_bytes(content)
-        found += [
-            CheckpointSource.of(
-                config, GREEDY, policy_in(run / "checkpoints" / number), "cpu"
-            ).identity
-            for number in "12"
-        ]
-    assert found[0] == found[1] == found[4] != found[2]
-    assert policy_in(run / "checkpoints" / "1").model == run / "model"
+def test_other_weights_at_the_same_place_are_refused(place, measure):
+    measure()
+    (place / "model" / "model.safetensors").write_bytes(b"WEIGHTS")
+    with pytest.raises(UserError, match=r"model\.path: the files are others than when"):
+        measure()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 
 from exchange import UserError
 from launch import read_result
-from launch.evaluation.evaluate import write_trajectories
+from launch.evaluation.answers import Sampled
 from launch.evaluation.questions import own_set, rule_of
-from launch.evaluation.responses import Sampled
 from launch.evaluation.results import (
     ModelFacts,
     QuestionVerdict,
@@ -21,7 +20,8 @@ from launch.evaluation.results import (
     summarise,
     write_result,
 )
-from sqlenv.config import AnswerConfig, ExecutorConfig
+from launch.records import JudgedQuestion, write_answers
+from sqlenv.config import AnswerConfig
 from sqlenv.types import Example
 
 
@@ -63,20 +63,22 @@ def test_a_damaged_or_older_result_is_refused_with_the_command(tmp_path, content
 
 
 def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
-    """Also where the environment judged by its own rule, and a result is too large to be shown."""
+    """Also where the environment judged by its own rule."""
     sql = "SELECT name FROM emp"
     turns = [{"sql": "", "kind": "call", "correct": False}]
     turns.append({"sql": sql, "kind": "answer", "correct": False})
     line = {"id": "1", "trajectories": [{"turns": turns}]}
     example = Example("1", "?", "emp", database, sql)
-    judged = QuestionVerdict("1", "emp", "", "?", sql, sql, {"set": 1.0}, "ok", "ok")
-    rows = [(example, Sampled((sql,), line=one), judged, [True]) for one in (line, None)]
-    limits = ExecutorConfig(max_bytes=100)
-    write_trajectories(tmp_path, rows, prompts=(), limits=limits)
+    seen = {"status": "ok", "rows": [["ann"]]}
+    judged = [
+        JudgedQuestion(example, Sampled((sql,), line=one), sql, ("none",), [True], seen, [seen])
+        for one in (line, None)
+    ]
+    write_answers(tmp_path, judged, ())
     lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()[1:]
     episode, answer = (json.loads(one)["trajectories"][0]["turns"] for one in lines)
     assert [turn["correct"] for turn in episode] == [False, True]
-    assert [(turn["correct"], turn["result"]) for turn in answer] == [(True, {"status": "ok"})]
+    assert [(turn["correct"], turn["result"]) for turn in answer] == [(True, seen)]
 
 
 def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():

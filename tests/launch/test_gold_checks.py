@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launch.data.gold_checks import all_tied, break_ties, check_gold
+from launch.data.gold_checks import break_ties, check_gold
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
-from sqlenv.types import Table
 
 from .conftest import example
 
@@ -60,18 +59,3 @@ def test_ties_are_broken_by_the_querys_own_order():
     upwards, downwards = break_ties("SELECT a, b FROM t ORDER BY c LIMIT 1;", 2)
     assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1;"
     assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1;"
-
-
-def test_ties_are_named_with_the_correction_that_accepts_them(database, check):
-    golds = ("SELECT name FROM emp ORDER BY sal", "SELECT name FROM emp ORDER BY sal DESC LIMIT 2")
-    order, limit = check([example(database, gold) for gold in golds])
-    assert order.correction == {"grading_method": "multiset"}
-    assert limit.correction is not None
-    assert limit.correction["grading_method"] == "subset,=,2"
-    # Of the four, one earns most and two come next.
-    with Executor(ExecutorConfig(workers=1)) as executor:
-        every = executor.execute(database, limit.correction["gold_sql"])
-    assert isinstance(every, Table)
-    assert {name for (name,) in every.rows} == {"bob", "cid", "dee"}
-    assert all_tied("SELECT DISTINCT a FROM t ORDER BY b LIMIT 1", 1) is None
-    assert all_tied("SELECT a FROM t UNION SELECT b FROM u ORDER BY 1 LIMIT 1", 1) is None

@@ -14,7 +14,7 @@ from exchange import UserError
 from launch import eval as command
 from launch.build import SqlSide
 from launch.config import load_config
-from launch.evaluation.replies import FIRST, Outcomes, hint, parts_of
+from launch.evaluation.answers import FIRST, Outcomes, hint, parts_of
 from minirl.model.tokenizer import ChatTokenizer
 
 from .chat_server import Chat, Failure, serve

@@ -234,11 +234,6 @@ def test_a_group_and_its_transcripts(page, html, run):
     assert page.texts("#detail .k")[:2] == ["SELECT", "FROM"]
     page.press("]")
     page.wait('location.hash.includes("nb=")')
-    page.press("t")
-    page.wait('document.querySelector("#detail .token")')
-    titles = page.js('[...document.querySelectorAll("#detail .token")].map(e => e.title)')
-    told = f"sampler {MINUS}0.25, learner {MINUS}0.125, gap 0.125; weights 0"
-    assert all(told in each for each in titles)
 
 
 def test_results_beside_the_gold(page, place):
@@ -326,7 +321,7 @@ def test_hostile_texts_show_as_texts(page, hostile):
         assert page.js("document.title") == "hostile"
         assert page.js('document.querySelectorAll("main script, main img, main b b").length') == 0
     # A query and a kind of reply that are names of what every object has.
-    page.open(hostile, f"#q={len(HOSTILE) - 1}+constructor&tok=constructor")
+    page.open(hostile, f"#q={len(HOSTILE) - 1}+constructor")
     assert page.texts("#detail .sql") == ["constructor"] * 3
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ import pytest
 import yaml
 
 import launch.eval
+import launch.evaluation.models
 import launch.policy
 from exchange import UserError
 from launch.config import JobConfig, load_config
@@ -195,8 +195,7 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
         return SimpleNamespace(config=config, decode=decode)
 
     monkeypatch.setattr(launch.policy, "find_policy", lambda *_: None)
-    sampler = SimpleNamespace(CheckpointSource=SimpleNamespace(of=of))  # without JAX
-    monkeypatch.setitem(sys.modules, "launch.evaluation.checkpoint", sampler)
+    monkeypatch.setattr(launch.evaluation.models.CheckpointSource, "of", of)  # without JAX
     monkeypatch.setattr(launch.eval.cli, "use_accelerator", lambda *_: None)
     monkeypatch.setattr(launch.eval, "_folder", lambda *_: Path("evals"))
     monkeypatch.setattr(launch.eval, "_answer_and_judge", judge)

@@ -12,8 +12,7 @@ import pytest
 from launch import job, read_result
 from launch.build import SqlSide
 from launch.config import JobConfig, load_config
-from launch.evaluation.replies import GREEDY, Decode
-from launch.evaluation.responses import SampleCache, Sampled
+from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
 from launch.evaluation.results import (
     ModelFacts,
     QuestionVerdict,
@@ -40,7 +39,7 @@ class Answers:
         self.right = 0
 
     def answers(
-        self, examples: Sequence[Example], cache: SampleCache, show: Any, *, stops: bool,
+        self, examples: Sequence[Example], cache: AnswerFile, show: Any, *, stops: bool,
         decode: Decode, first: int,
     ) -> list[Sampled]:  # fmt: skip
         self.asked.append((decode, first))

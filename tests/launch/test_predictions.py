@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from exchange import UserError
+from launch.evaluation.answers import GREEDY
 from launch.evaluation.predictions import read_samples, write_official
 from launch.evaluation.questions import find
-from launch.evaluation.replies import GREEDY
 from launch.evaluation.results import QuestionVerdict
 
 from .conftest import mistake
@@ -32,6 +32,8 @@ FORMS = {
         json.dumps({"question": question, "db_id": db_id, "sql": gold}) + "\n"
         for db_id, question, gold in ASKED[::-1]
     ),
+    "one_name.txt": "".join(json.dumps({"pred": gold}) + "\n" for gold in GOLDS),
+    "list.sql": json.dumps([{"sql": gold} for gold in GOLDS], indent=1),
     "id.jsonl": "".join(
         json.dumps({"id": f"spider/dev/{n}", "sql": gold}) + "\n" for n, gold in enumerate(GOLDS)
     ),

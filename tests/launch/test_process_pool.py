@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.evaluation.process_pool import process_pool
+from launch.pool import process_pool
 from sqlenv.config import ExecutorConfig
 from tests.waiting import is_alive, wait_until
 
@@ -31,7 +31,7 @@ def make_square(config: ExecutorConfig) -> Generator[Callable[[int], tuple[int, 
 
 
 def test_lots_come_in_order_from_the_same_processes():
-    with process_pool(make_square, TWO, most=200, chunk=4) as do:
+    with process_pool(make_square, TWO, most=200) as do:
         found = [answer for start in (0, 100) for answer in do(range(start, start + 100))]
     assert [square for square, _ in found] == [number**2 for number in range(200)]
     assert os.getpid() not in {pid for _, pid in found}
@@ -44,7 +44,7 @@ def test_few_jobs_stay_in_this_process():
 
 
 def fail(pids: list[int]) -> None:
-    with process_pool(make_square, TWO, most=200, chunk=4) as do:
+    with process_pool(make_square, TWO, most=200) as do:
         pids += {pid for _, pid in do(range(100))}
         raise KeyboardInterrupt
 
@@ -66,7 +66,7 @@ SLEEPERS = """
 import os, sys, time
 from contextlib import contextmanager
 from pathlib import Path
-from launch.evaluation.process_pool import process_pool
+from launch.pool import process_pool
 from sqlenv.config import ExecutorConfig
 
 @contextmanager
@@ -77,7 +77,7 @@ def make_sleeper(config):
     yield sleep
 
 if __name__ == "__main__":
-    with process_pool(make_sleeper, ExecutorConfig(workers=2), most=200, chunk=4) as do:
+    with process_pool(make_sleeper, ExecutorConfig(workers=2), most=200) as do:
         list(do([Path(sys.argv[1])] * 8))
 """
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import threading
-from http.client import HTTPConnection
 from pathlib import Path
 from statistics import fmean
 
@@ -14,18 +11,15 @@ import pytest
 
 from exchange import UserError
 from launch import report
-from launch.reporting.page import page_server
+from launch.records import shown
 from launch.reporting.payload import tokens_of
-from launch.reporting.record import shown
 from launch.reporting.runs import short_names, shown_names
 from sqlenv.types import Denied, SqlError, Table
 
 from .conftest import json_lines, write_lines
 from .report_cases import (
-    HOSTILE,
     accuracy_in,
     change,
-    make_hostile,
     make_run,
     opened,
     split_by_source,
@@ -300,34 +294,3 @@ def test_mistakes_are_told(place, run):
     assert other.read_text() == "SQLite format 3"
     before = write_page(run).read_bytes()
     assert write_page(run).read_bytes() == before
-
-
-def test_a_served_page_is_read_anew_and_ours_alone(place):
-    folder = make_run(place / "served")
-    unfinish(folder)
-    made = iter("12")
-    with page_server(lambda: f"page {next(made)}") as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        host, port = server.server_address[:2]
-        assert host == "127.0.0.1"
-
-        def ask(path: str, **headers: str) -> tuple[int, bytes]:
-            connection = HTTPConnection("127.0.0.1", port)
-            connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-
-        assert [ask("/") for _ in range(2)] == [(200, b"page 1"), (200, b"page 2")]
-        assert ask("/etc/passwd") == (404, b"")
-        assert ask("/", Host="elsewhere.example") == (403, b"")
-        server.shutdown()
-    for run, reload_s in ((folder, 30), (make_run(place / "done"), 0)):
-        shown = report._payload(*report._read([str(run)], None), reload_s=30)
-        assert shown.overview()["reload_s"] == reload_s
-
-
-def test_hostile_texts_are_no_html(place):
-    text = write_page(make_hostile(place / "hostile")).read_text()
-    outside = re.sub(r"(?s)<(script|style)[^>]*>.*?</\1>", "", text)
-    assert not any(one.strip() and one[:200].strip() in outside for one in HOSTILE)
-    assert "taken" not in text

@@ -20,7 +20,7 @@ from .conftest import ROOT, mistake, write_lines
 
 def test_one_pair_as_json(database, capsys):
     pair = ["--db", str(database), "--gold", "SELECT name FROM emp", "--pred"]
-    main([*pair, "SELECT name FROM emp WHERE sal > 10", "--json"])
+    main([*pair, "SELECT name FROM emp WHERE sal > 10"])
     record = json.loads(capsys.readouterr().out)
     assert {name: [*part] for name, part in record.items() if isinstance(part, dict)} == {
         "ex": ["set", "bag", "bag_ordered", "test_suite"],
@@ -41,7 +41,7 @@ def test_a_query_that_is_right_by_luck_is_told_by_a_witness(tmp_path, database, 
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute(pair["gold_sql"]).fetchone() == (4,)
     words = ["--db", pair["database"], "--gold", pair["gold_sql"], "--pred"]
-    main([*words, pair["pred"], "--json"])
+    main([*words, pair["pred"]])
     found = json.loads(capsys.readouterr().out)
     assert found["ex"]["set"]
     # Judged on that witness, as in training.
@@ -50,16 +50,12 @@ def test_a_query_that_is_right_by_luck_is_told_by_a_witness(tmp_path, database, 
     told_by = found["witness"]["told_by"]
     assert found["witness"] == {"asked": 8, "told_by": told_by}
     assert told_by in range(1, 9)
-    main([*words, pair["gold_sql"], "--json"])
+    main([*words, pair["gold_sql"]])
     assert json.loads(capsys.readouterr().out)["witness"] == {"asked": 8, "told_by": None}
-    main([*words, "SELECT 2", "--json"])
+    main([*words, "SELECT 2"])
     assert "witness" not in json.loads(capsys.readouterr().out)  # wrong without any
-    main([*words, pair["pred"]])
-    page = capsys.readouterr().out
-    assert f"right by luck: on witness {told_by} of 8" in page
-    assert "≠ 4" in page
     write_lines(tmp_path / "pairs.jsonl", [pair])
-    main(["--file", str(tmp_path / "pairs.jsonl"), "--json"])
+    main(["--file", str(tmp_path / "pairs.jsonl")])
     assert json.loads(capsys.readouterr().out)["witness"] == found["witness"]
 
 
@@ -74,15 +70,13 @@ LOOP = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i FROM r) SELECT count
     ],
 )
 def test_limits(database, capsys, limit, pred, status):
-    main(["--db", str(database), "--gold", "SELECT 1", "--pred", pred, "--json", *limit])
+    main(["--db", str(database), "--gold", "SELECT 1", "--pred", pred, *limit])
     assert json.loads(capsys.readouterr().out)["status"] == status
 
 
-@pytest.mark.parametrize("how", [[], ["--json"]])
-def test_a_failing_gold_is_named(database, capsys, caplog, how):
-    main(["--db", str(database), "--gold", "SELECT", "--pred", "SELECT 1", *how])
-    told = capsys.readouterr().out
-    assert not how or not any(json.loads(told)["ex"].values())
+def test_a_failing_gold_is_named(database, capsys, caplog):
+    main(["--db", str(database), "--gold", "SELECT", "--pred", "SELECT 1"])
+    assert not any(json.loads(capsys.readouterr().out)["ex"].values())
     assert caplog.messages == ["1 gold queries do not run: emp"]
 
 
@@ -91,7 +85,7 @@ def test_a_file_of_pairs_keeps_order_and_ids(tmp_path, database, capsys):
     same = {"database": str(database), "gold_sql": "SELECT 1"}
     pairs: list[dict[str, Any]] = [{"id": n, **same, "pred": f"SELECT {n % 3}"} for n in range(80)]
     pairs += [{"id": "none", **same, "pred": None}, {"id": None, **same, "pred": "\ud800"}]
-    main(["--file", str(write_lines(tmp_path / "pairs.jsonl", pairs)), "--json"])
+    main(["--file", str(write_lines(tmp_path / "pairs.jsonl", pairs))])
     records = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
     assert [record["id"] for record in records] == [pair["id"] for pair in pairs]
     assert [record["ex"]["set"] for record in records[:80]] == [n % 3 == 1 for n in range(80)]
@@ -123,7 +117,7 @@ def test_queries_of_other_dialects(tmp_path, database, capsys, caplog):
     assert [(one["status"], one["ex"]["set"]) for one in found] == [told for _, told in records]
     assert "do not run" in caplog.text  # the gold query with a function that is not there
     write_lines(path, [{**pair, "pred": mysql, "dialect": "oracle"}])
-    assert "pairs.jsonl:1: " in mistake(main, ["--file", str(path), "--json"])
+    assert "pairs.jsonl:1: " in mistake(main, ["--file", str(path)])
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path, database):

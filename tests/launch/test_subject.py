@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +35,16 @@ def ask(chat: Chat, spider: Path, out: Path, *more: str) -> dict[str, Any]:
 # A run.
 
 
-def test_without_a_model_it_is_the_newest_finished_run(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as told:
+def test_without_a_model_the_ways_to_name_one_are_told():
+    with pytest.raises(UserError, match=r"--checkpoint.*--endpoint.*--predictions"):
         find("--data", "test")
-    assert [word in str(told.value) for word in ("--checkpoint", "--endpoint", "--predictions")]
-    for number, name in enumerate(("old", "group/new", "begun")):
-        run = tmp_path / "runs" / name
-        run.mkdir(parents=True)
-        (run / "config.yaml").symlink_to(place / "finished" / "config.yaml")
-        if name != "begun":
-            (run / "result.json").write_text("{}")
-            os.utime(run / "result.json", (number, number))
-    config, checkpoint = find("--data", "test")
-    new = Path("runs/group/new")
-    assert (checkpoint, config.folder, config.env.kind) == (new, new, "diagnosed")
-    assert config.answer_wrapping == "sql_tag"
-    said = "No model is named: this is runs/group/new, the newest finished run, on its test split."
-    assert said in capsys.readouterr().out
 
 
 def find(*line: str) -> tuple[Any, Path | None]:
     """Find what a command line evaluates."""
     found = evaluation.main.parse(line)
     options = found.get("given", evaluation.EvalOptions())
-    given = {name: getattr(options, name) for name in ("checkpoint", "endpoint", "data")}
+    given = {name: getattr(options, name) for name in ("checkpoint", "endpoint")}
     return find_subject(options.cfg, found["overrides"], **given)
 
 
@@ -69,18 +53,6 @@ def test_settings_of_the_command_line_change_those_of_the_run(place):
     config, _ = find("--checkpoint", run, "seed=7", "evaluation.top_p=0.5", "mesh={data: 1}")
     assert (config.seed, config.evaluation.top_p, config.mesh.data) == (7, 0.5, 1)
     assert find("--checkpoint", run)[0].mesh == "auto"
-
-
-def test_another_config_that_asks_differently_is_told_in_a_line(place, tiny, caplog):
-    run = str(place / "finished")
-    find("--cfg", str(tiny), "--checkpoint", run, "sampler.slots=3", "train.steps=9")
-    assert not caplog.messages
-    config, _ = find(
-        "--cfg", str(tiny), "--checkpoint", run, "prompt.style=progress", "env.turns=3"
-    )
-    [line] = caplog.messages
-    assert "prompt.style is progress (there demo), env.turns is 3 (there 2); without --cfg" in line
-    assert (config.prompt.style, config.answer_wrapping) == ("progress", "sql_tag")
 
 
 # Any other model.

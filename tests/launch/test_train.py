@@ -70,7 +70,6 @@ def test_episodes_are_recorded(place):
             assert {"reward", "parts", "correct", "advantage"} <= sample.keys()
             for turn in sample["turns"]:
                 assert {"reply", "sql", "result", "correct", "tags", "parts"} <= turn.keys()
-                assert "tokens" not in turn  # unless train.sample_tokens asks for them
             assert all(turn["observation"] for turn in sample["turns"][1:])
     for phase in ("before", "after"):
         verdicts = json_lines(folder / phase / "predictions.jsonl")

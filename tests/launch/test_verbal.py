@@ -15,13 +15,11 @@ import pytest
 
 from exchange import UserError
 from launch import eval as command
-from launch.config import TinyConfig
-from launch.tiny import make_tiny
 from tests.forked import Copy
 from tests.waiting import wait_until
 
 from .chat_server import Chat, Failure, serve
-from .conftest import TINY, json_lines, loaded, verbal_folder
+from .conftest import json_lines, loaded, verbal_folder
 
 pytestmark = pytest.mark.usefixtures("quick")
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
@@ -94,7 +92,10 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
     with serve(Chat(answer)) as chat:
         report = launch(place, out, chat)
         requests = chat.requests
-        assert launch(place, out, chat) == report  # complete: nobody is asked
+        again = launch(place, out, chat)  # nobody is asked
+        assert {**again, "notes": {**again["notes"], "seconds": 0}} == {
+            **report, "notes": {**report["notes"], "seconds": 0}
+        }  # fmt: skip
         with pytest.raises(UserError, match=r"verbal\.judgements"):
             launch(place, out, chat, "verbal.judgements=5")
         assert chat.requests == requests == sum(chat.paid.values())
@@ -237,17 +238,6 @@ def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, t
     assert len(result["questions"]) == QUESTIONS
     assert all(p["sql"] for p in json_lines(tmp_path / "out" / "predictions.jsonl"))
     assert "95 % interval" not in capsys.readouterr().out
-
-
-def test_a_policy_of_ours_answers_in_process(place, tmp_path):
-    make_tiny(tmp_path / "model", ["SELECT name FROM t"], TinyConfig(**TINY["model"]["tiny"]), 0)
-    line = ["--cfg", str(place / "verbal.yaml"), "--checkpoint", str(tmp_path / "model")]
-    more = ["--decode", JUDGE, "--out", str(tmp_path / "out"), "sampler.max_prompt_tokens=4000"]
-    command.main([*line, *more])
-    notes = loaded(tmp_path / "out")["notes"]
-    assert notes["attempts"] == QUESTIONS * SETTINGS["attempts"]
-    assert notes["cost"]["generate"]["calls"] == notes["attempts"]
-    assert 0 < notes["cost"]["generate"]["completion_tokens"] <= notes["attempts"] * 16
 
 
 def test_without_the_package_the_extra_is_named(place, tmp_path, monkeypatch):

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.evaluation.evaluate import ResumeFile
-from launch.evaluation.judging import judge
+from launch.evaluation.answers import ERROR_SQL, GREEDY, Decode, Sampled, choose
+from launch.evaluation.judge import judge
 from launch.evaluation.questions import QuestionSet, own_set
-from launch.evaluation.replies import ERROR_SQL, GREEDY, Decode, choose
-from launch.evaluation.responses import Sampled
 from launch.evaluation.results import QuestionVerdict
 from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.evaluators.votes import ballot, without_rows
@@ -39,7 +37,6 @@ def judged(
     database: Path,
     samples: Sequence[Sequence[str]],
     limits: ExecutorConfig,
-    part: Path,
     turns: Sequence[Sequence[int]] = (),
 ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
     questions = QuestionSet("spider-dev", asked(database)[: len(samples)], ("set",))
@@ -47,18 +44,19 @@ def judged(
         Sampled(tuple(each), turns=tuple(turns[n]) if turns else ())
         for n, each in enumerate(samples)
     ]
-    with ResumeFile(part, {}) as resume_file, Executor(limits) as executor:
-        return judge(questions, sampled, Decode(len(samples[0]), 0.8), executor, resume_file)
+    with Executor(limits) as executor:
+        found, judged = judge(questions, sampled, Decode(len(samples[0]), 0.8), executor)
+    return found, [[*one.right] for one in judged]
 
 
-def test_thirty_questions(database, tmp_path):
+def test_thirty_questions(database):
     assert len(CASES) == 30
     samples = [[SQLS[letter] for letter in case] for case in CASES]
     # Steps end a query at the same place on every machine, seconds would not.
     limits = ExecutorConfig(
         max_steps=200_000,
     )
-    answers = [one.sql for one in judged(database, samples, limits, tmp_path / "part")[0]]
+    answers = [one.sql for one in judged(database, samples, limits)[0]]
     expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
     assert answers == expected
 
@@ -72,37 +70,31 @@ def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
     found = {}
     for count in (1, 4):
         questions = own_set("test", examples, AnswerConfig(witnesses=count))
-        with (
-            ResumeFile(tmp_path / "part", {}) as resume_file,
-            Executor(ExecutorConfig()) as executor,
-        ):
+        with Executor(ExecutorConfig()) as executor:
             answers = [Sampled((gold.replace("3", "4"),))] * 2
-            verdicts, _ = judge(questions, answers, GREEDY, executor, resume_file)
+            verdicts, _ = judge(questions, answers, GREEDY, executor)
         found[count] = [dict(one.scores) for one in verdicts]
     right, lucky = ({"witness": told, "set": 1.0} for told in (1.0, 0.0))
     assert found == {1: [right, right], 4: [lucky, right]}
 
 
-def test_a_job_s_questions_are_judged_by_numbers_as_it_compares_them(database, tmp_path):
+def test_a_job_s_questions_are_judged_by_numbers_as_it_compares_them(database):
     examples = (Example("1", "?", "emp", database, "SELECT 100.0 * 1 / 3"),)
     for numbers, right in (("close", 1.0), ("exact", 0.0)):
         questions = own_set("test", examples, AnswerConfig(numbers=numbers))
-        with (
-            ResumeFile(tmp_path / numbers, {}) as resume_file,
-            Executor(ExecutorConfig()) as executor,
-        ):
+        with Executor(ExecutorConfig()) as executor:
             answers = [Sampled(("SELECT 1 / 3.0 * 100",))]
-            [verdict], _ = judge(questions, answers, GREEDY, executor, resume_file)
+            [verdict], _ = judge(questions, answers, GREEDY, executor)
         assert verdict.scores == {"set": right}
     official = own_set("test", examples, AnswerConfig(match="bird_ex"))
     assert official.numbers == "exact"
 
 
-def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):
+def test_the_turns_of_the_answer_are_those_of_its_own_episode(database):
     samples = [[SQLS[letter] for letter in "BAA"], [SQLS[letter] for letter in "xyx"]]
     turns = [[1, 2, 3], [4, 3, 2]]
     limits = ExecutorConfig()
-    found, right = judged(database, samples, limits, tmp_path / "part", turns)
+    found, right = judged(database, samples, limits, turns)
     # The elected query; none runs in the second question, and its first episode stands for it.
     assert [(one.sql, one.turns) for one in found] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
     assert right == [[False, True, True], [False] * 3]
@@ -111,12 +103,12 @@ def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path
 LARGE = "WITH c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 60000) SELECT n, n FROM c"
 
 
-def test_rows_of_votes_are_never_together(database, tmp_path):
+def test_rows_of_votes_are_never_together(database):
     """Sixteen results of 60,000 rows: 7 MB each where they are read, and one of 32 digits kept."""
     samples = [[f"{LARGE} WHERE n > {number // 9}" for number in range(16)]]
     limits = ExecutorConfig(workers=1)
     tracemalloc.start()
-    [answer] = judged(database, samples, limits, tmp_path / "part")[0]
+    [answer] = judged(database, samples, limits)[0]
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert answer.sql == samples[0][0]

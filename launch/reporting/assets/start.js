@@ -14,10 +14,6 @@ const KEYS = { // what a key does, and the element that it clicks or the functio
   }],
   "[": ["the episode before in the group", ".pane:last-child .member:has(+ [aria-current])"],
   "]": ["the episode after it", ".pane:last-child [aria-current] + .member"],
-  t: ["token layer, where tokens were recorded", () => {
-    const order = ["", ...Object.keys(TOKENS)];
-    location.hash = link({tok: order[(order.indexOf(address().tok ?? "") + 1) % order.length]});
-  }],
   d: ["dark or light", "#theme"],
   Escape: ["back to all questions", "#detail:not([hidden]) #back"],
   "?": ["these keys", "#help"],
@@ -63,8 +59,6 @@ async function start() {
   onhashchange = show;
   await show();
   drawAll();
-  const again = Number(data.reload_s);
-  if (again) setTimeout(() => location.reload(), 1000 * again);
   document.documentElement.dataset.ready = Math.round(performance.now());
 }
 

@@ -79,15 +79,15 @@ async function detail(id) {
     question.seen.length > 1 && h("div", {class: "row small muted"}, "seen", question.seen.map(seen =>
       h("a", {class: "button", title: "Show on the right", href: link({b: seen.view, nb: null}), "aria-current":
         sides.some(each => each.seen === seen) ? "true" : null}, data.views[seen.view], " ", mark(seen)))),
-    h("div", {class: "panes"}, sides.map((side, n) => pane(side, state, marks[n]))));
+    h("div", {class: "panes"}, sides.map((side, n) => pane(side, marks[n]))));
 }
 
-const pane = (side, state, marks) => h("section", {class: "pane card"},
+const pane = (side, marks) => h("section", {class: "pane card"},
   h("div", {class: "row"}, h("h2", {}, data.views[side.seen.view]), verdictOf(side.member.correct)),
   side.order.length > 1 && members(side),
   who("final query", marks && ["words that the other one lacks are ", h("span", {class: "changed"}, "marked")]),
   sqlText(lastTurn(side.member).sql || "no query", side.tokens, marks),
-  earned(side.member), legend(side.member, state), side.member.turns.map((turn, n) => turnOf(turn, n, side, state)));
+  earned(side.member), legend(side.member), side.member.turns.map((turn, n) => turnOf(turn, n, side)));
 
 /** The trajectories of a group, side by side. */
 function members({group: {trajectories: all}, order, at, side}) {
@@ -115,37 +115,17 @@ function earned({reward, parts = {}, advantage, versions, ended}) {
     ended === "budget" && " · ended by the token limit");
 }
 
-// Credit and tokens share one scale: blue and a solid line above 0, orange and a broken line below.
+// Credit: blue and a solid line above 0, orange and a broken line below.
 const largest = values => Math.max(...values.map(Math.abs).filter(Number.isFinite), 1e-9);
 function credit(value, most) {
   const color = value < 0 ? "--wrong" : "--right", share = Math.round(6 + 22 * Math.min(1, Math.abs(value) / most));
   return {class: `credit ${value < 0 ? "minus" : "plus"}`,
     style: {background: `color-mix(in srgb, var(${color}) ${share}%, #0000)`}};
 }
-const TOKENS = {advantage: "advantage", gap: "log-probability gap, learner less sampler",
-  sampler: "log-probability of the sampler", learner: "log-probability of the learner", version: "weight version"};
-
-function legend({turns, spans = []}, state) {
+function legend({spans = []}) {
   const values = [...new Set(spans.map(span => span[3]))].sort((x, y) => x - y).slice(0, 8), most = largest(values);
-  return h("div", {class: "row small muted"}, values.length > 0 && ["credit of clauses:", values.map(value =>
-    h("span", credit(value, most), number(value))), "(below 0 blamed, above 0 rewarded)"],
-  turns.some(turn => turn.tokens)
-    && ["tokens:", select("tok", "Token layer", [["", "off"], ...Object.entries(TOKENS)], state.tok)]);
-}
-
-/** Colour the tokens of a reply by one of their numbers; each has all of them in its title. */
-function tokenLayers({ends, versions, ...packed}, kind) {
-  const {mask, advantage, sampler, learner} = Object.fromEntries(Object.entries(packed).map(([name, text]) =>
-    [name, [...new Float16Array(bytes(text).buffer)]]));
-  const gap = learner.map((value, n) => value - sampler[n]), version = ends.map((_, n) => versions[n] ?? versions[0]);
-  const values = {advantage, sampler, learner, gap, version: version.map(each => each - version[0])}[kind];
-  const most = largest(values);
-  return ends.map((to, n) => {
-    const look = credit(values[n], most), numbers = Object.entries({advantage, sampler, learner, gap})
-      .map(([name, all]) => `${name} ${number(all[n])}`).join(", ");
-    return {...look, from: ends[n - 1] ?? 0, to, class: `token ${look.class}`,
-      title: `${mask[n] ? "trained on" : "masked"}; ${numbers}; weights ${version[n]}`};
-  });
+  return values.length > 0 && h("div", {class: "row small muted"}, "credit of clauses:", values.map(value =>
+    h("span", credit(value, most), number(value))), "(below 0 blamed, above 0 rewarded)");
 }
 
 const ENDS = {length: "cut by the token limit", refused: "refused", failed: "failed at the server",
@@ -154,12 +134,11 @@ const KINDS = {call: "call of the tool", bad_call: "call that cannot be read"};
 const ENDINGS = {ok: "runs, wrong result", error: "fails", timeout: "takes too long", too_large: "too large",
   denied: "not allowed"};
 
-function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}, state) {
+function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}) {
   const {reply = "", sql = "", place = -1, result, correct} = turn;
   const observed = (n ? turn.observation : group.prompt) ?? "", most = largest(spans.map(span => span[3]));
-  const layers = entry(TOKENS, state.tok) && turn.tokens ? tokenLayers(turn.tokens, state.tok)
-    : spans.filter(span => span[0] === n).map(([, from, to, value]) =>
-      ({from, to, title: `credit ${number(value)}`, ...credit(value, most)}));
+  const layers = spans.filter(span => span[0] === n).map(([, from, to, value]) =>
+    ({from, to, title: `credit ${number(value)}`, ...credit(value, most)}));
   return h("div", {class: "turn"},
     observed && h("details", {class: "said seen", open: n || observed.length < 200 ? "" : null},
       h("summary", {}, n ? "what came back" : "prompt", `, not trained on: ${plural(observed.length, "character")}`),

@@ -1,21 +1,24 @@
 """The lines of `trajectories.jsonl`: what was asked, and every reply with what it gave and earned.
 
-docs/reports.md describes them.
+Training writes the groups of sampled steps, an evaluation all its questions, and the page reads
+both; docs/reports.md describes them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from exchange import Score
+from launch.evaluation.answers import Sampled
+from minirl.run.files import whole_file
 from rewards.astra import AstraReward
 from rewards.compose import Reward
 from rewards.expo.reward import ExpoReward
@@ -24,6 +27,7 @@ from sqlenv.types import (
     Attempt,
     Episode,
     Example,
+    Observation,
     Result,
     Table,
     Value,
@@ -35,7 +39,7 @@ from sqlenv.witness.refutation import Refutation
 if TYPE_CHECKING:
     from minirl.run.metrics import JsonLines
     from minirl.train.advantages import Detokenize
-    from minirl.types import TokenRow, Trajectory, Turn
+    from minirl.types import TokenRow, Trajectory
 
 RECORDS = "trajectories.jsonl"
 RECORDS_VERSION = 2
@@ -176,8 +180,8 @@ def open_records(path: Path, *, resume_step: int) -> JsonLines:
 class StepRecorder:
     """Writes the groups of a training run's sampled steps into its folder."""
 
-    def __init__(self, folder: Path, decode: Detokenize, *, has_tokens: bool) -> None:
-        self._path, self._decode, self._has_tokens = folder / RECORDS, decode, has_tokens
+    def __init__(self, folder: Path, decode: Detokenize) -> None:
+        self._path, self._decode = folder / RECORDS, decode
         self._lines: JsonLines | None = None
 
     def write(
@@ -198,7 +202,6 @@ class StepRecorder:
                 self._decode,
                 scores=[trajectory.episode.score for trajectory in group],
                 rows=own,
-                has_tokens=self._has_tokens,
             )
             for group, own in zip(groups, rows, strict=True)
         )
@@ -223,12 +226,11 @@ def group_line(
     *,
     scores: Sequence[Score] | None = None,
     rows: Sequence[TokenRow] | None = None,
-    has_tokens: bool = False,
 ) -> dict[str, Any]:
     """Write down the trajectories of one example.
 
     `records` are what the task says of each; there are no scores where nothing is learned, and no
-    rows where the group took no part in the update. With `has_tokens` each token has numbers.
+    rows where the group took no part in the update.
     """
     told = []
     for number, (trajectory, record) in enumerate(zip(group, records, strict=True)):
@@ -238,7 +240,7 @@ def group_line(
         one["advantage"] = None if row is None else _mean_advantage(row)
         one["ended"] = trajectory.ended
         one["versions"] = [min(versions, default=0), max(versions, default=0)]
-        one["turns"] = list(_turns(trajectory, record, row if has_tokens else None, decode))
+        one["turns"] = list(_turns(trajectory, record, decode))
         told.append(one)
     prompt = decode(group[0].turns[0].observation_ids)
     return {**records[0].get("example", {}), "prompt": prompt, "trajectories": told}
@@ -260,40 +262,125 @@ def _mean_advantage(row: TokenRow) -> float | None:
 
 
 def _turns(
-    trajectory: Trajectory, record: Mapping[str, Any], row: TokenRow | None, decode: Detokenize
+    trajectory: Trajectory, record: Mapping[str, Any], decode: Detokenize
 ) -> Iterator[dict[str, Any]]:
     own = record.get("turns") or [{}] * len(trajectory.turns)
-    lengths = [len(turn.observation_ids) + len(turn.reply.ids) for turn in trajectory.turns]
-    ends = list(accumulate(lengths))
     for number, (turn, said) in enumerate(zip(trajectory.turns, own, strict=True)):
         # The first observation stands once for the group.
         observed = {"observation": decode(turn.observation_ids)} if number else {}
-        place = slice(ends[number] - len(turn.reply.ids), ends[number])
-        tokens = {"tokens": _tokens(turn, row, place, decode)} if row is not None else {}
-        yield {**observed, "reply": turn.reply.text, "finish": turn.reply.finish, **said, **tokens}
+        yield {**observed, "reply": turn.reply.text, "finish": turn.reply.finish, **said}
 
 
-def _tokens(turn: Turn, row: TokenRow, place: slice, decode: Detokenize) -> dict[str, Any]:
-    """Write down what each token of a reply has: the character that it ends at, its version, and
-    numbers in base64, as float16 of the least byte first; the learner's before the update.
+RECORDED_SAMPLES = 8
+"""Samples of a question of an evaluation that are written down."""
+_KEPT = ("id", "evidence", "gold_result", "prompt", "trajectories")
+"""What `predictions.jsonl` does not say of a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedQuestion:
+    """A question of an evaluation, what was answered, and what came of it.
+
+    Attributes:
+        tags: In what the answer `sql` differs from the gold query.
+        right: Which of the samples are right.
+        gold, results: What the gold query and the first samples gave, as `shown` has it; None where
+            nothing could be judged.
     """
-    from minirl.train.advantages import character_ranges
 
-    advantage = np.broadcast_to(row.advantage, row.ids.shape)
-    learner = row.logprobs if row.old_logprobs is None else row.old_logprobs
-    # The token that ends a reply has no text in it.
-    longest = len(turn.reply.text)
-    ends = [min(end, longest) for _, end in character_ranges(turn.reply.ids, decode)]
-    versions = list(turn.reply.versions)
-    return {
-        "ends": ends,
-        "versions": versions if len(set(versions)) > 1 else versions[:1],
-        "mask": _packed(row.is_action[place]),
-        "advantage": _packed(advantage[place]),
-        "sampler": _packed(row.logprobs[place]),
-        "learner": _packed(learner[place]),
-    }
+    example: Example
+    sampled: Sampled
+    sql: str
+    tags: Sequence[str]
+    right: Sequence[bool]
+    gold: Mapping[str, Any] | None
+    results: Sequence[Mapping[str, Any] | None]
 
 
-def _packed(values: Any) -> str:
-    return b64encode(np.asarray(values, "<f2").tobytes()).decode()
+def write_answers(
+    folder: Path, judged: Sequence[JudgedQuestion], prompts: Sequence[Observation]
+) -> None:
+    """Write down the questions of an evaluation, with what they were asked by if that is known."""
+    with whole_file(folder / RECORDS) as file:
+        file.write(json.dumps({"step": 0, "version": RECORDS_VERSION}) + "\n")
+        for number, one in enumerate(judged):
+            line = {"step": number + 1, **answer_line(one)}
+            if prompts:
+                line["prompt"] = "\n".join(message.content for message in prompts[number])
+            file.write(json.dumps(line) + "\n")
+
+
+def answer_line(one: JudgedQuestion) -> dict[str, Any]:
+    """Write down a question of an evaluation and its first samples."""
+    example, line = one.example, one.sampled.line
+    if line is not None:
+        # The verdicts of the evaluation take the place of the environment's.
+        for member, correct in zip(line["trajectories"], one.right, strict=False):
+            for turn in member["turns"][-1:]:
+                if turn.get("kind", "answer") == "answer":
+                    turn["correct"] = correct
+    else:
+        gold = {"gold_result": one.gold} if one.gold and example.gold_sql else {}
+        turns = [_answer(one, number) for number in range(len(one.results))]
+        line = {**question(example, None), **gold}
+        line["trajectories"] = [{"turns": [turn]} for turn in turns]
+    return {key: line[key] for key in _KEPT if key in line}
+
+
+def _answer(one: JudgedQuestion, number: int) -> dict[str, Any]:
+    sampled, correct, result = one.sampled, one.right[number], one.results[number]
+    sql = sampled.queries[number]
+    tags = [tag for tag in one.tags if tag != "none"] if sql == one.sql and not correct else []
+    said: dict[str, Any] = {}
+    if sampled.replies:
+        end = sampled.ends[number] if sampled.ends else "stop"
+        said = {"reply": sampled.replies[number], "finish": end}
+    if sampled.places and sampled.places[number] >= 0:
+        said["place"] = sampled.places[number]
+    said |= {"sql": sql, "kind": "answer", "correct": correct, "tags": tags}
+    return said if result is None else {**said, "result": result}
+
+
+def read_groups(
+    path: Path, tell: Callable[[str], object]
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Read what was written down by its steps, and tell what is the matter with the file."""
+    damaged: list[int] = []
+    lines = read_lines(path, damaged)
+    head = next(lines, None)
+    if head is None:
+        tell("no trajectories that can be read; groups are not shown")
+    elif not isinstance(head, dict) or head.get("version") != RECORDS_VERSION:
+        tell("of an older version, without whole groups; they are not shown")
+    else:
+        groups = (line for line in lines if isinstance(line, dict) and _is_group(line))
+        for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
+            yield step, [*part]
+        if damaged:
+            tell(cut_off(damaged[0]))
+
+
+def _is_group(line: Mapping[str, Any]) -> bool:
+    members = line.get("trajectories")
+    return isinstance(members, list) and all(isinstance(one, dict) for one in members)
+
+
+def cut_off(number: int) -> str:
+    """Say that a file ends for us at the line of this number."""
+    return f"cut off or damaged in line {number}; what stands before it is shown"
+
+
+def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
+    """Read JSON lines up to one that is damaged, as a run that goes on may leave its last one; its
+    number joins a list. No file has no lines.
+    """
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                if damaged is not None:
+                    damaged.append(number)
+                return

@@ -1,84 +1,134 @@
-"""Judge samples by several measures, question by question, on all workers."""
+"""Judge answers by several measures, question by question, and write all files of the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, compress
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
-from exchange import UserError
 from launch.cli import progress_bar
+from launch.evaluation.answers import VOTE_TIMEOUT_S, Decode, Sampled, choose
 from launch.evaluation.predictions import as_line
 from launch.evaluation.questions import (
     PARTIAL,
     REFERENCED,
     TEXTUAL,
     WITNESS,
-    Corrected,
     QuestionSet,
     check_databases,
     rule_of,
 )
-from launch.evaluation.replies import VOTE_TIMEOUT_S, Decode, choose
-from launch.evaluation.responses import Sampled
-from launch.evaluation.results import CORRECTED, NO_GOLD, QuestionVerdict
+from launch.evaluation.results import (
+    NO_GOLD,
+    ModelFacts,
+    QuestionVerdict,
+    Report,
+    ReportSettings,
+    as_json,
+    summarise,
+    write_result,
+)
+from launch.files import digest, versions, write_text
+from launch.records import RECORDED_SAMPLES, JudgedQuestion, shown, write_answers
 from sqlenv.cache import shared_cache
+from sqlenv.data.loading import question_digest
 from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict, judge_cases
 from sqlenv.evaluators.votes import VoteBy, votes
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Result, Table, describe_failure
+from sqlenv.types import Example, Observation, Result, Table
 
-if TYPE_CHECKING:
-    from launch.evaluation.evaluate import ResumeFile
-
-_FIRST, _MOST = 32, 256
-"""Queries at a time: what an interruption may cost, and what is held in memory together."""
-_SECONDS = (1.0, 4.0)
-"""What takes less than the first is done more at a time, what takes more than the second less."""
+_TOGETHER = 128
+"""Queries that are judged together; their results are in memory at once."""
 
 _Asked = tuple[Example, str]
 """A query for a question."""
 _T = TypeVar("_T")
 
 
-def check_corrected(corrected: Corrected, executor: Executor) -> None:
-    """Refuse corrected gold queries that fail."""
-    examples = corrected.examples.values()
-    queries = [(one, sql) for one in examples for sql in (one.gold_sql, *one.alternatives)]
-    results = run_many(executor.gold_many, queries)
-    failing = {
-        example.question_id: describe_failure(result)
-        for (example, _), result in zip(queries, results, strict=True)
-        if not isinstance(result, Table)
-    }
-    if failing:
-        told = "; ".join(f"question {number} ({failure})" for number, failure in failing.items())
-        raise UserError(
-            f"--corrections: {corrected.pin}: gold queries fail: {told}; correct them, or take "
-            "them out"
-        )
-
-
-def judge(
+def judge_answers(
     questions: QuestionSet,
     samples: Sequence[Sampled],
     decode: Decode,
     executor: Executor,
-    resume_file: ResumeFile,
-) -> tuple[list[QuestionVerdict], list[list[bool]]]:
+    *,
+    notes: Mapping[str, Any],
+    model: ModelFacts,
+    seed: int,
+    prompts: Sequence[Observation],
+    folder: Path | None,
+    path: Path | None = None,
+) -> Report:
+    """Judge answers, and write the result: into a folder, a file, or both.
+
+    Prompts are as the model was shown them, for the page.
+    """
+    suite = questions.suite_files
+    settings = ReportSettings(
+        data=questions.name,
+        questions=len(questions.examples),
+        fingerprint=question_digest(map(_asked, questions.examples)),
+        golds=question_digest(questions.examples),
+        databases=digest(questions.databases),
+        suite=digest(suite) if suite else None,
+        model=model,
+        seed=seed,
+        decode=decode.name,
+        vote_by=decode.vote_by if decode.temperature else None,
+        comparators={name: _origin(name, questions) for name in questions.measures},
+        timeout_s=executor.config.timeout_s,
+        versions=versions("minirl-sql"),
+    )
+    verdicts, judged = judge(questions, samples, decode, executor)
+    report = summarise(settings, verdicts, seed=seed, notes=notes)
+    if folder:
+        write_answers(folder, judged, prompts)
+        write_result(folder, report)
+    if path:
+        write_text(path, as_json(report))
+    return report
+
+
+def _asked(example: Example) -> Example:
+    """Leave out what answers are judged by."""
+    return replace(example, gold_sql="", alternatives=(), grading_method="")
+
+
+def _origin(name: str, questions: QuestionSet) -> str:
+    """Name the program of a measure, and what else decides it."""
+    comparator = COMPARATORS.get(name)
+    if comparator is not None and comparator.source:
+        return f"{comparator.source} @ {comparator.version}"
+    ours = f"minirl-sql {versions('minirl-sql')['minirl-sql']}"
+    if name != WITNESS:
+        return ours if questions.numbers == "exact" else f"{ours}: {questions.numbers} numbers"
+    return f"{ours}: {rule_of(questions.measures)}, up to {questions.witnesses} witnesses"
+
+
+def judge(
+    questions: QuestionSet, samples: Sequence[Sampled], decode: Decode, executor: Executor
+) -> tuple[list[QuestionVerdict], list[JudgedQuestion]]:
     """Judge the samples of all questions by the first measure, and the answers by all measures.
 
-    Returns the verdicts, and of each question which samples are right; a `UserError` if a database
+    Returns the verdicts, and what came of each question's samples; a `UserError` if a database
     cannot be used.
     """
     with ThreadPoolExecutor(1) as thread:  # while the workers are busy
         databases = questions.databases | questions.suite_files
         checked = thread.submit(check_databases, databases)
-        return _Judge(questions, executor, resume_file, thread, checked).run(samples, decode)
+        return _Judge(questions, executor, thread, checked).run(samples, decode)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of a query: whether it is right, and what it and the gold query gave."""
+
+    is_right: bool
+    predicted: Mapping[str, Any] | None = None
+    gold: Mapping[str, Any] | None = None
 
 
 class _Judge:
@@ -86,51 +136,51 @@ class _Judge:
         self,
         questions: QuestionSet,
         executor: Executor,
-        resume_file: ResumeFile,
         thread: ThreadPoolExecutor,
         checked: Future[None],
     ) -> None:
-        self._questions, self._executor, self._resume_file = questions, executor, resume_file
+        self._questions, self._executor = questions, executor
         self._examples, self._measures = questions.examples, questions.measures
         self._thread, self._checked = thread, checked
         self._bench: Any = None
 
     def run(
         self, sampled: Sequence[Sampled], decode: Decode
-    ) -> tuple[list[QuestionVerdict], list[list[bool]]]:
+    ) -> tuple[list[QuestionVerdict], list[JudgedQuestion]]:
         samples = [one.queries for one in sampled]
         answers = [each[0] for each in samples]
-        right: list[list[bool]] = []
+        outcomes: list[list[_Outcome]] = []
         if len(samples[0]) > 1:
             numbered = zip(self._examples, samples, strict=True)
             asked = [[(example, sql) for sql in each] for example, each in numbered]
             unique = [*dict.fromkeys(chain.from_iterable(asked))]
             judged = self._score("samples", unique, self._measures[:1])
-            known = dict(zip(unique, map(self._is_right, judged), strict=True))
-            right = [[known[one] for one in each] for each in asked]
+            known = dict(zip(unique, map(self._outcome, judged), strict=True))
+            outcomes = [[known[one] for one in each] for each in asked]
             if decode.kind == "vote":
-                votes = dict(zip(unique, self._votes(unique, decode.vote_by), strict=True))
-                ballots = [[votes[one] for one in each] for each in asked]
+                elected = dict(zip(unique, self._votes(unique, decode.vote_by), strict=True))
+                ballots = [[elected[one] for one in each] for each in asked]
                 answers = choose(samples, ballots, spider=_is_spider(self._examples[0]))
             else:
-                marked = zip(samples, right, strict=True)
-                answers = [each[marks.index(True) if any(marks) else 0] for each, marks in marked]
+                marked = zip(samples, outcomes, strict=True)
+                answers = [_first_right(each, found) for each, found in marked]
         labels = self._thread.submit(_labels, self._examples, answers)
         pairs = [*zip(self._examples, answers, strict=True)]
         judged = self._score("verdicts", pairs, self._measures)
-        right = right or [[self._is_right(one)] for one in judged]
-        judged = self._with_corrected(answers, judged)
-        columns = (self._examples, sampled, answers, judged, right, labels.result())
-        return [self._verdict(*row) for row in zip(*columns, strict=True)], right
+        outcomes = outcomes or [[self._outcome(one)] for one in judged]
+        columns = (self._examples, sampled, answers, outcomes, labels.result())
+        rows = [*zip(*columns, strict=True)]
+        verdicts = [self._verdict(*row, one) for row, one in zip(rows, judged, strict=True)]
+        return verdicts, [_judged(*row) for row in rows]
 
     def _verdict(
         self,
         example: Example,
         sampled: Sampled,
         sql: str,
-        one: CaseVerdict | None,
-        right: Sequence[bool],
+        outcomes: Sequence[_Outcome],
         labels: Mapping[str, Any],
+        one: CaseVerdict | None,
     ) -> QuestionVerdict:
         queries, has_gold = sampled.queries, self._measures[0] not in REFERENCED
         is_several = len(queries) > 1
@@ -144,12 +194,12 @@ class _Judge:
             gold_sql=example.gold_sql,
             sql=sql,
             scores=one.scores if one else {},
-            status=one.predicted if one else "",
-            gold_status=one.gold if one and example.gold_sql and has_gold else NO_GOLD,
+            status=one.predicted["status"] if one else "",
+            gold_status=one.gold["status"] if one and example.gold_sql and has_gold else NO_GOLD,
             is_late=one is not None and one.is_late,
             reply=sampled.replies[episode] if sampled.replies else "",
             samples=queries if is_several else (),
-            right=sum(right) if is_several else 0,
+            right=sum(found.is_right for found in outcomes) if is_several else 0,
             turns=sampled.turns[episode] if sampled.turns else 0,
             parts=_parts(sampled, episode),
             choice=sampled.choice,
@@ -157,34 +207,10 @@ class _Judge:
             **labels,
         )
 
-    def _with_corrected(
-        self, answers: Sequence[str], judged: Sequence[CaseVerdict | None]
-    ) -> list[CaseVerdict | None]:
-        """Add the score by corrected gold queries, if these do not ask for something else."""
-        corrected = self._questions.corrected
-        if corrected is None:
-            return [*judged]
-        first = self._measures[0]
-        scores = [one and one.scores[first] for one in judged]
-        for measure in (first, "graded"):
-            asked = {
-                n: (laid, sql)
-                for n, (example, sql) in enumerate(zip(self._examples, answers, strict=True))
-                if (laid := corrected.examples.get(example.id))
-                and bool(laid.grading_method) == (measure == "graded")
-            }
-            found = self._score(f"corrected {measure}", [*asked.values()], (measure,))
-            for n, one in zip(asked, found, strict=True):
-                scores[n] = one and one.scores[measure]
-        return [
-            one and replace(one, scores={**one.scores, CORRECTED: score})
-            if score is not None and example.id not in corrected.asked_anew
-            else one
-            for example, one, score in zip(self._examples, judged, scores, strict=True)
-        ]
-
-    def _is_right(self, one: CaseVerdict | None) -> bool:
-        return one is not None and one.scores[self._measures[0]] == 1
+    def _outcome(self, one: CaseVerdict | None) -> _Outcome:
+        if one is None:
+            return _Outcome(is_right=False)
+        return _Outcome(one.scores[self._measures[0]] == 1, one.predicted, one.gold)
 
     def _votes(self, asked: Sequence[_Asked], by: VoteBy) -> list[str | None]:
         config = self._executor.config
@@ -195,7 +221,7 @@ class _Judge:
                 queries = [(example.database, _on_sqlite(example, sql)) for example, sql in part]
                 return votes(executor, queries, by)
 
-            return self._resume("votes", asked, vote)
+            return self._by_parts("votes", asked, vote)
 
     def _score(
         self, phase: str, asked: Sequence[_Asked], measures: Sequence[str]
@@ -203,30 +229,20 @@ class _Judge:
         """Judge queries; there is no verdict on those for a question without a gold query."""
         references = self._questions.references
         has_gold = [bool(one.gold_sql or one.id in references) for one, _ in asked]
+        judged = [*compress(asked, has_gold)]
+        found = iter(self._by_parts(phase, judged, lambda part: self._judge(part, measures)))
+        return [next(found) if gold else None for gold in has_gold]
 
-        def work(part: Sequence[_Asked]) -> list[Any]:
-            judged = self._judge(part, measures)
-            return [[dict(one.scores), one.predicted, one.gold, one.is_late] for one in judged]
-
-        found = iter(self._resume(phase, [*compress(asked, has_gold)], work))
-        return [CaseVerdict(*next(found)) if gold else None for gold in has_gold]
-
-    def _resume(
+    def _by_parts(
         self, phase: str, asked: Sequence[_Asked], work: Callable[[Sequence[_Asked]], list[_T]]
     ) -> list[_T]:
-        found, total, size = self._resume_file.found(phase), len(asked), _FIRST
+        found: list[_T] = []
         with progress_bar(phase) as show:
-            show(len(found), total, "")
-            while len(found) < total:
-                start_s = perf_counter()
-                new = work(asked[len(found) : len(found) + size])
-                self._checked.result()  # nothing is kept of a damaged database
-                self._resume_file.add(phase, new)
-                found += new
-                seconds = perf_counter() - start_s
-                size = min(2 * size, _MOST) if seconds < _SECONDS[0] else size
-                size = max(1, size // 2) if seconds > _SECONDS[1] else size
-                show(len(found), total, "")
+            for at in range(0, len(asked), _TOGETHER):
+                show(at, len(asked), "")
+                found += work(asked[at : at + _TOGETHER])
+                self._checked.result()  # nothing is said of a damaged database
+            show(len(asked), len(asked), "")
         return found
 
     def _judge(self, asked: Sequence[_Asked], measures: Sequence[str]) -> list[CaseVerdict]:
@@ -239,7 +255,7 @@ class _Judge:
                 forms.setdefault(_form_of(name), []).append(name)
         # Without any comparator, how the queries end is still asked.
         parts = [
-            (names, judge_cases(self._executor, self._cases(asked, form), names))
+            (names, judge_cases(self._executor, self._cases(asked, form), names, keep=shown))
             for form, names in (forms or {str: []}).items()
         ]
         columns: dict[str, Sequence[float]] = {
@@ -341,6 +357,30 @@ def _on_sqlite(example: Example, sql: str) -> str:
     """Transpile a query to SQLite; one that cannot be is a query that does not run."""
     text = transpile(sql, example.dialect)
     return text if isinstance(text, str) else "not transpiled"
+
+
+def _first_right(queries: Sequence[str], outcomes: Sequence[_Outcome]) -> str:
+    """Choose as an oracle would: the first query that is right, else the first one."""
+    pairs = zip(queries, outcomes, strict=True)
+    return next((sql for sql, one in pairs if one.is_right), queries[0])
+
+
+def _judged(
+    example: Example,
+    sampled: Sampled,
+    sql: str,
+    outcomes: Sequence[_Outcome],
+    labels: Mapping[str, Any],
+) -> JudgedQuestion:
+    return JudgedQuestion(
+        example,
+        sampled,
+        sql,
+        labels["tags"],
+        [one.is_right for one in outcomes],
+        outcomes[0].gold,
+        [one.predicted for one in outcomes[:RECORDED_SAMPLES]],
+    )
 
 
 def _parts(sampled: Sampled, episode: int) -> Mapping[str, float]:

@@ -1,19 +1,23 @@
-"""How many replies a question gets, what became of them, and which one answers."""
+"""Answers: how many replies a question gets, what became of them, and the file that keeps them."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from random import Random
-from typing import Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from exchange import UserError
+from launch.run_folder import ANSWERS
+from minirl.run.files import keep_lines, naming
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Wrapping
+from sqlenv.types import Answer, Example, Wrapping
 
 VOTE_TIMEOUT_S = 10.0
 """OmniSQL gives a sample 10 seconds to return its vote."""
@@ -175,6 +179,107 @@ class Outcomes:
 
 NO_REPLIES = Outcomes()
 """Nothing was asked, or nobody counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What is answered to one question.
+
+    Attributes:
+        queries: One, or several samples.
+        replies: The texts that they stand in; none in a file of predictions.
+        turns: Turns of each episode, where the model may call a tool.
+        line: Of `trajectories.jsonl`, where episodes have several turns.
+        choice: How the query was chosen among the model's own, with `judge@K`.
+        ends: How each reply ended.
+        outcomes: What became of all replies to the question.
+        places: Where each query begins in its reply, in characters; -1 where it does not.
+        right: Which queries are right by the environment's rule, where it has judged them.
+    """
+
+    queries: tuple[str, ...]
+    replies: tuple[str, ...] = ()
+    turns: tuple[int, ...] = ()
+    line: Mapping[str, Any] | None = None
+    choice: Mapping[str, Any] | None = None
+    ends: tuple[End, ...] = ()
+    outcomes: Outcomes = NO_REPLIES
+    places: tuple[int, ...] = ()
+    right: tuple[bool, ...] = ()
+
+    @classmethod
+    def of(cls, read: Sequence[Answer], **more: Any) -> Sampled:
+        """Take the queries out of replies that were read."""
+        return cls(
+            tuple(one.sql for one in read),
+            tuple(one.reply for one in read),
+            places=tuple(one.place for one in read),
+            **more,
+        )
+
+    @property
+    def unread(self) -> list[str]:
+        """List the replies that hold no query."""
+        pairs = zip(self.queries, self.replies, strict=False)
+        return [reply for sql, reply in pairs if reply and not sql]
+
+
+def unread_of(found: Sequence[Sampled]) -> list[str]:
+    """List the replies that hold no query."""
+    return [reply for one in found for reply in one.unread]
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredQuestion:
+    """A line of a file of answers."""
+
+    id: str
+    sampled: Sampled
+
+
+_Line = TypeVar("_Line")
+
+
+class AnswerFile:
+    """Answers as JSON lines in `answers.jsonl` of a folder, appended as they come: what is there is
+    not asked for again. Whatever decides them is in the folder's `config.yaml`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ANSWERS
+
+    def lines(self, kind: type[_Line]) -> list[_Line]:
+        """Read all lines; a last one that was cut off is removed."""
+        if not self._path.exists():
+            return []
+        return keep_lines(self._path, kind, advice="delete it to ask again")
+
+    def append(self, lines: Iterable[Any]) -> None:
+        """Write lines at the end."""
+        with naming(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
+
+    def read(self, examples: Sequence[Example]) -> list[Sampled]:
+        """Read the samples of the first questions, as many as have theirs.
+
+        Raises:
+            UserError: They are of other questions.
+        """
+        found = self.lines(AnsweredQuestion)
+        for line, example in zip(found, examples, strict=False):
+            if line.id != example.id:
+                raise UserError(
+                    f"{self._path}: has an answer to {line.id}, and {example.id} is asked; delete "
+                    "it to ask again"
+                )
+        return [line.sampled for line in found[: len(examples)]]
+
+    def write(self, examples: Sequence[Example], new: Sequence[Sampled]) -> None:
+        """Keep the samples of the next questions."""
+        pairs = zip(examples, new, strict=True)
+        self.append(AnsweredQuestion(example.id, one) for example, one in pairs)
 
 
 def parts_of(count: int, samples: int, *, size: int, start: int = 0) -> Iterator[slice]:
