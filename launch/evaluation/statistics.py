@@ -1,13 +1,13 @@
 """How sure one can be of a number: intervals, paired tests, pass@k.
 
-Wilson's and Tango's intervals stand here: SciPy has no Tango, its Wilson takes whole counts alone,
-and importing `scipy.stats` takes longer than judging a file of predictions.
+Wilson's interval stands here: SciPy's takes whole counts alone, and importing `scipy.stats` takes
+longer than judging a file of predictions.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -49,18 +49,17 @@ class Paired:
     questions: int
 
 
-def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np.ndarray:
+def _bootstrap(values: Sequence[float], *, resamples: int, seed: int) -> np.ndarray:
     """Return the means of resamples of questions, drawn with replacement."""
     import numpy as np
+    from scipy.stats import bootstrap
 
-    if not values:
-        raise ValueError("no question to draw")
-    # Questions with equal scores are alike: how often each score is drawn is all that counts. In
-    # the order of first sight, so that opposite scores have opposite means.
-    counts = Counter(values)
-    shares = np.array(list(counts.values())) / len(values)
-    drawn = np.random.default_rng(seed).multinomial(len(values), shares, size=resamples)
-    return drawn @ np.array(list(counts), np.float64) / len(values)
+    rng = np.random.default_rng(seed)
+    # Resamples are made so many at a time: they are large together.
+    found = bootstrap(
+        (values,), np.mean, n_resamples=resamples, batch=100, method="percentile", rng=rng
+    )
+    return found.bootstrap_distribution
 
 
 def mean_interval(
@@ -73,9 +72,13 @@ def mean_interval(
     is nothing to draw from, and it is Wilson's with that value for the rate.
     """
     kinds = set(values)
-    if kinds and (kinds <= {0, 1} or (len(kinds) == 1 and 0 <= values[0] <= 1)):
+    if not kinds:
+        raise ValueError("no question to draw")
+    if kinds <= {0, 1} or (len(kinds) == 1 and 0 <= values[0] <= 1):
         return wilson(math.fsum(values) / len(values), len(values))
-    return _percentiles(bootstrap_means(values, resamples=resamples, seed=seed))
+    if len(kinds) == 1:
+        return values[0], values[0]
+    return _percentiles(_bootstrap(values, resamples=resamples, seed=seed))
 
 
 def database_interval(
@@ -118,42 +121,6 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
     return low, 1.0 if rate == 1 else (middle + half) / scale
 
 
-def tango(only_first: int, only_second: int, count: int) -> tuple[float, float]:
-    """Return the 95 % score interval of the difference of two rates on the same questions.
-
-    Wilson's for pairs (Tango, Statistics in Medicine 17, 1998): the differences that a score test
-    does not refuse. Runs that agree on all of n questions have the interval ±z²/(n + z²).
-    """
-    from scipy.optimize import bisect
-
-    def limit(bound: float) -> float:
-        """Find the difference at which the statistic, which falls, is at the bound."""
-
-        def excess(difference: float) -> float:
-            return _tango_score(only_first, only_second, count, difference) - bound
-
-        if excess(1.0) >= 0:
-            return 1.0
-        return -1.0 if excess(-1.0) <= 0 else float(bisect(excess, -1.0, 1.0, xtol=1e-14))
-
-    return limit(_Z), limit(-_Z)
-
-
-def _tango_score(only_first: int, only_second: int, count: int, difference: float) -> float:
-    """Return how many standard errors the counts lie above a difference (Tango 1998, eq. 9)."""
-    quadratic = 2 * count
-    linear = -only_first - only_second + (quadratic - only_second + only_first) * difference
-    constant = -only_first * difference * (1 - difference)
-    # The chance of "only the first is right" that fits best under this difference.
-    root = math.sqrt(max(linear**2 - 4 * quadratic * constant, 0.0))
-    chance = (root - linear) / (2 * quadratic)
-    variance = count * (2 * chance + difference * (1 - difference))
-    above = only_second - only_first - count * difference
-    if variance <= 0:
-        return math.copysign(math.inf, above) if above else 0.0
-    return above / math.sqrt(variance)
-
-
 def paired_difference(
     first: Sequence[float],
     second: Sequence[float],
@@ -164,12 +131,13 @@ def paired_difference(
 ) -> Paired:
     """Compare two runs on the same questions; given their databases, over these too.
 
-    Rates (all scores are 0 or 1) have Tango's interval and McNemar's exact p-value. Other scores
-    have the percentile bootstrap's interval of their differences (where these are all alike,
-    Wilson's carried over from [0, 1] to [-1, 1]) and the p-value of EXPO-SQL's paired bootstrap
-    (section 6.7), which does not say how it counts: here twice the share of resampled differences
-    on the side of zero that has fewer, a zero included, with `(count + 1) / (resamples + 1)` for a
-    share. It is never below 2^(1 - m), the least that m differing questions can show.
+    The interval is the percentile bootstrap's of the differences (where these are all alike,
+    Wilson's carried over from [0, 1] to [-1, 1], and of runs that agree that of the share which
+    differs). Rates (all scores are 0 or 1) have McNemar's
+    exact p-value. Other scores have that of EXPO-SQL's paired bootstrap (section 6.7), which does
+    not say how it counts: here twice the share of resampled differences on the side of zero that
+    has fewer, a zero included, with `(count + 1) / (resamples + 1)` for a share. It is never below
+    2^(1 - m), the least that m differing questions can show.
 
     Raises:
         ValueError: There is no question, or the runs have different numbers of them.
@@ -179,11 +147,10 @@ def paired_difference(
         raise ValueError("no question to compare")
     mean, count = math.fsum(differences) / len(differences), len(differences)
     counts: tuple[int | None, int | None] = (None, None)
+    ci95, p = _bootstrapped(differences, resamples=resamples, seed=seed)
     if {*first, *second} <= {0, 1}:
-        losses, gains = counts = (differences.count(-1), differences.count(1))
-        ci95, p = tango(losses, gains, count), _mcnemar(losses, gains)
-    else:
-        ci95, p = _bootstrapped(differences, resamples=resamples, seed=seed)
+        counts = (differences.count(-1), differences.count(1))
+        p = _mcnemar(*counts)
     over = database_interval(differences, databases, seed=seed) if databases else None
     means = (math.fsum(first) / count, math.fsum(second) / count)
     return Paired(mean, ci95, p, *counts, over, means, count)
@@ -192,15 +159,21 @@ def paired_difference(
 def _bootstrapped(
     differences: Sequence[float], *, resamples: int, seed: int
 ) -> tuple[tuple[float, float], float]:
-    """Return the interval and the p-value of the mean of scores that are no rates."""
-    mean, count = math.fsum(differences) / len(differences), len(differences)
-    means = bootstrap_means(differences, resamples=resamples, seed=seed)
+    """Return the interval and the p-value of the mean of differences."""
+    if len({*differences}) == 1:  # nothing to draw from
+        same, count = differences[0], len(differences)
+        p = min(1.0, max(2 / (resamples + 1), 2.0 ** (1 - count)))
+        if same == 0:
+            _, most = wilson(0, count)  # of the questions differ
+            return (-most, most), 1.0
+        if abs(same) > 1:
+            return (same, same), p
+        low, high = wilson((1 + same) / 2, count)
+        return (2 * low - 1, 2 * high - 1), p
+    means = _bootstrap(differences, resamples=resamples, seed=seed)
     fewest = min(int((means <= 0).sum()), int((means >= 0).sum()))
     differing = sum(difference != 0 for difference in differences)
     p = min(1.0, max(2 * (fewest + 1) / (resamples + 1), 2.0 ** (1 - differing)))
-    if len({*differences}) == 1 and abs(mean) <= 1:
-        low, high = wilson((1 + mean) / 2, count)
-        return (2 * low - 1, 2 * high - 1), p
     return _percentiles(means), p
 
 
