@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exchange import Score, UserError
-from launch.config import JobConfig
+from launch.config import JobConfig, Split
 from launch.data.preflight import describe_passes, held_out, load_split
 from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
-from launch.evaluation.questions import Split, sample_numbers
+from launch.evaluation.questions import sample_numbers
 from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from rewards.astra import AstraReward

@@ -14,7 +14,6 @@ import rewards.config
 from exchange import UserError
 from exchange.settings import Place, Settings, contradiction
 from launch import config_merge
-from launch.evaluation.questions import Split
 from launch.files import nearest
 from minirl.config import (
     MeshConfig,
@@ -39,6 +38,9 @@ from sqlenv.prompts import ASKED_FOR, PromptStyle
 from sqlenv.schema.rendering import SchemaStyle
 from sqlenv.types import Wrapping
 
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+"""The splits of a job's data."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

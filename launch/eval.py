@@ -32,8 +32,9 @@ from cyclopts import Parameter
 
 from exchange import UserError
 from launch import cli, options
+from launch.config import SPLITS, Split
 from launch.evaluation.answers import Decode
-from launch.evaluation.questions import SPLITS, TEST_SETS, Split
+from launch.evaluation.questions import TEST_SETS
 from sqlenv.config import OFFICIAL, DataConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.evaluators.votes import VoteBy

@@ -17,7 +17,7 @@ from scipy.stats import permutation_test
 
 from launch import cli
 from launch.build import REFUTED, SqlSide, load_model, model_folder, serving
-from launch.config import CourseConfig, JobConfig, SecondStage, dump, flat
+from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
 from launch.data.contamination import check_overlap
 from launch.data.preflight import describe_sampler, rooted
 from launch.data.prompts import read_tokenizer
@@ -26,7 +26,6 @@ from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import (
     TEST_SETS,
     QuestionSet,
-    Split,
     own_set,
     question_set,
 )

@@ -18,9 +18,8 @@ from cyclopts import Parameter
 
 from exchange import UserError
 from launch import cli, options
-from launch.config import JobConfig, dump, load_config
+from launch.config import SPLITS, JobConfig, dump, load_config
 from launch.data.preflight import check_data, check_inputs, check_model
-from launch.evaluation.questions import SPLITS
 from launch.run_folder import RESULT, check, check_place
 from launch.tables import RunResult, show_run
 from minirl.run import preemption
@@ -138,7 +137,7 @@ def _show_prompt(config: JobConfig) -> None:
 
 def _describe(config: JobConfig, accelerator: str, settings: str | None) -> None:
     """Print what the run would be, with its settings as comments of those."""
-    from launch.data.preflight import describe_run
+    from launch.dry_run import describe_run
 
     lines = describe_run(config, accelerator)
     if settings is not None:

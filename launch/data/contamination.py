@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exchange import UserError
-from launch.config import DataSection, JobConfig
-from launch.evaluation.questions import TEST_SETS, Split
+from launch.config import DataSection, JobConfig, Split
+from launch.evaluation.questions import TEST_SETS
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import AbsentError, locate
 from sqlenv.data.loading import read_all

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from exchange import UserError, named
-from launch.config import JobConfig
+from launch.config import SPLITS, JobConfig, Split
 from launch.data.contamination import check_overlap
 from launch.data.gold_checks import check_for
-from launch.data.prompts import Prompts, measure, read_tokenizer
-from launch.evaluation.questions import SPLITS, Split
 from launch.run_folder import check_place
 from minirl.config import SGLANG_PYTHON
 from minirl.model.config import check_folder
@@ -22,7 +18,6 @@ from sqlenv.config import DataConfig
 from sqlenv.data.held_out import hold_out
 from sqlenv.data.layouts import locate
 from sqlenv.data.loading import LoadedData, load
-from sqlenv.demo import generate
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
 
@@ -165,58 +160,3 @@ def describe_sampler(config: JobConfig, accelerator: str) -> str:
     if accelerator != "gpu" or rollout.sampler != "native" or python is None:
         return str(rollout)
     return f"{rollout}; {python} has SGLang, which samples with rollout.sglang.launch=N"
-
-
-def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
-    """Check the model's files and all questions, and say in six lines what the run would be.
-
-    Raises:
-        UserError: The run would miss something.
-    """
-    from launch.build import SqlSide
-    from launch.plan import describe_memory, model_shape
-    from launch.warm_start import make_lessons
-
-    tokenizer = lessons = None
-    if config.model.path is not None:
-        from minirl.model.huggingface import check_files
-
-        check_files(config.model.path)
-        tokenizer = read_tokenizer(config, config.model.path)
-    with TemporaryDirectory() as scratch:
-        root = config.data.root
-        if config.data.demo is not None:
-            generate(root := Path(scratch) / "data", config.data.demo)
-        loaded = check_questions(config, root)
-        prompts = Prompts(config.prompt, config.env)
-        prompts.describe(loaded["train"].descriptions)
-        first = prompts.training(loaded["train"].examples[0])
-        limit = config.sampler.max_prompt_tokens
-        if config.has_base and not config.learns_own:
-            assert tokenizer is not None
-            with SqlSide(config, Path(scratch)) as sql:
-                sql.prompts.describe(loaded["train"].descriptions)
-                lessons = make_lessons(config, sql, tokenizer, loaded["train"].examples, ())
-        return {
-            **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
-            "sampler": describe_sampler(config, accelerator),
-            "memory": describe_memory(config, model_shape(config, None), lessons),
-            "prompt": f"{measure(first, tokenizer, limit=limit)[1]} (--show-prompt prints it)",
-        }
-
-
-def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
-    train, limits = config.train, config.evaluation
-    validation = min(found["validation"], limits.validation_questions or found["validation"])
-    test = min(found["test"], limits.questions or found["test"])
-    warm = ""
-    if config.warm_start:
-        steps = config.warm_start.steps
-        warm = f"after {f'{steps:,}' if steps else 'one pass'} of the warm start, "
-    return {
-        "questions": f"{found['train']:,} to learn from, {validation:,} of {found['validation']:,} "
-        f"to choose checkpoints by, {test:,} of {found['test']:,} to test on",
-        "passes": describe_passes(config, found["train"]),
-        "steps": f"{warm}{train.all_steps:,} of {train.prompts_per_step} prompts x "
-        f"{train.group_size} answers",
-    }

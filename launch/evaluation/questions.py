@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Literal, get_args
+from typing import get_args
 
 from exchange import UserError
 from sqlenv.config import AnswerConfig, SourceConfig
@@ -20,9 +20,6 @@ from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import Identity, check_contents, identify
 from sqlenv.types import Dialect, Example, ExecutionMatch, Numbers
 
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-"""The splits of a job's config."""
 TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
 """Published test sets."""
 

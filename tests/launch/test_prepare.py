@@ -14,11 +14,10 @@ import pytest
 
 from exchange import UserError
 from launch import prepare
-from launch.config import JobConfig, load_config
+from launch.config import SPLITS, JobConfig, load_config
 from launch.data import gold_checks
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
-from launch.evaluation.questions import SPLITS
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.schema import values
 from sqlenv.types import Example
