@@ -56,9 +56,7 @@ REFUTED = "rollout/refuted_share"
 
 
 def demo_folder(config: JobConfig, other: Path) -> Path:
-    """Return where demo data lies: that of the run, if there is one; the same settings make the
-    same.
-    """
+    """Return the run's own folder if it has data, else `other`; equal settings make equal data."""
     return config.folder if (config.folder / "data").is_dir() else other
 
 

@@ -39,7 +39,7 @@ def read_text(path: Path) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_lines(path: Path) -> list[tuple[int, str]]:
+def numbered_lines(path: Path) -> list[tuple[int, str]]:
     """Read the lines of a file that are not blank, with their numbers, from 1."""
     lines = enumerate(read_text(path).split("\n"), 1)
     return [(number, line) for number, line in lines if line.strip()]

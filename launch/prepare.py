@@ -29,9 +29,9 @@ from cyclopts import Parameter
 from exchange import UserError
 from launch import cli, options
 from launch.config import JobConfig, load_config
+from launch.data import preparation
 from launch.data.gold_checks import check_for
 from launch.data.preflight import held_out, load_split
-from launch.data.preparation import prepare
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
 from minirl.run.files import whole_file
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 TrainerName = Literal["trl", "verl", "skyrl"]
 
 
-def check(
+def prepare(
     *overrides: options.Overrides,
     data_root: Annotated[
         Path | None,
@@ -100,13 +100,13 @@ def check(
         _export(export, out, job, root, sources if names or root.is_file() else {})
         return
     with whole_file(out) as file:
-        for told in prepare(job, sources, lambda line: file.write(line + "\n")):
+        for told in preparation.prepare(job, sources, lambda line: file.write(line + "\n")):
             cli.output.print(told, soft_wrap=True)
     cli.output.print(f"Golds to look at, one a line: {out}", soft_wrap=True)
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}", soft_wrap=True)
 
 
-main = options.Command(check)
+main = options.Command(prepare)
 
 
 def _sources(

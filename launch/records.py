@@ -346,7 +346,7 @@ def read_groups(
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Read what was written down by its steps, and tell what is the matter with the file."""
     damaged: list[int] = []
-    lines = read_lines(path, damaged)
+    lines = read_json_lines(path, damaged)
     head = next(lines, None)
     if head is None:
         tell("no trajectories that can be read; groups are not shown")
@@ -370,7 +370,7 @@ def cut_off(number: int) -> str:
     return f"cut off or damaged in line {number}; what stands before it is shown"
 
 
-def read_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
+def read_json_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
     """Read JSON lines up to one that is damaged, as a run that goes on may leave its last one; its
     number joins a list. No file has no lines.
     """

@@ -35,7 +35,7 @@ _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlgl
 _ELSEWHERE = ("rollout.sglang.", "run.dir", "run.trackio")
 _ELSEWHERE += ("executor.workers", "train.env_workers")
 _MODEL = "model"  # in data.json
-# A folder with no more than these holds no work yet, and other settings may have it.
+# With only these files a folder is still free.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS, DATA})
 _ADVICE = "delete it to go on"
 
@@ -52,7 +52,7 @@ def run_of(where: Path) -> Path | None:
     return run if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file() else None
 
 
-def check(folder: Path, settings: str, *, key: str = "run.dir") -> None:
+def check_settings(folder: Path, settings: str, *, key: str = "run.dir") -> None:
     """Raise a `UserError` if a folder was made with other settings, or holds something else.
 
     Settings are YAML of everything that decides what will be in the folder, which may be missing or
@@ -120,7 +120,7 @@ def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[P
     handle = os.open(folder, os.O_RDONLY)
     try:
         _lock(handle, folder, key=key)
-        check(folder, settings, key=key)
+        check_settings(folder, settings, key=key)
         write_text(folder / CONFIG, settings)
         _note_versions(folder / VERSIONS)
         yield folder

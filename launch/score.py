@@ -25,7 +25,7 @@ from cyclopts.validators import Number
 from exchange import UserError
 from launch import cli, options
 from launch.evaluation.questions import check_databases
-from launch.files import check_new, read_lines
+from launch.files import check_new, numbered_lines
 from launch.pool import process_pool
 from minirl.run.files import naming, whole_file
 from rewards.workbench import PairScore, Workbench
@@ -173,7 +173,7 @@ def read_pairs(path: Path, dialect: str = "sqlite") -> list[tuple[Any, Pair]]:
             raise UserError(f"{path}:{number}: {error}") from None
         return record.get("id"), pair
 
-    return [read(*numbered) for numbered in read_lines(path)]
+    return [read(*numbered) for numbered in numbered_lines(path)]
 
 
 @contextmanager

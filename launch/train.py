@@ -20,7 +20,7 @@ from exchange import UserError
 from launch import cli, options
 from launch.config import SPLITS, JobConfig, dump, load_config
 from launch.data.preflight import check_data, check_inputs, check_model
-from launch.run_folder import RESULT, check, check_place
+from launch.run_folder import RESULT, check_place, check_settings
 from launch.tables import RunResult, show_run
 from minirl.run import preemption
 from minirl.run.files import read_json
@@ -67,7 +67,7 @@ def train(
     dry_run = dry_run or yaml
     if only and config.warm_start is None:
         raise UserError(f"{cfg}: warm_start is null; set warm_start.steps=N")
-    check(config.folder, resolved)
+    check_settings(config.folder, resolved)
     result = config.folder / RESULT
     if result.exists() and not dry_run:
         cli.output.print(f"This run is complete: {result}", soft_wrap=True)

@@ -48,7 +48,7 @@ WITNESS = "witness"
 """Measure: right by the first rule of execution that is asked for (`rule_of`), on the question's
 database and on small ones that tell its gold query from those near it (`sqlenv.witness`)."""
 MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL, *TEXTUAL, WITNESS)
-"""Whatever a prediction can be judged by."""
+"""All measures."""
 
 # Where the test suite lies, from the root or from the data set's own folder.
 _SUITES = (

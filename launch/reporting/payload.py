@@ -21,7 +21,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
 from launch.evaluation.results import QuestionVerdict, summary
-from launch.records import RECORDS, read_groups, read_lines
+from launch.records import RECORDS, read_groups, read_json_lines
 from launch.reporting.answer import answer
 from launch.reporting.pairing import pair_results
 from launch.reporting.runs import (
@@ -217,7 +217,7 @@ def _by_source(run: Run) -> dict[str, dict[str, Any]]:
 def _numbers(run: Run) -> dict[str, list[Any]]:
     if run.folder is None or not run.is_training:
         return {}
-    found = (line for line in read_lines(run.folder / METRICS) if isinstance(line, dict))
+    found = (line for line in read_json_lines(run.folder / METRICS) if isinstance(line, dict))
     lines = [line for line in found if _has_step(line)]
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: [line.get(name) for line in lines] for name in names}

@@ -13,9 +13,9 @@ import minirl.errors
 from exchange import UserError
 from launch.config import JobConfig, dump, load_config
 from launch.run_folder import (
-    check,
     check_alike,
     check_base,
+    check_settings,
     claim_data,
     claimed,
     fingerprints,
@@ -42,7 +42,7 @@ def test_a_folder_of_other_settings_is_refused_and_kept(job):
     folder = claim(job(), work=True)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert claim(job()) == folder
-    for refuse in (lambda config: check(config.folder, dump(config)), claim):
+    for refuse in (lambda config: check_settings(config.folder, dump(config)), claim):
         with pytest.raises(UserError, match="seed"):
             refuse(job("seed=9"))
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
