@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from launch.evaluation.results import QuestionVerdict, Report
+from launch.evaluation.results import Report
 from launch.evaluation.statistics import Paired
-from launch.reporting.runs import Run, gain, gains, scores_of, shared_rules
+from launch.reporting.runs import Run, gain, gains, shared_rules
 from launch.tables import interval, percent
 from minirl.train.advice import LIVE_SHARE, advice
 
 MetricSeries = Mapping[str, Sequence[Any]]
 
-_LEAST_QUESTIONS = 5
-_LEAST_CHANGE = 0.05
 _REASONS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "rollout/no_query_share",
@@ -57,7 +54,6 @@ def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:
         yield _accuracy(own)
     elif before and after and run.is_finished:
         yield from _learned(run.reports)
-        yield from _changes(before, after, after.first, "Better", "Worse")
     elif before:
         yield f"Not finished: {steps:,} steps so far. {_accuracy(before, 'Before learning ')}"
     elif run.is_training:
@@ -83,9 +79,6 @@ def _of_several(runs: Sequence[Run]) -> Iterator[str]:
             f"{run.name} and {base[0].name} {how} {_points(test)} on {test.questions:,} "
             f"questions they share, {shares} by {rule}{_chance(test)}."
         )
-        if len(others) == 1:
-            ahead = (f"{one.name} is ahead" for one in (run, base[0]))
-            yield from _changes(base[1], report, rule, *ahead)
 
 
 def _accuracy(report: Report, start: str = "") -> str:
@@ -128,36 +121,6 @@ def _learned(reports: Mapping[str, Report]) -> Iterator[str]:
 def _change(test: Paired) -> str:
     first, second = (f"{100 * mean:.1f}" for mean in test.means)
     return f"from {first} to {second} %"
-
-
-def _changes(before: Report, after: Report, rule: str, better: str, worse: str) -> Iterator[str]:
-    """Name the kinds of questions with the largest changes, as shares of those questions."""
-    kinds: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    first, second = scores_of(before, rule), scores_of(after, rule)
-    for one in after.questions:
-        if one.id in first and one.id in second:
-            for kind in _kinds(one):
-                kinds[kind].append((first[one.id], second[one.id]))
-    found = {
-        kind: fmean(b - a for a, b in pairs)
-        for kind, pairs in kinds.items()
-        if len(pairs) >= _LEAST_QUESTIONS
-    }
-    for words, sign in ((better, 1), (worse, -1)):
-        most = sorted(found, key=lambda kind: -sign * found[kind])[:3]
-        told = [
-            f"{kind} ({100 * found[kind]:+.0f} of {len(kinds[kind])})"
-            for kind in most
-            if sign * found[kind] >= _LEAST_CHANGE
-        ]
-        if told:
-            yield f"{words} most, in points: {', '.join(told)}.".replace("(-", "(\N{MINUS SIGN}")
-
-
-def _kinds(one: QuestionVerdict) -> Iterator[str]:
-    yield from (f"queries with {clause}" for clause in one.clauses if clause != "none")
-    if one.difficulty:
-        yield f"{one.difficulty} questions"
 
 
 def _reasons(numbers: MetricSeries) -> Iterator[str]:

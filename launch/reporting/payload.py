@@ -11,7 +11,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
-from launch.evaluation.results import QuestionVerdict, summary
+from launch.evaluation.results import QuestionVerdict
 from launch.records import RECORDS, read_groups, read_json_lines
 from launch.reporting.answer import answer
 from launch.reporting.pairing import pair_results
@@ -29,9 +29,7 @@ from launch.reporting.runs import (
     Run,
     gains,
     read_mapping,
-    scores_of,
     shared_rules,
-    short_names,
     without_seed,
 )
 from launch.run_folder import CONFIG, SCREENED_SHARES, flat
@@ -40,7 +38,6 @@ from sqlenv.evaluators.features import clauses_of
 _QUESTIONS = 64  # questions of an evaluation in a piece
 _APART = frozenset({"seed", "run.name", "run.dir"})
 """Settings by which the seeds of one configuration differ."""
-_SOURCES = "data.test.sources."
 _VIEWS = {
     "first": "first time seen",
     "last": "last time seen",
@@ -83,18 +80,17 @@ class Payload:
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Payload:
         """Read what runs recorded."""
-        payload, labels = cls(), short_names([run.name for run in runs])
-        for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-            payload.runs.append(_said(run) | {"label": label})
-            payload._add_run(run, number, f"{label}: " if len(runs) > 1 else "")
+        payload = cls()
+        for number, run in enumerate(runs):
+            payload.runs.append(_said(run))
+            payload._add_run(run, number, f"{run.name}: " if len(runs) > 1 else "")
         reports = [one for run in runs for one in run.reports.values() if one.measures]
         shared = shared_rules(reports)
         payload.rules = [
             *dict.fromkeys([*shared, *(each for one in reports for each in one.measures)])
         ]
         payload.apart = [rule for rule in payload.rules if rule not in shared]
-        named = [replace(run, name=label) for run, label in zip(runs, labels, strict=True)]
-        payload.answer = answer(named, [said["numbers"] for said in payload.runs])
+        payload.answer = answer(runs, [said["numbers"] for said in payload.runs])
         return payload
 
     def overview(self) -> dict[str, Any]:
@@ -187,31 +183,11 @@ def _said(run: Run) -> dict[str, Any]:
         },
         "failing": {where: one.failing for where, one in run.reports.items()},
         "screening": read_mapping(run.folder / SCREENED_SHARES) if run.folder else {},
-        "sources": _by_source(run),
         "gains": {
             stage: {rule: asdict(test) for rule, test in each.items()}
             for stage, each in gains(run.reports).items()
         },
     }
-
-
-def _by_source(run: Run) -> dict[str, dict[str, Any]]:
-    """Summarise accuracy by source of the test split, by place and by rule, where it has several
-    sources. An id begins with the layout and the file of its source; empty where these do not tell
-    them apart.
-    """
-    keys = (key.removeprefix(_SOURCES) for key, _ in flat(run.settings) if key.startswith(_SOURCES))
-    count = len({key.partition(".")[0] for key in keys})
-    found: dict[str, dict[str, Any]] = {}
-    for where, rule in (
-        (where, rule) for where, one in run.reports.items() for rule in one.measures
-    ):
-        scores: dict[str, list[float]] = {}
-        for name, score in scores_of(run.reports[where], rule).items():
-            scores.setdefault(name.rpartition("/")[0], []).append(score)
-        for source, each in scores.items():
-            found.setdefault(source, {}).setdefault(where, {})[rule] = summary(each)
-    return found if len(found) == count > 1 else {}
 
 
 def _numbers(run: Run) -> dict[str, list[Any]]:

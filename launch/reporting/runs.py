@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,6 @@ _MARKS = (VERDICTS, METRICS, CONFIG)
 """Files of which a folder of a run or of a result has at least one."""
 _DEPTH = 3
 """How many folders below a given one a run may lie."""
-_SEPARATOR = re.compile(r"([-_./])")
-_LONG = 8  # characters that names have to share to be shortened
 _SEED = re.compile(r"[-_]?seed\d+")
 
 
@@ -108,22 +105,6 @@ def shown_names(named: Sequence[tuple[str, Path]]) -> list[str]:
 def without_seed(name: str) -> str:
     """Name the configuration of a run: `fraction-seed0/stage2` is one of `fraction/stage2`."""
     return "/".join(filter(None, _SEED.sub("", name).split("/")))
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Leave out what names begin and end with alike, whole words of it, where that is long."""
-    words = [_SEPARATOR.split(name) for name in names]
-    ends = [each[::-1] for each in _without_start(words)]
-    return ["".join(each[::-1]) for each in _without_start(ends)]
-
-
-def _without_start(names: Sequence[list[str]]) -> list[list[str]]:
-    """Leave out the words that all begin with, each with its separator, where that is long."""
-    alike = takewhile(lambda words: len({*words}) == 1, zip(*names, strict=False))
-    shared = [word for word, *_ in alike]
-    count = len(shared) // 2 * 2
-    is_long = len(names) > 1 and len("".join(shared[:count])) >= _LONG
-    return [each[count if is_long else 0 :] for each in names]
 
 
 def _distinct(names: Sequence[str]) -> tuple[int, int]:

@@ -150,22 +150,6 @@ def unfinish(run: Path) -> None:
     shutil.rmtree(run / "after")
 
 
-def split_by_source(run: Path) -> dict[str, list[bool]]:
-    """Make a run's held-out questions those of two sources; return what is right at the end."""
-    right: dict[str, list[bool]] = {"spider/plain": [], "spider/renamed": []}
-    for where in ("before", "after"):
-        verdicts = json_lines(run / where / "predictions.jsonl")
-        for number, one in enumerate(verdicts):
-            source = [*right][number % 4 == 3]
-            one["id"] = f"{source}/{number}"
-            if where == "after":
-                right[source].append(one["scores"]["set"])
-        write_lines(run / where / "predictions.jsonl", verdicts)
-    sources = [{"layout": "spider", "path": name, "limit": None} for name in ("plain", "renamed")]
-    change(run, data={"test": {"sources": sources}})
-    return right
-
-
 def write_scores(path: Path, scores: Iterable[Mapping[str, float]], **settings: Any) -> Path:
     """Write a result with these scores of each question: the file that `--json` names, or what is
     beside a file of the name verdicts.json.

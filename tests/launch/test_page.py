@@ -23,7 +23,6 @@ from .report_cases import (
     make_hostile,
     make_run,
     question,
-    split_by_source,
     unfinish,
     write_page,
     write_scores,
@@ -371,21 +370,6 @@ def test_a_mean_over_seeds_is_of_those_that_are_finished(page, place):
     accuracies = [row.split("\t")[2] for row in page.texts("#verdict table tr")[1:7]]
     assert accuracies[2:] == ["\N{EN DASH}"] * 4
     assert accuracies[0].startswith(percent(ends[0]))
-
-
-def test_the_page_shows_accuracy_by_source(page, place):
-    runs = [make_run(place / f"split-seed{seed}", seed=seed) for seed in range(2)]
-    rights = [split_by_source(run) for run in runs]
-    page.open(write_page(*runs))
-    heads = [f"Execution accuracy{of}" for of in (
-        ", all sources together", " on spider/plain", " on spider/renamed",
-    )]  # fmt: skip
-    assert page.texts("#verdict .card h3")[:3] == heads
-    means = [fmean(fmean(each[name]) for each in rights) for name in rights[0]]
-    shown = page.texts("#verdict .interval > b")
-    assert [text.split(" [")[0] for text in shown[1:]] == [*map(percent, means)]
-    own = [f"{name} {percent(fmean(each))}" for name, each in rights[0].items()]
-    assert page.texts("#verdict tr:first-child td div") == own
 
 
 def test_the_picture_of_the_readme(page, html, place):

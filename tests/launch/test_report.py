@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
@@ -13,16 +12,14 @@ from exchange import UserError
 from launch import report
 from launch.records import shown
 from launch.reporting.payload import tokens_of
-from launch.reporting.runs import short_names, shown_names
+from launch.reporting.runs import shown_names
 from sqlenv.types import Denied, SqlError, Table
 
 from .conftest import json_lines, write_lines
 from .report_cases import (
     accuracy_in,
-    change,
     make_run,
     opened,
-    split_by_source,
     unfinish,
     write_page,
 )
@@ -250,32 +247,11 @@ def test_names_are_the_ends_of_paths_that_tell_runs_and_configurations_apart(pla
     assert shown_names(both) == ["ours/dev", "ours/dk", "base"]
 
 
-def test_long_beginnings_and_ends_that_all_names_share_are_left_out():
-    names = ["spider-dev-gpt4.jsonl", "spider-dev-graphix.sql"]
-    assert short_names(names) == ["gpt4.jsonl", "graphix.sql"]
-    names = ["evals/run-7b_zero-spider-dev-greedy", "evals/run-codex-spider-dev-greedy"]
-    assert short_names(names) == ["7b_zero", "codex"]
-    assert short_names(["run-seed0", "run-seed1"]) == ["run-seed0", "run-seed1"]
-    assert short_names(["spider-dev-greedy", "spider-dev"]) == ["spider-dev-greedy", "spider-dev"]
-    assert short_names(["spider-dev-one"]) == ["spider-dev-one"]
-
-
 def test_a_base_may_be_called_as_its_row(place, capsys):
     arms = place / "rows-of-arms"
     runs = [make_run(arms / f"two-seed{n}" / "stage2", steps=1, seed=n) for n in range(2)]
     write_page(*runs, against="two-seed1/stage2", out=place / "rows.html")
     assert "Beside two-seed1/stage2/after" in capsys.readouterr().out
-
-
-def test_accuracy_is_shown_by_source_where_there_are_several(place):
-    run = make_run(place / "sources", steps=1)
-    right = split_by_source(run)
-    [found] = opened(write_page(run))["overview"]["runs"]
-    means = {name: places["after"]["set"]["mean"] for name, places in found["sources"].items()}
-    assert means == {name: pytest.approx(fmean(each)) for name, each in right.items()}
-    # Ids that do not tell the sources apart.
-    change(run, data={"test": {"sources": [{"layout": "spider"}] * 3}})
-    assert opened(write_page(run))["overview"]["runs"][0]["sources"] == {}
 
 
 def test_mistakes_are_told(place, run):

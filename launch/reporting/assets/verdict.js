@@ -10,28 +10,25 @@ function verdict() {
   const heads = Object.keys(rows[0]).slice(isOne ? 3 : 0).filter(head => rows.some(row => row[head] !== "–"));
   const kinds = runs.every(({kind}) => kind === "evaluation") ? "systems" : "runs";
   const title = isOne ? runs[0].name : `${runs.length} ${kinds} compared`, differing = Object.entries(data.differing);
-  const sources = ["", ...new Set(runs.flatMap(run => Object.keys(run.sources)))];
-  const measured = sources.map(source => [source, isOne ? Object.entries(placesOf(runs[0], source))
-    : data.alike.flatMap(group => overSeeds(group, source))]).filter(([, rows]) => rows.length);
+  const measured = isOne ? Object.entries(placesOf(runs[0])) : data.alike.flatMap(overSeeds);
   document.title = visible(title);
   fill($("verdict"), h("h1", {}, title),
     data.answer.map((words, n) => h("p", {class: n ? "small" : "answer"}, words)),
     data.rules.length > 1 && h("div", {class: "row small muted"}, "judged by",
       select("rule", "rule", data.rules.map(rule => [rule, rule]), ruleOf())),
     h("div", {class: isOne ? "scores one" : "scores"},
-      measured.length > 0 && card(measured.map(([source, rows]) => [h("h3", {}, "Execution accuracy",
-        source ? ` on ${brief(source, 60)}` : measured.length > 1 && ", all sources together"), intervals(rows)]),
+      measured.length > 0 && card(h("h3", {}, "Execution accuracy"), intervals(measured),
       h("div", {class: "muted small"}, "from 0 to 100 %; bars and brackets: 95 % intervals"
         + (data.alike.some(({length}) => length > 1) ? ", of seeds from the lowest to the highest" : "")),
         data.apart.includes(ruleOf()) && h("p", {class: "note small"},
           `Not by one rule: not all of these are judged by ${ruleOf()} alike.`)),
       card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
-        : table(["run", ...heads], rows.map((row, n) => [runs[n].label, ...heads.map(head => row[head])])))),
+        : table(["run", ...heads], rows.map((row, n) => [runs[n].name, ...heads.map(head => row[head])])))),
     against.length > 0 && [h("h2", {}, `Beside ${against[0].base}`), card(table(
       ["run", "gain in points [95 %]", "over databases", "more than chance?", "only the base right", "only this right"],
       against.map(each => [each.run, gain(each), bounds(each.ci95_databases), chance(each.p), each.only_first ?? "–", each.only_second ?? "–"])))],
     !isOne && [h("h2", {}, "Settings that differ"), h("div", {class: "card scroll"}, differing.length ? settings(
-      differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.label)]) : "None.")],
+      differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.name)]) : "None.")],
     changes(), data.notes.map(line => h("p", {class: "note small"}, line)),
     runs.map(run => h("details", {class: "small"},
       h("summary", {}, `${isOne ? "" : `${run.name}: `}${run.command && "command, "}versions, settings`),
@@ -42,21 +39,21 @@ function verdict() {
 
 /** The rule that answers are judged by: the chosen one, or what counts in the runs. */
 const ruleOf = () => data.rules.includes(address().rule) ? address().rule : data.rules[0];
-/** Give what was measured of a run by place, of one source or, without one, of all. */
-const placesOf = (run, source) => Object.fromEntries(
-  Object.entries(source ? entry(run.sources, source) ?? {} : run.measured).map(([where, rules]) => [where, entry(rules, ruleOf()) ?? Object.values(rules)[0]]));
+/** Give what was measured of a run by place. */
+const placesOf = run => Object.fromEntries(
+  Object.entries(run.measured).map(([where, rules]) => [where, entry(rules, ruleOf()) ?? Object.values(rules)[0]]));
 
 /** Name a configuration, with how many of its seeds are finished, and give these. */
 function seedsOf(group) {
   const all = group.map(n => data.runs[n]), finished = all.filter(run => run.finished), [first] = all;
   const count = finished.length === all.length ? `${all.length} seeds`
     : `${finished.length || "none"} of ${all.length} seeds finished`;
-  return {all, finished, label: all.length > 1 ? `${first.configuration} (${count})` : first.label};
+  return {all, finished, label: all.length > 1 ? `${first.configuration} (${count})` : first.name};
 }
 
 /** Give the last accuracy of a configuration: of several finished seeds their mean, lowest and highest. */
-function overSeeds(group, source) {
-  const {finished, label} = seedsOf(group), last = finished.flatMap(run => Object.values(placesOf(run, source)).slice(-1));
+function overSeeds(group) {
+  const {finished, label} = seedsOf(group), last = finished.flatMap(run => Object.values(placesOf(run)).slice(-1));
   const means = last.map(({mean}) => mean);
   const seeds = {mean: average(...means), ci95: [Math.min(...means), Math.max(...means)]};
   return last.length || !finished.length ? [[label, last.length > 1 ? seeds : last[0]]] : [];
@@ -64,7 +61,7 @@ function overSeeds(group, source) {
 
 /** What is said of a run in a line, by heads. */
 function factsOf(run, n) {
-  const {kind, replies, failing, sources, finished, result, gains, settings, numbers} = run, measured = placesOf(run);
+  const {kind, replies, failing, finished, result, gains, settings, numbers} = run, measured = placesOf(run);
   const [tests, ...stages] = ["run", "warm start", "reinforcement"].map(stage => entry(gains[stage] ?? {}, ruleOf()) ?? {}), {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
   const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
   const ends = `set=held-out&a=${n}.before&b=${n}.after`;
@@ -73,8 +70,6 @@ function factsOf(run, n) {
   return {
     before: before ? percent(before.mean) : "–",
     accuracy: last && finished ? mean(last) : "–",
-    "by source": finished && Object.keys(sources).length ? Object.keys(sources).map(source =>
-      h("div", {style: {whiteSpace: "nowrap"}}, brief(source, 60), ` ${percent(Object.values(placesOf(run, source)).at(-1).mean)}`)) : "–",
     "gain in points": tests.ci95 ? gain(tests) : "–",
     "over databases": bounds(tests.ci95_databases),
     "by the warm start": stages[0].ci95 ? gain(stages[0]) : "–",
