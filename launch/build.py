@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from exchange import Score, UserError
 from launch.config import JobConfig, Split
-from launch.data.preflight import describe_passes, held_out, load_split
+from launch.data.preflight import describe_passes, held_out, load_split, sample_numbers
 from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
-from launch.evaluation.questions import sample_numbers
 from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from rewards.astra import AstraReward

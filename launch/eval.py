@@ -34,8 +34,8 @@ from exchange import UserError
 from launch import cli, options
 from launch.config import SPLITS, Split
 from launch.evaluation.answers import Decode
-from launch.evaluation.questions import TEST_SETS
 from sqlenv.config import OFFICIAL, DataConfig
+from sqlenv.data.layouts import TEST_SETS
 from sqlenv.dialects import dialect_of
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor

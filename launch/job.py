@@ -24,7 +24,6 @@ from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled, hint, unread_of
 from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import (
-    TEST_SETS,
     QuestionSet,
     own_set,
     question_set,
@@ -48,7 +47,7 @@ from minirl.train.optimizer import learning_rate
 from minirl.train.trainer import Trainer
 from minirl.types import Progress
 from sqlenv.config import OFFICIAL
-from sqlenv.data.layouts import set_name
+from sqlenv.data.layouts import TEST_SETS, set_name
 from sqlenv.executor import Executor
 from sqlenv.types import Example
 

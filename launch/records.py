@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exchange import Score
-from launch.evaluation.answers import Sampled
 from minirl.run.files import whole_file
 from rewards.astra import AstraReward
 from rewards.compose import Reward
@@ -37,6 +36,7 @@ from sqlenv.witness.refutation import Refutation
 
 # Evaluating an endpoint or a file needs no JAX.
 if TYPE_CHECKING:
+    from launch.evaluation.answers import Sampled
     from minirl.run.metrics import JsonLines
     from minirl.train.advantages import Detokenize
     from minirl.types import TokenRow, Trajectory

@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 from exchange import UserError
 from launch.config import DataSection, JobConfig, Split
-from launch.evaluation.questions import TEST_SETS
 from sqlenv.config import SourceConfig
-from sqlenv.data.layouts import AbsentError, locate
+from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
 from sqlenv.data.loading import read_all
 from sqlenv.demo import STAMP
 from sqlenv.types import Example

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 
 from exchange import UserError, named
 from launch.config import SPLITS, JobConfig, Split
@@ -116,6 +118,13 @@ def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, 
                 check_database(database)
     check_overlap(config, {split: data.examples for split, data in loaded.items()})
     return loaded
+
+
+def sample_numbers(count: int, limit: int | None, *, seed: int) -> Sequence[int]:
+    """Choose at most so many of some questions by seed; give their numbers in order."""
+    if limit is None or count <= limit:
+        return range(count)
+    return sorted(Random(f"{seed} limit").sample(range(count), limit))
 
 
 def describe_passes(config: JobConfig, questions: int) -> str:

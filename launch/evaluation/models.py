@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from exchange import UserError
 from launch.build import SqlSide, serving
 from launch.config import JobConfig, Split
+from launch.data.preflight import sample_numbers
 from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import (
     AnswerFile,
@@ -28,7 +29,6 @@ from launch.evaluation.answers import (
 )
 from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse
 from launch.evaluation.predictions import read_samples
-from launch.evaluation.questions import sample_numbers
 from launch.evaluation.results import ModelFacts
 from launch.files import short
 from launch.policy import PolicySource

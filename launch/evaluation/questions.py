@@ -8,28 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from random import Random
 from typing import get_args
 
 from exchange import UserError
 from sqlenv.config import AnswerConfig, SourceConfig
-from sqlenv.data.layouts import DATASETS, SETS, NamedSet, check_question_file, is_below, locate
+from sqlenv.data.layouts import (
+    DATASETS,
+    SETS,
+    TEST_SETS,
+    check_question_file,
+    is_below,
+    locate,
+)
 from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import Identity, check_contents, identify
 from sqlenv.types import Dialect, Example, ExecutionMatch, Numbers
-
-TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
-"""Published test sets."""
-
-
-def sample_numbers(count: int, limit: int | None, *, seed: int) -> Sequence[int]:
-    """Choose at most so many of some questions by seed; give their numbers in order."""
-    if limit is None or count <= limit:
-        return range(count)
-    return sorted(Random(f"{seed} limit").sample(range(count), limit))
-
 
 _log = logging.getLogger(__name__)
 

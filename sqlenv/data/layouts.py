@@ -139,6 +139,8 @@ SETS: Mapping[str, NamedSet] = {
     "spider2-local": NamedSet("spider2", "test", "", 135, ("spider2_local",)),
 }
 """Data sets by name, those to learn from first."""
+TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
+"""Published test sets."""
 
 
 def set_name(source: SourceConfig) -> str:

@@ -12,8 +12,7 @@ import pytest
 from exchange import UserError
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions
-from launch.evaluation.questions import TEST_SETS
-from sqlenv.data.layouts import set_name
+from sqlenv.data.layouts import TEST_SETS, set_name
 from tests.worlds import write
 
 
