@@ -117,7 +117,9 @@ def run(words: Sequence[str]) -> None:
 def _bind(words: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
     """Turn a mistake in the words into a line."""
     try:
-        return app.parse_args(with_file(with_home(words)), exit_on_error=False, print_error=False)[:2]
+        return app.parse_args(with_file(with_home(words)), exit_on_error=False, print_error=False)[
+            :2
+        ]
     except CycloptsError as error:
         said = " ".join(str(error).split())
         if isinstance(error, MissingArgumentError) and (missing := error.argument):

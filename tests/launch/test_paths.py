@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from launch import options, report
-from launch.config import dump, load_config
-from launch.evaluation.questions import SPLITS
+from launch.config import SPLITS, dump, load_config
 from launch.run_folder import check_place, claimed
 from minirl.run.checkpoint import Checkpoints, best_step, read_params
 from minirl.train.update import TrainState
