@@ -218,11 +218,11 @@ class EvalConfig(Settings):
         return self.validation_questions if split == "validation" else self.questions
 
 
-class VerbalConfig(JudgeConfig):
-    """Verbal RL (`judge@K`), and calls of an endpoint."""
+class EndpointConfig(JudgeConfig):
+    """Calls of an endpoint, and its verbal RL (`judge@K`)."""
 
     temperature: float | None = Field(default=0.8, ge=0)
-    """Sampling temperature; None for the endpoint's own (1.0 for the native sampler)."""
+    """Sampling temperature; None for the endpoint's own."""
     max_tokens: PositiveInt = 4096
     """Longest answer, reasoning included."""
     send_seed: bool = True
@@ -293,7 +293,7 @@ class JobConfig(Settings):
     rollout: RolloutConfig = RolloutConfig()
     train: CourseConfig = CourseConfig()
     evaluation: EvalConfig = EvalConfig()
-    verbal: VerbalConfig = VerbalConfig()
+    endpoint: EndpointConfig = EndpointConfig()
 
     @model_validator(mode="after")
     def _check(self) -> JobConfig:

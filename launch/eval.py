@@ -191,12 +191,12 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         given.decode,
         vote_temperature=limits.vote_temperature,
         top_p=limits.top_p,
-        candidates=config.verbal.candidates,
+        candidates=config.endpoint.candidates,
         vote_by=given.vote_by,
     )
     if decode.kind == "judge":
-        verbal = config.verbal.model_copy(update={"candidates": decode.samples})
-        config = config.model_copy(update={"verbal": verbal})
+        asked = config.endpoint.model_copy(update={"candidates": decode.samples})
+        config = config.model_copy(update={"endpoint": asked})
     config, split, every = _on_test_set(config, given)
     check_data(config, split)
     name = (given.model or "").replace("/", "-")  # names the folder too

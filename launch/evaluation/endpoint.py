@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from exchange import UserError
-from launch.config import VerbalConfig
+from launch.config import EndpointConfig
 from launch.evaluation.answers import End
 from sqlenv.types import Observation
 
@@ -55,7 +55,7 @@ class ModelResponse:
 
 
 class Endpoint:
-    """Asks over HTTP, `verbal.parallel` requests at a time.
+    """Asks over HTTP, `endpoint.parallel` requests at a time.
 
     The `openai` client waits, and repeats what fails and may pass (408, 409, 429, 5xx, no
     connection). A request at which the server still fails, or to which it gives no completion, has
@@ -66,7 +66,7 @@ class Endpoint:
         self,
         url: str,
         model: str,
-        config: VerbalConfig,
+        config: EndpointConfig,
         *,
         top_p: float = 1.0,
         template: Mapping[str, Any] | None = None,

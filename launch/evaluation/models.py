@@ -218,30 +218,30 @@ class CheckpointSource(Source):
 class EndpointSource(Source):
     """A model behind an endpoint; every answer is paid for once.
 
-    Its temperature is that of the decoding unless that of `verbal` is null, where none is sent.
+    Its temperature is that of the decoding unless that of the settings is null, where none is sent.
     """
 
     url: str
 
     def deciding(self) -> Mapping[str, Any]:
         """Name the model, whose server may move, and how it is asked; not how replies are read."""
-        calls = set(type(self.config.verbal).model_fields) - _MANNERS
+        calls = set(type(self.config.endpoint).model_fields) - _MANNERS
         limits = set(type(self.config.evaluation).model_fields) - {"wrapping"}
         return {
             "endpoint": self.facts.model,
-            **self._of_job(verbal=calls, evaluation=limits),
+            **self._of_job(endpoint=calls, evaluation=limits),
         }
 
     def answers(
         self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
     ) -> SourceOutput:
         """Ask what has no answer yet."""
-        config, decode, verbal = self.config, self.decode, self.config.verbal
-        if not self.is_judge and verbal.temperature is not None:
-            verbal = verbal.model_copy(update={"temperature": decode.temperature})
+        config, decode, calls = self.config, self.decode, self.config.endpoint
+        if not self.is_judge and calls.temperature is not None:
+            calls = calls.model_copy(update={"temperature": decode.temperature})
         top_p = 1.0 if self.is_judge or not decode.temperature else decode.top_p
         endpoint = Endpoint(
-            self.url, self.facts.model or "", verbal, top_p=top_p, template=config.prompt.template
+            self.url, self.facts.model or "", calls, top_p=top_p, template=config.prompt.template
         )
         client = CachedClient(endpoint, AnswerFile(out), seed=config.seed)
         if self.is_judge:
@@ -323,7 +323,7 @@ class CachedClient:
         for kind, answer in self._reasons.items():
             if kind not in self.cost:
                 what = "failed" if answer.end == "failed" else "was refused"
-                longer = "; lower verbal.max_tokens, or serve a longer context"
+                longer = "; lower endpoint.max_tokens, or serve a longer context"
                 advice = longer if answer.end == "too_long" else ""
                 return f"every {kind} request {what}: {answer.refusal}{advice}"
         return ""
@@ -386,7 +386,7 @@ def _ask(
     come first that may be their own fault.
     """
     found, tally = dict[str, Sampled](), _Tally(config.answer_wrapping, defaultdict(list))
-    limit, is_seen = f"verbal.max_tokens={config.verbal.max_tokens}", False
+    limit, is_seen = f"endpoint.max_tokens={config.endpoint.max_tokens}", False
     for part in parts_of(len(examples), first, size=_CHUNK):
         plays = {one.id: play(one) for one in examples[part]}
         wishes = {name: next(one) for name, one in plays.items()}
@@ -421,7 +421,7 @@ def _once(example: Example, config: JobConfig, sql: SqlSide, samples: int) -> Pl
 
 def _judged(example: Example, config: JobConfig, sql: SqlSide) -> Play:
     """Let the model write several queries, judge them, and take the best."""
-    game = verbal.deliberate(_task(example, config, sql), config.verbal, seed=config.seed)
+    game = verbal.deliberate(_task(example, config, sql), config.endpoint, seed=config.seed)
     asked = next(game)
     while True:
         answers = yield asked
@@ -439,7 +439,7 @@ def deliberate(
     show: Progress,
 ) -> SourceOutput:
     """Answer every question with the query that the model itself judges best."""
-    play, first = partial(_judged, config=config, sql=sql), config.verbal.candidates
+    play, first = partial(_judged, config=config, sql=sql), config.endpoint.candidates
     samples, unread = _ask(config, examples, client, show, play, first=first, waits=True)
     choices = [one.choice or {} for one in samples]
     return samples, {

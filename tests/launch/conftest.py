@@ -258,7 +258,7 @@ def verbal_folder(folder: Path, verbal: dict[str, Any], *, questions: int) -> Pa
     one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
     generate(folder / "data", DemoConfig(**one, questions_per_database=12))
     evaluation = {**TINY["evaluation"], "questions": questions}
-    write_job(folder / "verbal.yaml", folder / "data", evaluation=evaluation, verbal=verbal)
+    write_job(folder / "verbal.yaml", folder / "data", evaluation=evaluation, endpoint=verbal)
     return folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exchange import Message, UserError
-from launch.config import VerbalConfig
+from launch.config import EndpointConfig
 from launch.evaluation.answers import AnswerFile
 from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse
 from launch.evaluation.models import CachedClient
@@ -20,7 +20,7 @@ JSON = {"content-type": "application/json"}
 def ask(chat: Chat, text: str = "?", timeout_s: float = 20.0) -> list[ModelResponse]:
     """Ask a server once, with one repetition."""
     answers: list[ModelResponse] = []
-    one = Endpoint(chat.url, "m", VerbalConfig(retries=1, timeout_s=timeout_s, parallel=1))
+    one = Endpoint(chat.url, "m", EndpointConfig(retries=1, timeout_s=timeout_s, parallel=1))
     asked = ModelRequest("generate", (Message("user", text),), 0)
     one.answer([asked], lambda _, answer: answers.append(answer))
     return answers

@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_job(
         folder / "served.yaml", folder / "spider_data",
         evaluation={**TINY["evaluation"], "questions": None},
-        verbal={"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99},
+        endpoint={"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99},
     )  # fmt: skip
     return folder
 
@@ -55,7 +55,12 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
         assert {body["temperature"] for body in chat.bodies} == {0.0}
         assert {body["max_completion_tokens"] for body in chat.bodies} == {99}
         # Nobody is asked again, also where calls are made in another manner.
-        other = ("--json", str(tmp_path / "copy.json"), "verbal.retries=1", "verbal.timeout_s=9")
+        other = (
+            "--json",
+            str(tmp_path / "copy.json"),
+            "endpoint.retries=1",
+            "endpoint.timeout_s=9",
+        )
         again = evaluate(place, out, chat, *other)
         assert again["questions"] == sheet["questions"]
         assert json.loads((tmp_path / "copy.json").read_text()) == again
@@ -92,7 +97,7 @@ def test_an_endpoint_may_write_the_bare_query(place, tmp_path, wrapping, found):
 
 def test_an_endpoint_is_asked_as_the_settings_say(place, tmp_path):
     with serve(Chat(lambda *_: "")) as chat:
-        evaluate(place, tmp_path / "own", chat, "verbal.temperature=null")
+        evaluate(place, tmp_path / "own", chat, "endpoint.temperature=null")
         assert not any("temperature" in body for body in chat.bodies)
         agentic = ["env={kind: agentic}", "reward={kind: astra}", "evaluation.episode=agentic"]
         with pytest.raises(UserError, match=r"evaluation\.episode"):
@@ -137,7 +142,7 @@ def test_commands_that_need_no_learner_run_without_it(place, tmp_path, process):
 def test_an_endpoint_that_is_not_there_is_told_in_few_lines(place, tmp_path, command):
     """The client of an endpoint tells each of its attempts."""
     named = ["--cfg", place / "served.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m"]
-    where = ["--data", "spider-dev", "--out", "out", "verbal.retries=1"]
+    where = ["--data", "spider-dev", "--out", "out", "endpoint.retries=1"]
     done = command("launch.eval", *named, *where, cwd=tmp_path)
     assert done.returncode == 2
     assert "Retrying" not in done.stderr

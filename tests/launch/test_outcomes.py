@@ -40,7 +40,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={"kind": "single_turn", "wrapping": "fence"},
         reward={"kind": "one_shot"},
         evaluation={"wrapping": "fence"},
-        verbal={"parallel": 8, "retries": 0, "timeout_s": 20, "max_tokens": 99},
+        endpoint={"parallel": 8, "retries": 0, "timeout_s": 20, "max_tokens": 99},
     )  # fmt: skip
     return folder
 
@@ -92,7 +92,7 @@ def test_bare_queries_where_a_fence_is_asked_for_stop_the_evaluation(asked, tmp_
 def test_replies_that_are_all_cut_off_stop_the_evaluation(asked, tmp_path, caplog):
     cut = completion("To answer this, I think step by", finish="length")
     with serve(Chat(lambda *_: cut)) as chat:
-        with pytest.raises(UserError, match=r"cut off: allow more than verbal\.max_tokens=99"):
+        with pytest.raises(UserError, match=r"cut off: allow more than endpoint\.max_tokens=99"):
             evaluate(asked, tmp_path / "out", chat)
         assert chat.requests == FIRST
     counted = "first 20 replies: 20 hold no query (100.0 %), 20 cut off at the limit of tokens "
@@ -115,7 +115,7 @@ def test_prompts_that_are_all_too_long_stop_the_evaluation(asked, tmp_path, capl
         return Failure(400, json.dumps({"error": {"message": says}}))
 
     with serve(Chat(refuse)) as chat:
-        with pytest.raises(UserError, match=r"context length.*; lower verbal\.max_tokens"):
+        with pytest.raises(UserError, match=r"context length.*; lower endpoint\.max_tokens"):
             evaluate(asked, tmp_path / "out", chat)
         assert chat.requests == FIRST
     assert caplog.text.count("refused a request") == 1

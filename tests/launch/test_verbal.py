@@ -96,8 +96,8 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
         assert {**again, "notes": {**again["notes"], "seconds": 0}} == {
             **report, "notes": {**report["notes"], "seconds": 0}
         }  # fmt: skip
-        with pytest.raises(UserError, match=r"verbal\.judgements"):
-            launch(place, out, chat, "verbal.judgements=5")
+        with pytest.raises(UserError, match=r"endpoint\.judgements"):
+            launch(place, out, chat, "endpoint.judgements=5")
         assert chat.requests == requests == sum(chat.paid.values())
         assert 1 < chat.most_at_once <= SETTINGS["parallel"]
         assert chat.keys == {f"Bearer {SECRET}"}
@@ -167,7 +167,7 @@ def test_a_server_that_hangs_is_given_up_by_a_second_interruption(copies, place,
         return Failure(hang_up=True)
 
     with serve(Chat(answer)) as chat:
-        line = words(place, tmp_path / "out", chat, "verbal.timeout_s=600")
+        line = words(place, tmp_path / "out", chat, "endpoint.timeout_s=600")
         process = copies(*line, cwd=tmp_path, code=AS_A_USER)
         assert asked.wait(60)
         os.kill(process.pid, signal.SIGINT)
@@ -191,7 +191,7 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
 
     with serve(Chat(answer)) as chat:
         with pytest.raises(UserError, match="--model m/one"):
-            launch(place, out, chat, "verbal.parallel=1")
+            launch(place, out, chat, "endpoint.parallel=1")
         told[0] = Failure(401)
         with pytest.raises(UserError, match="OPENAI_API_KEY"):
             launch(place, out, chat)
