@@ -271,7 +271,7 @@ DAMAGED: dict[str, tuple[bytes | None, str]] = {
     "metrics.jsonl": (None, "metrics.jsonl"),
     "checkpoints/3/metrics/metrics": (b"{}", "checkpoints/3"),
     "checkpoints/3/facts/metadata": (b'{"curve": 5}', "checkpoints/3"),
-    "before/predictions.jsonl": (b"[1]\n", "before/predictions.jsonl"),
+    "before/answers.jsonl": (b"[1]\n", "before/answers.jsonl"),
     "warm/model/config.json": (b"[]", "model/config.json"),
 }
 
