@@ -1,6 +1,6 @@
 """Measure execution accuracy: of a model, or of a file of predictions.
 
-    python -m launch.eval --checkpoint runs/progress-seed0
+    python -m launch.eval --checkpoint runs/progress-seed0 --decode vote@8
     python -m launch.eval --checkpoint Qwen2.5-Coder-7B-Instruct --data spider-dev --data-root data
     python -m launch.eval --endpoint http://127.0.0.1:30000/v1 --model qwen --data bird-dev \\
         --data-root data --limit 200
