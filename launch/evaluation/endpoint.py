@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from exchange import UserError
+from exchange import UserError, reply_text
 from launch.config import EndpointConfig
 from launch.evaluation.answers import End
 from sqlenv.types import Observation
@@ -224,16 +224,10 @@ class Endpoint:
 
 
 def _text(message: Any, content: Any) -> str:
-    """Return a reply with its reasoning, which some servers give apart, as the model wrote both:
-    while nothing follows it, it has not ended.
-    """
-    text = content if isinstance(content, str) else ""
-    # SGLang, DeepSeek and older vLLM; newer vLLM and OpenRouter.
+    """Return a reply with its reasoning, which some servers give apart, as the model wrote both."""
+    # SGLang, DeepSeek and older vLLM; newer vLLM, Ollama and OpenRouter.
     told = (getattr(message, name, None) for name in ("reasoning_content", "reasoning"))
-    reasoning = next((one for one in told if isinstance(one, str) and one.strip()), "")
-    if reasoning:
-        text = f"<think>\n{reasoning}" + f"\n</think>\n\n{text}" * bool(text)
-    return _sound(text)
+    return _sound(reply_text(content, next((one for one in told if one), None)))
 
 
 def _brief(error: Exception) -> str:

@@ -39,6 +39,9 @@ _STEPS_BESIDE_ENVIRONMENTS = 4
 _IDLE_SHARE = 1 / 8
 _MOST_STEPS = 32
 
+# Marks of a thought in chat templates, and in how many ids a prompt's last one is.
+_OPENED, _CLOSED, _MARK_IDS = "<think>", "</think>", 8
+
 _log = logging.getLogger(__name__)
 
 
@@ -280,12 +283,18 @@ class Rollout:
 
     def _step(self, episode: _Play, reply: Reply) -> None:
         """Append a reply and let the environment judge it."""
+        if reply.finish == "length" and _CLOSED not in reply.text and self._is_thinking(episode):
+            reply = replace(reply, text=f"{_OPENED}\n{reply.text}")
         episode.turns.append(Turn(tuple(episode.observation), reply))
         episode.ids += reply.ids
         if self._is_last(episode):
             self.sampler.release(episode.number)
         step, n = self.environment.step, (episode.number - self.first_episode) // self.group_size
         self._call(n, partial(self._observe, episode), step, episode.state, reply.text)
+
+    def _is_thinking(self, episode: _Play) -> bool:
+        """Tell whether the prompt has opened a thought."""
+        return self.tokenizer.decode(episode.ids[-_MARK_IDS:]).rstrip().endswith(_OPENED)
 
     def _observe(self, episode: _Play, result: tuple[Any, Sequence[Message] | None]) -> None:
         """Append the environment's observation and ask for the next reply, or end the episode."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from exchange import reply_text
 from rewards.adapters.scoring import (
     AdapterConfig,
     Scored,
@@ -77,11 +78,9 @@ def replies_of(completion: Completion) -> list[str]:
 
 def _text(message: Mapping[str, Any]) -> str:
     """Put together what TRL takes apart where there are tools: thinking, text, calls."""
-    thinking = message.get("reasoning_content")
     calls = (call.get("function") for call in message.get("tool_calls") or ())
     parts = [
-        f"<think>{thinking}</think>" if thinking else "",
-        str(message.get("content") or ""),
+        reply_text(message.get("content"), message.get("reasoning_content")),
         *(f"<tool_call>\n{json.dumps(call, default=str)}\n</tool_call>" for call in calls),
     ]
     return "\n".join(filter(None, parts))

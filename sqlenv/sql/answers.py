@@ -6,8 +6,8 @@ start of a line that nothing closes is reasoning that was cut off. Of what is sa
 are left out, and then the SQL is
 
 - with `sql_tag` in the last complete `<sql>…</sql>`,
-- with `fence` in the last complete fence marked as SQL, or else in the last unmarked one that holds
-  a query,
+- with `fence` in the last complete fence (backticks or tildes) marked as SQL, or else in the last
+  unmarked one that holds a query,
 - with `any` in the tag, else in the fence, else it is all that is said, if that is one query, or
   all after a last mark that nothing closes, as where a server stops at the closing one; a mark that
   closes what the prompt opened ends it.
@@ -52,9 +52,11 @@ _SQL = r"(?:sql|sqlite3?|mysql|postgres(?:ql)?)"
 _IS_SQL = re.compile(_SQL, _FLAGS)
 _IS_UNMARKED = re.compile("(?:select|with|values)?", _FLAGS)
 """What follows the marks of a fence without a language: nothing on the line, or the query."""
+_MARK = "(?:`{3,}+|~{3,}+)"
 _IN_SQL = rf"[ \t]*+{_SQL}(?!{_WORD})"
-_OPENS = re.compile(rf"<sql>|(?<!`)`{{3,}}+{_IN_SQL}|\A\s*+`{{3,}}+(?:{_IN_SQL})?", _FLAGS)
-_CLOSES = re.compile(rf"{_QUOTED}|(?P<close></sql>|`{{3,}})", _FLAGS)
+_OPENS = re.compile(rf"<sql>|(?<![`~]){_MARK}{_IN_SQL}|\A\s*+{_MARK}(?:{_IN_SQL})?", _FLAGS)
+_CLOSES = re.compile(rf"{_QUOTED}|(?P<close></sql>|{_MARK})", _FLAGS)
+_QUOTED_CODE = re.compile(r"(`{1,2}+)(?P<inside>[^`].*?[^`])\1\Z", _FLAGS)
 _FEW = 100  # tokens that are looked at; SQLite takes fewer brackets in one another
 _BEGINNING = re.compile(
     r"select \S|values \(|with (recursive )?\S+ (as (not )?(materialized )?)?\("
@@ -95,7 +97,7 @@ def _tag(name: str) -> _Marks:
 
 
 _CALL = _tag("tool_call")
-_SQL_FENCE = rf"(?P<open>`{{3,}}[ \t]*(?P<language>{_SQL})(?!{_WORD}))"
+_SQL_FENCE = rf"(?P<open>{_MARK}[ \t]*(?P<language>{_SQL})(?!{_WORD}))"
 _MARKS: Mapping[Form, _Marks] = {
     "sql_tag": _marks(
         "<sql>",
@@ -103,9 +105,9 @@ _MARKS: Mapping[Form, _Marks] = {
         r"(?P<open><sql>)|(?P<close></sql>)",
     ),
     "fence": _marks(
-        rf"`{{3,}}[ \t]*(?P<language>{_WORD}*)",
-        rf"{_QUOTED}|{_SQL_FENCE}|(?P<close>`{{3,}})",
-        rf"{_SQL_FENCE}|(?P<close>`{{3,}}(?=[ \t\r]*(?:\n|\Z)))",
+        rf"{_MARK}[ \t]*(?P<language>{_WORD}*)",
+        rf"{_QUOTED}|{_SQL_FENCE}|(?P<close>{_MARK})",
+        rf"{_SQL_FENCE}|(?P<close>{_MARK}(?=[ \t\r]*(?:\n|\Z)))",
     ),
 }
 
@@ -234,7 +236,7 @@ def _best(text: str, blocks: Sequence[_Block]) -> _Block | None:
 def _blocks(text: str, form: Form) -> list[_Block]:
     if form == "bare":
         opened = [one.end() for one in _OPENS.finditer(text)][-1:]
-        spans = (_until_closed(text, start) for start in (0, *opened))
+        spans = (_unquoted(text, *_until_closed(text, start)) for start in (0, *opened))
         found = ((start, end) for start, end in spans if is_one_query(text[start:end]))
         return [_Block("bare", start, start, end, end) for start, end in islice(found, 1)]
     pairs = _pairs(text, _MARKS[form])
@@ -284,15 +286,36 @@ def _inner(text: str, block: _Block) -> tuple[int, int]:
     """Find the query of a block: its text, or that of a block of the other form in it, which ends
     with the block around it if nothing else ends it.
     """
-    start, end = _trimmed(text, block.start, block.end)
+    start, end = _text_of(text, block)
     if block.form == "bare" or begins_query(text[start:end]):
         return start, end
     other = _OTHER[block.form]
     inner = _best(text[start:end], _blocks(text[start:end], other))
     if inner is not None:
-        return _trimmed(text, start + inner.start, start + inner.end)
+        return _text_of(text, _Block(other, *(start + place for place in inner[1:])))
     opening = _MARKS[other].opening.match(text, start, end)
     return _trimmed(text, opening.end(), end) if opening else (start, end)
+
+
+def _text_of(text: str, block: _Block) -> tuple[int, int]:
+    """Find the text of a block without blanks, backticks around it, and what else stands on the
+    line of a fence's mark, if a query begins on the next line.
+    """
+    start, end = _unquoted(text, *_trimmed(text, block.start, block.end))
+    line_end = text.find("\n", block.start, end) if block.form == "fence" else -1
+    is_said = start < line_end and not begins_query(text[start:end])
+    return (
+        _trimmed(text, line_end, end)
+        if is_said and begins_query(text[line_end:end])
+        else (start, end)
+    )
+
+
+def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:
+    quoted = _QUOTED_CODE.match(text, start, end)
+    if quoted is None or not begins_query(quoted["inside"]):
+        return start, end
+    return _trimmed(text, *quoted.span("inside"))
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:

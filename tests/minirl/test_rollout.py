@@ -102,6 +102,41 @@ def test_mask_is_true_exactly_on_sampled_ids():
     assert flat.prompt_length == 3
 
 
+@pytest.mark.parametrize(
+    ("prompt", "reply", "finish", "heard"),
+    [
+        ("<think>\n", "a <sql>b</sql>", "length", "<think>\na <sql>b</sql>"),
+        ("<think>", "a</think><sql>b", "length", "a</think><sql>b"),
+        ("<think>\n", "<sql>b</sql>", "stop", "<sql>b</sql>"),
+        ("<think>\n\n</think>\n\n", "a", "length", "a"),
+        ("", "a", "length", "a"),
+    ],
+)
+def test_a_thought_that_the_prompt_opened_and_a_limit_cuts_off_says_nothing(
+    toy, prompt, reply, finish, heard
+):
+    """The environment is told that it is one, for the reply alone does not."""
+
+    class Texts(toy.Tokenizer):
+        """Id 50 is the end of the prompt."""
+
+        def decode(self, ids):
+            return "".join(prompt if i == 50 else "?" for i in ids)
+
+        def encode_chat(self, messages):
+            return [2, 4, 50]
+
+    class Says(Script):
+        def _reply(self, request):
+            return replace(super()._reply(request), text=reply)
+
+    toy = SimpleNamespace(**{**vars(toy), "Tokenizer": Texts})
+    sampler = Says([[7, 1] if finish == "stop" else [7]], stop_ids=toy.STOP_IDS)
+    ((trajectory,),) = play(toy, sampler, Turns(toy.Message, turns=1), ["A"])
+    assert trajectory.turns[0].reply.text == heard
+    assert trajectory.episode == (heard,)
+
+
 def test_history_is_only_appended_to_and_glue_follows_the_stop_token(toy):
     sampler = Script([[7, 8, 1], [9, 9]], stop_ids=toy.STOP_IDS)
     ((trajectory,),) = play(toy, sampler, Turns(toy.Message, turns=2), ["AB"])

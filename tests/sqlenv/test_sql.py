@@ -6,7 +6,7 @@ import gc
 import json
 import threading
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -54,6 +54,47 @@ def test_a_reply_is_read(case: dict[str, Any], wrapping: Wrapping) -> None:
     assert answer.reasoning == case.get("reasoning", answer.reasoning)
     assert answer.call == case.get("call")
     check(answer)
+
+
+# What models put around a query: before it, the marks, and behind it.
+QUERIES = ["SELECT name FROM boat", "with a as (select '```' x)\n\nselect * from a;"]
+QUERIES += [
+    "-- boats\nSELECT \"n\", `m` FROM t WHERE x = '</sql>'",
+    "(SELECT 1)\nUNION\n(SELECT 2)",
+]
+THOUGHTS = ["", "<think>\n{draft}\n</think>\n\n", "{draft}\n</think>\n", "<think>\n\n</think>\n"]
+PROSE = ["", "Here is the query, it's short:\n", "## Answer\n1. **SQL**:\n\n", "~~No~~, `name`: "]
+FENCED = [
+    f"{mark}{tag}{{end}}{{sql}}{{end}}{mark}"
+    for mark in ("```", "````", "~~~")
+    for tag in (
+        "sql",
+        "SQL",
+        "sqlite",
+        " postgresql",
+        "",
+        'sql title="a b"',
+        "sql {{.n}}",
+        "sql:q.sql",
+    )
+]
+TAGGED = ["<sql>{sql}</sql>", "<SQL>{end}{sql}{end}</SQL>", "<sql>`{sql}`</sql>"]
+TAGGED += [f"<sql>{{end}}{one}{{end}}</sql>" for one in FENCED[::3]]
+AFTER = ["", "\n\nIt lists boats; isn't it?", "\n```\nname\nAda\n```\n", " <sql> is the tag."]
+
+
+@pytest.mark.parametrize("form", [*FENCED, *TAGGED])
+def test_a_query_is_found_in_whatever_models_put_around_it(form: str) -> None:
+    draft = "maybe <sql>SELECT 7</sql> or ```sql\nSELECT 8\n```"
+    around = product(QUERIES, THOUGHTS, PROSE, AFTER, ("\n", "\r\n"))
+    for sql, thought, prose, after, end in around:
+        if form == TAGGED[2] and sql.startswith("--"):
+            continue  # a comment, and no query, begins behind the backtick
+        block = form.format(sql=sql, end=end)
+        reply = (thought.format(draft=draft) + prose + block + after).replace("\n", end)
+        wrapping: Wrapping = "sql_tag" if form in TAGGED else "fence"
+        for read_by in (wrapping, "any"):
+            assert answer_of(reply, read_by).sql == sql.replace("\n", end), (reply, read_by)
 
 
 @given(replies, st.sampled_from(WRAPPINGS))
