@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,10 @@ from pydantic_core import PydanticCustomError
 
 def at_home(path: Any) -> Any:
     """Put the home folder in the place of a path's `~`; what has none stays as it is."""
-    has_home = isinstance(path, str) and path.startswith("~/")
-    return str(Path(path).expanduser()) if has_home else path
+    if isinstance(path, str) and path.startswith("~") and "/" in path:
+        with suppress(RuntimeError):  # of somebody unknown
+            return str(Path(path).expanduser())
+    return path
 
 
 Place = Annotated[Path, BeforeValidator(at_home)]

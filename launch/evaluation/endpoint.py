@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
 from exchange import UserError, reply_text
 from launch.config import EndpointConfig
@@ -21,14 +24,29 @@ KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
 _REFUSED = (400, 413, 422)
 """Statuses of one request that will never be taken: too long, or against a policy."""
-_TOO_LONG = re.compile(r"413:|context.{0,20}(length|size|window)|too (long|many tokens)", re.I)
-"""How OpenAI, vLLM, SGLang and llama.cpp say that a prompt is too long."""
+_TOO_LONG = re.compile(
+    r"^413|context.{0,20}(length|size|window)|too (long|many tokens)|"
+    r"(prompt|input|token).{0,80}(exceed|too large|must be <=)",
+    re.I | re.S,
+)
+"""How servers say that a prompt is too long."""
+_LIMITS = ("max_tokens", "max_completion_tokens")
+"""What bounds a reply: all servers know the first, but for OpenAI's reasoning models."""
+_WITHOUT = {
+    "seed": "endpoint.send_seed=false",
+    "temperature": "endpoint.temperature=null",
+    "top_p": "evaluation.top_p=1",
+    "chat_template_kwargs": "prompt.template={}",
+}
+"""Fields of a request that some services refuse, and the setting that leaves each out."""
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _PASSING = (408, 409, 429)  # statuses below 500 that the client asks again after
 _FAILED_FINISH = ("error", "abort", "insufficient_system_resource")
 """Reasons to finish, of services and of SGLang, that are failures of the server."""
 _REFUSED_FINISH = {"content_filter": "the reply was filtered"}
 _MOST_FAILURES = 20
 """Requests in a row that fail at the server before it is given up."""
+_SHOWN_CHARS = 300
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +93,7 @@ class Endpoint:
         self._url, self._model, self._config = url, model, config
         self._top_p, self._template = top_p if top_p < 1 else None, template
         self._warned: set[str] = set()
+        self._limit = _LIMITS[0]
         self._failures = 0  # in a row
         self._is_stopped = False
 
@@ -98,12 +117,7 @@ class Endpoint:
         record: Callable[[ModelRequest, ModelResponse], None],
     ) -> None:
         room = asyncio.Semaphore(self._config.parallel)
-        client = self._openai.AsyncOpenAI(
-            base_url=self._url,
-            api_key=os.environ.get(KEY) or "none",  # servers of one's own take none
-            timeout=self._config.timeout_s,
-            max_retries=self._config.retries,
-        )
+        client = self._client()
 
         async def ask(request: ModelRequest) -> None:
             async with room:
@@ -140,12 +154,33 @@ class Endpoint:
         for error in filter(None, ends):
             raise error
 
+    def _client(self) -> Any:
+        """Make the client, which takes the environment's proxies but for servers of this host."""
+        try:
+            return self._openai.AsyncOpenAI(
+                base_url=self._url,
+                api_key=os.environ.get(KEY) or "none",  # servers of one's own take none
+                timeout=self._config.timeout_s,
+                max_retries=self._config.retries,
+                http_client=self._openai.DefaultAsyncHttpxClient(trust_env=not _is_here(self._url)),
+            )
+        except (ImportError, ValueError) as error:  # of a kind that the client does not know
+            found = (name for name in os.environ if name.upper() in _PROXIES)
+            raise UserError(
+                f"{self._url}: the proxy of {', '.join(found)} cannot be used ({_brief(error)}); "
+                "unset it, or name this host in NO_PROXY"
+            ) from None
+
     async def _call(self, client: Any, request: ModelRequest) -> ModelResponse:
         end: End = "failed"
+        limit = self._limit
         try:
             return self._read(await client.chat.completions.create(**self._body(request)))
         except self._openai.APIStatusError as error:
             end, problem = self._status(error)
+            if end == "refused" and limit == _LIMITS[0] and _names(problem, limit):
+                self._limit = _LIMITS[1]
+                return await self._call(client, request)
         except self._openai.OpenAIError as error:  # no connection, or out of time
             raise self._given_up(_brief(error)) from None
         except (ValueError, RecursionError) as error:  # no completion, though all went well
@@ -155,10 +190,12 @@ class Endpoint:
 
     def _status(self, error: Any) -> tuple[End, str]:
         """Say how a request ended and why; a `UserError` where that is not its own fault."""
-        status, problem = error.status_code, f"{error.status_code}: {_brief(error)}"
+        status, problem = error.status_code, f"{error.status_code}: {_reason(error)}"
         if status in _REFUSED:
-            told = f"{problem} {getattr(error, 'code', '')}"
-            return "too_long" if _TOO_LONG.search(told) else "refused", problem
+            if _TOO_LONG.search(problem):
+                return "too_long", problem
+            advice = (f"; set {one}" for name, one in _WITHOUT.items() if _names(problem, name))
+            return "refused", problem + next(advice, "")
         if status in _PASSING:
             raise self._given_up(problem) from None
         if status < 500:
@@ -181,7 +218,7 @@ class Endpoint:
         return {
             "model": self._model,
             "messages": [{"role": m.role, "content": _sound(m.content)} for m in request.messages],
-            "max_completion_tokens": config.max_tokens,
+            self._limit: config.max_tokens,
             **{name: value for name, value in optional.items() if value is not None},
             **({"extra_body": {"chat_template_kwargs": self._template}} if self._template else {}),
         }
@@ -192,7 +229,8 @@ class Endpoint:
             message = choice.message
             content = message.content
         except (AttributeError, LookupError, TypeError):
-            raise ValueError("the answer is no chat completion") from None
+            told = " ".join(_words(getattr(completion, "error", None)))
+            raise ValueError(f"the answer is no chat completion {told}".strip()) from None
         finish = getattr(choice, "finish_reason", None)
         if finish in _FAILED_FINISH:
             raise ValueError(f"the server gave a reply up ({finish})")
@@ -230,10 +268,37 @@ def _text(message: Any, content: Any) -> str:
     return _sound(reply_text(content, next((one for one in told if one), None)))
 
 
+def _is_here(url: str) -> bool:
+    """Tell whether a server is on this host."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or re.fullmatch(r"127(\.\d+){3}|::1|0\.0\.0\.0", host) is not None
+
+
+def _names(problem: str, field: str) -> bool:
+    return re.search(rf"\b{field}\b", problem) is not None
+
+
+def _reason(error: Any) -> str:
+    """Say why a server refused, whatever the form of its answer: JSON's texts, or the text."""
+    text = error.response.text
+    with suppress(ValueError, RecursionError):
+        text = " ".join(_words(json.loads(text)))
+    return " ".join(text.split())[:_SHOWN_CHARS] or _brief(error)
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yield all texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _words(one)
+
+
 def _brief(error: Exception) -> str:
     """Describe an error in a line; of a connection that failed, also why."""
     words = " ".join(f"{error} {error.__cause__ or ''}".split())
-    return words[:200] or type(error).__name__
+    return words[:_SHOWN_CHARS] or type(error).__name__
 
 
 def _sound(text: str) -> str:

@@ -68,7 +68,7 @@ def test_an_answer_without_a_cost_is_taken_and_told(usage, caplog):
 
 
 def test_content_that_is_no_text_is_an_empty_answer():
-    for content in ("null", "5", '["a"]'):
+    for content in ("null", "5", "[7]", '[{"type": "image"}]'):
         with serve(Chat(lambda body, earlier, content=content: says(content))) as chat:
             assert ask(chat) == [ModelResponse("", 2, 3)]
 

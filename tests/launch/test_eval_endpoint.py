@@ -53,7 +53,7 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
         sheet = evaluate(place, out, chat)
         assert chat.requests == len(GOLDS)
         assert {body["temperature"] for body in chat.bodies} == {0.0}
-        assert {body["max_completion_tokens"] for body in chat.bodies} == {99}
+        assert {body["max_tokens"] for body in chat.bodies} == {99}
         # Nobody is asked again, also where calls are made in another manner.
         other = (
             "--json",

@@ -122,7 +122,7 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
     assert accuracy > 0
     assert notes["attempts"] == sum(choice["attempts"] for choice in choices.values())
     body = chat.bodies[0]
-    assert (body["temperature"], body["max_completion_tokens"]) == (0.8, 4096)
+    assert (body["temperature"], body["max_tokens"]) == (0.8, 4096)
 
 
 # Whoever started the tests may have them ignore this signal, and children inherit that.
