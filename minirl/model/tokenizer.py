@@ -66,7 +66,7 @@ class ChatTokenizer:
             UserError: The folder, its tokenizer or its chat template is missing or broken, or the
                 tokenizer is that of a model with more tokens.
         """
-        self._arguments = dict(arguments or {})
+        self._folder, self._arguments = folder, dict(arguments or {})
         self._chat = _read(folder)
         if now is not None:
             self._chat.chat_template = dated(self._chat.chat_template, now)
@@ -77,6 +77,7 @@ class ChatTokenizer:
         self.vocab_size: int = len(self._chat)
         _check_rows(folder, max(self._chat.get_vocab().values()))
         self.stop_ids = _stop_ids(folder, self._chat.eos_token_id)
+        self._has_system = self._takes_system()
         self._check_end_of_turn(folder)
         pad_id = self._chat.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
@@ -105,16 +106,38 @@ class ChatTokenizer:
         """
         rendered = self._render([*_BEFORE, *self._plain(messages)])
         ids = self._control.encode_rendered(rendered.partition(_REPLY)[2])
-        return ids[1:] if closed and ids[0] in self.stop_ids else ids
+        end = next((at for at, i in enumerate(ids) if i in self.stop_ids), len(ids))
+        # Templates may have blanks between a reply and its end.
+        is_again = closed and end < len(ids) and not self.decode(ids[:end]).strip()
+        return ids[end + 1 :] if is_again else ids
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        return self._chat.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **self._arguments
-        )
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        try:
+            return self._chat.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self._arguments
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+            raise UserError(
+                f"{self._folder}: the chat template takes no messages of {roles} "
+                f"({_one_line(error)}); use another template, or another env.kind"
+            ) from None
+
+    def _takes_system(self) -> bool:
+        """Tell whether the template shows what a system message says."""
+        try:
+            return _REPLY in self._render([{"role": "system", "content": _REPLY}, _BEFORE[0]])
+        except UserError:
+            return False
 
     def _plain(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """Hide control tokens; without a system role, what it says begins the first message."""
         hide = self._control.hide
-        return [{"role": message.role, "content": hide(message.content)} for message in messages]
+        plain = [{"role": one.role, "content": hide(one.content)} for one in messages]
+        if self._has_system or len(plain) < 2 or plain[0]["role"] != "system":
+            return plain
+        system, first, *rest = plain
+        return [first | {"content": f"{system['content']}\n\n{first['content']}"}, *rest]
 
     def _check_end_of_turn(self, folder: Path) -> None:
         after = self._render([*_BEFORE, _BEFORE[0]]).partition(_REPLY)[2]

@@ -207,6 +207,56 @@ def test_a_broken_folder_is_one_clear_line(tmp_path, change, message):
     assert "\n" not in str(caught.value)
 
 
+ALTERNATE = (
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('alternate') }}{% endif %}"
+)
+# Templates in the manner of models that people train; <|im_end|> ends a turn in all of them.
+TEMPLATES = {
+    "Mistral": "{% for m in messages %}" + ALTERNATE + "{% if m.role == 'user' %}[INST] "
+    "{{ m.content }} [/INST]{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}",
+    "Llama 2": "{% for m in messages %}{% if m.role == 'system' %}<<SYS>>{{ m.content }}<</SYS>>"
+    "{% elif m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content.strip() }} <|im_end|>{% endif %}{% endfor %}",
+    "no system at all": "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
+    "Gemma": "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}",
+    "R1": "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
+    "{% elif m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}"
+    "<|im_start|>{{ m.content.split('</think>')[-1] }}"
+    "<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|><think>\n{% endif %}",
+    "newlines before the end": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "\n\n<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_of_others(tmp_path, name):
+    """What the system says reaches the model, and no end of a turn comes twice."""
+    tokenizer = ChatTokenizer(write_folder(tmp_path, TEMPLATES[name]))
+    first = tokenizer.decode(tokenizer.encode_chat([Message("system", "Be brief."), *QUESTION]))
+    assert first.count("Be brief.") == first.count(QUESTION[0].content) == 1
+    assert first.index("Be brief.") < first.index(QUESTION[0].content)
+    following = tokenizer.encode_next(FEEDBACK, closed=True)
+    assert following[0] not in tokenizer.stop_ids
+    still_open = tokenizer.encode_next(FEEDBACK, closed=False)
+    assert still_open[-len(following) :] == following
+    left = tokenizer.decode(still_open[: -len(following)])
+    assert left.strip() == "<|im_end|>"
+    assert tokenizer.decode(following).count(FEEDBACK[0].content) == 1
+
+
+def test_a_role_that_a_template_refuses_is_told_in_a_line(tmp_path):
+    tokenizer = ChatTokenizer(write_folder(tmp_path, TEMPLATES["Mistral"]))
+    with pytest.raises(
+        UserError, match=r"takes no messages of user, assistant, tool \(alternate\)"
+    ):
+        tokenizer.encode_next(TOOL[:1], closed=True)
+
+
 def test_arguments_and_the_date_of_a_run_reach_the_template(tmp_path):
     """As Qwen3.5 closes its thinking at the start of the reply, and Llama 3 shows a date."""
     template = (
