@@ -40,7 +40,7 @@ def ask(
     status = 1
     questions = cli.lines("question: ") if question is None else [question]
     for said, result in _answers(checkpoint, db, questions):
-        cli.output.print(clean(said), markup=False, soft_wrap=True)
+        cli.output.print(clean(said), soft_wrap=True)
         cli.output.print(result_view(result))
         status = 0 if isinstance(result, Table) else status
     sys.exit(status)

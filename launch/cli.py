@@ -38,8 +38,9 @@ from minirl.run.preemption import Preempted
 from sqlenv.cache import cache_folder
 
 # Progress goes to standard error, results to standard output.
-console = Console(stderr=True, highlight=False)
-output = Console(highlight=False)
+# What is printed is text of users and models: nothing in it is rich's markup.
+console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+output = Console(highlight=False, markup=False, emoji=False)
 LINE_S = 30.0
 """Seconds between two lines of a log that say what is being done."""
 COMPILED = "compiled"
@@ -95,7 +96,7 @@ def run(main: Callable[[list[str]], object]) -> NoReturn:
     except Preempted as stop:
         if not console.quiet:
             sys.stderr.write(f"stopped by {stop.signal.name}: {stop}; {RESUME}\n")
-        sys.exit(0 if stop.signal == signal.SIGTERM else 130)
+        sys.exit(130 if stop.signal == signal.SIGINT else 0)
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {RESUME}\n")
         _leave(130)
@@ -263,7 +264,7 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
         finally:
             lines.end()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), _Doing(), console=console) as bar:
         task = bar.add_task(title, total=None, status="")
 
@@ -276,9 +277,9 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
 @contextmanager
 def waiting(title: str) -> Generator[None]:
     """Show on a terminal that something is being done, until it is."""
-    columns, is_shown = (SpinnerColumn(), TextColumn("{task.description}")), console.is_terminal
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(
-        *columns, _Doing(), console=console, transient=True, disable=not is_shown
+        *columns, _Doing(), console=console, transient=True, disable=not console.is_terminal
     ) as line:
         line.add_task(title, total=None, status="")
         yield

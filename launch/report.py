@@ -98,7 +98,7 @@ def _payload(runs: Sequence[Run], comparison: Comparison | None) -> Payload:
 
 
 def _tell(line: str) -> None:
-    cli.output.print(line, soft_wrap=True, markup=False)
+    cli.output.print(line, soft_wrap=True)
 
 
 def _named(runs: Sequence[str], against: str | None) -> list[tuple[str, Path]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -35,7 +34,7 @@ def result_view(result: Result) -> RenderableType:
     """Show the first rows of a query's result, and how many more there are; or why it has none."""
     if not isinstance(result, Table):
         return Text(clean(describe_failure(result)), style="red")
-    shown = RichTable(*(escape(clean(name)) for name in result.columns))
+    shown = RichTable(*(clean(name) for name in result.columns))
     for row in result.rows[:SHOWN_ROWS]:
         shown.add_row(*(Text(clean("NULL" if value is None else str(value))) for value in row))
     more = len(result.rows) - SHOWN_ROWS
@@ -56,12 +55,12 @@ def show_table(
         while rest and _width([*shown, rest[0]]) <= cli.output.width:
             shown.append(rest.pop(0))
         heads = [
-            Column(escape(column[0]), overflow="fold", justify="left" if n < naming else "right")
+            Column(column[0], overflow="fold", justify="left" if n < naming else "right")
             for n, column in enumerate(shown)
         ]
         table = RichTable(*heads, title=title)
         for number, row in enumerate(zip(*(column[1:] for column in shown), strict=True), 1):
-            table.add_row(*map(escape, row), end_section=number in sections)
+            table.add_row(*row, end_section=number in sections)
         cli.output.print(table)
 
 
@@ -198,7 +197,7 @@ def show_run(found: RunResult, folder: Path) -> None:
     show_table("Training episodes", rows)
     cli.output.print(f"Run folder: {folder}", soft_wrap=True)
     command = cli.command("launch.report", folder)
-    cli.output.print(f"To look at it: {command}", soft_wrap=True, markup=False)
+    cli.output.print(f"To look at it: {command}", soft_wrap=True)
 
 
 def percent(share: float, ci95: Sequence[float], unit: str = "", sign: str = "") -> str:

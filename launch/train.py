@@ -144,7 +144,7 @@ def _describe(config: JobConfig, accelerator: str, settings: str | None) -> None
         cli.output.out(settings, end="")
     for name, line in lines.items():
         start = "" if settings is None else "# "
-        cli.output.print(f"{start}{name:<10} {line}", markup=False, soft_wrap=True)
+        cli.output.print(f"{start}{name:<10} {line}", soft_wrap=True)
 
 
 if __name__ == "__main__":

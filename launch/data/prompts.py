@@ -132,7 +132,7 @@ def show_prompt(
     """Print a prompt and how many tokens it has."""
     text, size = measure(prompt, tokenizer, limit=limit)
     cli.output.out(text)
-    cli.output.print(f"Question {example.id}: {size}", soft_wrap=True, markup=False)
+    cli.output.print(f"Question {example.id}: {size}", soft_wrap=True)
 
 
 MARKS = ("<think>", "</think>", "<sql>", "</sql>")

@@ -1,4 +1,4 @@
-"""Preemption: a cluster's SIGTERM, or Ctrl-C.
+"""Preemption: a cluster's SIGTERM, Ctrl-C, or a terminal that is closed.
 
 A signal may come between any two operations, also where arrays were donated to an update and
 nothing holds the new ones yet. So the handler only records it, and work that can be abandoned calls
@@ -8,7 +8,9 @@ knows SIGTERM alone, and answers at the next step, after minutes of rollout.
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,7 +18,7 @@ from types import FrameType
 POLL_S = 0.2
 """Longest wait between two checks for a signal."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Preempted(BaseException):
@@ -38,7 +40,18 @@ class _Received:
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
         if number == signal.SIGINT == self.signal:
             raise KeyboardInterrupt  # a second Ctrl-C does not wait
+        if number == signal.SIGHUP:
+            _leave_terminal()
         self.signal = number
+
+
+def _leave_terminal() -> None:
+    """Print no more to a terminal that is gone: that would fail, in the middle of saving."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 _received = _Received()
@@ -46,8 +59,11 @@ _received = _Received()
 
 @contextmanager
 def watched() -> Generator[None]:
-    """Record signals while the block runs; a second Ctrl-C interrupts at once."""
-    before = {number: signal.signal(number, _received.handle) for number in _SIGNALS}
+    """Record signals while the block runs, but for those that are ignored, as SIGHUP by nohup; a
+    second Ctrl-C interrupts at once.
+    """
+    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _received.handle) for number in heard}
     try:
         yield
     finally:

@@ -1,0 +1,108 @@
+"""What is printed is what was meant: in any width, without colours, when the terminal is gone."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from launch import cli, tables
+from minirl.run import preemption
+from sqlenv.types import SqlError, Table
+
+# Texts of users and models, which are no markup, emoji or pattern for those who print them.
+TEXTS = ["no such table: no[/b]", "no[red]x", "[link=x]", ":smile:", "[[", "\\[b]", "SELECT a[1]"]
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """Return what prints to a console like ours, of a width."""
+
+    def at(width: int, *, name: str = "output") -> io.StringIO:
+        ours, file = getattr(cli, name), io.StringIO()
+        like = Console(file=file, width=width, markup=ours._markup, emoji=ours._emoji)
+        like._color_system, like._force_terminal = None, name == "console"
+        monkeypatch.setattr(cli, name, like)
+        return file
+
+    return at
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_are_printed_as_they_are(printed, text):
+    file = printed(200)
+    cli.output.print(f"run: {text}")
+    tables.show_table(text, [("", text), (text, "1")])
+    cli.output.print(tables.result_view(Table(columns=(text,), rows=((text,),))))
+    cli.output.print(tables.result_view(SqlError(text)))
+    assert file.getvalue().count(text) == 1 + 3 + 2 + 1
+    shown = printed(200, name="console")
+    with cli.progress_bar(text) as progress:
+        progress(1, 2, text)
+    assert text in shown.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 40, 59, 80])
+def test_tables_fit_a_terminal_of_any_width(printed, width):
+    file = printed(width)
+    numbers = ("20.0 % [16.7, 23.7]", "44.2 % [39.9, 48.6]", "24.2 [20.3, 28.3]")
+    rows = [("", "before", "between", "after"), ("execution accuracy [95 %]", *numbers)]
+    tables.show_table("500 questions", rows)
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert all(word in file.getvalue() for word in ("before", "after", "[16.7,"))
+
+
+# A command that saves when it is stopped, as launch.train does, and tells how it goes meanwhile.
+SAVES = """
+import sys, time
+from pathlib import Path
+from launch import cli
+from minirl.run import preemption
+def main(_):
+    with preemption.watched(), cli.progress_bar("learning") as progress:
+        Path(sys.argv[1], "begun").touch()
+        try:
+            while True:
+                progress(1, 2, "loss")
+                time.sleep(0.05)
+                preemption.check()
+        except preemption.Preempted:
+            cli.console.print("saving")
+            print("saving", flush=True)
+            Path(sys.argv[1], "saved").touch()
+            raise
+cli.run(main)
+"""
+
+
+def test_a_closed_terminal_saves(tmp_path):
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "-c", SAVES, str(tmp_path)])
+    until = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (tmp_path / "saved").exists()
+
+
+def test_what_nohup_ignores_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with preemption.watched():
+            signal.raise_signal(signal.SIGHUP)
+            preemption.check()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with preemption.watched():
+            signal.raise_signal(signal.SIGHUP)
+            assert preemption.noticed() == signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
