@@ -37,12 +37,14 @@ def score(
         UserError: A setting is wrong, or there is no database or gold query.
     """
     # Who imports the package for a module of it needs none of this.
-    from rewards.adapters.scoring import example_of, read_settings, scorer_of
+    from exchange import reply_text
+    from rewards.adapters.scoring import cell_of, example_of, read_settings, scorer_of
 
     family = {"kind": reward} if isinstance(reward, str) else reward
     match = _MATCH.get(str(family.get("kind")), "set")
     env = {"kind": "single_turn", "wrapping": "any", "match": match}
     scorer = scorer_of(read_settings({"env": env, **settings, "reward": family}))
     example = example_of({"database": database, "gold_sql": gold})
-    found = scorer.score(example, [reply] if isinstance(reply, str) else reply)
+    replies = reply if isinstance(reply, list | tuple) else [reply]
+    found = scorer.score(example, [reply_text(cell_of(one)) for one in replies])
     return replace(found, feedback=scorer.feedback(example, found.last))

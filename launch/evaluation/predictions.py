@@ -154,28 +154,37 @@ def _like_ids(predictions: Sequence[_Prediction]) -> list[str]:
 
 
 def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
-    """Find the questions by their ids: ours, or the data set's own where no two have the same."""
-    own = Counter(example.question_id for example in examples)
-    known = {example.question_id: example for example in examples if own[example.question_id] == 1}
+    """Find the questions by their ids: ours, or the data set's own, which several may share if the
+    record's database or question tells them apart.
+    """
+    named: dict[str, list[Example]] = {}
+    for example in examples:
+        named.setdefault(example.question_id, []).append(example)
     # Spider 2 names its questions.
-    known |= {example.id.removeprefix("spider2/"): example for example in examples}
-    known |= {example.id: example for example in examples}
-    places = {str(number): example for number, example in enumerate(examples)}
+    named |= {example.id.removeprefix("spider2/"): [example] for example in examples}
+    named |= {example.id: [example] for example in examples}
+    places = {str(number): [example] for number, example in enumerate(examples)}
     pairs = []
     for one in predictions:
         field, value = one.id or ("", "")
-        example = (places if field == "idx" else known).get(value)
-        if example is None:
-            what = (
-                f"{field} {value} is of no question" if field else "no id, though others have one,"
-            )
-            first = examples[0]
+        found = (places if field == "idx" else named).get(value, [])
+        if len(found) > 1:
+            found = [example for example in found if _may_be(one, example)] or found
+        if len(found) != 1:
+            count, first = f"{len(found)} questions" if found else "no question", examples[0]
+            what = f"{field} {value} is of {count}" if field else "no id, though others have one,"
             raise UserError(
                 f"{one.place}: {what} of --data; theirs are such as id {first.id}, question_id "
                 f"{first.question_id}, idx 0"
             )
-        pairs.append((example, one))
+        pairs.append((found[0], one))
     return pairs
+
+
+def _may_be(one: _Prediction, example: Example) -> bool:
+    """Tell whether what a record says of its question is so of one."""
+    same = (one.db_id, example.db_id), (one.question, example.question)
+    return all(said in (None, true) for said, true in same)
 
 
 def _by_question(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from exchange import CreditSpan, UserError
+from exchange.settings import at_home
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import gold_result
@@ -217,7 +219,7 @@ def _scorer(config: AdapterConfig, _process: int) -> Scorer:
     return Scorer(config)
 
 
-def example_of(row: Mapping[str, Any] | str | bytes, *, gold_sql: str | None = None) -> Example:
+def example_of(row: Mapping[str, Any] | str | bytes, *, gold_sql: Any = None) -> Example:
     """Read a question from the row of a data set.
 
     Args:
@@ -227,51 +229,85 @@ def example_of(row: Mapping[str, Any] | str | bytes, *, gold_sql: str | None = N
             trainer's, so the rest is not read.
         gold_sql: The gold query of trainers that have their own name for it.
     """
-    row = row if isinstance(row, Mapping) else _read_row(row)
-    found = {"database": row.get("database"), "gold_sql": gold_sql or row.get("gold_sql")}
-    for name, value in found.items():
-        if not isinstance(value, str | Path) or not str(value).strip():
+    row, given = mapping_of(row), _text("gold_sql", gold_sql)
+    texts = {name: _text(name, row.get(name)) for name in _TEXTS}
+    texts["gold_sql"] = given or texts["gold_sql"]
+    for name in ("database", "gold_sql"):
+        if not texts[name]:
             raise UserError(
                 f"the SQL reward needs {name} in every row of the data: "
                 "database is the path of a SQLite file, gold_sql the query that answers"
             )
-    database = Path(str(found["database"]))
+    database = Path(at_home(texts["database"]))
     return Example(
-        id=str(row.get("id", "")),
+        id=texts["id"],
         question="",
         db_id=database.stem,
         database=database,
-        gold_sql=str(found["gold_sql"]).strip(),
-        dialect=dialect_of(str(row.get("dialect") or "sqlite")),
+        gold_sql=texts["gold_sql"],
+        dialect=dialect_of(texts["dialect"] or "sqlite"),
         alternatives=_alternatives(row.get("alternatives")),
-        grading_method=_rule(row.get("grading_method")),
+        grading_method=_rule(texts["grading_method"]),
     )
 
 
-def _alternatives(written: Iterable[Any] | str | None) -> tuple[str, ...]:
-    """Read more gold queries: Parquet gives arrays, and nothing where another row has one."""
-    more = (written,) if isinstance(written, str) else written
-    return () if more is None else tuple(map(str, more))
+_TEXTS = ("database", "gold_sql", "id", "dialect", "grading_method")
 
 
-def _rule(written: str | None) -> str:
+def cell_of(value: Any) -> Any:
+    """Return a cell of a data frame as Python has it: of NumPy, Arrow or pandas; None for a missing
+    one (NaN, NaT, NA).
+    """
+    for plain in ("as_py", "tolist"):
+        value = getattr(value, plain)() if hasattr(value, plain) else value
+    if isinstance(value, list | tuple):
+        return [one for one in map(cell_of, value) if one is not None]
+    try:
+        return value if value == value else None
+    except TypeError:  # pandas' NA is neither equal nor not
+        return None
+
+
+def _text(name: str, value: Any) -> str:
+    """Read a cell of text; empty where there is none."""
+    value = cell_of(value)
+    if isinstance(value, Mapping | list):
+        raise UserError(f"the SQL reward: {name} should be text, not {value!r:.60}")
+    if isinstance(value, bytes):
+        return os.fsdecode(value).strip()
+    return "" if value is None else str(value).strip()
+
+
+def _alternatives(value: Any) -> tuple[str, ...]:
+    """Read more gold queries: one, or a list, which CSV has as JSON."""
+    value = cell_of(value)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError):
+            value = json.loads(value)
+    every = value if isinstance(value, list) else [value]
+    return tuple(filter(None, (_text("alternatives", one) for one in every)))
+
+
+def _rule(written: str) -> str:
     try:
         return checked_method(written)
     except ValueError as error:
         raise UserError(f"the SQL reward: grading_method: {error}") from None
 
 
-def _read_row(text: str | bytes) -> Mapping[str, Any]:
-    try:
-        row = json.loads(text)
-    except (ValueError, TypeError):
-        row = None
-    if not isinstance(row, dict):
+def mapping_of(value: Any) -> Mapping[str, Any]:
+    """Read the fields of a row: a mapping, or one as JSON text; none of a missing cell."""
+    if isinstance(value, Mapping):
+        return value
+    fields = cell_of(value)
+    with suppress(ValueError, TypeError):
+        fields = json.loads(fields)
+    if fields is not None and not isinstance(fields, dict):
         raise UserError(
-            f"the SQL reward: {text!r:.60} is no row: give a mapping with `database`, or a JSON "
+            f"the SQL reward: {value!r:.60} is no row: give a mapping with `database`, or a JSON "
             "object of one"
         )
-    return row
+    return fields or {}
 
 
 def _plain(value: Any) -> Any:

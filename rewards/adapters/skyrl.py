@@ -13,7 +13,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from rewards.adapters.scoring import Scored, example_of, read_settings, scorer_of
+from rewards.adapters.scoring import (
+    Scored,
+    cell_of,
+    example_of,
+    mapping_of,
+    read_settings,
+    scorer_of,
+)
 from sqlenv.envs.build import max_replies
 from sqlenv.types import Episode
 
@@ -48,10 +55,10 @@ class SqlEnv(_Base):
         super().__init__()
         row = extras or {}
         config = read_settings({**(settings or {}), **(env_config or {})})
-        gold = (row.get("reward_spec") or {}).get("ground_truth")
+        gold = mapping_of(row.get("reward_spec")).get("ground_truth")
         self._scorer = scorer_of(config)
         allowed = max_replies(config.env)
-        self.turns, self.max_turns = 0, min(int(row.get("max_turns") or allowed), allowed)
+        self.turns, self.max_turns = 0, min(int(cell_of(row.get("max_turns")) or allowed), allowed)
         self._environment = self._scorer.environment(replies=self.max_turns)
         self._episode = Episode(example_of(row, gold_sql=gold))
         self._score: Scored | None = None

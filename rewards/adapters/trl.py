@@ -11,6 +11,7 @@ from exchange import reply_text
 from rewards.adapters.scoring import (
     AdapterConfig,
     Scored,
+    cell_of,
     example_of,
     read_settings,
     scorer_of,
@@ -50,7 +51,7 @@ class SqlReward:
         Raises:
             UserError: A database or gold query is missing.
         """
-        given = {name: columns[name] for name in _COLUMNS if name in columns}
+        given = {name: [*columns[name]] for name in _COLUMNS if name in columns}
         episodes = [
             (example_of({name: values[at] for name, values in given.items()}), replies_of(one))
             for at, one in enumerate(completions)
@@ -70,15 +71,17 @@ _COLUMNS = ("database", "gold_sql", "id", "dialect", "alternatives", "grading_me
 
 def replies_of(completion: Completion) -> list[str]:
     """List the texts that the policy wrote: the completion, or its assistant messages."""
+    if isinstance(completion, Mapping):
+        completion = [completion]
     if not isinstance(completion, list | tuple):
-        return [completion if isinstance(completion, str) else ""]
+        return [reply_text(completion)]
     messages = [message for message in completion if isinstance(message, Mapping)]
     return [_text(message) for message in messages if message.get("role") == "assistant"]
 
 
 def _text(message: Mapping[str, Any]) -> str:
     """Put together what TRL takes apart where there are tools: thinking, text, calls."""
-    calls = (call.get("function") for call in message.get("tool_calls") or ())
+    calls = (call.get("function") for call in cell_of(message.get("tool_calls")) or ())
     parts = [
         reply_text(message.get("content"), message.get("reasoning_content")),
         *(f"<tool_call>\n{json.dumps(call, default=str)}\n</tool_call>" for call in calls),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exchange import UserError
-from rewards.adapters.scoring import example_of, read_settings, scorer_of
+from exchange import UserError, reply_text
+from rewards.adapters.scoring import cell_of, example_of, mapping_of, read_settings, scorer_of
 
 ExtraInfo = Mapping[str, Any] | str | None
 """The row's own fields, `extra_info`: a mapping, or one as JSON text."""
@@ -18,7 +18,7 @@ ExtraInfo = Mapping[str, Any] | str | None
 
 def compute_score(
     data_source: str,
-    solution_str: str,
+    solution_str: Any,
     ground_truth: str,
     extra_info: ExtraInfo = None,
     *,
@@ -32,7 +32,7 @@ def compute_score(
 
 def compute_scores(
     data_sources: Sequence[str],
-    solution_strs: Sequence[str],
+    solution_strs: Sequence[Any],
     ground_truths: Sequence[str],
     extra_infos: Sequence[ExtraInfo],
     *,
@@ -58,7 +58,7 @@ def compute_scores(
         )
     rows = zip(solution_strs, ground_truths, extra_infos, strict=True)
     episodes = [
-        (example_of(row or {}, gold_sql=gold), [reply if isinstance(reply, str) else ""])
+        (example_of(mapping_of(row), gold_sql=gold), [reply_text(cell_of(reply))])
         for reply, gold, row in rows
     ]
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -13,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from exchange import UserError
@@ -65,6 +68,77 @@ def test_trl_scores_texts_and_conversations_in_order_and_logs_means(database):
     assert found == [3.0, 1.0, 0.0, 3.0, 3.0, 0.0, 0.0, 3.0]
     shares = {"sql/match": 1.0, "sql/executable": 5 / 16, "sql/format": 5 / 16, "sql/correct": 0.5}
     assert logged == shares | {"sql/sql_found": 5 / 8}
+
+
+# Cells as data frames have them: missing ones of every kind, and scalars and lists of libraries.
+MISSING = [None, math.nan, np.float32("nan"), np.datetime64("NaT"), pd.NaT, pd.NA]
+OPTIONAL = ("id", "dialect", "alternatives", "grading_method")
+MORE = "SELECT name FROM singer WHERE age >= 20"
+
+
+class Arrow(list):
+    """As Arrow's scalars give their value."""
+
+    def as_py(self):
+        return [*self]
+
+
+LISTS: list[Any] = [
+    Arrow([MORE, None]),
+    np.array([MORE], object),
+    pd.array([MORE]),
+    [np.str_(MORE), None, math.nan],
+    MORE,
+]
+
+LISTS += [json.dumps([MORE]), MORE.encode(), np.bytes_(MORE)]
+
+
+@pytest.mark.parametrize("missing", MISSING, ids=str)
+def test_a_missing_cell_of_any_kind_is_none(database, missing):
+    row: dict[str, Any] = {"database": str(database), **dict.fromkeys(OPTIONAL, missing)}
+    plain = example_of({"database": str(database)}, gold_sql=GOLD)
+    assert example_of(row, gold_sql=GOLD) == plain
+    assert compute_score("d", GOOD, GOLD, row, settings=ONE_SHOT)["score"] == 3.0
+    columns: Any = {"gold_sql": [GOLD], **{name: [one] for name, one in row.items()}}
+    assert SqlReward(ONE_SHOT)([GOOD], **columns) == [3.0]
+    extras = {**row, "reward_spec": {"ground_truth": GOLD}, "max_turns": missing}
+    assert SqlEnv(ONE_SHOT, extras).step(GOOD)["reward"] == 3.0
+    for needed in ("database", "gold_sql"):
+        with pytest.raises(UserError, match=f"needs {needed} in every row"):
+            example_of({"database": str(database), "gold_sql": GOLD, needed: missing})
+    with pytest.raises(UserError, match="needs gold_sql"):
+        SqlEnv(ONE_SHOT, {"database": str(database), "reward_spec": missing})
+
+
+@pytest.mark.parametrize("written", LISTS, ids=lambda one: type(one).__name__)
+def test_scalars_and_lists_of_libraries_are_read(database, written):
+    frame = pd.DataFrame({"database": [str(database)], "gold_sql": [GOLD], "id": [np.int64(7)]})
+    frame = frame.astype({"database": "string", "gold_sql": "string"})
+    row = {**frame.to_dict("records")[0], "alternatives": written, "dialect": np.str_("sqlite")}
+    found = example_of(row)
+    assert (found.id, found.gold_sql, found.alternatives) == ("7", GOLD, (MORE,))
+    assert {type(one) for one in (found.id, found.gold_sql, *found.alternatives)} <= {str, np.str_}
+
+
+def test_columns_and_completions_of_any_kind_are_read(database):
+    frame = pd.DataFrame(rows(database, 2), index=[7, 3])
+    parts: Any = [{"type": "text", "text": GOOD}]
+    message: Any = {"role": "assistant", "content": parts, "tool_calls": math.nan}
+    assert SqlReward(ONE_SHOT)([[message], message], **frame.to_dict("series")) == [3.0, 3.0]
+    spec = json.dumps({"ground_truth": GOLD})
+    assert SqlEnv(ONE_SHOT, {"database": str(database), "reward_spec": spec}).step(GOOD)["done"]
+    assert compute_score("d", parts, GOLD, {"database": str(database)}, settings=ONE_SHOT)["acc"]
+    for field in OPTIONAL:
+        with pytest.raises(UserError, match=rf"{field} should be text, not \{{'a': 1\}}"):
+            example_of({"database": str(database), "gold_sql": GOLD, field: {"a": 1}})
+
+
+def test_content_in_parts_is_a_reply():
+    parts = [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": GOOD[16:]}]
+    assert replies_of([{"role": "assistant", "content": parts}]) == [
+        f"<think>\nso\n</think>\n\n{GOOD[16:]}"
+    ]
 
 
 def test_trl_shows_why_beside_each_completion(database):
