@@ -48,7 +48,7 @@ _OPEN_CALL = re.compile(r"<tool_call>(?=\s*(?:\{|\Z))", _FLAGS)
 # Unlike in SQL, a string ends on its line: an apostrophe too many may not hide the end of a block.
 _QUOTED = r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'[^'\n]*'|"[^"\n]*\""""
 _WORD = r"[\w+#.-]"
-_SQL = r"(?:sql|sqlite3?|mysql|postgres(?:ql)?)"
+_SQL = r"(?:[a-z-]*sql|sqlite3?|postgres|duckdb|mariadb)"
 _IS_SQL = re.compile(_SQL, _FLAGS)
 _IS_UNMARKED = re.compile("(?:select|with|values)?", _FLAGS)
 """What follows the marks of a fence without a language: nothing on the line, or the query."""
@@ -57,6 +57,8 @@ _IN_SQL = rf"[ \t]*+{_SQL}(?!{_WORD})"
 _OPENS = re.compile(rf"<sql>|(?<![`~]){_MARK}{_IN_SQL}|\A\s*+{_MARK}(?:{_IN_SQL})?", _FLAGS)
 _CLOSES = re.compile(rf"{_QUOTED}|(?P<close></sql>|{_MARK})", _FLAGS)
 _QUOTED_CODE = re.compile(r"(`{1,2}+)(?P<inside>[^`].*?[^`])\1\Z", _FLAGS)
+_BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\u200b\u200c\u200d\u2060\ufeff"
+"""What is blank, and what nobody sees, such as a byte order mark."""
 _FEW = 100  # tokens that are looked at; SQLite takes fewer brackets in one another
 _BEGINNING = re.compile(
     r"select \S|values \(|with (recursive )?\S+ (as (not )?(materialized )?)?\("
@@ -319,5 +321,5 @@ def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    start = end - len(text[start:end].lstrip())
-    return start, start + len(text[start:end].rstrip())
+    start = end - len(text[start:end].lstrip(_BLANKS))
+    return start, start + len(text[start:end].rstrip(_BLANKS))
