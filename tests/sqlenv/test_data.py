@@ -98,6 +98,16 @@ def test_spider2_keeps_local_questions_and_reads_documents(tmp_path):
     assert data.pools[0].found == {"not for SQLite": 1, "blank": 1}
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_names_that_no_file_can_have_are_names_of_no_file(tmp_path, name):
+    make_band(tmp_path / "databases")
+    record = spider(instance_id="local1", external_knowledge=name)
+    gone = spider(db_id=name, external_knowledge=None, instance_id="local2")
+    write(tmp_path / "test.json", [record, gone])
+    data = load_one(tmp_path, "spider2", split="test", data={"drop_missing_database": True})
+    assert [example.evidence for example in data.examples] == [name]
+
+
 # Gold queries.
 
 GOLDS = [
