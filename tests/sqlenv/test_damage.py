@@ -35,7 +35,7 @@ def whole(record: Any) -> Any:
 def test_damage_is_told_in_a_line(case: dict[str, Any], tmp_path: Path, runner: Executor) -> None:
     for name, content in {"database/band": "band", **case["files"]}.items():
         lay(tmp_path / name, content)
-    source = {"split": "dev", **case.get("source", {})}
+    source: dict[str, Any] = {"split": "dev", **case.get("source", {})}
     if "corrections" in source:
         source["corrections"] = str(tmp_path / source["corrections"])
     if "file" in source:
