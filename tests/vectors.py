@@ -30,6 +30,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def table(rows: Sequence[Any]) -> Table:
-    """Give rows columns with names; one column where there are none."""
-    return Table(tuple(f"c{n}" for n in range(len(rows[0]) if rows else 1)), tuple(rows))
+def table(rows: Sequence[Any], names: Sequence[str] | None = None) -> Table:
+    """Give rows columns, with names of ours if there are none; one column if there is no row."""
+    names = names or [f"c{n}" for n in range(len(rows[0]) if rows else 1)]
+    return Table(tuple(names), tuple(map(tuple, rows)))

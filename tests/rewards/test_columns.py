@@ -21,7 +21,7 @@ from rewards.columns import (
 )
 from rewards.config import AstraConfig, AtrConfig, PaverlConfig
 from sqlenv.types import Answer, Attempt, Episode, Result, SqlError, Table, TimedOut
-from tests.vectors import read
+from tests.vectors import read, table
 
 from .conftest import EXAMPLE, Golds
 
@@ -46,16 +46,15 @@ def tables(draw: Any, *, width: int | None = None) -> Table:
     return Table(tuple(names), tuple(rows))
 
 
-def table(rows: Any, names: Any = None) -> Result:
+def result(rows: Any, names: Any = None) -> Result:
     if rows is None:
         return SqlError("no such column: x")
-    names = names or [f"c{n}" for n in range(len(rows[0]) if rows else 2)]
-    return Table(tuple(names), tuple(map(tuple, rows)))
+    return table(rows, names or (None if rows else ("c0", "c1")))
 
 
 def results_of(case: dict) -> tuple[Result, Result]:
-    gold = table(case.get("gold", SHEET["gold"]), case.get("gold_names"))
-    return table(case["pred"], case.get("names")), gold
+    gold = result(case.get("gold", SHEET["gold"]), case.get("gold_names"))
+    return result(case["pred"], case.get("names")), gold
 
 
 def reward(pred: Result, gold: Result, *, sql: str = "SELECT a, b FROM t", **settings: Any):
@@ -114,7 +113,7 @@ def test_without_an_answer_or_a_gold_result_nothing_is_paid():
 
 @pytest.mark.parametrize("case", read("csmr")["cases"], ids=lambda case: case["id"])
 def test_csmr(case):
-    pred, gold = table(case["pred"]), table(case["gold"])
+    pred, gold = result(case["pred"]), result(case["gold"])
     assert csmr(pred, gold) == pytest.approx(case["csmr"], abs=1e-6)
     if 0 < case["csmr"] < 1:
         assert csmr(pred, gold, alpha=0.4) == pytest.approx(case["csmr"] / 2, abs=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -26,7 +26,7 @@ from sqlenv.config import AnswerConfig
 from sqlenv.envs.single_turn import judge_reply
 from sqlenv.executor import Executor
 from sqlenv.types import Dialect, Episode, Example, Result, SqlError, Table
-from tests.vectors import read
+from tests.vectors import read, table
 
 from .conftest import labelled
 
@@ -109,11 +109,6 @@ def test_long_hostile_text_takes_no_time():
         result = SqlError("no such column: t.a", 3)
         assert trace_error(text, result, columns=KNOWN) <= set(range(len(clauses)))
         assert time.thread_time() - start < 5, text[:10]
-
-
-def table(rows: Sequence[Sequence], columns: Sequence[str] | None) -> Table:
-    width = len(rows[0]) if rows else 1
-    return Table(tuple(columns or [f"c{i}" for i in range(width)]), tuple(map(tuple, rows)))
 
 
 @pytest.mark.parametrize("case", DIFFERENCES["cases"], ids=name)

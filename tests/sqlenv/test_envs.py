@@ -13,16 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.config import (
-    AgenticConfig,
-    DiagnosedConfig,
-    ExecutorConfig,
-    SingleTurnConfig,
-)
-from sqlenv.envs.agentic import Agentic, BadCall, Call, read_call, tool_response
-from sqlenv.envs.build import build_environment
-from sqlenv.envs.diagnosed import Diagnosed
-from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.config import AgenticConfig, DiagnosedConfig, ExecutorConfig, SingleTurnConfig
+from sqlenv.envs.agentic import BadCall, Call, read_call, tool_response
+from sqlenv.envs.build import BaseEnvironment, build_environment
 from sqlenv.evaluators import equality
 from sqlenv.evaluators.comparators import Case, judge_cases
 from sqlenv.executor import Executor
@@ -51,9 +44,9 @@ from sqlenv.types import (
 from tests.vectors import read
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR")
-RIGHT = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20</sql>"
-WRONG = "<think>a</think><sql>SELECT name FROM singer</sql>"
-BROKEN = "<think>a</think><sql>SELECT missing FROM singer</sql>"
+GOLD = "SELECT name FROM singer WHERE age > 20"
+FORM = "<think>a</think><sql>{}</sql>"
+RIGHT, WRONG = FORM.format(GOLD), FORM.format("SELECT name FROM singer")
 
 
 def first_prompt(example: Example) -> Observation:
@@ -71,16 +64,27 @@ class Recorder:
         return TAGS, feedback_text(example, TAGS)
 
 
-def diagnosed(runner, feedback, **settings) -> Diagnosed:
-    config = DiagnosedConfig(**settings)
-    return Diagnosed(config, executor=runner, first_prompt=first_prompt, feedback=feedback)
+def made(config, runner, feedback=None) -> BaseEnvironment:
+    feedback = feedback or Recorder()
+    return build_environment(config, executor=runner, first_prompt=first_prompt, feedback=feedback)
+
+
+def play(env: BaseEnvironment, example: Example, *replies: str) -> tuple[Episode, list[Any]]:
+    """Step through replies; return the episode and what each was answered with."""
+    episode, _ = env.reset(example)
+    observations: list[Any] = []
+    for reply in replies:
+        episode, observation = env.step(episode, reply)
+        observations.append(observation)
+    return episode, observations
 
 
 def test_single_turn_judges_one_reply(runner, example):
-    env = SingleTurn(SingleTurnConfig(), executor=runner, first_prompt=first_prompt)
+    env = made(SingleTurnConfig(), runner)
     start, observation = env.reset(example)
     assert observation == first_prompt(example)
-    for reply, correct in [(RIGHT, True), (WRONG, False), (BROKEN, False)]:
+    broken = FORM.format("SELECT missing FROM singer")
+    for reply, correct in [(RIGHT, True), (WRONG, False), (broken, False)]:
         episode, following = env.step(start, reply)
         assert following is None
         assert [attempt.correct for attempt in episode.attempts] == [correct]
@@ -89,32 +93,23 @@ def test_single_turn_judges_one_reply(runner, example):
 
 def test_diagnosed_goes_on_until_the_first_match(runner, example):
     feedback = Recorder()
-    env = diagnosed(runner, feedback)
-    episode, _ = env.reset(example)
-    episode, observation = env.step(episode, WRONG)
-    assert observation is not None
-    (message,) = observation
+    episode, told = play(made(DiagnosedConfig(), runner, feedback), example, WRONG, RIGHT)
+    ((message,), end) = told
     assert message.role == "user"
     assert "WHERE_ERROR, SELECT_ERROR" in message.content
     assert TAG_SENTENCES["WHERE_ERROR"] in message.content
-    assert episode.attempts[0].tags == TAGS
-    episode, observation = env.step(episode, RIGHT)
-    assert observation is None
+    assert end is None
     assert [attempt.correct for attempt in episode.attempts] == [False, True]
-    assert episode.attempts[1].tags == ()
+    assert [attempt.tags for attempt in episode.attempts] == [TAGS, ()]
     assert feedback.calls == ["SELECT name FROM singer"]
 
 
 @pytest.mark.parametrize("turns", [1, 4])
 def test_diagnosed_ends_after_its_turns(runner, example, turns):
     feedback = Recorder()
-    env = diagnosed(runner, feedback, turns=turns)
-    episode, observation = env.reset(example)
-    replies = 0
-    while observation is not None:
-        episode, observation = env.step(episode, WRONG)
-        replies += 1
-    assert replies == len(episode.attempts) == turns
+    env = made(DiagnosedConfig(turns=turns), runner, feedback)
+    _, told = play(env, example, *[WRONG] * turns)
+    assert [one is None for one in told] == [False] * (turns - 1) + [True]
     assert len(feedback.calls) == turns - 1
 
 
@@ -126,9 +121,7 @@ def test_reply_without_a_complete_block_is_an_error_that_never_runs(example, rep
 
         gold = execute
 
-    episode, observation = diagnosed(NeverRuns(), Recorder()).step(
-        diagnosed(NeverRuns(), Recorder()).reset(example)[0], reply
-    )
+    episode, (observation,) = play(made(DiagnosedConfig(), NeverRuns()), example, reply)
     assert observation is not None
     (attempt,) = episode.attempts
     assert (attempt.text, attempt.sql, attempt.correct) == (reply, "", False)
@@ -136,47 +129,30 @@ def test_reply_without_a_complete_block_is_an_error_that_never_runs(example, rep
 
 
 # Always right by its result, and nothing that the model could know.
-LUCK = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20 + 0 * random()</sql>"
+LUCK = f"{GOLD} + 0 * random()"
+DATED = "SELECT name, strftime('%Y', 'now') - age FROM singer WHERE date('now') > '2020'"
+CAST = "SELECT name, CAST(strftime('%Y', CURRENT_DATE) AS INTEGER) - age FROM singer"
+TODAY = f"SELECT name, {time.strftime('%Y', time.gmtime())} - age FROM singer"
 
 
 @pytest.mark.parametrize("config", [SingleTurnConfig, DiagnosedConfig, AgenticConfig])
-def test_luck_is_wrong(runner, example, config):
-    settings = config(wrapping="sql_tag")
-    env = build_environment(
-        settings, executor=runner, first_prompt=first_prompt, feedback=Recorder()
-    )
-    episode, _ = env.step(env.reset(example)[0], LUCK)
-    [attempt] = episode.attempts
-    assert not attempt.correct
-    assert isinstance(attempt.result, Table)
-    assert attempt.result.rows == (("Bo",),)
-    assert attempt.result.nondeterministic
-
-
-@pytest.mark.parametrize("config", [SingleTurnConfig, DiagnosedConfig, AgenticConfig])
-def test_a_gold_that_reads_the_clock_is_right_and_a_date_written_out_is_not(
-    runner, example, config
-):
-    env = build_environment(
-        config(wrapping="sql_tag"), executor=runner, first_prompt=first_prompt,
-        feedback=Recorder(),
-    )  # fmt: skip
-    gold = "SELECT name, strftime('%Y', 'now') - age FROM singer WHERE date('now') > '2020'"
-    asked = replace(example, gold_sql=gold)
-    today = time.strftime("%Y", time.gmtime())
-    for sql, correct in (
-        (gold, True),
-        ("SELECT name, CAST(strftime('%Y', CURRENT_DATE) AS INTEGER) - age FROM singer", True),
-        (f"SELECT name, {today} - age FROM singer", False),
-    ):
-        episode, _ = env.step(env.reset(asked)[0], f"<think>a</think><sql>{sql}</sql>")
-        assert episode.attempts[-1].correct == correct, sql
+def test_luck_is_wrong_and_a_gold_that_reads_the_clock_is_right(runner, example, config):
+    """But not a date that is written out."""
+    env = made(config(wrapping="sql_tag"), runner)
+    for gold, sql, correct in (
+        (GOLD, LUCK, False), (DATED, DATED, True), (DATED, CAST, True), (DATED, TODAY, False),
+    ):  # fmt: skip
+        episode, _ = play(env, replace(example, gold_sql=gold), FORM.format(sql))
+        [attempt] = episode.attempts
+        assert attempt.correct == correct, sql
+        assert isinstance(attempt.result, Table)
+        assert attempt.result.nondeterministic == (sql == LUCK)
+        assert sql != LUCK or attempt.result.rows == (("Bo",),)
 
 
 def test_official_verdicts_know_no_luck(runner, example):
-    sql = LUCK.partition("<sql>")[2].removesuffix("</sql>")
     names = ("set", "bird_ex", "spider_ex")
-    [judged] = judge_cases(runner, [Case(sql, example.gold_sql, example.database)], names)
+    [judged] = judge_cases(runner, [Case(LUCK, GOLD, example.database)], names)
     assert judged.scores == dict.fromkeys(names, 1.0)
 
 
@@ -190,8 +166,8 @@ def test_numbers_are_compared_with_each_gold_once(runner, example, monkeypatch):
     for alternatives, count in (((), 1), (("SELECT 0.25", "SELECT 0.3"), 3)):
         asked.clear()
         example = replace(example, gold_sql="SELECT 0.5", alternatives=alternatives)
-        env = SingleTurn(SingleTurnConfig(), executor=runner, first_prompt=first_prompt)
-        episode, _ = env.step(env.reset(example)[0], "<sql>SELECT 0.1 + 0.2</sql>")
+        env = made(SingleTurnConfig(), runner)
+        episode, _ = play(env, example, "<sql>SELECT 0.1 + 0.2</sql>")
         assert episode.attempts[0].correct == bool(alternatives)
         assert len(asked) == count
 
@@ -199,20 +175,12 @@ def test_numbers_are_compared_with_each_gold_once(runner, example, monkeypatch):
 # The tool-calling environment: calls, responses, answers, and replies that nobody expects.
 
 CASES = read("tool_calls")["cases"]
-GOLD = "SELECT name FROM singer WHERE age > 20"
 
 
 @pytest.fixture(scope="module")
 def executor():
     with Executor(ExecutorConfig(max_steps=100_000)) as executor:
         yield executor
-
-
-def agentic(executor, **changes: Any) -> Agentic:
-    def first_prompt(example: Example) -> Observation:
-        return (Message("user", example.question),)
-
-    return Agentic(AgenticConfig(**changes), executor=executor, first_prompt=first_prompt)
 
 
 def call(sql: str, name: str = "run_sql_remote", **more: str) -> str:
@@ -225,12 +193,11 @@ def answer(sql: str) -> str:
     return f"It is\n```sql\n{sql}\n```"
 
 
-def play(env: Agentic, example: Example, *replies: str) -> tuple[Episode, list[str | None]]:
+def use(env: BaseEnvironment, example: Example, *replies: str) -> tuple[Episode, list[str | None]]:
     """Step through replies; of each response the text inside its tags."""
-    episode, _ = env.reset(example)
+    episode, observations = play(env, example, *replies)
     responses: list[str | None] = []
-    for reply in replies:
-        episode, observation = env.step(episode, reply)
+    for observation in observations:
         if observation is None:
             responses.append(None)
             continue
@@ -242,17 +209,22 @@ def play(env: Agentic, example: Example, *replies: str) -> tuple[Episode, list[s
     return episode, responses
 
 
+def answered(episode: Episode) -> tuple[str, bool]:
+    assert episode.answer is not None
+    return episode.answer.sql, episode.answer.correct
+
+
 def test_a_response_has_the_numbers_that_the_query_gave(executor, example):
     """Written as the gold result's, they would tell what is right."""
     asked = replace(example, gold_sql="SELECT 0.1 + 0.2, 42")
-    episode, responses = play(agentic(executor), asked, call("SELECT 0.3, 42.0"))
+    episode, responses = use(made(AgenticConfig(), executor), asked, call("SELECT 0.3, 42.0"))
     assert responses == ["[[0.3, 42.0]]"]
     assert episode.attempts[0].correct
 
 
 def test_an_episode_as_in_the_papers_case_study(executor, example):
     replies = (call("SELECT names FROM singer"), call(GOLD, db_id="another"), answer(GOLD))
-    episode, responses = play(agentic(executor), example, *replies)
+    episode, responses = use(made(AgenticConfig(), executor), example, *replies)
     assert responses == ["error: no such column: names", "[['Bo']]", None]
     assert [one.kind for one in episode.attempts] == ["call", "call", "answer"]
     assert [one.correct for one in episode.attempts] == [False, True, True]
@@ -262,32 +234,28 @@ def test_an_episode_as_in_the_papers_case_study(executor, example):
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_after_the_last_call_comes_the_answer_whatever_it_is(executor, example, calls):
-    env = agentic(executor, calls=calls)
+    env = made(AgenticConfig(calls=calls), executor)
     right = [call(GOLD)] * calls
-    episode, responses = play(env, example, *right, call(GOLD))
+    episode, responses = use(env, example, *right, call(GOLD))
     assert responses == ["[['Bo']]"] * calls + [None]
-    assert episode.answer is not None
-    assert (episode.answer.sql, episode.answer.correct) == ("", False)
+    assert answered(episode) == ("", False)
     # A fence beside a call too many is an answer.
-    episode, _ = play(env, example, *right, call("SELECT 1") + answer(GOLD))
-    assert episode.answer is not None
-    assert (episode.answer.sql, episode.answer.correct) == (GOLD, True)
+    episode, _ = use(env, example, *right, call("SELECT 1") + answer(GOLD))
+    assert answered(episode) == (GOLD, True)
 
 
 def test_names_of_appendix_a(executor, example):
-    env = agentic(executor, tool="execute_sql", finish_tool="finish")
+    env = made(AgenticConfig(tool="execute_sql", finish_tool="finish"), executor)
     replies = (call(GOLD), call("SELECT 1", "execute_sql"), call(GOLD, "finish"))
-    episode, responses = play(env, example, *replies)
+    episode, responses = use(env, example, *replies)
     assert responses[0] is not None
     assert "execute_sql" in responses[0]
     assert responses[1:] == ["[[1]]", None]
     assert [one.kind for one in episode.attempts] == ["bad_call", "call", "answer"]
-    assert episode.answer is not None
-    assert episode.answer.correct
+    assert answered(episode) == (GOLD, True)
     # Also when no call is left.
-    episode, _ = play(env, example, *[call("SELECT 1", "execute_sql")] * 3, call(GOLD, "finish"))
-    assert episode.answer is not None
-    assert episode.answer.correct
+    episode, _ = use(env, example, *[call("SELECT 1", "execute_sql")] * 3, call(GOLD, "finish"))
+    assert answered(episode) == (GOLD, True)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
@@ -308,8 +276,8 @@ def test_reading_calls(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if "why" in case], ids=lambda c: c["id"])
 def test_a_call_that_cannot_be_read_is_answered_and_is_one_of_the_calls(executor, example, case):
-    env = agentic(executor, calls=1, finish_tool="finish")
-    episode, (response, end) = play(env, example, case["reply"], answer(GOLD))
+    env = made(AgenticConfig(calls=1, finish_tool="finish"), executor)
+    episode, (response, end) = use(env, example, case["reply"], answer(GOLD))
     assert response is not None
     assert response.startswith("error: the call ")
     assert end is None
@@ -367,14 +335,13 @@ hostile = st.one_of(
 
 @given(st.lists(hostile, min_size=4, max_size=4))
 def test_any_replies_end_after_four(executor, example, replies):
-    env = agentic(executor, tool="run_sql_remote", finish_tool="finish")
+    env = made(AgenticConfig(tool="run_sql_remote", finish_tool="finish"), executor)
     episode, observation = env.reset(example)
     count = 0
     while observation is not None:
         episode, observation = env.step(episode, replies[count])
         count += 1
-        if observation is not None:
-            "".join(message.content for message in observation).encode()
+        "".join(message.content for message in observation or ()).encode()
     assert count == len(episode.attempts) <= 4
     assert episode.answer is not None
     with sqlite3.connect(example.database) as connection:
