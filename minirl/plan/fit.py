@@ -426,7 +426,8 @@ def sampling_of(
     """
     graph, weights = nnx.split(abstract_model(work.model, work.source, None, lora=work.train.lora))
     local = local_mesh(weights, devices, dtype=work.dtype, memory_bytes=memory_bytes)
-    if local is None:
+    # A job of one device has no mesh, and its programs name none: the run finds these compiled.
+    if local is None and mesh is not None:
         local = Mesh(np.array(devices).reshape(1, 1, 1), MESH_AXES)
     model = nnx.merge(graph, copy_shapes(weights, local, work.dtype))
     model.mesh = local
@@ -441,9 +442,9 @@ def sampling_of(
     return Sampling(model, cache, device_bytes(arrays), room, *copied)
 
 
-def _largest_cache(work: Workload, mesh: Mesh | None, local: Mesh, *, room: float) -> CacheShape:
+def _largest_cache(work: Workload, mesh: Mesh | None, local: Mesh | None, *, room: float) -> CacheShape:
     """Return the larger of the caches of rollouts and of evaluations."""
-    processes = 1 if mesh is None else mesh.size // local.size
+    processes = 1 if mesh is None or local is None else mesh.size // local.size
     uses = [(needed_slots(work.sampler, work.train, processes=processes), work.train.group_size)]
     if work.evaluation is not None:
         uses.append((work.evaluation, 1))
