@@ -442,7 +442,9 @@ def sampling_of(
     return Sampling(model, cache, device_bytes(arrays), room, *copied)
 
 
-def _largest_cache(work: Workload, mesh: Mesh | None, local: Mesh | None, *, room: float) -> CacheShape:
+def _largest_cache(
+    work: Workload, mesh: Mesh | None, local: Mesh | None, *, room: float
+) -> CacheShape:
     """Return the larger of the caches of rollouts and of evaluations."""
     processes = 1 if mesh is None or local is None else mesh.size // local.size
     uses = [(needed_slots(work.sampler, work.train, processes=processes), work.train.group_size)]
