@@ -12,7 +12,7 @@ on the page of launch.report.
 from __future__ import annotations
 
 import json as js
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -28,16 +28,14 @@ from launch.evaluation.questions import check_databases
 from launch.files import check_new, numbered_lines
 from launch.pool import process_pool
 from minirl.run.files import naming, whole_file
-from rewards.workbench import PairScore, Workbench
+from rewards.workbench import Workbench
 from sqlenv.cache import shared_cache
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.executor import Executor
-from sqlenv.executor.database import check_contents, check_database
+from sqlenv.executor.database import check_database
 from sqlenv.types import Example, Numbers
 from sqlenv.witness.store import WitnessStore
-
-_FAILING = "gold queries do not run"
 
 
 @Parameter(name="*")
@@ -85,55 +83,49 @@ def score(*, given: ScoreOptions = ScoreOptions()) -> None:
     if given.json != options.STDOUT:
         check_new(given.json, "--json")
     if given.file:
-        _score_file(given.file, given, config)
+        pairs = read_pairs(given.file, given.dialect)
     else:
-        _score_pair(make_pair(pair, given.dialect), given, config)
+        pairs = [(None, make_pair(pair, given.dialect))]
+    _score(pairs, given, config)
 
 
 main = options.Command(score)
 
 
-def _score_pair(pair: Pair, given: ScoreOptions, config: ExecutorConfig) -> None:
-    example, pred = pair
-    check_contents(example.database)
-    with _workbench(config.model_copy(update={"workers": 1}), given.numbers) as bench:
-        found = bench.score(example, pred)
-    with _lines(given.json) as write:
-        write(found.record())
-    cli.warn_of([] if found.gold_ran else [example.db_id], _FAILING)
-
-
-def _score_file(path: Path, given: ScoreOptions, config: ExecutorConfig) -> None:
-    pairs, failing = read_pairs(path, given.dialect), dict[str, None]()
+def _score(pairs: Sequence[tuple[Any, Pair]], given: ScoreOptions, config: ExecutorConfig) -> None:
+    failing = dict[str, None]()
     work = partial(_scorer, numbers=given.numbers)
     with _lines(given.json) as write:
         check_databases(example.database for _, (example, _) in pairs)
-        asked = [pair for _, pair in pairs]
         with (
             process_pool(work, config, most=len(pairs)) as do,
             cli.progress_bar("scoring") as show,
         ):
-            rows = zip(pairs, do(asked), strict=True)
-            for done, ((name, (example, _)), found) in enumerate(rows, 1):
-                write({"id": name, **found.record()})
-                failing |= {} if found.gold_ran else {example.id: None}
-                show(done, len(pairs), "")
-    cli.warn_of([*failing], _FAILING)
+            rows = zip(pairs, do([pair for _, pair in pairs]), strict=True)
+            for done, ((name, (example, _)), (found, gold_ran)) in enumerate(rows, 1):
+                write({"id": name, **found} if given.file else found)
+                where = example.id if given.file else example.db_id
+                failing |= {} if gold_ran else {where: None}
+                if given.file:
+                    show(done, len(pairs), "")
+    cli.warn_of([*failing], "gold queries do not run")
 
 
 @contextmanager
-def _workbench(config: ExecutorConfig, numbers: Numbers) -> Generator[Workbench]:
-    """Open a workbench with an executor of its own, and witnesses of each gold query."""
+def _scorer(
+    config: ExecutorConfig, numbers: Numbers
+) -> Generator[Callable[[Pair], tuple[Mapping[str, Any], bool]]]:
+    """Make what scores one pair, with witnesses of its gold query: its record, and whether that
+    query ran.
+    """
     with Executor(config) as executor:
-        store = WitnessStore(shared_cache(), match="set")
-        yield Workbench(executor, numbers, store)
+        bench = Workbench(executor, numbers, WitnessStore(shared_cache(), match="set"))
 
+        def work(pair: Pair) -> tuple[Mapping[str, Any], bool]:
+            found = bench.score(*pair)
+            return found.record(), found.gold_ran
 
-@contextmanager
-def _scorer(config: ExecutorConfig, numbers: Numbers) -> Generator[Callable[[Pair], PairScore]]:
-    """Make what scores one pair; results stay where they were computed."""
-    with _workbench(config, numbers) as bench:
-        yield lambda pair: bench.score(*pair).without_results()
+        yield work
 
 
 def make_pair(fields: Mapping[str, Any], dialect: str = "sqlite") -> Pair:

@@ -116,13 +116,6 @@ class PairScore:
         """Pair each clause with its reward."""
         return list(zip(self.verdict.clauses, self.rewards, strict=True))
 
-    def without_results(self) -> PairScore:
-        """Leave the results out, which may be large."""
-        told = self.refutation and replace(
-            self.refutation, tables={}, predicted=SqlError(""), gold=SqlError("")
-        )
-        return replace(self, predicted=SqlError(""), gold=SqlError(""), refutation=told)
-
 
 class Workbench:
     """Runs predictions and asks every family, and witnesses if there are any: what one refutes is
