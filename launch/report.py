@@ -23,8 +23,7 @@ from exchange import UserError
 from launch import cli, options
 from launch.files import check_new, write_text
 from launch.reporting.comparison import Comparison
-from launch.reporting.page import is_page, render
-from launch.reporting.payload import Payload
+from launch.reporting.page import Payload, is_page, render
 from launch.reporting.runs import Run, read_runs, shown_names
 
 _BYTES = 1_000_000

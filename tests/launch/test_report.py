@@ -11,7 +11,7 @@ import pytest
 from exchange import UserError
 from launch import report
 from launch.records import shown
-from launch.reporting.payload import tokens_of
+from launch.reporting.page import tokens_of
 from launch.reporting.runs import shown_names
 from sqlenv.types import Denied, SqlError, Table
 
