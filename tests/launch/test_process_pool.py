@@ -78,7 +78,7 @@ def make_sleeper(config):
 
 if __name__ == "__main__":
     with process_pool(make_sleeper, ExecutorConfig(workers=2), most=200) as do:
-        list(do([Path(sys.argv[1])] * 8))
+        list(do([Path(sys.argv[1])] * 32))
 """
 
 
