@@ -129,19 +129,10 @@ def test_the_command_answers_with_a_real_policy(command, place, database):
     assert again[:2] == first[:2]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (["--db", "none.sqlite"], "none.sqlite: no such database file; check the path"),
-        (["--db", "stdout.txt"], "stdout.txt: not a SQLite database"),
-        (["--checkpoint", "finished/before"], "give a run folder (its best checkpoint), one of"),
-        (["--accel", "abacus"], 'Invalid value "abacus" for --accel.'),
-    ],
-)
-def test_a_mistake_is_a_line(place, database, monkeypatch, line, said):
+def test_a_mistake_is_a_line(place, database, monkeypatch):
     monkeypatch.chdir(place)
-    named = ["--checkpoint", "finished", "--db", str(database)]
-    assert said in mistake(ask.main, [*named, *line, "Who?"])
+    line = ["--checkpoint", "finished/before", "--db", str(database), "Who?"]
+    assert "give a run folder (its best checkpoint), one of" in mistake(ask.main, line)
 
 
 def view(result) -> str:

@@ -22,6 +22,7 @@ from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 
 from .conftest import MANY, check_mistakes, mistake, told_by
+from .small_sets import GOLDS, make_bird, make_spider
 
 ROOT = "data.demo=null", "data.root=data"
 
@@ -36,6 +37,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "alien").mkdir()
     (place / "alien" / "thesis.txt").write_text("years of work")
     (place / "file").write_text("")
+    make_bird(place / "bird")
+    predictions = "".join(f"{gold}\n" for gold in GOLDS)
+    (make_spider(place / "spider") / "p.sql").write_text(predictions)
     return place
 
 

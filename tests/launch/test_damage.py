@@ -16,7 +16,7 @@ import pytest
 from launch import eval as evaluating
 from launch import score as scoring
 
-from .small_sets import GOLDS, make_bird, make_spider
+from .small_sets import GOLDS, make_spider
 
 EVAL, PAIRS = "launch.eval", "launch.score --file"
 DATABASE = Path("database", "pets", "pets.sqlite")
@@ -236,29 +236,3 @@ def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, run, text
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert [one["scores"]["spider_ex"] for one in sheet["questions"]] == [0, 1, 1, 1, 1]
     assert (sheet["questions"][0]["status"], sheet["late"]) == ("too_large", [])
-
-
-@pytest.mark.parametrize(
-    ("more", "key"),
-    [
-        (["--decode", "vote@8"], "vote@8"),
-        (["--comparators", "spider_exx"], "spider_exx"),
-        (["--comparators", ","], "--comparators ,: "),
-        (["--comparators", "spider2_local"], "spider2_local"),
-        (["--test-suite", "nowhere"], "--test-suite nowhere: "),
-        (["--timeout-s", "-1"], 'Invalid value "-1.0" for --timeout-s. Write a number of seconds'),
-        (["--timeout-s", "nan"], 'Invalid value "nan" for --timeout-s.'),
-        (["--cfg", "progress-demo.yaml"], "--cfg"),
-        (["--endpoint", "http://x/v1"], "--predictions: "),
-        (["--decode", "judge@3"], "--decode judge@3: "),
-        (["--file", "nothing.json"], "nothing.json"),
-        (["--data", "bird-dev"], "not of bird; "),
-        (["--data", "spider-syn"], "not of spider-syn; "),
-        (["--data-root", "bird"], "its records are of bird "),
-        (["--file", "bird/dev.json"], "bird/dev.json: "),
-    ],
-)
-def test_options_that_cannot_be_meant(root, refused, more, key, monkeypatch):
-    make_bird(root.parent / "bird")
-    monkeypatch.chdir(root.parent)
-    assert key in refused(EVAL, [*arguments(EVAL, root), *more])

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
 from launch import prepare
 from launch.config import SPLITS, JobConfig, load_config
 from launch.data import gold_checks
@@ -216,20 +215,3 @@ def test_what_learning_and_measuring_share_is_told(root: Path, run):
     _, told = run(root, "--data", "bird-dev", "bird-train", clean)
     assert "contamination: none found" in told
     assert "bird-train: 12 of 18 questions" in told
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (["--data", "spider"], "--data spider: "),
-        (["--data", "bird-minidev"], "bird-minidev"),
-        (["executor.timeout=3"], "executor.timeout: "),
-        (["--cfg", "nope.yaml"], "nope.yaml"),
-    ],
-)
-def test_arguments_that_cannot_be_meant(downloads, run, tmp_path, monkeypatch, arguments, key):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as caught:
-        run(downloads, *arguments)
-    assert key in str(caught.value)
-    assert "\n" not in str(caught.value)
