@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int
 
 # Tokens of a chunk, as in the references.
@@ -149,12 +148,9 @@ def _in_chunks(
     Inside of a chunk the corrections solve (I + L) V = beta (v - e^G k S), with G the sum of g up
     to a token and L_ij = beta_i (k_i . k_j) e^(G_i - G_j) below the diagonal; S is the memory
     before the chunk, so that all but its part is solved for all chunks at once.
-
-    Note:
-        An inverse by squaring loses three digits where keys are alike.
     """
     B, T, H, U = v.shape
-    size = min(_CHUNK, T)
+    size = min(_CHUNK, 1 << (T - 1).bit_length())
     Z = -(-T // size)
 
     def cut(x: Array) -> Array:
@@ -172,9 +168,8 @@ def _in_chunks(
     decay = jnp.exp(between)
     beta, from_start = beta[..., None], jnp.exp(total)[..., None]
     k_t = k.swapaxes(-1, -2)
-    system = beta * (k @ k_t) * decay  # its diagonal is taken as 1
     sides = jnp.concatenate([beta * v, beta * from_start * k], axis=-1)
-    solved = solve_triangular(system, sides, lower=True, unit_diagonal=True)
+    solved = _inverse(beta * (k @ k_t) * decay) @ sides
     # To the end of the chunk, and over all of it.
     to_end = jnp.exp(total[..., -1:] - total)[..., None]
     over = from_start[..., -1:, :]
@@ -188,3 +183,28 @@ def _in_chunks(
 
     memory_BHEU, o = jax.lax.scan(add, memory_BHEU, xs)
     return o.transpose(1, 0, 3, 2, 4).reshape(B, Z * size, H, U)[:, :T], memory_BHEU
+
+
+def _inverse(matrix: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
+    """Invert I + L, with L what is below the diagonal of a matrix; C is a power of two.
+
+    From blocks on the diagonal to such of twice their size, as exactly as by substitution:
+
+        (A 0; B D)^-1 = (A^-1 0; -D^-1 B A^-1  D^-1)
+
+    Note:
+        Powers of L would lose three digits where keys are alike. LAPACK's solver waits for threads
+        that the devices of a CPU's mesh have: all of them could wait for each other.
+    """
+    size = matrix.shape[-1]
+    inverse = jnp.ones((matrix.size // size, 1, 1), matrix.dtype)  # of all blocks
+    while (width := inverse.shape[-1]) < size:
+        count = size // (2 * width)
+        blocks = matrix.reshape(-1, count, 2 * width, count, 2 * width)
+        is_own = jnp.eye(count)[None, :, None, :, None]
+        own = (blocks * is_own).sum(axis=3).reshape(-1, 2 * width, 2 * width)
+        first, second = inverse[::2], inverse[1::2]
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=2)
+        corner = -second @ own[:, width:, :width] @ first
+        inverse = jnp.concatenate([upper, jnp.concatenate([corner, second], axis=2)], axis=1)
+    return inverse.reshape(matrix.shape)
