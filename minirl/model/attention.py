@@ -29,7 +29,7 @@ from minirl.model import linear_attention
 from minirl.model.decoder import Attend
 from minirl.model.kernels import Kernel, KeySet, blockwise, join
 from minirl.model.linear_attention import Inputs, Kernels, Recur
-from minirl.model.sharding import axes_spec, axis_parts, on_parts, platform_of
+from minirl.model.sharding import axes_spec, axis_parts, device_of, on_parts
 
 
 class Rows(NamedTuple):
@@ -225,5 +225,6 @@ def _kernel_of(platform: str) -> Kernel:
 
 
 def _kernel(q_BTHE: Array, mesh: Mesh | None) -> Kernel:
-    kernel = _kernel_of(platform_of(mesh))
-    return kernel if kernel.serves(q_BTHE) else _kernel_of("another")
+    device = device_of(mesh)
+    kernel = _kernel_of(device.platform)
+    return kernel if kernel.serves(q_BTHE, device) else _kernel_of("another")

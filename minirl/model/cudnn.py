@@ -1,13 +1,15 @@
 """cuDNN's flash attention for NVIDIA GPUs.
 
 JAX does not differentiate its log-sum-exp, but its backward kernel computes what is needed if it is
-handed the log-sum-exp and the values over all sets. `_FORWARD` and `_BACKWARD` are private names of
-JAX; the tests call both, and check the arguments.
+handed the log-sum-exp and the values over all sets. What is called are private names of JAX, since
+its public function asks the devices that are here for what they can, and they may be described; the
+tests call both, and check the arguments.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,12 +20,18 @@ from jaxtyping import Array
 from exchange import UserError
 from minirl.model.kernels import MASKED, Kernel, KeySet
 
-# The public function of `jax.nn` has the kernel's log-sum-exp, but rounds it to bf16.
-_FORWARD = cudnn_kernels.dot_product_attention
-_BACKWARD = cudnn_kernels._dot_product_attention_bwd_p_wrapper
-_BACKWARD_ARGUMENTS = cudnn_kernels._dot_product_attention_bwd_impl
+# Primitives, and functions whose arguments are theirs.
+_FORWARD = (
+    cudnn_kernels._dot_product_attention_fwd_p_wrapper,
+    cudnn_kernels._dot_product_attention_fwd_impl,
+)
+_BACKWARD = (
+    cudnn_kernels._dot_product_attention_bwd_p_wrapper,
+    cudnn_kernels._dot_product_attention_bwd_impl,
+)
 _FLOATS = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-_LARGEST_HEAD = 128
+# Compute capability of the only GPUs with a gradient for heads of more than 128.
+_HOPPER = "9."
 
 
 def cudnn() -> Kernel:
@@ -35,18 +43,9 @@ def cudnn() -> Kernel:
     return Kernel(_forward, _backward, _serves)
 
 
-def _serves(q_BTHE: Array) -> bool:
-    E = q_BTHE.shape[-1]
-    return q_BTHE.dtype in _FLOATS and E <= _LARGEST_HEAD and E % 8 == 0
-
-
-def _mask(q_XTHE: Array, keys: KeySet) -> tuple[Any, Array | None, Array | None]:
-    """Return the kind of mask, and the lengths of queries and keys where it has lengths."""
-    if keys.length_X is None:  # queries never see padding on the right
-        return cudnn_kernels.MaskType.CAUSAL, None, None
-    queries_X = jnp.full(*q_XTHE.shape[:2], jnp.int32)
-    # A length of zero is undefined: such a row attends to one key, and is masked (`_with_keys`).
-    return cudnn_kernels.MaskType.PADDING, queries_X, jnp.maximum(keys.length_X, 1)
+def _serves(q_BTHE: Array, device: Any) -> bool:
+    is_hopper, E = device.compute_capability.startswith(_HOPPER), q_BTHE.shape[-1]
+    return q_BTHE.dtype in _FLOATS and E % 8 == 0 and (256 if is_hopper else 128) >= E
 
 
 def _with_keys(array_X: Array, keys: KeySet, *, otherwise: float) -> Array:
@@ -58,17 +57,7 @@ def _with_keys(array_X: Array, keys: KeySet, *, otherwise: float) -> Array:
 
 
 def _forward(q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
-    kind, queries_X, keys_X = _mask(q_XTHE, keys)
-    out_XTHE, lse_XHT = _FORWARD(
-        q_XTHE,
-        keys.k_XLKE,
-        keys.v_XLKE,
-        q_seqlen=queries_X,
-        kv_seqlen=keys_X,
-        scale=q_XTHE.shape[-1] ** -0.5,
-        mask_type=kind,
-        return_residual=True,
-    )
+    out_XTHE, lse_XHT = _bind(_FORWARD, q_XTHE, keys, {}, is_training=True)
     return out_XTHE, _with_keys(lse_XHT, keys, otherwise=MASKED).swapaxes(1, 2)
 
 
@@ -79,9 +68,23 @@ def _backward(
     lse_XTH: Array,
     dout_XTHE: Array,
 ) -> tuple[Array, Array, Array]:
-    kind, queries_X, keys_X = _mask(q_XTHE, keys)
     lse_XTH = _with_keys(lse_XTH, keys, otherwise=-MASKED)
     dout_XTHE = _with_keys(dout_XTHE, keys, otherwise=0)
+    attended = {
+        "activation": lse_XTH.swapaxes(1, 2),
+        "fwd_output": out_XTHE,
+        "grad_output": dout_XTHE.astype(q_XTHE.dtype),
+    }
+    dq, dk, dv, *_ = _bind(_BACKWARD, q_XTHE, keys, attended)
+    return dq, dk, dv
+
+
+def _bind(
+    call: tuple[Any, Any], q_XTHE: Array, keys: KeySet, attended: Mapping[str, Array], **more: Any
+) -> Any:
+    """Call a kernel; the first of its arrays and most settings are the same forward and back."""
+    primitive, arguments_of = call
+    kind, queries_X, keys_X = _mask(q_XTHE, keys)
     none = jnp.zeros(0, q_XTHE.dtype)
     arrays = {
         "query": q_XTHE,
@@ -94,9 +97,7 @@ def _backward(
         "kv_offsets": none,
         "page_table_k": none,
         "page_table_v": none,
-        "activation": lse_XTH.swapaxes(1, 2),
-        "fwd_output": out_XTHE,
-        "grad_output": dout_XTHE.astype(none.dtype),
+        **attended,
     }
     settings = {
         "scale": q_XTHE.shape[-1] ** -0.5,
@@ -106,24 +107,37 @@ def _backward(
         "mask_type": kind,
         "layout": cudnn_kernels.AttentionLayout.BTNH.value,
         "sliding_window_length": None,
+        **more,
     }
-    settings |= _newer_settings((*arrays, *settings))
-    dq, dk, dv, *_ = _BACKWARD.bind(*arrays.values(), **settings)
-    return dq, dk, dv
+    settings |= _newer_settings(arguments_of, tuple(arrays), {*settings})
+    return primitive.bind(*arrays.values(), **settings)
 
 
-def _newer_settings(known: tuple[str, ...]) -> dict[str, Any]:
+def _mask(q_XTHE: Array, keys: KeySet) -> tuple[Any, Array | None, Array | None]:
+    """Return the kind of mask, and the lengths of queries and keys where it has lengths."""
+    if keys.length_X is None:  # queries never see padding on the right
+        return cudnn_kernels.MaskType.CAUSAL, None, None
+    queries_X = jnp.full(*q_XTHE.shape[:2], jnp.int32)
+    # A length of zero is undefined: such a row attends to one key, and is masked (`_with_keys`).
+    return cudnn_kernels.MaskType.PADDING, queries_X, jnp.maximum(keys.length_X, 1)
+
+
+def _newer_settings(
+    arguments_of: Any, arrays: tuple[str, ...], settings: set[str]
+) -> dict[str, Any]:
     """Return further arguments of this version of JAX; untested versions are refused.
 
     A primitive takes its arrays by position: another order would silently mix them up.
     """
-    arguments = tuple(inspect.signature(_BACKWARD_ARGUMENTS).parameters)
-    if arguments == known:
-        return {}
-    # Changes of scores, from 0.12; arguments of the change are arrays after all others.
-    if arguments == (*known[:13], "score_mod_args", *known[13:], "score_mod"):
-        return {"score_mod": None}
+    arguments = tuple(inspect.signature(arguments_of).parameters)
+    if arguments[: len(arrays)] == arrays:
+        newer = [name for name in arguments[len(arrays) :] if name not in settings]
+        # Changes of scores, from 0.12; arguments of the change are arrays after all others.
+        changes: dict[tuple[str, ...], dict[str, Any]]
+        changes = {(): {}, ("score_mod_args", "score_mod"): {"score_mod": None}}
+        if tuple(newer) in changes:
+            return changes[tuple(newer)]
     raise UserError(
-        f"jax {jax.__version__}: the gradient of cuDNN's attention takes other arguments than in "
-        "the versions that were tried; install jax>=0.10,<0.13"
+        f"jax {jax.__version__}: cuDNN's attention takes other arguments than in the versions that "
+        "were tried; install jax>=0.10,<0.13"
     )

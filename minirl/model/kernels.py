@@ -43,12 +43,12 @@ class Kernel(NamedTuple):
         forward: (q_XTHE, keys) -> (values XTHE, log-sum-exp XTH).
         backward: (q_XTHE, keys, values, log-sum-exp, gradient of the values) -> gradients of
             (q, k, v); values and log-sum-exp are those over all sets.
-        serves: Whether it takes q_XTHE.
+        serves: Whether it takes q_XTHE on a device.
     """
 
     forward: Callable[..., Attended]
     backward: Callable[..., tuple[Array, Array, Array]]
-    serves: Callable[[Array], bool] = lambda _q: True
+    serves: Callable[[Array, Any], bool] = lambda _q, _device: True
 
 
 def attend_to_keys(scores: Float[Array, "... Q L"], v: Float[Array, "... L E"]) -> Attended:

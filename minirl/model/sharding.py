@@ -232,9 +232,14 @@ def row_parts(mesh: Mesh | None) -> int:
     return 1 if mesh is None else _parts("batch", mesh)
 
 
+def device_of(mesh: Mesh | None) -> Any:
+    """Return one of the devices, which are of one kind and may be only described."""
+    return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+
+
 def platform_of(mesh: Mesh | None) -> str:
-    """Return what the devices are, which may be only described: `cpu`, `gpu` or `tpu`."""
-    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    """Return what the devices are: `cpu`, `gpu` or `tpu`."""
+    return device_of(mesh).platform
 
 
 def param_path(path: tuple[Any, ...]) -> str:

@@ -17,6 +17,8 @@ from minirl.train.batching import BatchShape
 
 # (model, topology) that the facts are checked of.
 CASES = (("qwen2.5-coder-0.5b", "h100x1"), ("qwen2.5-coder-7b", "h100x8"))
+# Models with linear attention, whose heads of 256 are beyond a kernel's limits elsewhere.
+HYBRID, SMALL_HYBRID = ("qwen3.5-9b", "h100x8"), ("qwen3.5-0.8b", "h100x1")
 # A micro-batch of a device: a prompt and eight answers in the longest rows, and a flat list of
 # fewer tokens than they have cells.
 SHAPE = BatchShape(tokens=40_960, prompts=1, prompt_columns=6144, answers=8, answer_columns=8192)

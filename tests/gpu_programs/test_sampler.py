@@ -9,17 +9,18 @@ import pytest
 from minirl.plan.compile import parse_topology
 
 from . import programs
-from .programs import CASES
+from .programs import CASES, HYBRID
 
 
-@pytest.fixture(params=CASES, ids="-".join)
+@pytest.fixture(params=[*CASES, HYBRID], ids="-".join)
 def case(request):
     return request.param
 
 
 def test_a_token_takes_few_kernels(case):
+    """A layer of linear attention takes more of them than one of attention."""
     loop = programs.sampling_loop(programs.sampler(*case, "decode"))
-    assert programs.kernels(loop) <= 510
+    assert programs.kernels(loop) <= (740 if case == HYBRID else 510)
 
 
 def test_devices_do_not_wait_for_each_other_while_they_sample(case):
@@ -29,13 +30,15 @@ def test_devices_do_not_wait_for_each_other_while_they_sample(case):
 
 
 def test_the_cache_is_updated_in_place(case):
+    """But for the states with which slots begin: those of their prompts, side by side."""
     memory = programs.sampler(*case, "decode").memory
     kept = memory.output_size_in_bytes
     assert memory.alias_size_in_bytes > 0.99 * kept
-    assert memory.temp_size_in_bytes < 0.1 * kept
+    assert memory.temp_size_in_bytes < (0.2 if case == HYBRID else 0.1) * kept
 
 
 @pytest.mark.parametrize("name", ["fill", "decode"])
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_it_fits_and_nothing_calls_the_host(case, name):
     program = programs.sampler(*case, name)
     memory = program.memory

@@ -46,8 +46,12 @@ def test_arguments_are_donated(topology, name):
     assert returned < programs.RETURNED_BYTES
 
 
-def test_devices_do_not_wait_for_each_other_while_they_sample(topology):
-    loop = programs.sampling_loop(programs.sampler(MODEL, topology, "decode"))
+@pytest.mark.parametrize(
+    ("model", "topology"),
+    [(MODEL, "v5e:2x2"), (MODEL, "v5p:2x2x1"), ("qwen3.5-9b", "v5p:2x2x1")],
+)
+def test_devices_do_not_wait_for_each_other_while_they_sample(model, topology):
+    loop = programs.sampling_loop(programs.sampler(model, topology, "decode"))
     assert [one.text for one in loop if programs.is_collective(one)] == []
 
 

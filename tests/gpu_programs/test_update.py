@@ -9,7 +9,7 @@ import pytest
 from minirl.plan.fit import published_shape
 
 from . import programs
-from .programs import CASES, SHAPE
+from .programs import CASES, SHAPE, SMALL_HYBRID
 
 GIB = 2**30
 
@@ -23,7 +23,9 @@ def gradient(case):
     return programs.update(*case, "gradient")
 
 
-@pytest.mark.parametrize("case", [*CASES, ("qwen2.5-coder-0.5b", "a800x1")], ids="-".join)
+@pytest.mark.parametrize(
+    "case", [*CASES, ("qwen2.5-coder-0.5b", "a800x1"), SMALL_HYBRID], ids="-".join
+)
 def test_attention_is_flash_attention_in_all_of_forward_and_backward(case):
     calls = re.findall(r'custom_call_target="__cudnn\$(\w+)"', gradient(case).text)
     # Prompts to themselves, answers to prompts, answers to themselves; forward twice by remat.

@@ -321,8 +321,12 @@ def use(monkeypatch, kernel):
 @pytest.fixture
 def cudnn(monkeypatch):
     """Let the CPU stand for a GPU: cuDNN is there, and its two custom calls are computed by XLA."""
-    monkeypatch.setattr(cudnn_kernels, "check_cudnn_version", lambda: 91000)
-    return use(monkeypatch, gpu.cudnn())
+    kernel = gpu.cudnn()._replace(serves=lambda q, _: gpu._serves(q, described("gpu")))
+    return use(monkeypatch, kernel)
+
+
+def described(platform, capability="9.0"):
+    return SimpleNamespace(platform=platform, compute_capability=capability)
 
 
 @pytest.fixture
@@ -347,16 +351,22 @@ def test_a_platform_does_without_the_private_modules_of_others():
 
 def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type():
     q = arrays_of("grouped", dtype=jnp.bfloat16)[0]
+    large = jnp.zeros((1, 1, 1, 256), jnp.bfloat16)
 
-    def chosen(platform, q):
-        described: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
-        return attention._kernel(q, described)
+    def chosen(q, *device):
+        mesh: Any = SimpleNamespace(devices=np.array([described(*device)]))
+        return attention._kernel(q, mesh)
 
     for platform in ("tpu", "gpu", "cpu"):
-        assert chosen(platform, q) is attention._kernel_of(platform)
-    # cuDNN takes sixteen bits, and heads of certain sizes.
-    for platform, other in (("another", q), ("gpu", q.astype(jnp.float32)), ("gpu", q[..., :6])):
-        assert chosen(platform, other) is attention._kernel_of("another")
+        assert chosen(q, platform) is attention._kernel_of(platform)
+    # cuDNN takes sixteen bits, and heads of certain sizes, of more than 128 on Hopper alone.
+    assert chosen(large, "gpu", "9.0") is attention._kernel_of("gpu")
+    larger = jnp.zeros((1, 1, 1, 264), q.dtype)
+    for other, *device in (
+        *((q, "another"), (q.astype(jnp.float32), "gpu"), (q[..., :6], "gpu")),
+        *((large, "gpu", "8.0"), (large, "gpu", "10.0"), (larger, "gpu")),
+    ):
+        assert chosen(other, *device) is attention._kernel_of("another")
 
 
 def test_splash_attention_over_several_blocks(splash, monkeypatch):
@@ -378,12 +388,13 @@ def test_cudnn_attention(cudnn, heads):
 
 @pytest.mark.parametrize("change", ["an array more", "another order"])
 def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, change):
-    names = [*inspect.signature(gpu._BACKWARD_ARGUMENTS).parameters]
+    primitive, arguments_of = gpu._BACKWARD
+    names = [*inspect.signature(arguments_of).parameters]
     names[4:6] = ["sink", *names[4:6]] if change == "an array more" else [names[5], names[4]]
     rule = lambda: None  # noqa: E731
     kinds = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
     monkeypatch.setattr(rule, "__signature__", inspect.Signature(kinds), raising=False)
-    monkeypatch.setattr(gpu, "_BACKWARD_ARGUMENTS", rule)
+    monkeypatch.setattr(gpu, "_BACKWARD", (primitive, rule))
     with pytest.raises(UserError, match=r"^jax \d.*install jax>=0\.10,<0\.13"):
         lowered("cuda")
 
