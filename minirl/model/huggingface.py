@@ -418,10 +418,10 @@ def write_adapter(
         )
 
 
-def matrix_names(*, is_hybrid: bool) -> list[str]:
-    """Return the names in the files of the matrices of layers that may have adapters."""
+def full_matrices() -> list[str]:
+    """Return the names in the files of the matrices of layers with full attention."""
     names = (_NAMES[name] for name in MATRICES)
-    return [name for name in names if is_hybrid or not name.startswith("linear_attn.")]
+    return [name for name in names if not name.startswith("linear_attn.")]
 
 
 def target_modules(lora: LoraConfig, names: Iterable[str]) -> list[str]:

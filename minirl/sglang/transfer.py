@@ -19,7 +19,7 @@ from minirl.config import LoraConfig
 from minirl.model.config import Hybrid
 from minirl.model.huggingface import (
     file_type,
-    matrix_names,
+    full_matrices,
     stack_indices,
     target_modules,
     tensor_names,
@@ -125,7 +125,8 @@ def served_modules(lora: LoraConfig, names: Iterable[str]) -> list[str]:
 def lora_options(lora: LoraConfig, hybrid: Hybrid | None = None) -> list[str]:
     """Return what a server is launched with: room for two versions, and for none in a batch."""
     sizes = ["--max-lora-rank", str(lora.rank), "--max-loras-per-batch", "3"]
-    modules = served_modules(lora, matrix_names(is_hybrid=hybrid is not None))
+    # SGLang's list of what may be named is without the modules of linear attention.
+    modules = ["all"] if hybrid else served_modules(lora, full_matrices())
     return ["--enable-lora", *sizes, "--lora-target-modules", *modules]
 
 

@@ -10,6 +10,7 @@ from minirl.config import LoraConfig
 from minirl.sglang.transfer import lora_options
 from tests.waiting import wait_until
 
+from .conftest import HYBRID
 from .test_pool import (  # noqa: F401
     SEEN,
     Nurse,
@@ -117,3 +118,5 @@ def test_launched_servers_have_room_for_the_adapters_and_for_no_others():
         "--enable-lora", "--max-lora-rank", "4", "--max-loras-per-batch", "3",
         "--lora-target-modules", "q_proj", "down_proj",
     ]  # fmt: skip
+    # No name of linear attention is on SGLang's list.
+    assert lora_options(LoraConfig(rank=4, targets=("q",)), HYBRID.hybrid)[-1] == "all"
