@@ -5,13 +5,13 @@
     python benchmarks/grpo_step.py --accel gpu --model qwen2.5-coder-7b --dtype bfloat16 \
         --max-prompt-tokens 2048 --max-tokens 512
 
-Without a model: 7M parameters. That and a published shape (`minirl/plan/shapes.yaml`) have random
-weights and prompts of random tokens, and no token ends a reply. A Hugging
-Face folder replies at temperature 1 to `--prompts`, a JSON list of texts, else to questions about
-the demo's databases. Prints one line of JSON of each phase, of its fastest run: seconds, tokens a
-second (sampled; in the update those of all sequences, each counted whole as the peers compute it,
-where a prompt is computed once a group here), and the speed of useful operations beside that of a
-product of matrices of the model's shape (`_step.py` says what counts).
+Without a model: 7M parameters. That, a published shape (`minirl/plan/shapes.yaml`) and one of
+Qwen3.5's layers in the size of qwen2.5-coder-0.5b (`qwen3.5-0.5b`) have random weights and prompts
+of random tokens, and no token ends a reply. A Hugging Face folder replies at temperature 1 to
+`--prompts`, a JSON list of texts, else to questions about the demo's databases. Prints one line of
+JSON of each phase, of its fastest run: seconds, tokens a second (sampled; in the update those of
+all sequences, each whole as peers compute it, where a prompt is computed once a group here), and
+the speed of useful operations beside a product of matrices of the model's shape (`_step.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,21 @@ TINY = ModelConfig(
 )
 
 
+def shape_of(name: str) -> ModelConfig:
+    """Return a model's shape."""
+    if name != "qwen3.5-0.5b":
+        return published_shape(name)
+    sizes = {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 2560}
+    return replace(published_shape("qwen3.5-0.8b"), **sizes)
+
+
 def load(options: argparse.Namespace) -> tuple[Decoder, Tokenizer, Sequence[Any]]:
     """Return the model, its tokenizer and the prompts."""
     count, dtype = options.groups, jnp.dtype(options.dtype)
     is_random = options.model is None or not Path(options.model).exists()
     options.max_prompt_tokens = options.max_prompt_tokens or (256 if is_random else 2048)
     if is_random:
-        shape = TINY if options.model is None else published_shape(options.model)
+        shape = TINY if options.model is None else shape_of(options.model)
         # As they are read: frozen weights need no more precision than the computation has.
         stored = dtype if options.lora else jnp.float32
         model = huggingface.init(shape, 0, dtype=dtype, param_dtype=stored)

@@ -47,6 +47,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class TinyConfig(Settings):
     """Shape of a tiny model with its own tokenizer."""
 
+    kind: Literal["qwen2", "qwen3.5"] = "qwen2"
+    """`qwen3.5` has three layers of linear attention before each one of attention."""
     vocab_size: PositiveInt = 2048
     """Entries of the tokenizer and the embedding."""
     hidden_size: PositiveInt = 128

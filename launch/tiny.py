@@ -33,7 +33,7 @@ from exchange import UserError
 from launch.config import TinyConfig
 from launch.data.prompts import MARKS
 from minirl.model import huggingface
-from minirl.model.config import ModelConfig, parse_config
+from minirl.model.config import ModelConfig, architecture, parse_config
 
 _CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BYTES = 256
@@ -73,7 +73,7 @@ def make_tiny(
     *,
     marks: Sequence[str] = MARKS,
 ) -> None:
-    """Write a Hugging Face folder with a fresh tiny Qwen2 and a tokenizer trained on `texts`.
+    """Write a Hugging Face folder with a fresh tiny model and a tokenizer trained on `texts`.
 
     The same arguments give the same bytes on the same machine.
 
@@ -94,8 +94,9 @@ def make_tiny(
         )
     tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size, marks=marks)
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
-    config = _shape_keys(shape) | {
-        "architectures": ["Qwen2ForCausalLM"],
+    config = _shape_keys(shape)
+    config |= {
+        "architectures": [architecture(config["model_type"])],
         "max_position_embeddings": 32_768,
         "dtype": "float32",
         "bos_token_id": stop_ids[1],
@@ -158,7 +159,7 @@ def tiny_shape(shape: TinyConfig) -> ModelConfig:
 
 
 def _shape_keys(shape: TinyConfig) -> dict[str, Any]:
-    return {
+    keys = {
         "model_type": "qwen2",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -170,4 +171,20 @@ def _shape_keys(shape: TinyConfig) -> dict[str, Any]:
         "rms_norm_eps": 1e-6,
         "rope_theta": shape.rope_theta,
         "tie_word_embeddings": True,
+    }
+    if shape.kind == "qwen2":
+        return keys
+    size = shape.hidden_size // shape.heads
+    return keys | {
+        "model_type": "qwen3_5_text",
+        "head_dim": size,
+        "linear_num_key_heads": shape.heads,
+        "linear_num_value_heads": shape.heads,
+        "linear_key_head_dim": size,
+        "linear_value_head_dim": size,
+        # Read by SGLang and by transformers, which fill in what is left out in different ways.
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta}
+        | {"partial_rotary_factor": 0.25},
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * (shape.layers // 4),
+        "full_attention_interval": 4,
     }

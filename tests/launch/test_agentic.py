@@ -36,7 +36,13 @@ REPLIES = (
     write_call(GOLD, CONFIG),
     f"```sql\n{GOLD}\n```",
 )
-SIZES = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 1, "kv_heads": 1}
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "layers": 1,
+    "heads": 1,
+    "kv_heads": 1,
+}
 LIMITS = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
 
 

@@ -215,9 +215,11 @@ def set_json(path: Path, **changes: object) -> None:
 
 
 def test_dry_run_looks_into_a_model_folder(command, dry_run, place, tiny, tmp_path):
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "kv_heads": 1}
+    shape = TinyConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=16, layers=1, heads=2, kv_heads=1
+    )
     whole = tmp_path / "whole"
-    make_tiny(whole, ["select name"], TinyConfig(vocab_size=300, **sizes), 0)
+    make_tiny(whole, ["select name"], shape, 0)
     models = {
         name: shutil.copytree(whole, tmp_path / name)
         for name in ("fp8", "awq", "shape", "missing", "larger")

@@ -7,11 +7,15 @@ import json
 import sqlite3
 
 import pytest
+from flax import nnx
 
 from exchange import UserError
 from launch.config import TinyConfig
 from launch.tiny import make_tiny, train_tokenizer
+from minirl.model import huggingface
+from minirl.model.config import read_config
 from minirl.model.tokenizer import ChatTokenizer
+from tests.plain_model import arrays
 
 TEXTS = [
     "Table band: band_id integer, name text, age integer",
@@ -99,6 +103,16 @@ def test_the_folder_is_a_chat_model(tmp_path):
     assert chat.decode([chat.pad_id]) == "<|endoftext|>"
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert chat.vocab_size <= config["vocab_size"] == 512
+
+
+def test_a_tiny_qwen35_is_read_with_its_kinds_of_layers(tmp_path):
+    hybrid = SHAPE.model_copy(update={"kind": "qwen3.5", "layers": 8})
+    make_tiny(tmp_path / "model", TEXTS, hybrid, 0)
+    shape = read_config(tmp_path / "model")
+    assert [layer for layer in range(8) if shape.is_full(layer)] == [3, 7]
+    assert "layers.linear.in_qkv" in arrays(nnx.state(huggingface.load(tmp_path / "model")))
+    with pytest.raises(UserError, match="layer_types of 6 layers"):
+        make_tiny(tmp_path / "no", TEXTS, hybrid.model_copy(update={"layers": 6}), 0)
 
 
 def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
