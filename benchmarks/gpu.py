@@ -1,7 +1,7 @@
 """For the day a GPU is lent: the H100 recipe first, then the speed of real shapes.
 
     python benchmarks/gpu.py --model FOLDER --data FOLDER --out OUT
-    python benchmarks/gpu.py --accel cpu --shapes qwen2.5-coder-0.5b --out OUT    # to try it
+    python benchmarks/gpu.py --accel cpu --shapes tiny --out OUT    # to try it
 
 Trains `h100.yaml` with each seed, and goes on where it was stopped; without --model and --data it
 is left out. Then a GRPO step of each shape with random weights (`grpo_step.py`): 8 prompts of 2,048
@@ -42,7 +42,8 @@ def main() -> None:
         for seed in options.seeds:
             note(options.out, found, f"recipe, seed {seed}", recipe(options, seed))
     for shape in options.shapes:
-        words = ["benchmarks.grpo_step", "--accel", options.accel, "--model", shape, *STEP]
+        sizes = ("--runs", "1") if shape == "tiny" else ("--model", shape, *STEP)
+        words = ["benchmarks.grpo_step", "--accel", options.accel, *sizes]
         note(options.out, found, shape, ran(words))
     print(json.dumps(found))
 
