@@ -217,26 +217,7 @@ SCHEMA = DatabaseSchema((
 ))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("sql", "written"),
-    [
-        ("select  NAME from SINGER\nwhere Age  >  10 ;", "select Name from singer where age > 10"),
-        ('SELECT name FROM singer WHERE name = "Bo\'s"',
-         "SELECT Name FROM singer WHERE Name = 'Bo''s'"),
-        # In double quotes a column of a table that is mentioned; no other table's.
-        ('SELECT "NAME" FROM singer', 'SELECT "Name" FROM singer'),
-        ('SELECT Name FROM singer WHERE Name = "Singer_ID"',
-         "SELECT Name FROM singer WHERE Name = 'Singer_ID'"),
-        # A table and a column of one name; a function of a column's name; an alias.
-        ("SELECT T1.city FROM CITY AS T1", "SELECT T1.City FROM city AS T1"),
-        ("SELECT AGE(1), CITY.CITY FROM City, singer",
-         "SELECT AGE(1), city.City FROM city, singer"),
-        ('SELECT age AS "n" FROM singer ORDER BY "n"',
-         'SELECT age AS "n" FROM singer ORDER BY "n"'),
-        ("SELECT 'x", "SELECT 'x"),
-        ("", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("sql", "written"), read_cases("spelled as a schema"))
 def test_a_query_is_spelled_as_the_schema_writes_names(sql, written):
     assert spelled(sql, SCHEMA) == written
 

@@ -26,10 +26,9 @@ from sqlenv.sql.answers import answer_of, block_of, is_one_query, wrapped
 from sqlenv.sql.lexer import one_line, strip_comments, tokenize, tokens
 from sqlenv.types import Answer, Example, SqlError, Table, Wrapping
 from tests.sqlenv.conftest import table_of
-from tests.vectors import read
+from tests.vectors import read, read_cases
 from tests.worlds import make_file
 
-REAL = Path(__file__).parents[3] / "shared/data/replies/qwen2.5-coder-0.5b.jsonl"
 REPLIES = read("answers")["cases"]
 WRAPPINGS: tuple[Wrapping, ...] = get_args(Wrapping)
 MARKS = (
@@ -158,10 +157,10 @@ def test_blocks_of_other_tags() -> None:
     assert block_of("<think><a>1</a></think>", "a") == ""
 
 
-@pytest.mark.skipif(not REAL.exists(), reason=f"no {REAL}")
-def test_real_replies() -> None:
+def test_real_replies(shared: Path) -> None:
     """Of 108 replies of a real model 96 are a bare query, 9 have a fence, 3 were cut off."""
-    found = [json.loads(line)["reply"] for line in REAL.read_text(encoding="utf-8").splitlines()]
+    lines = (shared / "data/replies/qwen2.5-coder-0.5b.jsonl").read_text("utf-8").splitlines()
+    found = [json.loads(line)["reply"] for line in lines]
     forms = [answer_of(reply, "any").form for reply in found]
     assert [forms.count(form) for form in ("bare", "fence", None)] == [96, 9, 3]
     assert all(is_one_query(answer_of(reply, "any").sql) for reply in found[3:])
@@ -186,16 +185,9 @@ def test_unterminated_comment_runs_to_the_end():
     assert one_line("SELECT 1 /* and so on") == "SELECT 1"
 
 
-def test_tokens():
-    assert tokens("SELECT T.\"Na me\", 'It''s', 1.5e3 FROM [A b]<=`C`||x!=.5 ;; ") == (
-        *("select", "t", ".", '"Na me"', ",", "'It''s'", ",", "1.5e3", "from", "[a b]"),
-        *("<=", "`c`", "||", "x", "!=", ".5"),
-    )
-    assert tokens("a<>b==c>=d 0x1F 'open End") == (
-        *("a", "<>", "b", "==", "c", ">=", "d", "0x1f", "'open End"),
-    )
-    assert tokens('`a``B` "c""D" [e``f] --') == ("`a``b`", '"c""D"', "[e``f]")
-    assert tokens("") == tokens(" ; ") == ()
+@pytest.mark.parametrize(("sql", "found"), read_cases("tokens"))
+def test_tokens(sql, found):
+    assert tokens(sql) == found
 
 
 @given(ANY_SQL)
