@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -118,6 +118,17 @@ class DiskCache:
                 return
             file.seek(start)  # its file was deleted
             self._cache.set(key, file, read=True, retry=True)
+
+    def made_file(self, key: str, make: Callable[[Path], object]) -> Path:
+        """Return the path of a stored file, which is made first where there is none."""
+        while (stored := self.open_file(key)) is None:
+            with TemporaryDirectory() as folder:
+                made = Path(folder) / "made"
+                make(made)
+                with made.open("rb") as file:
+                    self.store_file(key, file)
+        with stored:
+            return Path(stored.name)
 
     def __iter__(self) -> Iterator[str]:
         with self._naming():

@@ -43,7 +43,7 @@ def prepare(
     for name in sorted(sources, key=lambda name: sources[name].split == "train"):
         with progress_bar(f"reading {name}"):
             pools[name] = Pool(sources[name], _everything(job, sources[name]))
-    overlaps, most = OverlapIndex(), sum(len(pool.index) for pool in pools.values())
+    overlaps, most = OverlapIndex(), sum(len(pool.table) for pool in pools.values())
     with process_pool(partial(open_inspector, job), job.executor, most=most) as do:
         for name, pool in pools.items():
             add = overlaps.learn if sources[name].split == "train" else overlaps.measure
@@ -58,9 +58,9 @@ def prepare(
                         if {*checked.issues} - {"scalar"}:
                             write(_line(checked))
                     done += len(batch)
-                    update(done, len(pool.index), "")
+                    update(done, len(pool.table), "")
             told = ", ".join(f"{count:,} {issue}" for issue, count in sorted(issues.items()))
-            yield f"{name}: {done:,} of {len(pool.index):,} questions checked: {told or 'all well'}"
+            yield f"{name}: {done:,} of {len(pool.table):,} questions checked: {told or 'all well'}"
     found = [f"contamination: {one.line()}" for one in overlaps.overlaps()]
     yield from found or ["contamination: none found"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import apsw
 
 from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
@@ -78,14 +78,14 @@ def open_pools(
     config: DataConfig, check: Check | None, *, accept: Accept, advice: str
 ) -> list[Pool]:
     """Open the sources of a mixture."""
-    seen = list[np.ndarray]()
-    return [Pool(source, config, check, accept, advice, seen) for source in config.sources]
+    db = apsw.Connection("")  # a file that goes with it
+    return [Pool(source, config, check, accept, advice, db) for source in config.sources]
 
 
 def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
     """Draw a mixture: the questions of each source in the order of its files."""
     drawn: list[list[tuple[int, Example]]] = [[] for _ in pools]
-    most = total or sum(len(pool.waiting) for pool in pools)
+    most = total or sum(pool.left for pool in pools)
     while missing := most - sum(map(len, drawn)):
         rest = [place for place, pool in enumerate(pools) if not pool.is_spent]
         if not rest:

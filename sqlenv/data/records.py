@@ -6,9 +6,8 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
-from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,11 +16,11 @@ from sqlenv.evaluators.graded import checked_method
 
 Record = dict[str, Any]
 
-# Of JSON: a text, a bracket, or whatever else is written without a blank.
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]|[^\s"\[\]{},:]++', re.DOTALL)
-_DEEPER = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
-_INK = re.compile(rb"\S")
-_KEPT_BYTES = 1 << 20
+_BLANKS, _OPENING, _COMMA = (
+    re.compile(rf"[ \t\r\n]*{mark}[ \t\r\n]*") for mark in ("", r"\[", ",")
+)
+_CHUNK_BYTES = 1 << 16
+_LARGEST_BYTES = 1 << 26  # of a record: what goes on for longer is broken
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -31,23 +30,19 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
     """Stream records, each led by the byte where it begins and its length in bytes."""
-    start = done = count = dropped = 0
+    start = done = count = 0
     with path.open("rb") as file:
         head = file.read(3)
         if is_utf16(head):
             raise UserError(f"{path}: is UTF-16; save it as UTF-8")
-        first = len(head) if head == codecs.BOM_UTF8 else 0
+        file.seek(len(head) if head == codecs.BOM_UTF8 else 0)
         try:
-            content = mmap(file.fileno(), 0, access=ACCESS_READ)
-            for start, end in (_lines if path.suffix == ".jsonl" else _items)(content, first):
-                record = json.loads(content[start:end].decode())
+            for start, content in _items(file, is_list=path.suffix != ".jsonl"):
+                record = json.loads(content.decode())
                 if not isinstance(record, dict):
                     raise UserError(f"{path}: record {count} is not an object with fields")
-                yield start, end - start, record
-                count, done = count + 1, end
-                if done > dropped + _KEPT_BYTES:  # what was read leaves this process's memory
-                    content.madvise(MADV_DONTNEED, 0, done)
-                    dropped = done
+                yield start, len(content), record
+                count, done = count + 1, start + len(content)
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path}: byte {start + error.start} is not UTF-8; save it as UTF-8"
@@ -66,36 +61,33 @@ def is_utf16(start: bytes) -> bool:
     return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in start[:2]
 
 
-def _lines(content: mmap, at: int) -> Iterator[tuple[int, int]]:
-    content.seek(at)
-    while line := content.readline():
-        if line.strip():
-            yield at, at + len(line)
-        at += len(line)
+def _items(file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, bytes]]:
+    """Give the items of a list, or those that follow one another, each with where it begins.
 
-
-def _items(content: mmap, at: int) -> Iterator[tuple[int, int]]:
-    """Give where the items of a list begin and end; an object has none."""
-    tokens = _TOKEN.finditer(content, at)
-    first = next(tokens, None)
-    if first is not None and first[0] == b"{":
-        return
-    if first is None or first[0] != b"[" or content[at : first.start()].strip():
-        raise ValueError("no list")
-    depth, end, between = 0, first.end(), b""
-    for token in tokens:
-        if depth == 0:
-            at = token.start()
-            is_over = token[0] == b"]"
-            if content[end:at].strip() != (b"" if is_over else between):
-                raise ValueError("no comma between two items, or more than that")
-            if is_over and not _INK.search(content, token.end()):
-                return
-        depth += _DEEPER.get(token[0], 0)
-        if depth == 0:
-            end, between = token.end(), b","
-            yield at, end
-    raise ValueError("a list that does not end")
+    An object has none in place of a list. A character of `text` is a byte of the file, so that
+    places are the same; `text` begins at the byte `begin`.
+    """
+    decode = json.JSONDecoder().raw_decode
+    text, at, begin = "", 0, file.tell()
+    gap = _OPENING if is_list else _BLANKS
+    while True:
+        before = gap.match(text, at)
+        try:
+            end = decode(text, before.end())[1] if before else 0
+        except ValueError:
+            end = 0
+        if before and end:
+            yield begin + before.end(), text[before.end() : end].encode("latin-1")
+            at, gap = end, _COMMA if is_list else _BLANKS
+            continue
+        more = file.read(max(_CHUNK_BYTES, len(text) - at))
+        if not more or len(text) - at > _LARGEST_BYTES:
+            break
+        text, at, begin = text[at:] + more.decode("latin-1"), 0, begin + at
+    rest = text[at:].strip(" \t\r\n")
+    is_object = gap is _OPENING and rest.startswith("{")
+    if not is_object and rest != ("" if not is_list else "]" if gap is _COMMA else "[]"):
+        raise ValueError("items that do not end")
 
 
 def _encodable(text: str) -> str:

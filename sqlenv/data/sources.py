@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from random import Random
 
-import numpy as np
+import apsw
 
 from exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
-from sqlenv.data.index import QuestionIndex, RecordKind, first_times, index_of, level_of
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
+from sqlenv.data.questions import QuestionTable, level_of
 from sqlenv.data.records import QuestionRecord
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.executor import Executor
@@ -51,21 +51,43 @@ Accept = Callable[[str], bool]
 """Tells whether questions about a database, by its name, are candidates at all."""
 
 
+_PRIME = 2**31 - 1
+_JUDGED = """
+WITH judged AS (SELECT *, CASE
+    WHEN db_id IN (SELECT value FROM json_each(:excluded)) THEN 'in exclude_databases'
+    WHEN :levels <> '[]' AND level NOT IN (SELECT value FROM json_each(:levels))
+        OR style IN (SELECT value FROM json_each(:styles)) THEN 'of other levels or styles'
+    WHEN NOT is_local OR dialect NOT IN (SELECT value FROM json_each(:dialects))
+        THEN 'not for SQLite'
+    WHEN db_id NOT IN (SELECT value FROM json_each(:there)) THEN 'missing database'
+    WHEN is_blank THEN 'blank'
+    END AS issue FROM {table}),
+candidate AS (SELECT * FROM judged WHERE db_id IN (SELECT value FROM json_each(:accepted))
+    AND coalesce(issue NOT IN (SELECT value FROM json_each(:drops)), true))
+"""
+"""What keeps a question from being asked, and the questions that may be."""
+_FIRST = """(SELECT min(position) AS position, db_id, text, lot FROM candidate
+    WHERE text NOT IN (SELECT text FROM seen) GROUP BY text)"""
+_BY_SEED = "(lot * :factor + :summand) % :prime, position"
+
+
 @dataclass(slots=True)
 class Pool:
     """Questions of one source that may be used, drawn one after the other.
 
     A question has a position among all records of its source; only those drawn are read. They are
-    drawn in the order of the files, or where not all are wanted in one by seed.
+    drawn in the order of the files, or where not all are wanted in one by seed, so that a larger
+    sample contains a smaller one.
 
     Attributes:
         check: Looks at gold queries; None trusts them all.
         accept: Which databases' questions may be used at all.
         advice: What to do about a missing database, but unpacking it.
-        seen: Digests of questions that came before, in other sources.
+        db: Where the tables of a mixture's sources are, and what came before in other ones.
         drops: Issues that leave a question out; by default those that the config names, and
             whatever keeps a query from being run.
-        waiting: Positions of those that are not drawn yet.
+        waiting: The table of those that may be drawn, in order; `size` questions, of which `taken`
+            are drawn.
         found: How many questions have each issue, left out or not.
         checked, kept: How many gold queries were executed, and how many questions drawn.
         failures: The first gold queries that fail or cannot be transpiled, and why.
@@ -76,12 +98,14 @@ class Pool:
     check: Check | None = None
     accept: Accept = lambda _db_id: True
     advice: str = ""
-    seen: list[np.ndarray] = field(default_factory=list)
+    db: apsw.Connection = field(default_factory=lambda: apsw.Connection(""))
     drops: frozenset[str] = frozenset()
     corrections: Corrections | None = field(default=None, init=False)
     location: Location = field(init=False)
-    index: QuestionIndex = field(init=False)
-    waiting: np.ndarray = field(init=False)
+    table: QuestionTable = field(init=False)
+    waiting: str = field(init=False)
+    size: int = field(init=False)
+    taken: int = 0
     found: Counter[str] = field(default_factory=Counter)
     checked: int = 0
     kept: int = 0
@@ -89,18 +113,14 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.location = locate(self.source)
-        self.index = index_of(self.location.files, self.source.layout)
+        self.table = QuestionTable(self.db, self.location.files, self.source.layout)
         self.drops = self.drops or UNUSABLE.union(self.config.exclude)
         if self.source.corrections:
             corrections = read_corrections(self.source.corrections)
-            corrections.check(example for _, example in self._read(range(len(self.index))))
+            corrections.check(example for _, example in self._read(range(len(self.table))))
             self.corrections = corrections
-        self.waiting = self._candidates()
-        if self.source.limit or self.config.total:
-            # One random number a question, the smallest win: a larger sample contains a smaller.
-            rng = Random(f"{self.config.seed} {self.name}")
-            numbers = np.fromiter((rng.random() for _ in self.waiting), float)
-            self.waiting = self.waiting[np.argsort(numbers, kind="stable")]
+        self.waiting = self.table.name.replace(".question", "_waiting")
+        self.size = self._find()
 
     @property
     def name(self) -> str:
@@ -112,24 +132,25 @@ class Pool:
     @property
     def is_spent(self) -> bool:
         """Tell whether there is nothing more to draw."""
-        return not len(self.waiting) or self.kept == self.source.limit
+        return not self.left or self.kept == self.source.limit
+
+    @property
+    def left(self) -> int:
+        """Count the questions that are not drawn yet."""
+        return self.size - self.taken
 
     def line(self) -> str:
         """Say in a line what was found."""
         issues = "".join(f", {count:,} {issue}" for issue, count in sorted(self.found.items()))
         checks = f", {self.checked:,} golds executed" if self.checked else ""
         failures = f" ({'; '.join(self.failures)})" if self.failures else ""
-        counts = f"{self.kept:,} of {len(self.index):,} questions"
+        counts = f"{self.kept:,} of {len(self.table):,} questions"
         return f"{self.name}: {counts}{checks}{issues}{failures}"
 
     def count_by_database(self) -> Counter[str]:
         """Count the questions that are not drawn yet by the names of their databases."""
-        counts = Counter[str]()
-        codes = self.index.rows["kind"][self.waiting]
-        for kind, count in zip(self.index.kinds, np.bincount(codes).tolist(), strict=False):
-            if count:
-                counts[kind.db_id] += count
-        return counts
+        sql = f"SELECT db_id, count(*) FROM {self.waiting} WHERE rowid > ? GROUP BY db_id"
+        return Counter(dict(self.db.execute(sql, (self.taken,))))
 
     def draw(self, count: int | None = None) -> Iterator[tuple[int, Example]]:
         """Draw so many questions that may stay, or as many as there are, with their positions.
@@ -137,52 +158,61 @@ class Pool:
         At most `BATCH` are in memory at a time.
         """
         bounds = (count, self.source.limit and self.source.limit - self.kept)
-        wanted = min((bound for bound in bounds if bound is not None), default=len(self.waiting))
-        while wanted and len(self.waiting):
-            positions, self.waiting = np.split(self.waiting, [min(wanted, BATCH)])
-            for question in self._sound(positions.tolist()):
+        wanted = min((bound for bound in bounds if bound is not None), default=self.left)
+        while wanted and self.left:
+            sql = f"SELECT position FROM {self.waiting} WHERE rowid > ? ORDER BY rowid LIMIT ?"
+            rows = self.db.execute(sql, (self.taken, min(wanted, BATCH))).fetchall()
+            self.taken += len(rows)
+            for question in self._sound([position for (position,) in rows]):
                 wanted -= 1
                 yield question
 
-    def _candidates(self) -> np.ndarray:
-        """Find the positions of questions that may be used; count the others.
+    def _find(self) -> int:
+        """Make the table of the questions that may be drawn; count them, and the others by issue.
 
         Raises:
             UserError: A database is missing, and its questions are not to be left out.
         """
-        database_of = cache(self.location.database)
-        kinds, codes = self.index.kinds, self.index.rows["kind"]
-        issues = [self._issues(kind, database_of) for kind in kinds]
-        for code, count in enumerate(np.bincount(codes).tolist()):
-            self.found.update(dict.fromkeys(issues[code], count))
-            if MISSING_DATABASE in issues[code] and not self.config.drop_missing_database:
-                raise UserError(f"{self._no_database(code)}, or {self.advice}")
-        may = [
-            self.drops.isdisjoint(found) and self.accept(kind.db_id)
-            for kind, found in zip(kinds, issues, strict=True)
-        ]
-        positions = np.flatnonzero(np.array(may)[codes])
-        if "duplicate" not in self.drops:
-            return positions
-        is_first = first_times(self.index.rows["text"][positions], self.seen)
-        self.found["duplicate"] += int(np.sum(~is_first))
-        return positions[is_first]
-
-    def _issues(self, kind: RecordKind, database_of: Callable[[str], Path | None]) -> set[str]:
-        is_level = not self.source.levels or kind.level in self.source.levels
-        if kind.db_id in self.config.exclude_databases:
-            return {EXCLUDED_DATABASE}
-        if not is_level or kind.style in self.source.exclude_styles:
-            return {OTHER_KIND}
-        if not kind.is_local or (kind.dialect and kind.dialect not in NAMES):
-            return {OTHER_ENGINE}
-        found = {MISSING_DATABASE: database_of(kind.db_id) is None, "blank": kind.is_blank}
-        return {issue for issue, is_there in found.items() if is_there}
+        rng = Random(f"{self.config.seed} {self.name}")
+        names = self.table.databases()
+        lists = {
+            "excluded": self.config.exclude_databases,
+            "levels": self.source.levels,
+            "styles": self.source.exclude_styles,
+            "dialects": ["", *NAMES],
+            "there": [name for name in names if self.location.database(name)],
+            "accepted": [name for name in names if self.accept(name)],
+            "drops": [*self.drops],
+        }
+        values = {name: json.dumps(given) for name, given in lists.items()}
+        values |= {"factor": rng.randrange(1, _PRIME), "summand": rng.randrange(_PRIME)}
+        values["prime"] = _PRIME
+        judged = _JUDGED.format(table=self.table.name)
+        counts = f"{judged} SELECT issue, count(*) FROM judged WHERE issue <> '' GROUP BY issue"
+        self.found.update(dict(self.db.execute(counts, values)))
+        if self.found[MISSING_DATABASE] and not self.config.drop_missing_database:
+            missing = f"{judged} SELECT min(position) FROM judged WHERE issue = 'missing database'"
+            raise UserError(
+                f"{self._no_database(self.table.count(missing, values))}, or {self.advice}"
+            )
+        source = _FIRST if "duplicate" in self.drops else "candidate"
+        order = _BY_SEED if self.source.limit or self.config.total else "position"
+        self.db.execute(
+            f"CREATE TABLE {self.waiting} AS {judged} "
+            f"SELECT position, db_id, text FROM {source} ORDER BY {order}",
+            values,
+        )
+        size = self.table.count(f"SELECT count(*) FROM {self.waiting}")
+        if "duplicate" in self.drops:
+            every = self.table.count(f"{judged} SELECT count(*) FROM candidate", values)
+            self.found["duplicate"] += every - size
+            self.db.execute(f"INSERT INTO seen SELECT text FROM {self.waiting}")
+        return size
 
     def _read(self, positions: Iterable[int]) -> Iterator[tuple[int, Example]]:
         """Read questions as they are corrected, in the order of their positions."""
-        for position, record in self.index.records(positions):
-            example = self._example(*self.index.place(position), record)
+        for position, record in self.table.records(positions):
+            example = self._example(*self.table.place(position), record)
             yield position, self.corrections.lay(example) if self.corrections else example
 
     def _sound(self, positions: Sequence[int]) -> Iterator[tuple[int, Example]]:
@@ -234,13 +264,14 @@ class Pool:
             grading_method=asked.grading_method or "",
         )
 
-    def _no_database(self, code: int) -> str:
+    def _no_database(self, position: int) -> UserError:
         for folder in self.location.databases:
             check_open(folder)
-        db_id = self.index.kinds[code].db_id
-        file, number = self.index.place(int(np.argmax(self.index.rows["kind"] == code)))
-        expected = self.location.databases[0] / db_id / f"{db_id}.sqlite"
-        return f"{expected} is not there, but {file}: record {number} needs it; unpack it"
+        ((_, record),) = self.table.records([position])
+        file, number = self.table.place(position)
+        expected = self.location.databases[0] / record.db_id / f"{record.db_id}.sqlite"
+        where = f"{file}: record {number} needs it"
+        return UserError(f"{expected} is not there, but {where}; unpack it, or {self.advice}")
 
 
 def _look(example: Example) -> Checked:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import apsw
 
@@ -152,15 +151,11 @@ class ValueMatcher:
 
     def _open_index(self, database: Path, contents: str) -> ValueIndex:
         key = content_key("value index", _VERSION, contents)
-        if (stored := self._disk.open_file(key)) is not None:
-            with stored:
-                return ValueIndex(Path(stored.name))
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "index.sqlite"
-            build_index(database, read_schema(database, examples=0), path)
-            with path.open("rb") as file:
-                self._disk.store_file(key, file)
-            return ValueIndex(path)
+
+        def build(index: Path) -> None:
+            build_index(database, read_schema(database, examples=0), index)
+
+        return ValueIndex(self._disk.made_file(key, build))
 
 
 class _SharedIndex:
