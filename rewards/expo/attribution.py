@@ -7,9 +7,7 @@ operation; what it is before ORDER BY and LIMIT choose rows), each is compared w
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 
 from rewards.expo.attributes import is_distinct
 from rewards.expo.clauses import Clause, item_name, scan_clauses
@@ -17,14 +15,12 @@ from rewards.expo.differences import (
     CANDIDATES,
     OF_COLUMNS,
     Differences,
-    differences,
     leads_away,
     with_missing,
 )
 from rewards.expo.names import sources
 from rewards.expo.steps import (
     MAX_STEP_ROWS,
-    MAX_WHOLE_ROWS,
     Effect,
     Step,
     Steps,
@@ -56,23 +52,53 @@ def find_blamed(steps: Steps, golds: Steps, sought: Differences) -> frozenset[in
     None where no clause can be told. The gold query's result has its columns named by their
     attributes, `sought` is what sets the results apart (D*).
     """
-    plan, operands = steps.plan, steps.plan.operands
-    is_cut = bool(plan.limit or (plan.order and golds.plan.limit))
-    if is_cut:
-        sought = _before_cut(steps, golds, sought)
-        if not sought:
-            return frozenset(_blame_cut(steps, golds))
+    plan, theirs = steps.plan, golds.plan
+    if cut := _blame_cut(steps, golds, sought):
+        return cut
+    if len(plan.operands) == 1:
+        chain = (*plan.operands[0], *plan.tail)
+        return _blame_part(chain, theirs.body, steps, golds, sought)
     blamed: set[int] = set()
-    if is_cut and plan.limit and golds.plan.limit and steps.window != golds.window:
-        blamed.update(plan.limit.clauses)
-    if len(operands) == 1:
-        chain = operands[0] if is_cut else (*operands[0], *plan.tail)
-        return frozenset(blamed | _blame_part(chain, golds.plan.body, steps, golds, sought))
-    for chain, part, wanted in _operand_differences(steps, golds):
-        blamed |= _blame_part(chain, part, steps, golds, wanted)
-    if not is_cut:
-        blamed |= _blame_chain([plan.body, *plan.tail], steps, sought)
-    return frozenset(blamed or _before_operators(steps.clauses, len(operands)))
+    is_paired = len(plan.operands) == len(theirs.operands)
+    for at, chain in enumerate(plan.operands):
+        gold = theirs.operands[at][-1] if is_paired else theirs.body
+        if wanted := _apart(steps, chain[-1], golds, gold):
+            blamed |= _blame_part(chain, gold, steps, golds, wanted)
+    blamed |= _blame_chain([plan.body, *plan.tail], steps, sought)
+    return frozenset(blamed) or _before_operators(steps.clauses, len(plan.operands))
+
+
+def _blame_cut(steps: Steps, golds: Steps, sought: Differences) -> frozenset[int]:
+    """Blame LIMIT, or the ORDER BY before it, where the rows that they choose from are right."""
+    order, limit = steps.plan.order, steps.plan.limit
+    is_cut = limit or (order and golds.plan.limit)
+    if not is_cut or sought & OF_COLUMNS or not _is_right_before(steps, golds):
+        return frozenset()
+    is_size = len(steps.result.rows) == len(golds.result.rows)
+    is_window = steps.window == golds.window if golds.plan.limit else is_size
+    chosen = order if order and (is_window or not limit) else limit
+    return frozenset(chosen.clauses if chosen else ())
+
+
+def _is_right_before(steps: Steps, golds: Steps) -> bool:
+    """Tell whether what ORDER BY and LIMIT choose from is that of the gold query; where it has no
+    LIMIT, has all rows of its result.
+    """
+    body, gold = steps.plan.body, golds.plan.body
+    rows = steps.rows(body)
+    if rows and len(rows.rows) > MAX_STEP_ROWS:
+        return bool(golds.plan.limit) and steps.count(body) == golds.count(gold)
+    found = _apart(steps, body, golds, gold)
+    return found is not None and found <= (_NOTHING if golds.plan.limit else _MORE)
+
+
+def _apart(steps: Steps, step: Step, golds: Steps, gold: Step) -> Differences | None:
+    """Name what sets a part of the prediction apart from one of the gold query, order aside."""
+    own, reference = steps.rows(step), golds.rows(gold)
+    if own is None or reference is None:
+        return None
+    own, reference = steps.named(step, own), golds.named(gold, reference)
+    return steps.differences(reference, step, own) - _ORDER
 
 
 def candidates(clauses: Sequence[Clause], sought: Differences) -> frozenset[int]:
@@ -220,88 +246,10 @@ def _change(steps: Steps, before: Step, after: Step, sought: Differences) -> Dif
     return apart(left, right)
 
 
-def _before_cut(steps: Steps, golds: Steps, sought: Differences) -> Differences:
-    """Name what is wrong before ORDER BY and LIMIT choose rows; `sought` where none can tell.
-
-    Nothing is if the gold query has the same rows there, or, where it has no LIMIT, if all rows of
-    its result are among them.
-    """
-    body = steps.plan.body
-    if golds.plan.limit:
-        found = _apart(steps, body, golds, golds.plan.body)
-        if found is None:
-            return sought
-        return found if found - {"col_name"} else _NOTHING
-    own = steps.whole(body)
-    if own is None or own.width != golds.result.width:
-        return sought
-    is_large = len(own.rows) > MAX_WHOLE_ROWS
-    held = Counter(steps.like(own, golds.result).rows)
-    return _NOTHING if is_large or Counter(golds.result.rows) <= held else sought
-
-
-def _blame_cut(steps: Steps, golds: Steps) -> tuple[int, ...]:
-    """Blame ORDER BY or LIMIT, or both, for the rows that they choose."""
-    order, limit = steps.plan.order, steps.plan.limit
-    if order is None or limit is None:  # the other one is missing
-        return steps.plan.last.clauses
-    again = steps.cut_as(*(golds.window if golds.plan.limit else (len(golds.result.rows), 0)))
-    ordered = golds.plan.order is not None
-    if again and _same(steps.like(again, golds.result), golds.result, ordered=ordered):
-        return limit.clauses
-    is_size = len(steps.result.rows) == len(golds.result.rows)
-    if steps.window == golds.window if golds.plan.limit else is_size:
-        return order.clauses
-    return order.clauses + limit.clauses
-
-
-def _operand_differences(
-    steps: Steps, golds: Steps
-) -> Iterator[tuple[Sequence[Step], Step, Differences]]:
-    """Pair the steps of each operand with the gold operand it stands for, and what sets it apart.
-
-    That is one with the same rows, else the next one that is left, else the whole gold result
-    (table 15: each sub-query is analyzed independently).
-    """
-    left = [chain[-1] for chain in golds.plan.operands]
-    if len(left) == 1:
-        left = [golds.plan.body]
-    waiting = list(steps.plan.operands)
-    # Two that have the same rows stand for what is in their own place.
-    for pairs in (zip(waiting, left, strict=False), product(waiting, left)):
-        for chain, gold in [*pairs]:
-            is_free = chain in waiting and gold in left
-            if is_free and _apart(steps, chain[-1], golds, gold) == _NOTHING:
-                waiting.remove(chain)
-                left.remove(gold)
-    for chain in waiting:
-        gold = left.pop(0) if left else golds.plan.body
-        yield chain, gold, _apart(steps, chain[-1], golds, gold) or _NOTHING
-
-
-def _apart(steps: Steps, step: Step, golds: Steps, gold: Step) -> Differences | None:
-    """Name what sets a part of the prediction apart from one of the gold query, order aside."""
-    reference, own = golds.whole(gold), steps.whole(step)
-    if reference is None or own is None:
-        return None
-    largest = max(len(reference.rows), len(own.rows))
-    if reference.width != own.width or largest <= MAX_WHOLE_ROWS:
-        return steps.differences(reference, step, own) - _ORDER
-    columns = differences(first_rows(reference, 0), first_rows(own, 0))
-    wanted, found = golds.count(gold), steps.count(step)
-    if wanted is None or found is None or wanted == found:
-        return columns
-    return columns | (_MISSING if found < wanted else _MORE)
-
-
-def _before_operators(clauses: Sequence[Clause], operands: int) -> set[int]:
+def _before_operators(clauses: Sequence[Clause], operands: int) -> frozenset[int]:
     """Number the clauses that the operators of a set operation are counted with (section 3.1)."""
-    last = [max(n for n, c in enumerate(clauses) if c.operand == k) for k in range(operands - 1)]
-    return set(last)
-
-
-def _same(one: Table, other: Table, *, ordered: bool) -> bool:
-    return one.rows == other.rows if ordered else Counter(one.rows) == Counter(other.rows)
+    last = {clause.operand: number for number, clause in enumerate(clauses)}
+    return frozenset(last[operand] for operand in range(operands - 1))
 
 
 def blame_by_execution(steps: Steps, gold: Table) -> frozenset[int]:

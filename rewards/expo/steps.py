@@ -23,9 +23,6 @@ Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "c
 MAX_STEP_ROWS = 200
 """Rows of an intermediate result that are compared with the step after it; of larger ones filters
 are judged by counts, other steps by the first rows."""
-MAX_WHOLE_ROWS = 10_000
-"""Rows of a part of the prediction and of the gold query that are compared; of larger ones only
-their numbers are."""
 _ALL = sys.maxsize
 
 
@@ -136,17 +133,7 @@ class Steps:
     ) -> None:
         self.sql, self.clauses, self.plan = sql, scan_clauses(sql), plan_steps(sql)
         self.result, self._run, self._numbers = result, run, numbers
-        self._empty: set[str] = set()
         self._seen: dict[str, tuple[int, Table | None]] = {self.plan.last.sql: (_ALL, result)}
-        if not result.rows and len(self.plan.operands) == 1:
-            self._know_empty()
-
-    def _know_empty(self) -> None:
-        """Take that an empty result was so before SELECT and ORDER BY too."""
-        for step in reversed([*self.plan.operands[0], *self.plan.tail]):
-            self._empty.add(step.sql)
-            if step.effect not in ("project", "order"):
-                return
 
     def probe(self, step: Step) -> Table | None:
         """Return the columns of a step and at most one row; None where it does not run."""
@@ -155,20 +142,6 @@ class Steps:
     def rows(self, step: Step) -> Table | None:
         """Return the first rows of a step, one more than are compared."""
         return self._fetch(step, MAX_STEP_ROWS + 1)
-
-    def whole(self, step: Step) -> Table | None:
-        """Return a part of the query, its columns named by their attributes.
-
-        Of more than `MAX_WHOLE_ROWS` rows it has one more than that.
-        """
-        table = self._fetch(step, MAX_WHOLE_ROWS + 1)
-        return table and self.named(step, table)
-
-    def cut_as(self, kept: object, skipped: object) -> Table | None:
-        """Return the result of the query with another LIMIT after its ORDER BY."""
-        assert self.plan.order is not None
-        result = self._run(f"{self.plan.order.sql}\nLIMIT {kept} OFFSET {skipped}")
-        return result if isinstance(result, Table) else None
 
     @property
     def window(self) -> tuple[str, str]:
@@ -208,8 +181,7 @@ class Steps:
     def _fetch(self, step: Step, limit: int) -> Table | None:
         asked, table = self._seen.get(step.sql, (-1, None))
         if asked < limit:
-            rows = 0 if step.sql in self._empty else limit
-            table = self._table(step, f"{{}}\nLIMIT {rows}")
+            table = self._table(step, f"{{}}\nLIMIT {limit}")
             self._seen[step.sql] = (limit, table)
         return table and first_rows(table, limit)
 

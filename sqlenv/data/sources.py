@@ -68,7 +68,7 @@ candidate AS (SELECT * FROM judged WHERE db_id IN (SELECT value FROM json_each(:
 """What keeps a question from being asked, and the questions that may be."""
 _FIRST = """(SELECT min(position) AS position, db_id, text, lot FROM candidate
     WHERE text NOT IN (SELECT text FROM seen) GROUP BY text)"""
-_BY_SEED = "(lot * :factor + :summand) % :prime, position"
+_BY_SEED = "(lot * :factor + :summand) % 2147483647, position"
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class Pool:
     def count_by_database(self) -> Counter[str]:
         """Count the questions that are not drawn yet by the names of their databases."""
         sql = f"SELECT db_id, count(*) FROM {self.waiting} WHERE rowid > ? GROUP BY db_id"
-        return Counter(dict(self.db.execute(sql, (self.taken,))))
+        return Counter(dict(self.table.ask(sql, (self.taken,))))
 
     def draw(self, count: int | None = None) -> Iterator[tuple[int, Example]]:
         """Draw so many questions that may stay, or as many as there are, with their positions.
@@ -161,7 +161,7 @@ class Pool:
         wanted = min((bound for bound in bounds if bound is not None), default=self.left)
         while wanted and self.left:
             sql = f"SELECT position FROM {self.waiting} WHERE rowid > ? ORDER BY rowid LIMIT ?"
-            rows = self.db.execute(sql, (self.taken, min(wanted, BATCH))).fetchall()
+            rows = self.table.ask(sql, (self.taken, min(wanted, BATCH)))
             self.taken += len(rows)
             for question in self._sound([position for (position,) in rows]):
                 wanted -= 1
@@ -184,16 +184,15 @@ class Pool:
             "accepted": [name for name in names if self.accept(name)],
             "drops": [*self.drops],
         }
-        values = {name: json.dumps(given) for name, given in lists.items()}
-        values |= {"factor": rng.randrange(1, _PRIME), "summand": rng.randrange(_PRIME)}
-        values["prime"] = _PRIME
+        numbers = {"factor": rng.randrange(1, _PRIME), "summand": rng.randrange(_PRIME)}
+        values = {name: json.dumps(given) for name, given in lists.items()} | numbers
         judged = _JUDGED.format(table=self.table.name)
         counts = f"{judged} SELECT issue, count(*) FROM judged WHERE issue <> '' GROUP BY issue"
-        self.found.update(dict(self.db.execute(counts, values)))
+        self.found.update(dict(self.table.ask(counts, values)))
         if self.found[MISSING_DATABASE] and not self.config.drop_missing_database:
             missing = f"{judged} SELECT min(position) FROM judged WHERE issue = 'missing database'"
             raise UserError(
-                f"{self._no_database(self.table.count(missing, values))}, or {self.advice}"
+                f"{self._no_database(self.table.number(missing, values))}, or {self.advice}"
             )
         source = _FIRST if "duplicate" in self.drops else "candidate"
         order = _BY_SEED if self.source.limit or self.config.total else "position"
@@ -202,9 +201,9 @@ class Pool:
             f"SELECT position, db_id, text FROM {source} ORDER BY {order}",
             values,
         )
-        size = self.table.count(f"SELECT count(*) FROM {self.waiting}")
+        size = self.table.number(f"SELECT count(*) FROM {self.waiting}")
         if "duplicate" in self.drops:
-            every = self.table.count(f"{judged} SELECT count(*) FROM candidate", values)
+            every = self.table.number(f"{judged} SELECT count(*) FROM candidate", values)
             self.found["duplicate"] += every - size
             self.db.execute(f"INSERT INTO seen SELECT text FROM {self.waiting}")
         return size

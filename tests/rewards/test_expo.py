@@ -174,7 +174,6 @@ def test_filters_of_large_steps_are_judged_by_counts(
 ):
     for module in (attribution, steps):
         monkeypatch.setattr(module, "MAX_STEP_ROWS", max_rows)
-        monkeypatch.setattr(module, "MAX_WHOLE_ROWS", max_rows)
     sql = case["pred"]
     gold, predicted = executor.gold(incorrect, case["gold"]), executor.execute(incorrect, sql)
     asked = []
