@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exchange import Message
 from launch.build import SqlSide
 from launch.config import load_config
 from minirl.config import SamplerConfig, TrainConfig
+from minirl.exchange import Message
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained

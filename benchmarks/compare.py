@@ -27,11 +27,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from benchmarks import markdown
-from exchange import UserError
 from launch.evaluation.results import PLACES, STAGES, Report
 from launch.evaluation.statistics import Paired, paired_difference
 from launch.reporting.runs import Run, gain, read_runs, scores_of, shared_rules, without_seed
 from launch.tables import interval
+from minirl.exchange import UserError
 
 DEMOS = ("progress", "expo", "paverl", "astra")
 Seeds = Mapping[int, Run]

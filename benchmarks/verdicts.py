@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks._official import ask
 from benchmarks._spider2_cases import stage
 from sqlenv.config import OFFICIAL
-from sqlenv.evaluators.comparators import Case, judge_cases
+from sqlenv.evaluators.comparators import Case, compare_cases
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
 
@@ -246,7 +246,7 @@ def compared(
     cases: Sequence[Case] = (),
 ) -> Agreement:
     """Judge predictions under a comparator, and list where its program says otherwise."""
-    ours = [one.scores[name] for one in judge_cases(executor, cases or file.cases(), [name])]
+    ours = [one.scores[name] for one in compare_cases(executor, cases or file.cases(), [name])]
     return differences(file, name, official, ours)
 
 

@@ -36,7 +36,7 @@ from sqlglot import exp
 from benchmarks._mutants import neighbours
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import Case, judge_cases
+from sqlenv.evaluators.comparators import Case, compare_cases
 from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
 from sqlenv.schema.reading import ColumnKey
@@ -127,7 +127,7 @@ def changed(gold: str, database: Path) -> list[str]:
 
 
 def by_suite(cases: Sequence[Case], executor: Executor) -> list[Judged]:
-    scores = [one.scores for one in judge_cases(executor, cases, ("spider_ex", "spider_ts"))]
+    scores = [one.scores for one in compare_cases(executor, cases, ("spider_ex", "spider_ts"))]
     return [
         Judged(case, bool(score["spider_ts"]))
         for case, score in zip(cases, scores, strict=True)
@@ -146,7 +146,7 @@ def by_random_rows(data: Path, names: Sequence[str], executor: Executor) -> list
         distinct = list(dict.fromkeys(golds[name]))
         for gold in random.Random(name).sample(distinct, min(len(distinct), _GOLDS)):
             cases = [Case(sql, gold, database) for sql in changed(gold, database)]
-            scores = [one.scores["set"] for one in judge_cases(executor, cases, ("set",))]
+            scores = [one.scores["set"] for one in compare_cases(executor, cases, ("set",))]
             right = [case for case, score in zip(cases, scores, strict=True) if score]
             wrong = found_wrong(gold, [case.predicted for case in right], database)
             judged += [Judged(case, case.predicted not in wrong) for case in right]

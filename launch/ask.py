@@ -16,11 +16,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from exchange import UserError
 from launch import cli, options
 from launch.config import load_config
 from launch.policy import WHERE, policy_in
 from launch.tables import clean, result_view
+from minirl.exchange import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
 from sqlenv.types import Example, Result, SqlError, Table

@@ -10,12 +10,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exchange import Score, UserError
 from launch.config import JobConfig, Split
 from launch.data.preflight import describe_passes, held_out, load_split, sample_numbers
 from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
 from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
+from minirl.exchange import Score, UserError
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward
 from rewards.compose import build_reward
@@ -232,7 +232,7 @@ class SqlSide:
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
         """Say what a final episode adds to the metrics."""
-        attempts, answer = episode.attempts, episode.answer
+        attempts, answer = episode.attempts, episode.final_attempt
         invalid = [not isinstance(attempt.result, Table) for attempt in attempts]
         numbers = {
             "rollout/accuracy_first": float(attempts[0].correct),

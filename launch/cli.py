@@ -32,7 +32,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.run import activity
 from minirl.run.preemption import Preempted
 from sqlenv.cache import cache_folder

@@ -11,8 +11,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 from pydantic_core import PydanticCustomError
 
 import rewards.config
-from exchange import UserError
-from exchange.settings import Place, Settings, contradiction
 from launch import config_merge
 from launch.files import nearest
 from minirl.config import (
@@ -25,6 +23,8 @@ from minirl.config import (
     check_together,
 )
 from minirl.errors import describe
+from minirl.exchange import UserError
+from minirl.exchange.settings import Place, Settings, contradiction
 from rewards.config import Clash, JudgeConfig, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from exchange import UserError
 from launch.files import nearest
 from minirl.config import Grpo
+from minirl.exchange import UserError
 from rewards.config import ProgressiveConfig
 from sqlenv.config import DiagnosedConfig
 

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from exchange import UserError
 from launch import cli, options
 from launch.config import SPLITS, Split
 from launch.evaluation.answers import Decode
+from minirl.exchange import UserError
 from sqlenv.config import OFFICIAL, DataConfig
 from sqlenv.data.layouts import TEST_SETS
 from sqlenv.dialects import dialect_of

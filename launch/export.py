@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from exchange import UserError
 from launch import cli, options
 from launch.policy import WHERE, policy_in
+from minirl.exchange import UserError
 
 
 def export(

@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.run.files import whole_file
 from sqlenv.data.records import is_utf16
 from sqlenv.executor.database import fingerprint

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.validators import Number
 
-from exchange import UserError
-from exchange.settings import at_home
 from launch.files import nearest, write_json
+from minirl.exchange import UserError
+from minirl.exchange.settings import at_home
 
 _LONGEST_S = 1_000_000
 STDOUT = Path("-")

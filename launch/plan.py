@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 
-from exchange import UserError
 from launch import cli, config_merge, options
 from launch.config import JobConfig, load_config
 from launch.files import write_json
 from launch.tables import show_table
+from minirl.exchange import UserError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exchange import UserError
 from launch import cli
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
 from launch.run_folder import CONFIG, WARM_MODEL, check_base, run_of
 from minirl.config import LoraConfig, RolloutConfig
+from minirl.exchange import UserError
 
 WHERE = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
 

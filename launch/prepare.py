@@ -26,7 +26,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from exchange import UserError
 from launch import cli, options
 from launch.config import JobConfig, load_config
 from launch.data import preparation
@@ -34,6 +33,7 @@ from launch.data.gold_checks import check_for
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
+from minirl.exchange import UserError
 from minirl.run.files import whole_file
 from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import SourceConfig

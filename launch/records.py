@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exchange import Score
+from minirl.exchange import Score
 from minirl.run.files import whole_file
 from rewards.astra import AstraReward
 from rewards.compose import Reward
@@ -154,7 +154,7 @@ def _parts(reward: Reward, episode: Episode) -> Sequence[Mapping[str, float]]:
             for one in found
         ]
     if isinstance(reward, ExpoReward):
-        verdicts = (reward.judge(example, attempt) for attempt in attempts)
+        verdicts = (reward.blame(example, attempt) for attempt in attempts)
         return [{f"clauses, {one.case}": reward.mean_reward(one)} for one in verdicts]
     if isinstance(reward, AstraReward):
         scores = reward.steps(episode)

@@ -19,12 +19,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from exchange import UserError
 from launch import cli, options
 from launch.files import check_new, write_text
 from launch.reporting.comparison import Comparison
 from launch.reporting.page import Payload, is_page, render
 from launch.reporting.runs import Run, read_runs, shown_names
+from minirl.exchange import UserError
 
 _BYTES = 1_000_000
 

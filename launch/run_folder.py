@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from exchange import UserError
 from launch.config import flat
 from launch.files import model_digest, versions, write_json, write_text
+from minirl.exchange import UserError
 from minirl.run.files import PART, read_json
 from sqlenv.data.loading import question_digest
 from sqlenv.types import Example

@@ -22,11 +22,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from exchange import UserError
 from launch import cli, options
 from launch.evaluation.questions import check_databases
 from launch.files import check_new, numbered_lines
 from launch.pool import process_pool
+from minirl.exchange import UserError
 from minirl.run.files import naming, whole_file
 from rewards.workbench import Workbench
 from sqlenv.cache import shared_cache

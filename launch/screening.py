@@ -11,7 +11,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from exchange import UserError
 from launch import cli
 from launch.build import SqlSide, load_model, serving
 from launch.config import JobConfig
@@ -19,6 +18,7 @@ from launch.evaluation.answers import AnswerFile, Decode, Sampled
 from launch.evaluation.sampling import Evaluator
 from launch.files import write_json, write_text
 from launch.run_folder import SCREENED_SHARES, SCREENING
+from minirl.exchange import UserError
 from minirl.run import distributed
 from minirl.run.files import read_lines
 from minirl.train.rollouts import spread

@@ -29,9 +29,9 @@ from tokenizers import normalizers as norm
 from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
-from exchange import UserError
 from launch.config import TinyConfig
 from launch.data.prompts import MARKS
+from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import ModelConfig, architecture, parse_config
 

@@ -16,12 +16,12 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from exchange import UserError
 from launch import cli, options
 from launch.config import SPLITS, JobConfig, dump, load_config
 from launch.data.preflight import check_data, check_inputs, check_model
 from launch.run_folder import RESULT, check_place, check_settings
 from launch.tables import RunResult, show_run
+from minirl.exchange import UserError
 from minirl.run import preemption
 from minirl.run.files import read_json
 

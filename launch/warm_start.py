@@ -12,7 +12,6 @@ from typing import TypeVar
 import jax
 from flax import nnx
 
-from exchange import UserError
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder
 from launch.config import JobConfig, dump
@@ -21,6 +20,7 @@ from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.plan import plan_warm_start, refuse_warm_start
 from launch.run_folder import WARM, WARM_MODEL, claimed
 from launch.screening import Screened, screen
+from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.tokenizer import ChatTokenizer

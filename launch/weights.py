@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from exchange import UserError
 from launch import cli
 from launch.build import load_model
 from launch.config import JobConfig
 from launch.policy import PolicySource
+from minirl.exchange import UserError
 from minirl.model import gguf, huggingface
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder

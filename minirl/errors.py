@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from exchange import UserError
+from minirl.exchange import UserError
 
 # How the names of pydantic's errors begin, and what it words by the names of our classes.
 _WORDS = {

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from exchange import Message
+from minirl.exchange import Message
 
 Finish = Literal["stop", "length"]
 Progress = Callable[[int, int, str], None]

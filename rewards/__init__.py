@@ -37,7 +37,7 @@ def score(
         UserError: A setting is wrong, or there is no database or gold query.
     """
     # Who imports the package for a module of it needs none of this.
-    from exchange import reply_text
+    from minirl.exchange import reply_text
     from rewards.adapters.scoring import cell_of, example_of, read_settings, scorer_of
 
     family = {"kind": reward} if isinstance(reward, str) else reward

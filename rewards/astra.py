@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Literal, NamedTuple, get_args
 
-from exchange import CreditSpan, Score
+from minirl.exchange import CreditSpan, Score
 from rewards.columns import csmr
 from rewards.config import AstraConfig, AtrConfig
-from rewards.execution import gold_result, is_correct, is_right_by_its_own, judged, payable
+from rewards.execution import gold_result, is_correct, is_right_by_its_own, on_witness, payable
 from sqlenv.envs.single_turn import Runner
 from sqlenv.evaluators.official import same_query
 from sqlenv.types import Attempt, Episode
@@ -71,7 +71,7 @@ class AstraReward:
         if self._config.final_step == "dedup" and _repeats_last_call(episode):
             attempts = attempts[:-1]
         scores = [self._score(episode, attempt) for attempt in attempts]
-        is_unanswered = bool(episode.attempts) and episode.answer is None
+        is_unanswered = bool(episode.attempts) and episode.final_attempt is None
         return [*scores, 0.0] if is_unanswered and self._config.final_step != "never" else scores
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
@@ -95,7 +95,7 @@ class AstraReward:
         return attempt.kind != "answer" or self._config.final_step != "never"
 
     def _score(self, episode: Episode, attempt: Attempt) -> float:
-        example, attempt = judged(episode.example, attempt)
+        example, attempt = on_witness(episode.example, attempt)
         if self._config.step_score == "binary" or is_right_by_its_own(example, attempt):
             return float(attempt.correct)
         gold = gold_result(self._executor, example)

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from exchange import Score
+from minirl.exchange import Score
 from rewards.config import PaverlConfig
 from rewards.execution import (
     gold_result,
     is_correct,
     is_executable,
     is_right_by_its_own,
-    judged,
+    on_witness,
     payable,
 )
 from sqlenv.envs.single_turn import Runner
@@ -45,7 +45,7 @@ class PaverlReward:
 
     def __call__(self, episode: Episode) -> Score:
         """Score an episode by its answer; see `payment`."""
-        answer = episode.answer
+        answer = episode.final_attempt
         config = self._config
         if answer is None or not is_executable(answer) or self._is_too_short(answer.sql):
             parts = payment(0.0, config, ran=False)
@@ -55,9 +55,9 @@ class PaverlReward:
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
         """Name numbers for the metrics: EX_f and EX_b of the answer, 0 without one."""
-        if (answer := episode.answer) is None:
+        if (answer := episode.final_attempt) is None:
             return {"columns/ex_f": 0.0, "columns/ex_b": 0.0}
-        results = self._results(*judged(episode.example, answer))
+        results = self._results(*on_witness(episode.example, answer))
         shares = fractional_accuracy(*results), binary_accuracy(*results)
         return dict(zip(("columns/ex_f", "columns/ex_b"), shares, strict=True))
 
@@ -65,7 +65,7 @@ class PaverlReward:
         return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
 
     def _share(self, episode: Episode, answer: Attempt) -> float:
-        example, answer = judged(episode.example, answer)
+        example, answer = on_witness(episode.example, answer)
         if is_right_by_its_own(example, answer):
             return 1.0
         results = self._results(example, answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from exchange import Score
+from minirl.exchange import Score
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward
 from rewards.config import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from exchange import Score, UserError
+from minirl.exchange import Score, UserError
 from sqlenv.dialects import run_in_dialect
 from sqlenv.envs.single_turn import Runner
 from sqlenv.executor.database import Identity, identify
@@ -47,14 +47,14 @@ def gold_result(executor: Runner, example: Example) -> Result:
     return run_in_dialect(executor.gold, example, example.gold_sql)
 
 
-def judged(example: Example, attempt: Attempt) -> tuple[Example, Attempt]:
-    """Return a question and an attempt at it as every family judges them: on the question's own
+def on_witness(example: Example, attempt: Attempt) -> tuple[Example, Attempt]:
+    """Return a question and an attempt at it as every family scores them: on the question's own
     database or, where a witness refutes the query, on that witness.
     """
     if (found := attempt.refuted) is None:
         return example, attempt
-    on_witness = replace(attempt, result=found.result, refuted=None)
-    return replace(example, database=found.database), on_witness
+    refuted = replace(attempt, result=found.result, refuted=None)
+    return replace(example, database=found.database), refuted
 
 
 def is_executable(attempt: Attempt) -> bool:
@@ -81,7 +81,7 @@ def payable(result: Result) -> Result:
 
 def is_correct(episode: Episode) -> bool:
     """Tell whether the answer, the last attempt, matches the gold result."""
-    return episode.answer is not None and episode.answer.correct
+    return episode.final_attempt is not None and episode.final_attempt.correct
 
 
 def execution_reward(episode: Episode) -> Score:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import ExpoConfig, ProgressiveConfig
-from rewards.execution import gold_result, is_nondeterministic, judged, payable
+from rewards.execution import gold_result, is_nondeterministic, on_witness, payable
 from rewards.expo.clauses import Clause
 from rewards.expo.reward import ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
@@ -152,9 +152,9 @@ class Workbench:
                 example, sql, files, self._executor, AnswerConfig(numbers=self._numbers)
             )
             attempt = replace(attempt, correct=right and found is None, refuted=found)
-        verdict = self._expo.judge(example, attempt)
+        verdict = self._expo.blame(example, attempt)
         against = attempt.refuted
-        asked, shown = judged(example, attempt)
+        asked, shown = on_witness(example, attempt)
         pair = payable(shown.result), gold_result(self._executor, asked)
         share = fractional_accuracy(*pair)
         alignment = self._progressive.align(example, sql)

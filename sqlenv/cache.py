@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from exchange import UserError
+from minirl.exchange import UserError
 
 _log = logging.getLogger(__name__)
 _UNLIMITED = 1 << 60

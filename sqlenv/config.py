@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
-from exchange.settings import Place, Settings, at_home, contradiction
+from minirl.exchange.settings import Place, Settings, at_home, contradiction
 from sqlenv.types import Dialect, ExecutionMatch, MatchMode, Numbers, Wrapping
 
 Layout = Literal[

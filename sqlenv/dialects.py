@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.types import Dialect, Example, Result, SqlError
 
 NAMES: Mapping[str, Dialect] = {

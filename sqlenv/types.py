@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from exchange import Message
+from minirl.exchange import Message
 
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
@@ -241,7 +241,7 @@ class Episode:
     attempts: tuple[Attempt, ...] = ()
 
     @property
-    def answer(self) -> Attempt | None:
+    def final_attempt(self) -> Attempt | None:
         """Return the last attempt if it answers the question; a call of a tool does not."""
         last = self.attempts[-1] if self.attempts else None
         return last if last and last.kind == "answer" else None

@@ -25,7 +25,7 @@ from docs.generate import fill
 from launch.config import JobConfig, load_config
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import COMPARATORS, Case, judge_cases
+from sqlenv.evaluators.comparators import COMPARATORS, Case, compare_cases
 from sqlenv.executor import Executor
 from sqlenv.types import Table
 
@@ -68,7 +68,7 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
 def test_a_class_name_has_one_meaning():
     """Types are named once in all packages; what begins with an underscore is of its module."""
     places = defaultdict[str, list[str]](list)
-    for package in ("exchange", "minirl", "sqlenv", "rewards", "launch"):
+    for package in ("minirl", "sqlenv", "rewards", "launch"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for name in names_in(path):
                 if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
@@ -192,7 +192,7 @@ def test_examples_of_evaluators_are_judged_as_the_page_says(tmp_path):
     assert len(rows) > 10
     with Executor(ExecutorConfig()) as executor:
         cases = [Case(predicted, gold, path) for gold, predicted, *_ in rows]
-        judged = judge_cases(executor, cases, [name for name in names if name in COMPARATORS])
+        judged = compare_cases(executor, cases, [name for name in names if name in COMPARATORS])
         for (gold, predicted, *told), one in zip(rows, judged, strict=True):
             tables = [executor.execute(path, sql) for sql in (predicted, gold)]
             assert all(isinstance(table, Table) for table in tables)

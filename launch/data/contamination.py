@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from exchange import UserError
 from launch.config import DataSection, JobConfig, Split
+from minirl.exchange import UserError
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
 from sqlenv.data.loading import read_all

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
-from exchange import UserError, named
 from launch.config import SPLITS, JobConfig, Split
 from launch.data.contamination import check_overlap
 from launch.data.gold_checks import check_for
 from launch.run_folder import check_place
 from minirl.config import SGLANG_PYTHON
+from minirl.exchange import UserError, named
 from minirl.model.config import check_folder
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig

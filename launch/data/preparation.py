@@ -12,13 +12,13 @@ from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 
-from exchange import UserError
 from launch.cli import progress_bar
 from launch.config import JobConfig
 from launch.data.contamination import OverlapIndex
 from launch.data.gold_checks import check_gold
 from launch.data.prompts import Prompts
 from launch.pool import process_pool
+from minirl.exchange import UserError
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.sources import Checked, Pool

@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from exchange import UserError
 from launch.run_folder import ANSWERS
+from minirl.exchange import UserError
 from minirl.run.files import keep_lines, naming
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.sql.answers import answer_of

@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from exchange import UserError, reply_text
 from launch.config import EndpointConfig
 from launch.evaluation.answers import End
+from minirl.exchange import UserError, reply_text
 from sqlenv.types import Observation
 
 KEY = "OPENAI_API_KEY"

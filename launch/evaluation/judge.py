@@ -36,7 +36,7 @@ from launch.records import RECORDED_SAMPLES, JudgedQuestion, shown, write_answer
 from sqlenv.cache import shared_cache
 from sqlenv.data.loading import question_digest
 from sqlenv.dialects import run_many, transpile
-from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict, judge_cases
+from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict, compare_cases
 from sqlenv.evaluators.votes import VoteBy, votes
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Observation, Result, Table
@@ -255,7 +255,7 @@ class _Judge:
                 forms.setdefault(_form_of(name), []).append(name)
         # Without any comparator, how the queries end is still asked.
         parts = [
-            (names, judge_cases(self._executor, self._cases(asked, form), names, keep=shown))
+            (names, compare_cases(self._executor, self._cases(asked, form), names, keep=shown))
             for form, names in (forms or {str: []}).items()
         ]
         columns: dict[str, Sequence[float]] = {

@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from exchange import UserError
 from launch.build import SqlSide, serving
 from launch.config import JobConfig, Split
 from launch.data.preflight import sample_numbers
@@ -32,6 +31,7 @@ from launch.evaluation.predictions import read_samples
 from launch.evaluation.results import ModelFacts
 from launch.files import short
 from launch.policy import PolicySource
+from minirl.exchange import UserError
 from rewards import verbal
 from rewards.verbal import ReplyRequest, Task
 from sqlenv.dialects import run_many

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exchange import UserError
 from launch.evaluation.answers import Decode
 from launch.evaluation.results import PREDICTIONS, QuestionVerdict
 from launch.files import read_text, write_text
+from minirl.exchange import UserError
 from sqlenv.sql.answers import answer_of
 from sqlenv.sql.lexer import one_line
 from sqlenv.types import Example

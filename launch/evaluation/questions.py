@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import get_args
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import AnswerConfig, SourceConfig
 from sqlenv.data.layouts import (
     DATASETS,

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
-from exchange import UserError
 from launch.evaluation.answers import NO_REPLIES, Outcomes
 from launch.evaluation.statistics import database_interval, mean_interval, pass_at_k
 from launch.files import write_json, write_text
+from minirl.exchange import UserError
 from minirl.run.files import read_json, read_lines
 
 PREDICTIONS = "predictions.jsonl"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from exchange import Score, UserError
 from launch.evaluation.answers import (
     GREEDY,
     AnswerFile,
@@ -23,6 +22,7 @@ from launch.evaluation.answers import (
 from launch.records import RECORDED_SAMPLES, group_line
 from minirl.config import SamplerConfig
 from minirl.errors import LostError
+from minirl.exchange import Score, UserError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
@@ -66,7 +66,7 @@ def _fail(_number: int, error: Exception) -> None:
 
 def _outcome(one: Trajectory, end: End) -> Outcomes:
     return Outcomes.of(
-        one.episode.answer.sql if one.episode.answer else "",
+        one.episode.final_attempt.sql if one.episode.final_attempt else "",
         end,
         prompt_tokens=sum(len(turn.observation_ids) for turn in one.turns),
         reply_tokens=sum(len(turn.reply.ids) for turn in one.turns),
@@ -197,7 +197,7 @@ class Evaluator:
         A reply without an answer is a sample too, of which nothing runs.
         """
         ends = tuple(map(_end, group)) or ("too_long",) * samples
-        answers = [one.episode.answer for one in group] or [None] * samples
+        answers = [one.episode.final_attempt for one in group] or [None] * samples
         turns = tuple(_turns_of(one.episode) for one in group) or (1,) * samples
         counts = [_outcome(one, end) for one, end in zip(group, ends, strict=False)]
         return Sampled.of(

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from exchange import UserError
 from launch.evaluation.questions import SUITED
 from launch.evaluation.results import Report
 from launch.evaluation.statistics import Paired
 from launch.reporting.runs import Run, gain, scores_of
 from launch.tables import flips, interval, percent, show_table
+from minirl.exchange import UserError
 from sqlenv.data.layouts import TEST_SETS
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from exchange import UserError
 from launch.evaluation.results import (
     PLACES,
     PREDICTIONS,
@@ -24,6 +23,7 @@ from launch.evaluation.results import (
 )
 from launch.evaluation.statistics import Paired, paired_difference
 from launch.run_folder import CONFIG, RESULT, VERSIONS
+from minirl.exchange import UserError
 from minirl.run.files import PART
 
 METRICS = "metrics.jsonl"

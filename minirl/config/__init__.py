@@ -1,6 +1,5 @@
 """Every setting of the learner, its sampler and its servers; checks are validators."""
 
-from exchange.settings import Settings
 from minirl.config.algorithms import (
     Algorithm,
     AlgorithmConfig,
@@ -28,3 +27,4 @@ from minirl.config.train import (
     TrainConfig,
     check_together,
 )
+from minirl.exchange.settings import Settings

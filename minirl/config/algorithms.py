@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from exchange.settings import Settings, contradiction
+from minirl.exchange.settings import Settings, contradiction
 
 Estimator = Literal["group_normalised", "group_centred", "leave_one_out", "direct"]
 TokenCredit = Literal["own", "return_to_go"]

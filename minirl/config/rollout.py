@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from exchange import UserError
-from exchange.settings import Place, Settings, contradiction
+from minirl.exchange import UserError
+from minirl.exchange.settings import Place, Settings, contradiction
 
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 """Environment variable that names the interpreter where `rollout.sglang.python` does not."""

@@ -6,9 +6,9 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from exchange.settings import Place, Settings, contradiction
 from minirl.config.algorithms import Algorithm, Grpo
 from minirl.config.rollout import SamplerConfig
+from minirl.exchange.settings import Place, Settings, contradiction
 
 Remat = Literal["none", "dots", "full"]
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down", "in_qkv", "in_z", "out"]

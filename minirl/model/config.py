@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, Field, model_validator
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.run.files import check, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jaxtyping import Array
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.model.kernels import MASKED, Kernel, KeySet
 
 # Primitives, and functions whose arguments are theirs.

@@ -24,7 +24,7 @@ from gguf.quants import dequantize
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers as pre
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.model.config import parse_config
 from minirl.model.decoder import rotary_frequencies
 

@@ -30,8 +30,8 @@ from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from exchange import UserError
 from minirl.config import LoraConfig
+from minirl.exchange import UserError
 from minirl.model.config import (
     INDEX,
     PERIOD,

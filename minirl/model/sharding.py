@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from exchange import UserError
+from minirl.exchange import UserError
 
 _log = logging.getLogger(__name__)
 

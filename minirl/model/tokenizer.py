@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, NonNegativeInt
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from exchange import Message, UserError
+from minirl.exchange import Message, UserError
 from minirl.model.config import text_keys
 from minirl.run.files import check, read_json
 

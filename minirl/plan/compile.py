@@ -19,7 +19,7 @@ from typing import Any, Literal
 import jax
 from jax.stages import Lowered
 
-from exchange import UserError
+from minirl.exchange import UserError
 
 _GIB = 2**30
 

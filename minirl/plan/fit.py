@@ -24,7 +24,6 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from exchange import UserError
 from minirl.config import (
     MOST_TOKENS,
     BatchingConfig,
@@ -34,6 +33,7 @@ from minirl.config import (
     SftConfig,
     TrainConfig,
 )
+from minirl.exchange import UserError
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, split, trained

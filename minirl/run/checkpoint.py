@@ -24,7 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from pydantic import BaseModel
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.run import distributed
 from minirl.run.files import check, read_json
 

@@ -26,8 +26,8 @@ import numpy as np
 from jax._src import compiler, distributed  # neither the cache nor the store has a public name
 from jax.experimental import multihost_utils
 
-from exchange import UserError
 from minirl.errors import LostError
+from minirl.exchange import UserError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 

@@ -15,8 +15,8 @@ from typing import IO, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from exchange import UserError
 from minirl.errors import describe
+from minirl.exchange import UserError
 
 _Kind = TypeVar("_Kind")
 

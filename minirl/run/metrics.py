@@ -22,7 +22,7 @@ from tensorboardX.proto.event_pb2 import (
 )
 from tensorboardX.summary import scalar
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.run import distributed
 from minirl.run.files import naming, read_lines, whole_file
 

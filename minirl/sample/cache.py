@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from exchange import UserError
 from minirl.config import SamplerConfig
+from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.linear_attention import State
 from minirl.model.sharding import axes_sharding, axis_parts, platform_of, row_parts

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from exchange import UserError
 from minirl.config import SamplerConfig
+from minirl.exchange import UserError
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import device_bytes, platform_of
 from minirl.run import memory

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from exchange import UserError
+from minirl.exchange import UserError
 
 TESTED = "0.5.23"
 _OLDEST = (0, 5)

@@ -19,9 +19,9 @@ from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from exchange import UserError
 from minirl.config import SglangConfig
 from minirl.errors import LostError
+from minirl.exchange import UserError
 from minirl.sglang.answers import Generated
 from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
 from minirl.sglang.server import PushedWeights, RejectedError, Server, ServerError

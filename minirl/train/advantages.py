@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from exchange import CreditSpan
 from minirl.config.algorithms import AlgorithmConfig, Estimator, TokenCredit
+from minirl.exchange import CreditSpan
 from minirl.types import TokenRow, Trajectory
 
 Detokenize = Callable[[Sequence[int]], str]

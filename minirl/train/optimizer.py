@@ -14,8 +14,8 @@ import optax
 from jaxtyping import Array
 from optax.contrib import MuonDimensionNumbers, muon
 
-from exchange import UserError
 from minirl.config import GuardConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.exchange import UserError
 from minirl.model.sharding import MATRICES, param_path
 from minirl.run.files import naming
 from minirl.types import TokenRow

@@ -23,9 +23,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from exchange import Score
 from minirl.config import BatchingConfig, SamplerConfig, TrainConfig
 from minirl.errors import LostError
+from minirl.exchange import Score
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import row_parts
 from minirl.run import distributed, preemption

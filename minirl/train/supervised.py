@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from exchange import Message
 from minirl.config import SftConfig
+from minirl.exchange import Message
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.sharding import row_parts

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from exchange import CreditSpan, UserError
-from exchange.settings import at_home
+from minirl.exchange import CreditSpan, UserError
+from minirl.exchange.settings import at_home
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import gold_result

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from exchange import reply_text
+from minirl.exchange import reply_text
 from rewards.adapters.scoring import (
     AdapterConfig,
     Scored,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exchange import UserError, reply_text
+from minirl.exchange import UserError, reply_text
 from rewards.adapters.scoring import cell_of, example_of, mapping_of, read_settings, scorer_of
 
 ExtraInfo = Mapping[str, Any] | str | None

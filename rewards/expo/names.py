@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from sqlenv.sql.cache import cached
+from sqlenv.memory import cached
 from sqlenv.sql.extraction import parse
 from sqlenv.sql.lexer import Token, tokenize
 

@@ -8,14 +8,14 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Literal
 
-from exchange import CreditSpan, Score
+from minirl.exchange import CreditSpan, Score
 from rewards.config import ExpoConfig
 from rewards.execution import (
     columns_of,
     gold_result,
     is_correct,
     is_nondeterministic,
-    judged,
+    on_witness,
 )
 from rewards.expo.attributes import is_computed, with_attributes
 from rewards.expo.attribution import (
@@ -82,24 +82,24 @@ class ExpoReward:
         case: VerdictCase = "format"
         total = FORMAT_FAIL
         for turn, attempt in enumerate(episode.attempts):
-            verdict = self.judge(episode.example, attempt)
+            verdict = self.blame(episode.example, attempt)
             rewards = self.clause_rewards(verdict)
             case, total = verdict.case, self.mean_reward(verdict)
             spans += self._spans(turn, attempt, verdict, rewards)
         parts: dict[str, float] = dict.fromkeys(CASES, 0.0) | {case: total}
         return Score(total, is_correct(episode), parts, tuple(spans))
 
-    def judge(self, example: Example, attempt: Attempt) -> ClauseVerdict:
+    def blame(self, example: Example, attempt: Attempt) -> ClauseVerdict:
         """Find the erroneous clauses of an attempt (section 3.2)."""
         if not attempt.sql:
             return ClauseVerdict("format", ())
-        example, attempt = judged(example, attempt)
+        example, attempt = on_witness(example, attempt)
         # A result that another run would not give, such as a time-out, is another question.
         result = type(attempt.result)
         key = (example.database, example.gold_sql, attempt.sql, attempt.correct, result)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = self._judge(example, attempt)
+            verdict = self._blame(example, attempt)
             if len(self._verdicts) >= _REMEMBERED:
                 self._verdicts.clear()
             self._verdicts[key] = verdict
@@ -123,7 +123,7 @@ class ExpoReward:
         """
         if not episode.attempts:
             return {}
-        verdict = self.judge(episode.example, episode.attempts[-1])
+        verdict = self.blame(episode.example, episode.attempts[-1])
         numbers = {f"case/{case}": float(case == verdict.case) for case in CASES}
         if verdict.case in ("incorrect", "error"):
             kinds = {verdict.clauses[number].kind for number in verdict.blamed}
@@ -133,19 +133,19 @@ class ExpoReward:
             }
         return numbers
 
-    def _judge(self, example: Example, attempt: Attempt) -> ClauseVerdict:
+    def _blame(self, example: Example, attempt: Attempt) -> ClauseVerdict:
         clauses, result = scan_clauses(attempt.sql), attempt.result
         if attempt.correct:
             return ClauseVerdict("correct", clauses)
         if isinstance(result, Table):
-            return self._judge_result(example, attempt.sql, clauses, result)
+            return self._blame_result(example, attempt.sql, clauses, result)
         if example.dialect != "sqlite" and isinstance(result, SqlError):
             result = replace(result, offset=-1)  # the place is one in the transpiled query
         columns, traced = columns_of(example), self._config.tracing
         blamed = trace_error(attempt.sql, result, columns=columns, traced=traced)
         return ClauseVerdict("error", clauses, blamed)
 
-    def _judge_result(
+    def _blame_result(
         self, example: Example, sql: str, clauses: tuple[Clause, ...], predicted: Table
     ) -> ClauseVerdict:
         """Blame clauses for a wrong result (section 3.2.2), and somebody in any case.

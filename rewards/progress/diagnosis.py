@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from rewards.execution import KnownColumns
 from rewards.progress.tree import Node, Profile, build_tree, ctes, renamed
-from sqlenv.sql.cache import cached
+from sqlenv.memory import cached
 
 T = TypeVar("T")
 

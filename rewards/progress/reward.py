@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from exchange import Score
+from minirl.exchange import Score
 from rewards.config import ProgressiveConfig
 from rewards.execution import columns_of, first_match, is_correct, is_executable
 from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
+from sqlenv.memory import cached
 from sqlenv.prompts.tags import TAG_SENTENCES
-from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Episode, Example
 
@@ -79,8 +79,8 @@ class ProgressiveReward:
         return self.align(episode.example, first), self.align(episode.example, last)
 
     def _format(self, episode: Episode) -> float:
-        answer = episode.answer
-        return FORMAT if answer is not None and answer.answer.in_form else 0.0
+        final = episode.final_attempt
+        return FORMAT if final is not None and final.answer.in_form else 0.0
 
     def _execution(self, episode: Episode) -> float:
         """Reward the change of execution status (equation 3)."""

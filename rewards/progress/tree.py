@@ -10,8 +10,8 @@ from sqlglot import exp
 
 from rewards.execution import KnownColumns
 from rewards.progress.normalisation import SUBQUERY, Features, Writer
+from sqlenv.memory import cached
 from sqlenv.sql import extraction
-from sqlenv.sql.cache import cached
 
 
 @dataclass(frozen=True, slots=True)

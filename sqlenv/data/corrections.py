@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import AliasChoices, Field
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.data.records import Fields, Rule, Text, check, read_records
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import DATASETS, Location
 from sqlenv.data.records import Record, TableNames, check, is_utf16, read_records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import DataConfig
 from sqlenv.data.loading import open_pools, split_by_weight
 from sqlenv.data.sources import Check

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import DatasetSplit, Layout, SourceConfig
 from sqlenv.data.records import Record, read_records
 from sqlenv.types import Dialect

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.sources import OTHER_ENGINE, OTHER_KIND, Accept, Check, Pool

@@ -19,7 +19,7 @@ from typing import Any
 
 import apsw
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.cache import content_key, shared_cache
 from sqlenv.config import Layout
 from sqlenv.data.layouts import DATASETS, other_dataset

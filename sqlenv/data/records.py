@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.evaluators.graded import checked_method
 
 Record = dict[str, Any]

@@ -11,7 +11,7 @@ from random import Random
 
 import apsw
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate

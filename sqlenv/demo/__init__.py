@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import DemoConfig
 from sqlenv.demo.databases import DemoDatabase, build, draw_schema, fill
 from sqlenv.demo.questions import ask

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exchange import Message
+from minirl.exchange import Message
 from sqlenv.config import AgenticConfig
 from sqlenv.dialects import run_in_dialect
 from sqlenv.envs.single_turn import BaseEnvironment, judge_answer, judge_result

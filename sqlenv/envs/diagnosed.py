@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from exchange import Message
+from minirl.exchange import Message
 from sqlenv.config import DiagnosedConfig
 from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner
 from sqlenv.types import Attempt, Episode, Example, Observation

@@ -1,7 +1,7 @@
 """Every evaluator by name: how its official program decides whether a prediction is right.
 
     with Executor(ExecutorConfig(timeout_s=60)) as executor:
-        judged = judge_cases(executor, [Case(sql, gold_sql, database)], ("bird_ex", "spider_ex"))
+        judged = compare_cases(executor, [Case(sql, gold_sql, database)], ("bird_ex", "spider_ex"))
     judged[0].scores["spider_ex"]  # 1.0 or 0.0
 
 A comparator of `COMPARATORS` gives a score of which its program reports the mean, from a `Case` and
@@ -21,7 +21,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.evaluators.bird import soft_f1
 from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
@@ -185,7 +185,7 @@ def _status(result: Result) -> Status:
     return result.status
 
 
-def judge_cases(
+def compare_cases(
     executor: Executor, cases: Sequence[Case], names: Sequence[str], *, keep: Keep = _status
 ) -> list[CaseVerdict]:
     """Ask comparators about cases, on all workers; verdicts come in the cases' order."""
@@ -193,19 +193,19 @@ def judge_cases(
         check_case(case, names)
     parts = [cases[at : at + _TOGETHER] for at in range(0, len(cases), _TOGETHER)]
 
-    def judge_part(part: Sequence[Case]) -> list[CaseVerdict]:
+    def compare_part(part: Sequence[Case]) -> list[CaseVerdict]:
         runs = QueryRuns(executor.execute)
-        return [judge_case(case, names, runs, keep=keep) for case in part]
+        return [compare_case(case, names, runs, keep=keep) for case in part]
 
-    return [verdict for part in executor.map(judge_part, parts) for verdict in part]
+    return [verdict for part in executor.map(compare_part, parts) for verdict in part]
 
 
-def judge_case(
+def compare_case(
     case: Case, names: Sequence[str], runs: QueryRuns, *, keep: Keep = _status
 ) -> CaseVerdict:
     """Ask comparators about a case."""
     if len(case.predicted) > _JUDGED_CHARS:
-        judged = judge_case(replace(case, predicted=""), names, runs, keep=keep)
+        judged = compare_case(replace(case, predicted=""), names, runs, keep=keep)
         scores, predicted = dict.fromkeys(names, 0.0), keep(TooLarge("sql"))
         return replace(judged, scores=scores, predicted=predicted)
     runs.is_late = False

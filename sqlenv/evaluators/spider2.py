@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.types import Row, Table
 
 CsvCell = str | int | float | bool

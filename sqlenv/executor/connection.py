@@ -25,7 +25,7 @@ from sys import getsizeof
 
 import apsw
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor.allowed import SCANS, SQUARES, forbidden, read_kinds
 from sqlenv.executor.database import check_database, codec_of, connect

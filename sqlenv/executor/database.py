@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import apsw
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.cache import content_key, shared_cache
 from sqlenv.executor.functions import add_functions
 

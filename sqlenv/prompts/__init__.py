@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from exchange import Message
+from minirl.exchange import Message
 from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra, demo, omnisql, paverl, progress, short
 from sqlenv.prompts.tags import TAG_SENTENCES

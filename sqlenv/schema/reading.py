@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import apsw
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import STILL
 from sqlenv.executor.allowed import CHANCE, read_kinds
 from sqlenv.executor.database import Identity, codec_of, identify, reading

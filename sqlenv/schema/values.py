@@ -22,7 +22,7 @@ from pathlib import Path
 
 import apsw
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.executor.database import connect, fingerprint, open_new
 from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, open_reader, read_schema

@@ -17,7 +17,7 @@ from sqlglot import exp
 from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from sqlenv.sql.cache import cached
+from sqlenv.memory import cached
 from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokenize, tokens
 
 QueryTree = exp.Select | exp.SetOperation | exp.Subquery

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from exchange import UserError
 from launch import cli
+from minirl.exchange import UserError
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.types import Example

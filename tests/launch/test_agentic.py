@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from exchange import Message, UserError
 from launch import job
 from launch.config import TinyConfig, load_config
 from launch.data.prompts import ReplyFormat, write_call
@@ -17,6 +16,7 @@ from launch.evaluation.answers import GREEDY, AnswerFile, Decode
 from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
 from minirl.errors import LostError
+from minirl.exchange import Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.metrics import read_metrics
 from minirl.sample.rollout import Rollout, flatten
@@ -118,7 +118,7 @@ def test_tool_responses_are_never_trained_on(tokenizer, example, env):
         config=LIMITS, group_size=1, first_episode=0, max_turns=3,
     ).play()  # fmt: skip
     assert trajectory.ended == "done"
-    assert trajectory.episode.answer.correct
+    assert trajectory.episode.final_attempt.correct
     flat = flatten(trajectory)
     trained = tokenizer.decode(flat.ids[flat.is_action])
     masked = tokenizer.decode(flat.ids[~flat.is_action])

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from exchange import UserError
 from launch import ask
 from launch.evaluation import sampling
 from launch.evaluation.answers import Outcomes, Sampled
 from launch.tables import result_view
+from minirl.exchange import UserError
 from sqlenv.types import Denied, SqlError, Table
 
 from .conftest import mistake, told_by

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from exchange import UserError
 from launch.config import dump, load_config
 from launch.config_merge import packaged
 from launch.evaluation.answers import Decode
+from minirl.exchange import UserError
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 

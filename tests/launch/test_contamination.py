@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions
+from minirl.exchange import UserError
 from sqlenv.data.layouts import TEST_SETS, set_name
 from tests.worlds import write
 

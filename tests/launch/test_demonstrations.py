@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 import launch.config
-from exchange import Message
 from launch.config import load_config
 from launch.data.prompts import Prompts, ReplyFormat
 from launch.screening import OwnAnswer, Screened
 from launch.warm_start import TaughtAnswer, demonstrations, own_of
+from minirl.exchange import Message
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.envs.build import build_environment

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from exchange import Message, UserError
 from launch.config import EndpointConfig
 from launch.evaluation.answers import AnswerFile
 from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse
 from launch.evaluation.models import CachedClient
+from minirl.exchange import Message, UserError
 from rewards.verbal import ReplyRequest
 
 from .chat_server import Chat, Failure, serve

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from exchange import UserError
 from launch import eval as command
+from minirl.exchange import UserError
 
 from .chat_server import Chat, serve
 from .conftest import TINY, json_lines, loaded, write_job

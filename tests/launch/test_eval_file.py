@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from launch import eval as command
 from launch import report
+from minirl.exchange import UserError
 from sqlenv.executor import Executor
 from tests.worlds import make_file
 

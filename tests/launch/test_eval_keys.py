@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from launch import cli
 from launch import eval as command
 from launch.config import load_config
 from launch.evaluation.answers import GREEDY, Sampled
 from launch.evaluation.models import CheckpointSource
 from launch.policy import policy_in
+from minirl.exchange import UserError
 
 from .conftest import write_job
 from .small_sets import make_spider

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
 from launch import eval as evaluation
 from launch.config import TinyConfig
 from launch.tiny import make_tiny
+from minirl.exchange import UserError
 from minirl.model.tokenizer import ChatTokenizer
 from tests.minirl.fake_sglang import Fake
 

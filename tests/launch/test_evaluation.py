@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from exchange import UserError
 from launch import read_result
 from launch.evaluation.answers import Sampled
 from launch.evaluation.questions import own_set, rule_of
@@ -21,6 +20,7 @@ from launch.evaluation.results import (
     write_result,
 )
 from launch.records import JudgedQuestion, write_answers
+from minirl.exchange import UserError
 from sqlenv.config import AnswerConfig
 from sqlenv.types import Example
 

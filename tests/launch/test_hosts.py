@@ -28,7 +28,7 @@ from minirl.run import distributed
 coordinator, process = sys.argv[1], int(sys.argv[3])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process, heartbeat_s=10))
 from launch import cli
-from exchange import UserError
+from minirl.exchange import UserError
 
 def main(arguments):
     if process == 1:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
 from launch import eval as command
 from launch.build import SqlSide
 from launch.config import load_config
 from launch.evaluation.answers import FIRST, Outcomes, hint, parts_of
+from minirl.exchange import UserError
 from minirl.model.tokenizer import ChatTokenizer
 
 from .chat_server import Chat, Failure, serve

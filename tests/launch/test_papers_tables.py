@@ -22,10 +22,10 @@ import yaml
 import launch.eval
 import launch.evaluation.models
 import launch.policy
-from exchange import UserError
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, load_split
 from launch.evaluation.questions import check_databases
+from minirl.exchange import UserError
 from tests.worlds import write
 
 from .downloads import make_database, records

@@ -13,13 +13,13 @@ import jax
 import pytest
 from flax import nnx
 
-from exchange import UserError
 from launch import plan
 from launch.build import SqlSide
 from launch.config import load_config
 from launch.tiny import tiny_shape
 from launch.warm_start import start_model
 from minirl.config import GuardConfig
+from minirl.exchange import UserError
 from minirl.model.config import read_config
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers

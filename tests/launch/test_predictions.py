@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from launch.evaluation.answers import GREEDY
 from launch.evaluation.predictions import read_samples, write_official
 from launch.evaluation.questions import find
 from launch.evaluation.results import QuestionVerdict
+from minirl.exchange import UserError
 
 from .conftest import mistake
 from .small_sets import ASKED, GOLDS, make_bird

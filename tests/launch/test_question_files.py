@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from launch.evaluation.questions import find, folder_and_file
+from minirl.exchange import UserError
 from tests.worlds import write
 
 from .small_sets import make_bird, make_spider

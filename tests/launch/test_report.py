@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from launch import report
 from launch.records import shown
 from launch.reporting.page import tokens_of
 from launch.reporting.runs import shown_names
+from minirl.exchange import UserError
 from sqlenv.types import Denied, SqlError, Table
 
 from .conftest import json_lines, write_lines

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import minirl.errors
-from exchange import UserError
 from launch.config import JobConfig, dump, load_config
 from launch.run_folder import (
     check_alike,
@@ -20,6 +19,7 @@ from launch.run_folder import (
     claimed,
     fingerprints,
 )
+from minirl.exchange import UserError
 from sqlenv.types import Example
 
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from exchange import UserError
 from launch import screening
 from launch.config import load_config
 from launch.evaluation.answers import Sampled
 from launch.screening import OwnAnswer, Screened, by_part, kept, screen, shares
 from launch.warm_start import choose_answers
+from minirl.exchange import UserError
 from sqlenv.types import Example
 from tests.minirl.toy_run import without_times
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from exchange import Message, UserError
 from launch.config import EndpointConfig
 from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse
+from minirl.exchange import Message, UserError
 from tests.vectors import read
 
 from .chat_server import Body, Chat, Failure, serve

@@ -15,7 +15,6 @@ import pytest
 import yaml
 from flax import nnx
 
-from exchange import Message
 from launch import eval as evaluation
 from launch.build import SqlSide, serving
 from launch.config import JobConfig, TinyConfig, load_config
@@ -27,6 +26,7 @@ from minirl.config import (
     SftConfig,
     SglangConfig,
 )
+from minirl.exchange import Message
 from minirl.model import huggingface
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer

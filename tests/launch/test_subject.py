@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
 from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
 from launch.policy import find_subject
+from minirl.exchange import UserError
 
 from .chat_server import Chat, serve
 from .conftest import loaded

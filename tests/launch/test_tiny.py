@@ -9,9 +9,9 @@ import sqlite3
 import pytest
 from flax import nnx
 
-from exchange import UserError
 from launch.config import TinyConfig
 from launch.tiny import make_tiny, train_tokenizer
+from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.tokenizer import ChatTokenizer

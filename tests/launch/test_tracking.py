@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
 from launch.config import load_config
 from launch.data.preflight import check_inputs
 from launch.job import tracked
+from minirl.exchange import UserError
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from launch.config import load_config
 from launch.job import _course
 from launch.policy import find_policy
+from minirl.exchange import UserError
 from tests.minirl.toy_run import without_times
 
 from .conftest import MANY, check_mistakes, json_lines, loaded, succeed, told_by

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from launch import eval as command
+from minirl.exchange import UserError
 from tests.forked import Copy
 from tests.waiting import wait_until
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from exchange import Message
 from minirl.config import SamplerConfig
+from minirl.exchange import Message
 from minirl.model.config import Hybrid, ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained

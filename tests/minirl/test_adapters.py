@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from exchange import UserError
 from minirl.config import LoraConfig
+from minirl.exchange import UserError
 from minirl.sglang.transfer import lora_options
 from tests.waiting import wait_until
 

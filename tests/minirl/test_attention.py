@@ -20,7 +20,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jax.interpreters import mlir
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.model import attention
 from minirl.model import cudnn as gpu
 from minirl.model import splash as tpu

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.run.checkpoint import (
     Checkpoints,
     best_step,

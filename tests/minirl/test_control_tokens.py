@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from exchange import Message
+from minirl.exchange import Message
 from minirl.model.tokenizer import ChatTokenizer, ControlTokens
 
 from .gguf_files import TEXTS, make_tokenizer

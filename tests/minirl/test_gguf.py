@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.model import gguf, huggingface
 from minirl.model.config import read_config
 from minirl.model.tokenizer import ChatTokenizer

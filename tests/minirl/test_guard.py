@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from exchange import UserError
 from minirl.config import GuardConfig
+from minirl.exchange import UserError
 from minirl.train.optimizer import guarded, norm_limit
 from tests.plain_model import arrays, assert_same
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import parse_config, read_config
 from tests.plain_model import logits

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exchange import Score, UserError
+from minirl.exchange import Score, UserError
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
 from minirl.sample.rollout import flatten
 from minirl.train.advice import advice

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.model.lora import trained
 from minirl.types import Decoding, Request
 

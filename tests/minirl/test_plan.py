@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import pytest
 
-from exchange import UserError
 from minirl.config import LoraConfig, ModelSource, OptimizerConfig, SamplerConfig, TrainConfig
+from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh
 from minirl.plan.compile import compile_program, parse_topology

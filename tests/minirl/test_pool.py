@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from exchange import UserError
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import LostError
+from minirl.exchange import UserError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.answers import Generated, Requirements, ServerInfo

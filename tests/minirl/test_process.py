@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exchange import UserError
 from minirl.config import SGLANG_PYTHON, SglangConfig
+from minirl.exchange import UserError
 from minirl.sglang import process
 from minirl.sglang.process import ChildServer, close, free_ports, launch
 from tests.waiting import is_alive, wait_until

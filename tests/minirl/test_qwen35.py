@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.model import huggingface, linear_attention
 from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh

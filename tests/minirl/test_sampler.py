@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from exchange import UserError
+from minirl.exchange import UserError
 from minirl.sample import cache
 from minirl.sample.decode import compilations
 from minirl.sample.slots import SlotEpisode, Slots

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from exchange import UserError
 from minirl.config import LoraConfig
+from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchange import CreditSpan
+from minirl.exchange import CreditSpan
 from minirl.train.advantages import character_ranges, first_character, span_credit
 from minirl.types import Reply, Trajectory, Turn
 

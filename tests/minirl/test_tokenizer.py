@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchange import Message, UserError
+from minirl.exchange import Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
 
 from .byte_bpe import train_tokenizer

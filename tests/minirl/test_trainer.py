@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from exchange import CreditSpan
 from minirl.config import BatchingConfig, Expo, Grpo, OptimizerConfig
 from minirl.errors import LostError
+from minirl.exchange import CreditSpan
 from minirl.run import distributed, preemption
 from minirl.run.checkpoint import read_raw_params
 from minirl.run.preemption import Preempted

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from exchange import Message, Score
 from minirl.config import (
     BatchingConfig,
     Grpo,
@@ -28,6 +27,7 @@ from minirl.config import (
     SamplerConfig,
     TrainConfig,
 )
+from minirl.exchange import Message, Score
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.run import distributed
 from minirl.run.metrics import JsonLines

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from rewards import score
 from rewards.adapters import scoring
 from rewards.adapters.scoring import AdapterConfig, example_of, read_settings

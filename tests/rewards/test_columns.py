@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchange import CreditSpan
+from minirl.exchange import CreditSpan
 from rewards.astra import BOUND, AstraReward, aggregate, shape_of, transition
 from rewards.columns import (
     PaverlReward,

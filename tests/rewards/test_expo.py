@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchange import Score
+from minirl.exchange import Score
 from rewards.compose import build_reward
 from rewards.config import ExpoConfig
 from rewards.execution import KnownColumns, columns_of
@@ -242,7 +242,7 @@ def reward_of(executor: Executor, **choices) -> ExpoReward:
 
 
 def verdict_of(reward: ExpoReward, episode: Episode):
-    return reward.judge(episode.example, episode.attempts[0])
+    return reward.blame(episode.example, episode.attempts[0])
 
 
 def credit_of(score: Score, reply: str) -> list[tuple[str, float]]:

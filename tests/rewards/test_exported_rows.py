@@ -16,9 +16,9 @@ from typing import Any, get_args
 import pytest
 from safetensors.numpy import load_file
 
-from exchange import Message, UserError
 from launch import prepare
 from launch.prepare import TrainerName, rows
+from minirl.exchange import Message, UserError
 from rewards.adapters.scoring import example_of
 from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from exchange import Score
+from minirl.exchange import Score
 from rewards.compose import Reward, build_reward
 from rewards.config import RewardConfig
 from sqlenv.config import AnswerConfig, DataConfig, DemoConfig, ExecutorConfig, SourceConfig

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from exchange import Message
+from minirl.exchange import Message
 from rewards.config import JudgeConfig
 from rewards.verbal import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
 from sqlenv.sql.answers import answer_of

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import OFFICIAL, ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents, reading

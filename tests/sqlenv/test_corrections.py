@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import SingleTurnConfig
 from sqlenv.data.corrections import read_corrections
 from sqlenv.data.corruptions import corrupt

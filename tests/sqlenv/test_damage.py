@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.executor import Executor
 from tests.vectors import read
 from tests.worlds import TABLES, bird, load_one, make_band, spider, write

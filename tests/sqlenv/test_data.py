@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import DataConfig
 from sqlenv.data import questions
 from sqlenv.data.descriptions import full_descriptions

@@ -8,7 +8,7 @@ from collections import Counter
 import apsw
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import DemoConfig
 from sqlenv.demo import SPLIT_FILES, generate
 from sqlenv.demo.questions import SHARES, tells_apart

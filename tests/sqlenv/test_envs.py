@@ -17,7 +17,7 @@ from sqlenv.config import AgenticConfig, DiagnosedConfig, ExecutorConfig, Single
 from sqlenv.envs.agentic import BadCall, Call, read_call, tool_response
 from sqlenv.envs.build import BaseEnvironment, build_environment
 from sqlenv.evaluators import equality
-from sqlenv.evaluators.comparators import Case, judge_cases
+from sqlenv.evaluators.comparators import Case, compare_cases
 from sqlenv.executor import Executor
 from sqlenv.prompts import (
     ASKED_FOR,
@@ -152,7 +152,7 @@ def test_luck_is_wrong_and_a_gold_that_reads_the_clock_is_right(runner, example,
 
 def test_official_verdicts_know_no_luck(runner, example):
     names = ("set", "bird_ex", "spider_ex")
-    [judged] = judge_cases(runner, [Case(LUCK, GOLD, example.database)], names)
+    [judged] = compare_cases(runner, [Case(LUCK, GOLD, example.database)], names)
     assert judged.scores == dict.fromkeys(names, 1.0)
 
 
@@ -210,8 +210,8 @@ def use(env: BaseEnvironment, example: Example, *replies: str) -> tuple[Episode,
 
 
 def answered(episode: Episode) -> tuple[str, bool]:
-    assert episode.answer is not None
-    return episode.answer.sql, episode.answer.correct
+    assert episode.final_attempt is not None
+    return episode.final_attempt.sql, episode.final_attempt.correct
 
 
 def test_a_response_has_the_numbers_that_the_query_gave(executor, example):
@@ -229,7 +229,7 @@ def test_an_episode_as_in_the_papers_case_study(executor, example):
     assert [one.kind for one in episode.attempts] == ["call", "call", "answer"]
     assert [one.correct for one in episode.attempts] == [False, True, True]
     assert [one.text for one in episode.attempts] == list(replies)
-    assert episode.answer == episode.attempts[2]
+    assert episode.final_attempt == episode.attempts[2]
 
 
 @pytest.mark.parametrize("calls", [1, 3])
@@ -343,7 +343,7 @@ def test_any_replies_end_after_four(executor, example, replies):
         count += 1
         "".join(message.content for message in observation or ()).encode()
     assert count == len(episode.attempts) <= 4
-    assert episode.answer is not None
+    assert episode.final_attempt is not None
     with sqlite3.connect(example.database) as connection:
         assert connection.execute("SELECT count(*) FROM singer").fetchone() == (2,)
 

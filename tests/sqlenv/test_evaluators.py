@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import OFFICIAL, ExecutorConfig
 from sqlenv.evaluators import equality
 from sqlenv.evaluators.bird import soft_f1
-from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns, judge_case, judge_cases
+from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns, compare_case, compare_cases
 from sqlenv.evaluators.equality import is_ordered, like_gold, matches
 from sqlenv.evaluators.features import clauses_of
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
@@ -62,7 +62,7 @@ def executor():
 
 def scores(executor, files, predicted, gold, *names):
     database, suite = files
-    [judged] = judge_cases(executor, [Case(predicted, gold, database, suite)], names)
+    [judged] = compare_cases(executor, [Case(predicted, gold, database, suite)], names)
     return tuple(judged.scores[name] for name in names)
 
 
@@ -72,7 +72,7 @@ def test_how_queries_end_is_said_of_what_the_comparator_runs(
 ):
     database, suite = files
     case = Case(predicted, gold, database, suite)
-    [judged] = judge_cases(executor, [case], [name for name in names.split(",") if name])
+    [judged] = compare_cases(executor, [case], [name for name in names.split(",") if name])
     assert (judged.predicted, judged.gold) == ended
 
 
@@ -90,7 +90,7 @@ def test_variants(executor, files, predicted, gold, name, expected):
 @pytest.mark.parametrize("name", ["spider_ts", "spider2_local"])
 def test_what_a_comparator_needs_is_asked_for(executor, files, name):
     with pytest.raises(UserError, match=f"{name} needs"):
-        judge_cases(executor, [Case(ALL, ALL, files[0])], ["set", name])
+        compare_cases(executor, [Case(ALL, ALL, files[0])], ["set", name])
 
 
 def test_slow_queries_are_wrong_and_hold_nothing_up(files):
@@ -99,7 +99,7 @@ def test_slow_queries_are_wrong_and_hold_nothing_up(files):
     with Executor(config) as executor:
         # Together they take longer than a worker that is silent may live.
         cases = [Case(f"{ENDLESS} -- {n}", ALL, database, suite) for n in range(4)]
-        judged = judge_cases(executor, [*cases, Case(ALL, ALL, database)], ["set", "spider_ex"])
+        judged = compare_cases(executor, [*cases, Case(ALL, ALL, database)], ["set", "spider_ex"])
     assert [one.predicted for one in judged] == ["timeout"] * 4 + ["ok"]
     assert [one.scores["set"] for one in judged] == [0, 0, 0, 0, 1]
     assert [one.is_late for one in judged] == [True] * 4 + [False]
@@ -114,9 +114,9 @@ def test_it_is_told_where_time_decides(name, seconds, score, is_late, files, mon
     clock = itertools.count(0, seconds)  # so that every query takes as long
     monkeypatch.setattr("sqlenv.evaluators.comparators.time.perf_counter", lambda: next(clock))
     runs = QueryRuns(lambda _path, _sql: Table(("a",), ((1,),)))
-    judged = judge_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
+    judged = compare_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
     assert (judged.scores[name], judged.is_late) == (score, is_late)
-    known = judge_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
+    known = compare_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
     assert known == judged
 
 
@@ -288,7 +288,7 @@ def test_the_best_of_several_golds_counts(database: Path):
     golds = ("SELECT name FROM city WHERE country = 'FR'", "SELECT 'Oslo'")
     cases = [Case(sql, golds[0], database, alternatives=golds[1:]) for sql in (*golds, "SELECT 1")]
     with Executor(OFFICIAL) as executor:
-        judged = judge_cases(executor, cases, ("set", "bird_ex"))
+        judged = compare_cases(executor, cases, ("set", "bird_ex"))
     assert [one.scores for one in judged] == [
         {"set": score, "bird_ex": score} for score in (1.0, 1.0, 0.0)
     ]
@@ -301,7 +301,7 @@ def test_published_verdicts_of_bird_platinum_are_repeated(shared: Path):
     database = shared / "data/bird_dev/dev_databases/superhero/superhero.sqlite"
     cases = [Case(one["prediction"], one["gold"], database) for one in records]
     with Executor(OFFICIAL) as executor:
-        judged = judge_cases(executor, cases, ("bird_ex", "bird_strict"))
+        judged = compare_cases(executor, cases, ("bird_ex", "bird_strict"))
     pairs = [(one.scores["bird_ex"] == 1, one.scores["bird_strict"] == 1) for one in judged]
     published = [(one["set"], one["multiset"]) for one in records]
     differing = [n for n, pair in enumerate(pairs) if pair != published[n]]

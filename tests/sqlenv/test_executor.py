@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.votes import votes
 from sqlenv.executor import Executor

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor, allowed, gold

@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
-from exchange import UserError
+from minirl.exchange import UserError
 from sqlenv.cache import DiskCache
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate

@@ -1,4 +1,6 @@
-"""What the learner and the SQL side exchange; neither imports anything else of the other."""
+"""What the learner and the SQL side exchange. Without JAX, and all that the SQL side imports of the
+learner.
+"""
 
 from __future__ import annotations
 

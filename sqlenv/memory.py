@@ -1,4 +1,4 @@
-"""Caches of what is worked out from the text of a query."""
+"""What is remembered, in memory, of what was worked out from the text of a query."""
 
 from __future__ import annotations
 
