@@ -26,9 +26,10 @@ _SCHEMA_TABLES = frozenset(
     {"sqlite_schema", "sqlite_master", "sqlite_temp_schema", "sqlite_temp_master"}
 )
 _ANY_TABLE = _TABLE_FUNCTIONS | _SCHEMA_TABLES | {f"pragma_{name}" for name in _PRAGMAS}
-_RTREES = frozenset({"rtree", "rtree_i32"})
-_MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab"}) | _RTREES
-"""Modules of stock SQLite, of which a database may have virtual tables."""
+_MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab"})
+"""Modules of stock SQLite, of which a database may have virtual tables. An R*Tree is not one: it
+prepares to write when it is opened.
+"""
 # SQLite writes the words in front of the name itself, whatever was there in their place.
 _NO_TABLES = ("create unique index ", "create index ", "create trigger ")
 _TABLES = ("create table ", "create view ")
@@ -86,7 +87,7 @@ def _forbidden(action: int, first: str | None, second: str | None) -> str:
         table = str(first).lower()
         if table in _ANY_TABLE:
             return ""
-        # Of what no column is read, SQLite gives the name as it is written: mostly that of a CTE.
+        # If no column of a table is read, SQLite reports the name as written, usually a CTE's.
         return "" if second == "" and not _is_built_in(table) else f"table {table}"
     if action == apsw.SQLITE_FUNCTION:
         function = str(second).lower()
@@ -110,17 +111,12 @@ def _is_built_in(table: str) -> bool:
     return True
 
 
-def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, TableAccess], list[str]]:
-    """Say of what kind a database's own tables and views are, by their names in small letters.
-
-    Also names its R*Trees: one prepares what it would write with when it is first opened, so a
-    connection must have opened them before anything is forbidden.
-    """
+def read_kinds(connection: apsw.Connection, codec: str) -> dict[str, TableAccess]:
+    """Say of what kind a database's own tables and views are, by their names in small letters."""
     rows = connection.execute(
         "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
     )
     kinds: dict[str, TableAccess] = {}
-    rtrees = []
     for row in rows:
         name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
         # The text alone says it: nothing makes the other columns agree with that.
@@ -130,8 +126,7 @@ def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, Table
         kind: TableAccess = "plain" if start.startswith(_TABLES) else "foreign"
         module = _module(sql) if start == _VIRTUAL_TABLE else ""
         kinds[name.lower()] = "virtual" if module in _MODULES else kind
-        rtrees += [name] if module in _RTREES else []
-    return kinds, rtrees
+    return kinds
 
 
 def _module(sql: str) -> str:

@@ -17,7 +17,6 @@ Also marks results that depend on chance, or on a clock that runs (`functions.py
 from __future__ import annotations
 
 import marshal
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -27,10 +26,10 @@ import apsw
 
 from minirl.exchange import UserError
 from sqlenv.config import ExecutorConfig
-from sqlenv.executor.allowed import SCANS, SQUARES, forbidden, read_kinds
+from sqlenv.executor.allowed import CHANCE, SCANS, SQUARES, forbidden, read_kinds
 from sqlenv.executor.database import check_database, codec_of, connect
-from sqlenv.executor.functions import CLOCK_FUNCTIONS, add_chance, clock
-from sqlenv.sql.lexer import MAX_QUERY_CHARS, quoted, tokenize
+from sqlenv.executor.functions import CLOCK_FUNCTIONS, clock
+from sqlenv.sql.lexer import MAX_QUERY_CHARS, tokenize
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 _UNREADABLE = (
@@ -95,7 +94,7 @@ class Connection:
         try:
             self._connection = self._open()
             self._codec = codec_of(self._connection)
-            self._kinds, self._rtrees = read_kinds(self._connection, self._codec)
+            self._kinds = read_kinds(self._connection, self._codec)
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self._clock = clock(config.now)
@@ -141,7 +140,6 @@ class Connection:
     def _open(self, *, vfs: str = "") -> apsw.Connection:
         bound = self._config.max_value_bytes
         connection = connect(Path(self._path), max_value_bytes=bound, vfs=vfs)
-        add_chance(connection, self._note_chance)
         # In memory: no temporary file; the heap limit bounds it.
         connection.pragma("temp_store", 2)
         connection.pragma("reverse_unordered_selects", self._reverse_unordered)
@@ -150,9 +148,6 @@ class Connection:
     def _watch(self, connection: apsw.Connection) -> None:
         # Reads the schema, so that a broken one shows now and not as an error of some query.
         connection.execute("SELECT 1 FROM sqlite_schema").get  # noqa: B018
-        for table in self._rtrees:
-            with suppress(apsw.Error):  # who reads it will be told
-                connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 0")
         connection.exec_trace = self._inspect
         connection.authorizer = self._authorize
 
@@ -182,10 +177,6 @@ class Connection:
         self._scans = self._squares = 0
         self._limit = self._longest = self._ceiling = self._config.max_value_bytes
         self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._limit)
-
-    def _note_chance(self) -> int:
-        self._uses_chance = True
-        return self._limit
 
     def _fetch(self, sql: str, max_steps: int) -> Result:
         """Run a query; raises what shows that it needs to run otherwise."""
@@ -283,6 +274,7 @@ class Connection:
             self._scans += function in SCANS
             self._squares += function in SQUARES
             self._asks_clock |= function in CLOCK_FUNCTIONS
+            self._uses_chance |= function in CHANCE
         if denied:
             self._denied = denied
         return apsw.SQLITE_DENY if denied else apsw.SQLITE_OK

@@ -16,8 +16,6 @@ from typing import Any
 
 import apsw
 
-from sqlenv.types import Value
-
 _HEX = re.compile("[0-9A-Fa-f]+")
 CLOCK_FUNCTIONS = frozenset(
     {
@@ -38,24 +36,6 @@ def add_functions(connection: apsw.Connection) -> None:
             2,
             deterministic=True,
             flags=apsw.SQLITE_INNOCUOUS,  # as SQLite's own: views and generated columns may call it
-        )
-
-
-def add_chance(connection: apsw.Connection, note: Callable[[], int]) -> None:
-    """Let `random` and `randomblob` note when they are called, and ask SQLite's own elsewhere.
-
-    That a query names one says less: SQLite also names those of the defaults of columns. `note`
-    gives the length that a blob may have, in bytes.
-    """
-    plain = cache(partial(apsw.Connection, ":memory:"))
-
-    def call(function: str, *values: Value) -> Value:
-        plain().limit(apsw.SQLITE_LIMIT_LENGTH, note())
-        return plain().execute(f"SELECT {function}", values).get
-
-    for name, form in (("random", "random()"), ("randomblob", "randomblob(?)")):
-        connection.create_scalar_function(
-            name, partial(call, form), form.count("?"), flags=apsw.SQLITE_INNOCUOUS
         )
 
 

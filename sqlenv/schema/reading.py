@@ -213,7 +213,7 @@ def _tables(reader: Reader) -> Iterator[TableSchema]:
         "AND m.type IN ('table', 'view') "
         r"AND m.name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY m.rowid",
     )
-    allowed, _ = read_kinds(reader.connection, reader.codec)
+    allowed = read_kinds(reader.connection, reader.codec)
     for name, kind in rows:
         if is_utf8(str(name)) and allowed.get(str(name).lower()) != "foreign":
             columns = _columns(reader, str(name), _KINDS[str(kind)])
