@@ -6,7 +6,7 @@ or a WITH item gave the alias. A query that does not parse keeps the names of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 
 from sqlglot import exp
@@ -55,16 +55,6 @@ def is_computed(sql: str, operand: int | None = None) -> bool:
 def is_distinct(sql: str, operand: int) -> bool:
     """Tell whether an operand of a query is a SELECT DISTINCT."""
     return any(one.expression.args.get("distinct") for one in _operands(sql)[operand : operand + 1])
-
-
-def select_aliases(sql: str, operand: int) -> Mapping[str, str]:
-    """Map the aliases that a SELECT gives to the text of their expressions."""
-    return {
-        item.alias.lower(): item.this.sql("sqlite")
-        for one in _operands(sql)[operand : operand + 1]
-        for item in one.expression.expressions
-        if isinstance(item, exp.Alias)
-    }
 
 
 @cached(maxsize=512)

@@ -99,12 +99,15 @@ def trace_error(
     everything = frozenset(range(len(clauses)))
     if not isinstance(result, SqlError) or not clauses:
         return everything
-    # SQLite counts UTF-8 bytes.
-    before = sql.encode()[: result.offset].decode(errors="ignore")
-    failure = _Failure(sql, clauses, None if result.offset < 0 else len(before), columns, traced)
+    failure = _Failure(sql, clauses, _locate(sql, result.offset), columns, traced)
     matches = ((pattern.fullmatch(result.message), find) for pattern, find in _FINDERS)
     found = next((find(failure, match["element"]) for match, find in matches if match), failure.at)
     return frozenset(found) or everything
+
+
+def _locate(sql: str, offset: int) -> int | None:
+    """Find the character at a byte offset; SQLite counts UTF-8 bytes."""
+    return None if offset < 0 else len(sql.encode()[:offset].decode(errors="ignore"))
 
 
 def _no_column(failure: _Failure, element: str) -> ClauseNumbers:

@@ -6,17 +6,16 @@ They are run when their results are asked for (EXPO-SQL, algorithm 1, appendix A
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rewards.expo.attributes import is_computed, select_aliases, with_attributes
+from rewards.expo.attributes import is_computed, with_attributes
 from rewards.expo.clauses import WHOLE, Clause, ClauseKind, scan_clauses
 from rewards.expo.differences import Differences, differences
-from rewards.expo.names import replace_names, sources
 from sqlenv.evaluators.equality import like_gold
 from sqlenv.sql.extraction import parse
-from sqlenv.types import Numbers, Result, SqlError, Table
+from sqlenv.types import Numbers, Result, Table
 
 Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
 
@@ -186,21 +185,8 @@ class Steps:
         return table and first_rows(table, limit)
 
     def _table(self, step: Step, form: str) -> Table | None:
-        """Run a step; where `SELECT *` does not define an alias that it uses, written out."""
         result = self._run(form.replace("{}", step.sql, 1))
-        if step.star and isinstance(result, SqlError):
-            aliases = _aliases(self.sql, step.operand)
-            plain = replace_names(step.sql, step.star, aliases)
-            if plain != step.sql:
-                result = self._run(form.replace("{}", plain, 1))
         return result if isinstance(result, Table) else None
-
-
-def _aliases(sql: str, operand: int) -> Mapping[str, str]:
-    """Map the select aliases of an operand, but those that name a table too, to their text."""
-    aliases = select_aliases(sql, operand)
-    tables = {name for source in sources(sql) for name in (source.table, source.alias)}
-    return {name: text for name, text in aliases.items() if name not in tables}
 
 
 def _of_kinds(clauses: Sequence[Clause], operand: int, *kinds: ClauseKind) -> list[int]:
