@@ -208,7 +208,8 @@ def test_every_comparator_is_named():
 def test_the_examples_print_what_the_pages_say(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (_, code), (_, expected) = re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL)
-    without_jax = "\nimport sys\nassert not {'jax', 'flax', 'minirl.config', 'minirl.types'} & set(sys.modules)\n"
+    learner = {"jax", "flax", "minirl.config", "minirl.types"}
+    without_jax = f"\nimport sys\nassert not {learner} & set(sys.modules)\n"
     for _ in range(2):  # what the first run made does not stand in the way of the second
         assert run(code + without_jax, tmp_path) == expected
     text = (ROOT / "docs" / "executor.md").read_text(encoding="utf-8")
