@@ -18,7 +18,6 @@ from rewards.expo.differences import (
     leads_away,
     with_missing,
 )
-from rewards.expo.names import sources
 from rewards.expo.steps import (
     MAX_STEP_ROWS,
     Effect,
@@ -26,6 +25,7 @@ from rewards.expo.steps import (
     Steps,
     first_rows,
 )
+from sqlenv.sql.extraction import sources
 from sqlenv.types import Table
 
 _EVERY: Differences = frozenset(CANDIDATES)

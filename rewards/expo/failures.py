@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rewards.execution import KnownColumns
 from rewards.expo.attribution import with_items
 from rewards.expo.clauses import WHOLE, Clause, ClauseKind, clause_at, scan_clauses
-from rewards.expo.names import sources
+from sqlenv.sql.extraction import sources
 from sqlenv.sql.lexer import Token, tokenize
 from sqlenv.types import Result, SqlError
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 import sqlglot
 from sqlglot import exp
@@ -230,11 +231,37 @@ def split(node: exp.Expression, kind: type[exp.And] | type[exp.Or]) -> Iterator[
             yield node
 
 
+class Relation(NamedTuple):
+    """What a FROM or JOIN reads, at any depth: a table (empty for a subquery) and its alias, both
+    in lower case, and the table's name as it is written.
+    """
+
+    table: str
+    alias: str
+    start: int
+    name: str
+
+
+@cached(maxsize=512)
+def sources(sql: str) -> tuple[Relation, ...]:
+    """List what the FROMs and JOINs of a query read, those of nested queries too.
+
+    Text that does not parse reads nothing.
+    """
+    tree, found = parse(sql), []
+    for node in tree.find_all(exp.Table, exp.Subquery) if tree else ():
+        name = node.name if isinstance(node, exp.Table) else ""
+        table = name.lower()
+        named = node.find(exp.Identifier, exp.Func) if table else node.args.get("alias")
+        if named is not None:
+            start = named.this.meta if isinstance(named, exp.TableAlias) else named.meta
+            found.append(Relation(table, node.alias.lower() or table, start.get("start", 0), name))
+    return tuple(sorted(found, key=attrgetter("start")))
+
+
 def tables_of(sql: str) -> tuple[str, ...]:
     """Name the tables that a query reads, in the text's order; none of one that does not parse."""
     tree = parse(sql)
-    if tree is None:
-        return ()
-    own = {cte.alias for cte in tree.find_all(exp.CTE)}
-    names = (table.name for table in tree.find_all(exp.Table, bfs=False))
-    return tuple(name for name in dict.fromkeys(names) if name and name not in own)
+    own = {cte.alias.lower() for cte in tree.find_all(exp.CTE)} if tree else set()
+    names = (source.name for source in sources(sql))
+    return tuple(name for name in dict.fromkeys(names) if name and name.lower() not in own)
