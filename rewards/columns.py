@@ -1,6 +1,6 @@
 """Results compared column by column: PaVeRL-SQL's EX_f, EX_b and reward, SQL-ASTRA's CSMR.
 
-All take whatever execution gave: what is no table scores 0.
+All take whatever execution gave: a failed query scores 0.
 """
 
 from __future__ import annotations

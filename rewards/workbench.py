@@ -36,9 +36,9 @@ from sqlenv.types import (
 from sqlenv.witness.refutation import Refutation
 from sqlenv.witness.store import WitnessStore
 
-PairStatus = Literal[Status, "not_carried"]
-"""How a prediction ended. `not_carried`: it is written in another dialect than SQLite's and cannot
-be transpiled; so nothing is known of its result."""
+PairStatus = Literal[Status, "not_transpiled"]
+"""How a prediction ended. `not_transpiled`: it is written in another dialect than SQLite's and
+cannot be transpiled, so nothing is known of its result."""
 MODES: tuple[MatchMode, ...] = get_args(MatchMode)
 EXPO_MATCH: MatchMode = "bag_ordered"
 """What EXPO-SQL takes for a match: its differences know order and duplicates."""
@@ -184,5 +184,5 @@ class Workbench:
 
 def _status(example: Example, sql: str, predicted: Result) -> PairStatus:
     if sql and isinstance(transpile(sql, example.dialect), SqlError):
-        return "not_carried"
+        return "not_transpiled"
     return predicted.status

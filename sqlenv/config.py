@@ -99,7 +99,7 @@ class DemoConfig(Settings):
     """Questions for each database."""
 
 
-STILL = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
+FROZEN_NOW = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
 """What a clock shows that stands still."""
 
 
@@ -138,7 +138,7 @@ class ExecutorConfig(Settings):
     heap_bytes: int = Field(default=96_000_000, ge=8_000_000, le=10**12)
     """SQLite's memory in a process, rows excluded; the largest of several executors counts."""
 
-    now: AwareDatetime | None = STILL
+    now: AwareDatetime | None = FROZEN_NOW
     """The time that queries see; None for the real time (docs/executor.md)."""
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from launch import cli
 from launch.config import PromptConfig
 from sqlenv.cache import DiskCache, shared_cache
-from sqlenv.config import STILL, AgenticConfig, EnvConfig
+from sqlenv.config import FROZEN_NOW, AgenticConfig, EnvConfig
 from sqlenv.prompts import (
     ASKED_FOR,
     REASONING,
@@ -43,7 +43,9 @@ def read_tokenizer(config: JobConfig, folder: Path) -> ChatTokenizer:
     # Of the learner's extra, and seconds to import.
     from minirl.model.tokenizer import ChatTokenizer
 
-    return ChatTokenizer(folder, arguments=config.prompt.template, now=config.executor.now or STILL)
+    return ChatTokenizer(
+        folder, arguments=config.prompt.template, now=config.executor.now or FROZEN_NOW
+    )
 
 
 class Prompts:

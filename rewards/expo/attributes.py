@@ -59,7 +59,7 @@ def is_distinct(sql: str, operand: int) -> bool:
 
 @cached(maxsize=512)
 def _operands(sql: str) -> tuple[Scope, ...]:
-    """List what names mean in each operand of a query, in the text's order; none of no query."""
+    """List what names mean in each operand, in the text's order; empty if it does not parse."""
     query = parse(sql)
     try:
         root = build_scope(query) if query else None

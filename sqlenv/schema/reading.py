@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import apsw
 
 from minirl.exchange import UserError
-from sqlenv.config import STILL
+from sqlenv.config import FROZEN_NOW
 from sqlenv.executor.allowed import CHANCE, read_kinds
 from sqlenv.executor.database import Identity, codec_of, identify, reading
 from sqlenv.executor.functions import clock
@@ -163,7 +163,7 @@ def _refuse_chance(action: int, _first: str | None, function: str | None, *_: st
 @contextmanager
 def open_reader(database: Path) -> Generator[Reader]:
     """Open a file; see `reading` for the time that its tables, and its views, may take."""
-    with reading(database) as connection, reading(database, vfs=clock(STILL).name) as views:
+    with reading(database) as connection, reading(database, vfs=clock(FROZEN_NOW).name) as views:
         yield Reader(connection, views)
 
 

@@ -98,7 +98,7 @@ def _near(literal: exp.Literal) -> Iterator[Value]:
 
 def _fitting(constants: Sequence[Value], values: Collection[Value]) -> tuple[Value, ...]:
     """Leave out what is of another type than all of a column's values, what begins as a date or a
-    code but is longer or shorter than all of them, and third values of what is 0 or 1.
+    code but is longer or shorter than all of them, and any third value for a 0/1 column.
     """
     forms = set(map(_form, values))
     return tuple(
