@@ -35,6 +35,8 @@ _MOST_IDLE = 64
 # threads busy to the end.
 _MOST_TOGETHER = 16
 _OUT_OF_HEAP = TooLarge("memory")
+# How long all queries may run after one that ran alone, relative to its time, and at most.
+_SHARED, _SHARED_S = 4, 5.0
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
 
@@ -51,7 +53,8 @@ class Executor:
 
     `workers` queries run at a time. Running out of heap can be a neighbour's fault, since SQLite's
     heap is the process's: such a query runs once more, alone in this executor, before anyone is
-    scored on it. Gold results outlive it where it is given a cache on disk.
+    scored on it; between two of these everyone runs for four times as long. Gold results outlive it
+    where it is given a cache on disk.
     """
 
     def __init__(self, config: ExecutorConfig, disk: DiskCache | None = None):
@@ -60,6 +63,7 @@ class Executor:
         self._gold = GoldCache(config, disk)
         self._seen: dict[Path, Identity] = {}
         self._free = threading.Semaphore(config.threads)
+        self._alone, self._shared_until_s = threading.Lock(), 0.0
         self._entry = threading.Lock()  # whoever waits for places is served before who comes later
         self._lock = threading.Lock()
         self._running: _Running = {}
@@ -111,9 +115,15 @@ class Executor:
             result = self._attempt(*asked)
         if result != _OUT_OF_HEAP:
             return result
-        with self._places(self.config.threads):
-            _close_all(self._idle)
-            return self._attempt(*asked)
+        with self._alone:
+            time.sleep(max(0.0, self._shared_until_s - time.monotonic()))
+            with self._places(self.config.threads):
+                start_s = time.monotonic()
+                _close_all(self._idle)
+                result = self._attempt(*asked)
+            end_s = time.monotonic()
+            self._shared_until_s = end_s + min(_SHARED * (end_s - start_s), _SHARED_S)
+            return result
 
     def execute_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in their order."""
