@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import apsw
-
 from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
+from sqlenv.data.questions import open_tables
 from sqlenv.data.sources import OTHER_ENGINE, OTHER_KIND, Accept, Check, Pool
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
@@ -78,7 +77,7 @@ def open_pools(
     config: DataConfig, check: Check | None, *, accept: Accept, advice: str
 ) -> list[Pool]:
     """Open the sources of a mixture."""
-    db = apsw.Connection("")  # a file that goes with it
+    db = open_tables()
     return [Pool(source, config, check, accept, advice, db) for source in config.sources]
 
 

@@ -45,6 +45,11 @@ CREATE TABLE question (
 _INSERT = f"INSERT INTO question VALUES ({', '.join('?' * 13)})"
 
 
+def open_tables() -> apsw.Connection:
+    """Open a database for the tables of a mixture's sources; its file goes with it."""
+    return apsw.Connection("")
+
+
 class QuestionTable:
     """The table of a source's questions, in a database that the sources of a mixture share.
 

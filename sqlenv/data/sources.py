@@ -15,7 +15,7 @@ from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
-from sqlenv.data.questions import QuestionTable, level_of
+from sqlenv.data.questions import QuestionTable, level_of, open_tables
 from sqlenv.data.records import QuestionRecord
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.executor import Executor
@@ -98,7 +98,7 @@ class Pool:
     check: Check | None = None
     accept: Accept = lambda _db_id: True
     advice: str = ""
-    db: apsw.Connection = field(default_factory=lambda: apsw.Connection(""))
+    db: apsw.Connection = field(default_factory=open_tables)
     drops: frozenset[str] = frozenset()
     corrections: Corrections | None = field(default=None, init=False)
     location: Location = field(init=False)

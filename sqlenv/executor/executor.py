@@ -36,7 +36,7 @@ _MOST_IDLE = 64
 _MOST_TOGETHER = 16
 _OUT_OF_HEAP = TooLarge("memory")
 # How long all queries may run after one that ran alone, relative to its time, and at most.
-_SHARED, _SHARED_S = 4, 5.0
+_SHARED, _SHARED_S = 4, 0.5
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
 
@@ -64,6 +64,7 @@ class Executor:
         self._seen: dict[Path, Identity] = {}
         self._free = threading.Semaphore(config.threads)
         self._alone, self._shared_until_s = threading.Lock(), 0.0
+        self._askers: set[int] = set()  # threads that asked since a query ran alone
         self._entry = threading.Lock()  # whoever waits for places is served before who comes later
         self._lock = threading.Lock()
         self._running: _Running = {}
@@ -111,16 +112,19 @@ class Executor:
         if refused := refuse_text(sql):
             return refused
         asked = ((identity, reverse_unordered), sql, max_steps or self.config.max_steps)
+        self._askers.add(threading.get_ident())
         with self._places(1):
             result = self._attempt(*asked)
         if result != _OUT_OF_HEAP:
             return result
         with self._alone:
-            time.sleep(max(0.0, self._shared_until_s - time.monotonic()))
+            if self._askers != {threading.get_ident()}:
+                time.sleep(max(0.0, self._shared_until_s - time.monotonic()))
             with self._places(self.config.threads):
                 start_s = time.monotonic()
                 _close_all(self._idle)
                 result = self._attempt(*asked)
+            self._askers.clear()
             end_s = time.monotonic()
             self._shared_until_s = end_s + min(_SHARED * (end_s - start_s), _SHARED_S)
             return result

@@ -117,6 +117,7 @@ def test_every_database_is_opened_here() -> None:
     assert {line for line in found.stdout.split() if line.endswith(".py")} == {
         "sqlenv/executor/allowed.py",
         "sqlenv/executor/database.py",
+        "sqlenv/data/questions.py",  # a table of ours
         "sqlenv/demo/databases.py",
         "sqlenv/witness/variants.py",
     }
