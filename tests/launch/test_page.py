@@ -283,7 +283,7 @@ def test_the_keyboard(page, html):
     page.press("Escape")
     page.press("?")
     page.wait('document.querySelector("#keys:popover-open")')
-    assert page.texts("#keys kbd") == ["j", "k", "f", "/", "[", "]", "t", "d", "Escape", "?"]
+    assert page.texts("#keys kbd") == ["j", "k", "f", "/", "[", "]", "d", "Escape", "?"]
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])

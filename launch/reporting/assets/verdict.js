@@ -7,7 +7,7 @@ const settings = (rows, heads) =>
 
 function verdict() {
   const {runs, against} = data, isOne = runs.length === 1, rows = runs.map(factsOf);
-  const heads = Object.keys(rows[0]).slice(isOne ? 3 : 0).filter(head => rows.some(row => row[head] !== "–"));
+  const heads = Object.keys(rows[0]).slice(isOne ? 2 : 0).filter(head => rows.some(row => row[head] !== "–"));
   const kinds = runs.every(({kind}) => kind === "evaluation") ? "systems" : "runs";
   const title = isOne ? runs[0].name : `${runs.length} ${kinds} compared`, differing = Object.entries(data.differing);
   const measured = isOne ? Object.entries(placesOf(runs[0])) : data.alike.flatMap(overSeeds);
