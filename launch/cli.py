@@ -55,7 +55,7 @@ _SYSTEM_ERRORS = frozenset(
 )
 # What the extras of the learner install, by the names that are imported.
 _LEARNER = frozenset(
-    {"aiohttp", "flax", "gguf", "jax", "jaxtyping", "jinja2", "optax", "orbax", "safetensors"}
+    {"aiohttp", "flax", "jax", "jaxtyping", "jinja2", "optax", "orbax", "safetensors"}
     | {"tenacity", "tensorboardX", "tokenizers", "transformers"}
 )
 

@@ -1,12 +1,9 @@
 """Write a policy as a Hugging Face folder, for transformers and SGLang.
 
     python -m launch.export --checkpoint runs/progress-seed0 --out progress-7b
-    python -m launch.export --gguf qwen2.5-coder-0.5b-q4_k_m.gguf --out qwen2.5-coder-0.5b
 
 Weights are read and written one by one, so that a model is exported on any machine. A policy that
 was trained with adapters (train.lora) is merged; --adapter writes the adapters alone, for PEFT.
-Of a GGUF file, quantised or not, the folder has configuration and tokenizer too, and can be
-trained, evaluated and served like any other.
 """
 
 from __future__ import annotations
@@ -23,17 +20,13 @@ from minirl.exchange import UserError
 
 def export(
     *,
+    checkpoint: Annotated[Path, Parameter(help=WHERE)],
     out: Annotated[Path, Parameter(help="the folder to make")],
-    checkpoint: Annotated[Path | None, Parameter(help=WHERE)] = None,
-    gguf: Annotated[
-        Path | None,
-        Parameter(help="a GGUF file of a Qwen2, Qwen2.5, Qwen3, Llama or Mistral model"),
-    ] = None,
     dtype: Annotated[
         Literal["bfloat16", "float32", "float16"] | None,
         Parameter(
             help="type of the weights (default: what the run computed in, model.dtype; of a "
-            "Hugging Face folder its own; of adapters and GGUF files float32)"
+            "Hugging Face folder its own; of adapters float32)"
         ),
     ] = None,
     adapter: Annotated[bool, Parameter(help="the adapters alone, as PEFT's files")] = False,
@@ -41,20 +34,13 @@ def export(
     """Write a policy as a Hugging Face folder."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"--out {out}: is there already, and is not written over; name another")
-    if (checkpoint is None) == (gguf is None):
-        raise UserError("give one of --checkpoint (a run, or a model folder) and --gguf (a file)")
-    if gguf and adapter:
-        raise UserError("--adapter: a GGUF file holds a whole model; leave --adapter out")
-    policy = policy_in(checkpoint) if checkpoint else None
+    policy = policy_in(checkpoint)
     cli.use_accelerator("cpu")
     # JAX takes seconds to import, and nothing above needs it.
     from launch import weights
 
-    if gguf:
-        weights.export_gguf(gguf, out, dtype=dtype)
-    if policy:
-        write = weights.export_adapter if adapter else weights.export
-        write(policy, out, dtype=dtype)
+    write = weights.export_adapter if adapter else weights.export
+    write(policy, out, dtype=dtype)
 
 
 main = options.Command(export)

@@ -50,9 +50,7 @@ def policy_in(where: Path) -> PolicySource:
         if step is None:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
         return _of_run(where, checkpoints / str(step))
-    raise UserError(
-        f"--checkpoint {where}: give {WHERE} (launch.export --gguf makes one of a GGUF file)"
-    )
+    raise UserError(f"--checkpoint {where}: give {WHERE}")
 
 
 def find_policy(config: JobConfig, where: Path | None) -> PolicySource:

@@ -1,11 +1,10 @@
-"""Weights of policies: loaded to be measured, and exported tensor by tensor; so are GGUF files."""
+"""Weights of policies: loaded to be measured, and exported tensor by tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,10 +16,10 @@ from launch.build import load_model
 from launch.config import JobConfig
 from launch.policy import PolicySource
 from minirl.exchange import UserError
-from minirl.model import gguf, huggingface
+from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
-from minirl.model.lora import Rounding, described, merged_tensors, trained
+from minirl.model.lora import described, merged_tensors, trained
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import read_params, stored_params
 from minirl.run.files import read_json
@@ -38,23 +37,8 @@ def export(source: PolicySource, out: Path, *, dtype: str | None) -> None:
     """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged."""
     shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
     kind, generation = dtype or _own_dtype(source), _generation(source)
-    rounding = Rounding(kind)
-    with _tensors(source, rounding) as tensors:
+    with _tensors(source) as tensors:
         _write(out, shapes, tensors, source=source.model, dtype=kind, generation=generation)
-    if rounding.weights and kind != "float32":
-        advice = "--dtype float32 or --adapter keeps what was trained"
-        cli.output.print(f"Rounding to {kind}: {rounding}; {advice}", soft_wrap=True)
-
-
-def export_gguf(path: Path, out: Path, *, dtype: str | None) -> None:
-    """Write a GGUF file as a Hugging Face folder, by default in float32."""
-    source, kind = gguf.open_gguf(path), dtype or "float32"
-    with TemporaryDirectory() as folder:
-        gguf.describe(source, Path(folder))
-        ChatTokenizer(Path(folder))  # what it lacks is told before the weights are written
-        shapes = huggingface.tensor_shapes(huggingface.shapes_of(Path(folder)))
-        tensors = gguf.read_tensors(source, shapes)
-        _write(out, shapes, tensors, source=Path(folder), dtype=kind)
 
 
 def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> None:
@@ -89,9 +73,7 @@ def _write(
 
 
 @contextmanager
-def _tensors(
-    source: PolicySource, rounding: Rounding
-) -> Generator[Iterator[tuple[str, np.ndarray]]]:
+def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]]:
     if source.checkpoint is None:
         yield huggingface.read_tensors(source.model)
         return
@@ -104,7 +86,7 @@ def _tensors(
             # As the run has read them: in the type that it computes in.
             kept = jnp.dtype(_own_dtype(source))
             base = ((n, one.astype(kept)) for n, one in huggingface.read_tensors(source.model))
-            stored = merged_tensors(base, dict(stored), lora, rounding)
+            stored = merged_tensors(base, dict(stored), lora)
         yield stored
 
 

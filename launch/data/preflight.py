@@ -148,11 +148,6 @@ def check_model(config: JobConfig) -> None:
     """Look for the files of the model's folder; a tiny model is made later."""
     if config.model.path is None:
         return
-    if config.model.path.is_file():
-        raise UserError(
-            f"model.path: {config.model.path} is a file; of a GGUF file launch.export --gguf makes "
-            "the folder that is needed"
-        )
     try:
         check_folder(config.model.path)
     except UserError as error:

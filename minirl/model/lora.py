@@ -10,9 +10,7 @@ is far below the rounding of W. Only what is exported has the sum, in float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -88,37 +86,8 @@ def split(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
     return graph, params, frozen
 
 
-@dataclass(slots=True)
-class Rounding:
-    """What is left of adapters in merged weights that are rounded to a type."""
-
-    dtype: str
-    weights: int = 0
-    unchanged: int = 0
-    _change: float = 0.0
-    _error: float = 0.0
-
-    def add(self, before: np.ndarray, after: np.ndarray) -> None:
-        """Count a matrix, in float32, without and with its adapter."""
-        old, new = (array.astype(jnp.dtype(self.dtype)) for array in (before, after))
-        self.weights += after.size
-        self.unchanged += int((old == new).sum())
-        self._change += float(np.square(after - before).sum(dtype=np.float64))
-        self._error += float(np.square(new.astype(np.float32) - after).sum(dtype=np.float64))
-
-    def __str__(self) -> str:
-        share = 100 * self.unchanged / max(self.weights, 1)
-        error = math.sqrt(self._error / self._change) if self._change else 0.0
-        return (
-            f"{share:.1f} % of the adapted weights unchanged, an error of {error:.2g} of the change"
-        )
-
-
 def merged_tensors(
-    weights: Iterable[tuple[str, np.ndarray]],
-    adapters: Mapping[str, np.ndarray],
-    lora: LoraConfig,
-    rounding: Rounding | None = None,
+    weights: Iterable[tuple[str, np.ndarray]], adapters: Mapping[str, np.ndarray], lora: LoraConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Add adapters to weights that come one by one, all under their names in files, in float32."""
     for name, array in weights:
@@ -126,8 +95,4 @@ def merged_tensors(
         if a is None or b is None:
             yield name, array
             continue
-        before = array.astype(np.float32)
-        after = before + np.float32(lora.scale) * (b @ a)
-        if rounding is not None:
-            rounding.add(before, after)
-        yield name, after
+        yield name, array.astype(np.float32) + np.float32(lora.scale) * (b @ a)

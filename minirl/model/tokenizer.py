@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +16,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from jinja2 import TemplateError
 from pydantic import BaseModel, BeforeValidator, NonNegativeInt
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from minirl.exchange import Message, UserError
@@ -30,7 +28,9 @@ from minirl.run.files import check, read_json
 _REPLY = "minirl-reply-sentinel"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY})
 # How control tokens are written, also those that a tokenizer does not call special.
-_WRITTEN = re.compile(r"<\|.*\|>\Z")
+_WRITTEN, _TAG = re.compile(r"<[|\uff5c].*[|\uff5c]>\Z"), re.compile(r"</?\w+>\Z")
+# Breaks a control token in a text, which shows nothing of it: ZERO WIDTH SPACE.
+_BREAK = "\u200b"
 # The function by which templates ask for today's date, and what may be asked for.
 _TODAY = "strftime_now"
 _DATE_PARTS = (*"aAbBdHIjmMpSUwWxXyYzZ", "-d", "-m", "-H", "-I", "-M", "e", "F", "T", "%")
@@ -73,7 +73,11 @@ class ChatTokenizer:
         self._backend = self._chat.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._control = ControlTokens(self._backend)
+        controls = control_tokens(self._backend, f"{self._chat.chat_template}")
+        self._controls = controls.keys()
+        # Where one begins, also inside of another.
+        begins = "|".join(map(re.escape, controls.values())) or "(?!)"
+        self._begins = re.compile(f"(?={begins})(?s:.)")
         self.vocab_size: int = len(self._chat)
         _check_rows(folder, max(self._chat.get_vocab().values()))
         self.stop_ids = _stop_ids(folder, self._chat.eos_token_id)
@@ -83,8 +87,8 @@ class ChatTokenizer:
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text: without special tokens around it, and those in it are text."""
-        return self._control.encode(text)
+        """Encode a text: without special tokens around it, and with those in it broken."""
+        return self._encode(self._broken(text))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids, control tokens included; bytes that are not UTF-8 become U+FFFD.
@@ -95,7 +99,7 @@ class ChatTokenizer:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Encode the first observation, up to where the reply begins."""
-        return self._control.encode_rendered(self._render(self._plain(messages)))
+        return self._encode(self._render(self._plain(messages)))
 
     def encode_next(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Encode what follows a reply: the end of its turn and the next observation.
@@ -105,7 +109,7 @@ class ChatTokenizer:
             closed: True when the reply ends with a stop token, which is then not repeated.
         """
         rendered = self._render([*_BEFORE, *self._plain(messages)])
-        ids = self._control.encode_rendered(rendered.partition(_REPLY)[2])
+        ids = self._encode(rendered.partition(_REPLY)[2])
         end = next((at for at, i in enumerate(ids) if i in self.stop_ids), len(ids))
         # Templates may have blanks between a reply and its end.
         is_again = closed and end < len(ids) and not self.decode(ids[:end]).strip()
@@ -131,18 +135,27 @@ class ChatTokenizer:
             return False
 
     def _plain(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Hide control tokens; without a system role, what it says begins the first message."""
-        hide = self._control.hide
-        plain = [{"role": one.role, "content": hide(one.content)} for one in messages]
+        """Break control tokens; without a system role, what it says begins the first message."""
+        plain = [{"role": one.role, "content": self._broken(one.content)} for one in messages]
         if self._has_system or len(plain) < 2 or plain[0]["role"] != "system":
             return plain
         system, first, *rest = plain
         return [first | {"content": f"{system['content']}\n\n{first['content']}"}, *rest]
 
+    def _encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def _broken(self, text: str) -> str:
+        """Break each control token in a text after its first character.
+
+        A cell of a database may hold `<|im_end|>`, as may a question, a schema or an error. For a
+        tokenizer it is the same as the template's own.
+        """
+        return self._begins.sub(rf"\g<0>{_BREAK}", text)
+
     def _check_end_of_turn(self, folder: Path) -> None:
         after = self._render([*_BEFORE, _BEFORE[0]]).partition(_REPLY)[2]
-        ids = self._control.encode_rendered(after)
-        first = next((i for i in ids if i in self._control.ids), None)
+        first = next((i for i in self._encode(after) if i in self._controls), None)
         if first not in self.stop_ids:
             _warn(
                 f"{folder}: the chat template ends a turn with {self._end(first)}, so that replies "
@@ -235,63 +248,16 @@ def _stop_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:
     return unique
 
 
-class ControlTokens:
-    """Encodes control tokens that a chat template wrote as such, and those in a text as text.
-
-    A cell of a database may hold `<|im_end|>`, as may a question, a schema or an error. For a
-    tokenizer it is the same as the template's own. So the texts are hidden from it: before
-    rendering, each control token in a text takes a name that no text holds; after it, these names
-    are texts again, and the template's control tokens take the names. A second tokenizer, which
-    knows them by these names alone, encodes the result. It is made when a text first needs it: all
-    other prompts are encoded by the tokenizer as it is.
-
-    Attributes:
-        ids: Of all control tokens: those that the tokenizer calls special, and those written as
-            such are; Qwen's for filling in the middle are `<|fim_prefix|>` and not called special.
+def control_tokens(tokenizer: Tokenizer, template: str) -> dict[int, str]:
+    """Return the tokens that mark turns and texts, by id: those that a tokenizer calls special, and
+    of its other added ones those between bars, such as `<|fim_prefix|>` and DeepSeek's roles, or
+    known to the chat template. Tags like `<think>`, which prompts name, are none.
     """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        # Not fixed, or a text could hold the names.
-        self._mark = f"\ue000{secrets.randbits(64)}\ue001"
-        added = tokenizer.get_added_tokens_decoder().items()
-        controls = {
-            i: token.content for i, token in added if token.special or _WRITTEN.match(token.content)
-        }
-        self.ids = frozenset(controls)
-        names = {token: f"{self._mark}{i}\ue002" for i, token in controls.items()}
-        self._other = names | {name: token for token, name in names.items()}
-        longest_first = sorted(self._other, key=len, reverse=True)
-        self._either = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-
-    def hide(self, text: str) -> str:
-        """Give control tokens in a text their names."""
-        return self._either.sub(lambda match: self._other[match[0]], text)
-
-    def encode(self, text: str) -> list[int]:
-        """Encode a text, in which control tokens are text too."""
-        return self.encode_rendered(self.hide(text))
-
-    def encode_rendered(self, rendered: str) -> list[int]:
-        """Encode what a template made of hidden texts: only its own control tokens are such."""
-        if self._mark not in rendered:
-            return self._tokenizer.encode(rendered, add_special_tokens=False).ids
-        tokenizer, ids = self._renamed
-        encoded = tokenizer.encode(self.hide(rendered), add_special_tokens=False).ids
-        return [ids.get(i, i) for i in encoded]
-
-    @cached_property
-    def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
-        """Return a tokenizer that knows control tokens by their names, and the ids of added tokens
-        by those that it gives them.
-        """
-        parts = json.loads(self._tokenizer.to_str())
-        added, parts["added_tokens"] = parts["added_tokens"], []
-        tokenizer = Tokenizer.from_str(json.dumps(parts))
-        names = {old["id"]: self._other.get(old["content"], old["content"]) for old in added}
-        kinds = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        tokenizer.add_tokens(
-            [AddedToken(names[old["id"]], **{kind: old[kind] for kind in kinds}) for old in added]
-        )
-        renamed = ((tokenizer.token_to_id(name), i) for i, name in names.items())
-        return tokenizer, {new: i for new, i in renamed if new is not None}
+    added = tokenizer.get_added_tokens_decoder()
+    return {
+        i: token.content
+        for i, token in added.items()
+        if token.special
+        or _WRITTEN.match(token.content)
+        or (token.content in template and not _TAG.match(token.content) and token.content.strip())
+    }

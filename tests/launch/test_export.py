@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from contextlib import closing, contextmanager
 from itertools import pairwise
@@ -32,7 +31,6 @@ from minirl.run.checkpoint import Checkpoints
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
 from tests import plain_model
-from tests.minirl.gguf_files import make_folder, write_gguf
 from tests.plain_model import arrays
 
 from .conftest import TINY, mistake
@@ -160,22 +158,6 @@ def test_adapters_are_merged(place, tmp_path):
     np.testing.assert_array_equal(arrays(nnx.state(merged))["layers.down"], untouched)
 
 
-def test_what_rounding_adapters_costs_is_told(place, tmp_path, capsys):
-    write(place.folder / "lora", tmp_path / "wide")
-    assert "Rounding" not in capsys.readouterr().out
-    write(place.folder / "lora", tmp_path / "out", "--dtype", "bfloat16")
-    (line,) = (one for one in capsys.readouterr().out.splitlines() if "Rounding" in one)
-    before, after = (
-        load_file(folder / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
-        for folder in (place.base, tmp_path / "wide")
-    )
-    kept = before.astype(jnp.bfloat16) == after.astype(jnp.bfloat16)
-    # Of six matrices: the large change of this one is like that of the others.
-    (share,) = map(float, re.findall(r"bfloat16: ([\d.]+) %", line))
-    assert share == pytest.approx(100 * kept.mean(), abs=1)
-    assert "--dtype float32 or --adapter keeps what was trained" in line
-
-
 def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):
     out = write(place.folder / "lora", tmp_path / "out", "--adapter")
     assert {path.name for path in out.iterdir()} == {
@@ -269,53 +251,3 @@ def test_weights_are_read_and_written_one_by_one(place, tmp_path, monkeypatch):
     reads = [number for number, event in enumerate(events) if event == "read"]
     assert len(reads) > 5
     assert all(second > first + 1 for first, second in pairwise(reads))
-
-
-@pytest.fixture(scope="module")
-def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A folder of Llama's shape, and the same as a GGUF file."""
-    root = tmp_path_factory.mktemp("gguf")
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
-    config = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, **sizes}
-
-    def shapes_of(folder: Path) -> Any:
-        return huggingface.tensor_shapes(huggingface.shapes_of(folder))
-
-    folder = make_folder(root / "folder", shapes_of, rule="smollm", **config)
-    return SimpleNamespace(
-        folder=folder, file=write_gguf(root / "model.gguf", folder, rule="smollm")
-    )
-
-
-def test_a_gguf_file_is_a_source(gguf_file, tmp_path):
-    out = tmp_path / "out"
-    export.main(["--gguf", str(gguf_file.file), "--out", str(out)])
-    assert_same(huggingface.load(out), huggingface.load(gguf_file.folder))
-    assert {path.name for path in out.iterdir()} == {
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-        "tokenizer_config.json",
-    }  # fmt: skip
-    config = json.loads((out / "config.json").read_text())
-    assert (config["architectures"], config["dtype"]) == (["LlamaForCausalLM"], "float32")
-    again = write(out, tmp_path / "again", "--dtype", "bfloat16")  # like any folder
-    assert json.loads((again / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-def test_a_gguf_file_that_cannot_be_exported_leaves_nothing(gguf_file, tmp_path):
-    (tmp_path / "text.gguf").write_text("no model")
-    half = tmp_path / "half.gguf"
-    half.write_bytes(gguf_file.file.read_bytes()[:-100])
-    before = sorted(tmp_path.rglob("*"))
-    none, text = tmp_path / "none.gguf", tmp_path / "text.gguf"
-    for arguments, message in (
-        (["--gguf", str(none)], "none.gguf: there is no such file"),
-        (["--gguf", str(tmp_path)], "there is no such file"),
-        (["--gguf", str(text)], "text.gguf: cut short or not a GGUF file"),
-        (["--gguf", str(half)], "half.gguf: cut short or not a GGUF file"),
-        (["--gguf", str(gguf_file.file), "--adapter"], "--adapter: a GGUF file holds a whole"),
-        (["--gguf", str(gguf_file.file), "--checkpoint", "x"], "give one of --checkpoint"),
-        ([], "give one of --checkpoint"),
-    ):
-        assert message in mistake(export.main, [*arguments, "--out", str(tmp_path / "out")])
-    assert sorted(tmp_path.rglob("*")) == before

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from minirl.exchange import Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
@@ -89,6 +91,45 @@ def test_appending_equals_rendering_the_whole(tmp_path, template, following):
     history = [*tokenizer.encode_chat(QUESTION), *tokenizer.encode(reply)]
     assert [*history, stop, *tokenizer.encode_next(following, closed=True)] == whole
     assert [*history, *tokenizer.encode_next(following, closed=False)] == whole
+
+
+# Of DeepSeek's kind, which no tokenizer calls special, and a tag, which prompts name.
+ROLE, TAG = "<\uff5cUser\uff5c>", "<think>"
+
+
+@pytest.fixture(scope="module")
+def roles(tmp_path_factory) -> ChatTokenizer:
+    folder = write_folder(tmp_path_factory.mktemp("roles"), PLAIN.replace("{{ m.role }}", ROLE))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    added = [AddedToken(one, special=False, normalized=False) for one in (ROLE, TAG, "<|fim|>")]
+    tokenizer.add_tokens(added)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return ChatTokenizer(folder)
+
+
+def test_ordinary_prompts_have_the_ids_of_transformers(roles, tmp_path_factory):
+    theirs = PreTrainedTokenizerFast.from_pretrained(
+        tmp_path_factory.getbasetemp() / "roles0", local_files_only=True
+    )
+    for text in (*TEXTS, f"a <| im_end |> {TAG} \u200b", ""):
+        said = [{"role": "user", "content": text}]
+        found = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+        assert roles.encode_chat([Message("user", text)]) == found
+
+
+PIECES = ["<|im_end|>", "<|im_start|>", ROLE, "<|fim|>", "<|im_", "end|>", "<|", TAG, "é", " ", "a"]
+
+
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=8))
+def test_a_text_keeps_its_characters_and_its_tags_and_has_no_control_token(roles, pieces):
+    text, number = "".join(pieces), roles._backend.token_to_id
+    ids = roles.encode(text)
+    assert roles.decode(ids).replace("\u200b", "") == text
+    controls = {number(one) for one in ("<|im_end|>", "<|im_start|>", ROLE, "<|fim|>")}
+    assert not controls & {*ids}
+    assert ids.count(number(TAG)) == text.count(TAG)
+    plain, hostile = (roles.encode_chat([Message("user", one)]) for one in ("a", text))
+    assert [i for i in hostile if i in controls] == [i for i in plain if i in controls]
 
 
 def test_default_system_message_comes_once(tmp_path):
