@@ -257,7 +257,7 @@ def measure_update(
     learner = Learner(
         model,
         partial(policy_loss, train.algorithm),
-        make_optimizer(train.optimizer, guard=train.guard),
+        make_optimizer(train.optimizer),
         temperature=sampler.temperature,
     )
     state = learner.init(trained(model))

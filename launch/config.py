@@ -20,7 +20,6 @@ from minirl.config import (
     SamplerConfig,
     SftConfig,
     TrainConfig,
-    check_together,
 )
 from minirl.errors import describe
 from minirl.exchange import UserError
@@ -299,7 +298,6 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> JobConfig:
-        check_together(self.train, self.sampler)
         for clash in clashes(self):
             if clash.is_there:
                 told = {"message": clash.told(self)}

@@ -9,15 +9,12 @@ from minirl.config.algorithms import (
     Expo,
     Grpo,
     Gspo,
-    GspoToken,
     ReinforcePlusPlus,
-    Rloo,
 )
 from minirl.config.rollout import SGLANG_PYTHON, RolloutConfig, SamplerConfig, SglangConfig
 from minirl.config.train import (
     MOST_TOKENS,
     BatchingConfig,
-    GuardConfig,
     LoraConfig,
     MeshConfig,
     ModelSource,
@@ -25,6 +22,5 @@ from minirl.config.train import (
     Remat,
     SftConfig,
     TrainConfig,
-    check_together,
 )
 from minirl.exchange.settings import Settings

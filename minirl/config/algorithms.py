@@ -8,15 +8,14 @@ from pydantic import Field, PositiveInt, model_validator
 
 from minirl.exchange.settings import Settings, contradiction
 
-Estimator = Literal["group_normalised", "group_centred", "leave_one_out", "direct"]
+Estimator = Literal["group_normalised", "group_centred", "direct"]
 TokenCredit = Literal["own", "return_to_go"]
-RatioLevel = Literal["token", "sequence", "sequence_token"]
+RatioLevel = Literal["token", "sequence"]
 Surrogate = Literal["clipped", "cispo"]
 Aggregation = Literal["sequence_mean", "response_mean", "token_mean", "constant"]
-KlEstimator = Literal["k1", "k2", "k3"]
-KlPlace = Literal["loss", "reward", "credit"]
-Correction = Literal["none", "truncated", "masked", "masked_negatives"]
-CorrectionLevel = Literal["token", "sequence", "product"]
+KlEstimator = Literal["k1", "k3"]
+KlPlace = Literal["loss", "credit"]
+Correction = Literal["none", "truncated", "masked"]
 
 
 class AlgorithmConfig(Settings):
@@ -32,14 +31,11 @@ class AlgorithmConfig(Settings):
     surrogate: Surrogate = "clipped"
     """PPO's clipped objective, or CISPO's clipped weights (`cispo`)."""
     ratio_level: RatioLevel = "token"
-    """Importance ratio of each token, of the row (`sequence`), or of the row with gradients per
-    token (`sequence_token`)."""
+    """Importance ratio of each token, or of the row (`sequence`)."""
     clip_low: float = Field(default=0.2, ge=0)
     """Largest fall of the ratio below 1 that has a gradient."""
     clip_high: float = Field(default=0.2, ge=0)
     """Largest rise of the ratio above 1 that has a gradient."""
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Largest ratio for negative advantages (`clipped` only); None for no bound."""
     aggregation: Aggregation = "sequence_mean"
     """Mean over rows of token means, of means over whole responses (`response_mean`), over all
     tokens (`token_mean`), or of sums over a divisor (`constant`)."""
@@ -50,12 +46,11 @@ class AlgorithmConfig(Settings):
     kl_estimator: KlEstimator = "k3"
     """Estimator of the KL."""
     kl_in: KlPlace = "loss"
-    """Add the KL to the `loss`, to the `reward` of a trajectory, or to the `credit` of each
-    token."""
+    """Add the KL to the `loss`, or to the `credit` of each token."""
     correction: Correction = "truncated"
     """Correction of the gap between sampler and learner (docs/training.md)."""
-    correction_level: CorrectionLevel = "token"
-    """Ratio of each token, the geometric mean of a row (`sequence`), or its `product`."""
+    correction_level: RatioLevel = "token"
+    """Ratio of each token, or the geometric mean of a row (`sequence`)."""
     correction_low: float = Field(default=0.5, gt=0, le=1)
     """Lower bound of the ratio."""
     correction_high: float = Field(default=2.0, ge=1)
@@ -68,9 +63,6 @@ class AlgorithmConfig(Settings):
     """`mixed` trains only on groups with both correct and wrong trajectories."""
     max_rounds: PositiveInt = 1
     """Dynamic sampling: maximum number of rollouts until enough groups pass the filters."""
-    overlong_tokens: int = Field(default=0, ge=0)
-    """Last tokens of `sampler.max_response_tokens` over which a penalty grows to 1; 0 disables
-    it."""
 
     @property
     def is_filtered(self) -> bool:
@@ -84,19 +76,15 @@ class AlgorithmConfig(Settings):
         by_token |= has_kl and self.kl_in == "credit"
         if has_kl and self.kl_in == "loss" and self.kl_estimator == "k1":
             raise contradiction(
-                "kl_estimator", "k1 in the loss has no gradient on average; use k2, k3 or kl_in"
+                "kl_estimator", "k1 in the loss has no gradient on average; use k3 or kl_in"
             )
         if by_token and self.ratio_level == "sequence":
-            raise contradiction(
-                "ratio_level", "sequence needs one advantage a row; use sequence_token"
-            )
+            raise contradiction("ratio_level", "sequence needs one advantage a row; use token")
         corrects_tokens = self.correction != "none" and self.correction_level == "token"
         if corrects_tokens and self.ratio_level == "sequence":
             raise contradiction(
                 "correction_level", "ratio_level=sequence needs one weight a row; use sequence"
             )
-        if self.dual_clip is not None and self.surrogate == "cispo":
-            raise contradiction("dual_clip", "set it to null: cispo bounds all ratios alike")
         if self.aggregation_divisor is not None and self.aggregation != "constant":
             raise contradiction("aggregation_divisor", "set it to null: aggregation is no constant")
         return self
@@ -117,14 +105,13 @@ class DrGrpo(AlgorithmConfig):
 
 
 class Dapo(AlgorithmConfig):
-    """DAPO (arXiv:2503.14476, Eqs. 8, 10, 11 and 13), filtered by execution match."""
+    """DAPO (arXiv:2503.14476, Eqs. 8, 10 and 11), filtered by execution match."""
 
     kind: Literal["dapo"] = "dapo"
     clip_high: float = Field(default=0.28, ge=0)
     aggregation: Aggregation = "token_mean"
     correctness_filter: Literal["none", "mixed"] = "mixed"
     max_rounds: PositiveInt = 10
-    overlong_tokens: int = Field(default=4096, ge=0)
 
 
 class Gspo(AlgorithmConfig):
@@ -136,15 +123,7 @@ class Gspo(AlgorithmConfig):
 
     kind: Literal["gspo"] = "gspo"
     ratio_level: RatioLevel = "sequence"
-    correction_level: CorrectionLevel = "sequence"
-
-
-class GspoToken(AlgorithmConfig):
-    """GSPO-token (arXiv:2507.18071, Eqs. 13 and 14)."""
-
-    kind: Literal["gspo_token"] = "gspo_token"
-    ratio_level: RatioLevel = "sequence_token"
-    correction_level: CorrectionLevel = "sequence"
+    correction_level: RatioLevel = "sequence"
 
 
 class Cispo(AlgorithmConfig):
@@ -154,20 +133,6 @@ class Cispo(AlgorithmConfig):
     surrogate: Surrogate = "cispo"
     clip_high: float = Field(default=4.0, ge=0)
     aggregation: Aggregation = "token_mean"
-
-
-class Rloo(AlgorithmConfig):
-    """RLOO (arXiv:2402.14740, section 2.2).
-
-    A KL is taken from the reward, as log p - log r of the whole row.
-    """
-
-    kind: Literal["rloo"] = "rloo"
-    estimator: Estimator = "leave_one_out"
-    aggregation: Aggregation = "constant"
-    aggregation_divisor: PositiveInt | None = 1
-    kl_estimator: KlEstimator = "k1"
-    kl_in: KlPlace = "reward"
 
 
 class ReinforcePlusPlus(AlgorithmConfig):
@@ -198,6 +163,6 @@ class Expo(AlgorithmConfig):
 
 
 Algorithm = Annotated[
-    Grpo | DrGrpo | Dapo | Gspo | GspoToken | Cispo | Rloo | ReinforcePlusPlus | Expo,
+    Grpo | DrGrpo | Dapo | Gspo | Cispo | ReinforcePlusPlus | Expo,
     Field(discriminator="kind"),
 ]

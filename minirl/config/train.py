@@ -7,7 +7,6 @@ from typing import Literal, Self, get_args
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from minirl.config.algorithms import Algorithm, Grpo
-from minirl.config.rollout import SamplerConfig
 from minirl.exchange.settings import Place, Settings, contradiction
 
 Remat = Literal["none", "dots", "full"]
@@ -107,18 +106,6 @@ class BatchingConfig(Settings):
         return MOST_TOKENS if tokens == "auto" else tokens
 
 
-class GuardConfig(Settings):
-    """Updates to skip, besides those whose loss or gradient is not finite."""
-
-    max_spike: PositiveFloat | None = 20.0
-    """Skip a gradient whose norm exceeds both the recent median and `max_grad_norm` by this factor;
-    None disables it."""
-    window: PositiveInt = 16
-    """Number of norms in the median; none is too large before."""
-    max_skipped: PositiveInt = 5
-    """Skipped updates in a row that end the run; the last batch is saved as skipped.npz."""
-
-
 class _Phase(Settings):
     """What both phases of training have."""
 
@@ -126,7 +113,6 @@ class _Phase(Settings):
     """Train adapters only, on weights in `model.dtype`; None for all weights."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
-    guard: GuardConfig = GuardConfig()
 
     @model_validator(mode="after")
     def _check_muon(self) -> Self:
@@ -199,18 +185,3 @@ class TrainConfig(_Phase):
                 f"{self.mini_batches} are more than prompts_per_step = {self.prompts_per_step}",
             )
         return self
-
-
-def check_together(train: TrainConfig, sampler: SamplerConfig) -> None:
-    """Check the settings of different parts of a run against each other, for its validator.
-
-    Raises:
-        PydanticCustomError: They contradict each other.
-    """
-    algorithm, longest = train.algorithm, sampler.max_response_tokens
-    if algorithm.overlong_tokens >= longest:
-        raise contradiction(
-            "train.algorithm.overlong_tokens",
-            f"{algorithm.overlong_tokens} is not below sampler.max_response_tokens; the paper's "
-            f"share of it is a fifth: use {longest // 5}",
-        )

@@ -357,7 +357,7 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     """Describe the learner's side of reinforcement learning on a mesh of all devices."""
     train, sampler = work.train, work.sampler
     model = abstract_model(work.model, work.source, mesh, lora=train.lora)
-    optimizer = make_optimizer(train.optimizer, guard=train.guard)
+    optimizer = make_optimizer(train.optimizer)
     loss, temperature = partial(policy_loss, train.algorithm), sampler.temperature
     learner = Learner(model, loss, optimizer, temperature=temperature)
     state, held, parameters = _held(model, learner, mesh)

@@ -1,4 +1,4 @@
-"""Advantages: rewards of groups, credit spans, penalties and KL become one number a token.
+"""Advantages: rewards of groups, credit spans and KL become one number a token.
 
 The loss sees none of what ends here.
 """
@@ -40,19 +40,12 @@ def group_centred(rewards_NG: np.ndarray) -> np.ndarray:
     return rewards_NG - rewards_NG.mean(axis=1, keepdims=True)
 
 
-def leave_one_out(rewards_NG: np.ndarray) -> np.ndarray:
-    """Subtract the mean of the group's other rewards (RLOO, arXiv:2402.14740, section 2.2)."""
-    others = rewards_NG.shape[1] - 1
-    return group_centred(rewards_NG) * (others + 1) / others
-
-
 def estimate(rewards_NG: np.ndarray, *, estimator: Estimator) -> np.ndarray:
     """Turn the rewards of a batch of groups, NG, into advantages, NG; `direct` leaves them."""
     rewards_NG = np.asarray(rewards_NG, np.float64)
     table: dict[Estimator, Callable[[np.ndarray], np.ndarray]] = {
         "group_normalised": group_normalised,
         "group_centred": group_centred,
-        "leave_one_out": leave_one_out,
         "direct": lambda rewards: rewards,
     }
     return table[estimator](rewards_NG)
@@ -80,17 +73,6 @@ def groups_to_train(
     return np.flatnonzero(keep_N).tolist()
 
 
-def overlong_penalty(lengths: np.ndarray, *, longest: int, cache: int) -> np.ndarray:
-    """Return DAPO's penalty of long responses (arXiv:2503.14476, Eq. 13), from lengths in tokens.
-
-    It is 0 up to `longest - cache`, then falls in even steps to -1 at `longest` and beyond; always
-    0 where `cache` is.
-    """
-    if not cache:
-        return np.zeros(np.shape(lengths))
-    return -np.clip((np.asarray(lengths) - (longest - cache)) / cache, 0.0, 1.0)
-
-
 class SpanCredit(NamedTuple):
     """Credit of each id of a trajectory, 0 outside of spans, and whether a span covers the id."""
 
@@ -103,7 +85,6 @@ def token_advantages(
     rewards_NG: np.ndarray,
     algorithm: AlgorithmConfig,
     *,
-    penalty_NG: np.ndarray | float = 0.0,
     spans: Sequence[SpanCredit | None] | None = None,
     kl: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
@@ -113,24 +94,17 @@ def token_advantages(
         rows: Group by group; their advantages are not read.
         rewards_NG: Total reward of each row.
         algorithm: The settings.
-        penalty_NG: Added to the reward of each row, or to all of its spans.
         spans: Credit of each row, None for a row without spans; for `direct` alone.
-        kl: KL to the reference of each row's ids, if it is in the reward or in the credit.
+        kl: KL to the reference of each row's ids, if it is in the credit.
 
     Returns:
         For each row an array over its ids; 0 where the policy did not sample.
     """
-    shift_NG = np.zeros(np.shape(rewards_NG)) + penalty_NG
-    if kl is not None and algorithm.kl_in == "reward":
-        sums = [k[row.is_action].sum() for row, k in zip(rows, kl, strict=True)]
-        shift_NG = shift_NG - algorithm.kl_coef * np.reshape(sums, shift_NG.shape)
-    totals_NG = estimate(rewards_NG + shift_NG, estimator=algorithm.estimator)
+    totals_NG = estimate(rewards_NG, estimator=algorithm.estimator)
     if algorithm.estimator != "direct" or spans is None:
         spans = [None] * len(rows)
-    if algorithm.kl_in != "credit":
-        kl = None
     penalties = [None] * len(rows) if kl is None else [algorithm.kl_coef * k for k in kl]
-    parts = zip(rows, totals_NG.flat, shift_NG.flat, spans, penalties, strict=True)
+    parts = zip(rows, totals_NG.flat, spans, penalties, strict=True)
     credit = [_row_credit(*part, form=algorithm.token_credit) for part in parts]
     if algorithm.whiten:
         credit = whiten(credit, [row.is_action for row in rows])
@@ -140,7 +114,6 @@ def token_advantages(
 def _row_credit(
     row: TokenRow,
     total: float,
-    shift: float,
     spans: SpanCredit | None,
     penalty_T: np.ndarray | None,
     *,
@@ -152,7 +125,7 @@ def _row_credit(
     Eq. 4; REINFORCE++, arXiv:2501.03262: the return less the KL from the token on).
     """
     has_credit = row.is_action if spans is None else row.is_action & spans.is_covered
-    whole = total if spans is None else shift
+    whole = total if spans is None else 0.0
     credit = np.zeros(len(row.ids)) if spans is None else np.where(has_credit, spans.value, 0.0)
     if form == "own":
         credit = credit + whole * has_credit

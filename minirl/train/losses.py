@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool, Float
 from minirl.config.algorithms import (
     AlgorithmConfig,
     Correction,
-    CorrectionLevel,
     KlEstimator,
     RatioLevel,
 )
@@ -38,25 +37,19 @@ def probability_ratio(
     old_logp_BT: Float[Array, "B T"],
     is_action_BT: Bool[Array, "B T"],
     *,
-    level: RatioLevel | CorrectionLevel,
+    level: RatioLevel,
 ) -> Float[Array, "B T"]:
     """Return the importance ratio of each token; 1 where nothing was sampled.
 
     `token` is GRPO's w (Progress-SQL, appendix E.6); `sequence` is GSPO's s, the geometric mean of
-    w over a sequence, which is a row (arXiv:2507.18071, Eq. 7); `sequence_token` is GSPO-token's
-    (Eq. 14): the value of s with the gradient of the token's own log-probability; `product` is
-    that of the whole sequence.
+    w over a sequence, which is a row (arXiv:2507.18071, Eq. 7).
     """
     log_ratio_BT = jnp.where(is_action_BT, logp_BT - old_logp_BT, 0.0)
-    total_B1 = log_ratio_BT.sum(axis=1, keepdims=True)
-    mean_B1 = total_B1 / jnp.maximum(is_action_BT.sum(axis=1, keepdims=True), 1)
-    of_level = {
-        "token": log_ratio_BT,
-        "sequence": mean_B1,
-        "sequence_token": jax.lax.stop_gradient(mean_B1 - log_ratio_BT) + log_ratio_BT,
-        "product": total_B1,
-    }[level]
-    return _ratio(jnp.where(is_action_BT, of_level, 0.0))
+    if level == "sequence":
+        total_B1 = log_ratio_BT.sum(axis=1, keepdims=True)
+        mean_B1 = total_B1 / jnp.maximum(is_action_BT.sum(axis=1, keepdims=True), 1)
+        log_ratio_BT = jnp.where(is_action_BT, mean_B1, 0.0)
+    return _ratio(log_ratio_BT)
 
 
 def _ratio(log_ratio: Any, xp: Any = jnp) -> Any:
@@ -65,7 +58,6 @@ def _ratio(log_ratio: Any, xp: Any = jnp) -> Any:
 
 def correction_weight(
     rho_BT: Float[Array, "..."],
-    advantage_BT: Float[Array, "..."],
     *,
     kind: Correction,
     low: float,
@@ -75,14 +67,12 @@ def correction_weight(
 
     rho is p(learner) / p(sampler), of tokens or of sequences. `truncated` is min(rho, high) (Yao et
     al. 2025, TIS); `masked` is rho between the bounds and 0 outside of them (Ling team 2025,
-    IcePop); `masked_negatives` is 0 where rho < low and A < 0, else 1 (DeepSeek-V3.2,
-    arXiv:2512.02556, section 3.1, of which low is exp(-delta)).
+    IcePop).
     """
     return {
         "none": jnp.ones_like(rho_BT),
         "truncated": jnp.minimum(rho_BT, high),
         "masked": jnp.where((rho_BT >= low) & (rho_BT <= high), rho_BT, 0.0),
-        "masked_negatives": jnp.where((rho_BT < low) & (advantage_BT < 0), 0.0, 1.0),
     }[kind]
 
 
@@ -92,23 +82,16 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Return PPO's clipped objective of each token, to be maximised, and where it is clipped.
 
-    arXiv:1707.06347, Eq. 7; with different bounds DAPO's (arXiv:2503.14476, Eq. 10). With
-    `dual_clip`, a negative advantage counts at most that many times (arXiv:1912.09729, Eq. 5). No
+    arXiv:1707.06347, Eq. 7; with different bounds DAPO's (arXiv:2503.14476, Eq. 10). No
     gradient flows through clipped tokens.
     """
     bounded_BT = jnp.clip(ratio_BT, 1 - clip_low, 1 + clip_high)
     objective_BT = jnp.minimum(ratio_BT * advantage_BT, bounded_BT * advantage_BT)
-    is_bad_BT = advantage_BT < 0
     is_clipped_BT = (advantage_BT > 0) & (ratio_BT > 1 + clip_high)
-    is_clipped_BT |= is_bad_BT & (ratio_BT < 1 - clip_low)
-    if dual_clip is not None:
-        least_BT = jnp.maximum(objective_BT, dual_clip * advantage_BT)
-        objective_BT = jnp.where(is_bad_BT, least_BT, objective_BT)
-        is_clipped_BT |= is_bad_BT & (ratio_BT > dual_clip)
+    is_clipped_BT |= (advantage_BT < 0) & (ratio_BT < 1 - clip_low)
     return objective_BT, is_clipped_BT
 
 
@@ -131,12 +114,12 @@ def cispo(
 def kl_divergence(logp: Any, reference_logp: Any, *, estimator: KlEstimator) -> Any:
     """Estimate KL(policy || reference) of each sampled token (Schulman, 2020), in JAX or NumPy.
 
-    k1 = log p - log r; k2 = k1^2 / 2; k3 = r/p - log(r/p) - 1. In a loss use k2 or k3: the expected
-    gradient of k1 is zero on-policy.
+    k1 = log p - log r; k3 = r/p - log(r/p) - 1. In a loss use k3: the expected gradient of k1 is
+    zero on-policy.
     """
     xp = np if isinstance(logp, np.ndarray) else jnp
     k1 = logp - reference_logp
-    return {"k1": k1, "k2": xp.square(k1) / 2, "k3": _ratio(-k1, xp) + k1 - 1}[estimator]
+    return k1 if estimator == "k1" else _ratio(-k1, xp) + k1 - 1
 
 
 def policy_loss(
@@ -163,9 +146,7 @@ def policy_loss(
     rho_BT = probability_ratio(
         old_logp_BT, batch.sampler_logp_BC, is_action_BT, level=algorithm.correction_level
     )
-    correction_BT = correction_weight(
-        rho_BT, batch.advantage_BC, kind=algorithm.correction, low=low, high=high
-    )
+    correction_BT = correction_weight(rho_BT, kind=algorithm.correction, low=low, high=high)
     # All surrogates are homogeneous in the advantage, so that is where the weight goes.
     advantage_BT = batch.advantage_BC * correction_BT
     ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=algorithm.ratio_level)
@@ -173,9 +154,8 @@ def policy_loss(
     if algorithm.surrogate == "cispo":
         objective_BT, is_clipped_BT = cispo(ratio_BT, logp_BT, advantage_BT, clip_high=clip_high)
     else:
-        bounds = {"clip_low": algorithm.clip_low, "dual_clip": algorithm.dual_clip}
         objective_BT, is_clipped_BT = clipped_surrogate(
-            ratio_BT, advantage_BT, clip_high=clip_high, **bounds
+            ratio_BT, advantage_BT, clip_low=algorithm.clip_low, clip_high=clip_high
         )
     loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
     means = {

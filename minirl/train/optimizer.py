@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array
 from optax.contrib import MuonDimensionNumbers, muon
 
-from minirl.config import GuardConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.config import OptimizerConfig
 from minirl.exchange import UserError
 from minirl.model.sharding import MATRICES, param_path
-from minirl.run.files import naming
-from minirl.types import TokenRow
 
 # Learning rate by steps done.
 Rate = Callable[[Any], Any]
@@ -29,12 +23,13 @@ _MATRIX = MuonDimensionNumbers(reduction_axis=-1, output_axis=-2)
 _MUON_MOMENTUM, _MUON_RMS = 0.95, 0.2
 # Shares of the steps that `ramp_cosine` is low for, and at its maximum after.
 _FLAT_SHARE, _RAMP_SHARE = 0.03, 0.1
+MOST_SKIPPED = 5
+"""Updates in a row with a gradient that is not finite, which end a run."""
 
 
-def make_optimizer(
-    config: OptimizerConfig, *, guard: GuardConfig | None = None
-) -> optax.GradientTransformationExtraArgs:
-    """Build AdamW or Muon, with clipping by global norm and skipped updates.
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Build AdamW or Muon, with clipping by global norm; an update with a gradient that is not
+    finite is skipped, and leaves weights and state as they are.
 
     Its updates are those of a learning rate of 1: the rate depends on the step, of which filters
     and skips leave any number of updates (`learning_rate`).
@@ -54,7 +49,7 @@ def make_optimizer(
             consistent_rms=_MUON_RMS,
         )
     clipped = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
-    return guarded(clipped, guard or GuardConfig(), least=config.max_grad_norm)
+    return optax.apply_if_finite(clipped, MOST_SKIPPED)
 
 
 def _matrices(params: Any) -> Any:
@@ -89,91 +84,10 @@ def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
     return optax.join_schedules([rise, after], [top])
 
 
-class GuardState(NamedTuple):
-    """The rule's own state; norms of the last updates that were applied, the newest last, NaN where
-    there were fewer; and the number of updates skipped in a row, up to now.
-    """
-
-    inner: optax.OptState
-    norms_W: Array
-    skipped: Array
-
-
-def guarded(
-    rule: optax.GradientTransformation, config: GuardConfig, *, least: float
-) -> optax.GradientTransformationExtraArgs:
-    """Skip updates whose loss or gradient is not finite, or whose gradient norm is a spike.
-
-    A skipped update leaves weights and the rule's state as they are. `update` takes the loss as
-    `value`, as optax's own rules that look at it do; `least` is that of `norm_limit`.
-    """
-    masked = optax.transforms.conditionally_mask(
-        rule, lambda step, **known: known["is_sound"], forward_extra_args=True
-    )
-
-    def init(params: Any) -> GuardState:
-        norms_W = jnp.full(config.window, jnp.nan)
-        return GuardState(masked.init(params), norms_W, jnp.zeros((), jnp.int32))
-
-    def update(
-        updates: Any, state: Any, params: Any = None, *, value: Any = 0.0
-    ) -> tuple[Any, GuardState]:
-        norm = optax.tree.norm(updates)
-        limit = norm_limit(state, config, least=least)
-        is_sound = jnp.isfinite(value) & jnp.isfinite(norm) & (norm <= limit)
-        updates, inner = masked.update(updates, state.inner, params, is_sound=is_sound)
-        norms_W = jnp.where(is_sound, jnp.roll(state.norms_W, -1).at[-1].set(norm), state.norms_W)
-        return updates, GuardState(inner, norms_W, jnp.where(is_sound, 0, state.skipped + 1))
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def norm_limit(state: GuardState, config: GuardConfig, *, least: float) -> Array:
-    """Return the largest gradient norm that is applied; inf while too few norms are known.
-
-    It is `max_spike` times the median of the last norms, and of no less than `least`.
-    """
-    if config.max_spike is None:
-        return jnp.asarray(math.inf)
-    limit = config.max_spike * jnp.maximum(jnp.median(state.norms_W), least)
-    return jnp.where(jnp.isnan(limit), math.inf, limit)
-
-
-def stop_after_skips(
-    state: Any,
-    config: TrainConfig | SftConfig,
-    stats: Mapping[str, float],
-    groups: Sequence[Sequence[TokenRow]],
-    *,
-    step: int,
-    folder: Path,
-    key: str,
-) -> None:
-    """End a run in which too many updates in a row were skipped, by a `UserError`.
-
-    The rows of the last one are written to `skipped.npz`, for a person to look at. The key is the
-    path of the guard's settings.
-    """
-    if not stats["skipped"] or int(state.skipped) < config.guard.max_skipped:
-        return
-    limit = float(norm_limit(state, config.guard, least=config.optimizer.max_grad_norm))
-    path = folder / "skipped.npz"
-    # A line for each token of the update: `group` and `row` say whose it is.
-    numbered = [(n, row) for n, group in enumerate(groups) for row in group]
-    tokens: dict[str, list[Any]] = {
-        "group": [np.full(len(row.ids), n) for n, row in numbered],
-        "row": [np.full(len(row.ids), b) for b, (_, row) in enumerate(numbered)],
-        "advantage": [np.full(len(row.ids), row.advantage, np.float32) for _, row in numbered],
-    }
-    for name in ("ids", "is_action", "logprobs"):
-        tokens[name] = [getattr(row, name) for _, row in numbered]
-    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in tokens.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path):
-        np.savez_compressed(path, **arrays)
-    raise UserError(
-        f"step {step}: {int(state.skipped)} updates in a row were skipped; the last one's loss is "
-        f"{stats['loss']:.3g}, its gradient's norm {stats['grad_norm']:.3g}, the largest allowed "
-        f"{limit:.3g}. Look in {path} for log-probabilities and advantages that are not finite; "
-        f"begin another run with a lower learning rate or with other limits ({key})"
-    )
+def stop_after_skips(state: Any, *, step: int) -> None:
+    """End a run in which `MOST_SKIPPED` updates in a row were skipped, by a `UserError`."""
+    if int(state.notfinite_count) >= MOST_SKIPPED:
+        raise UserError(
+            f"step {step}: the gradients of {MOST_SKIPPED} updates in a row were not finite; begin "
+            "another run with a lower learning rate"
+        )

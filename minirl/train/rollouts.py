@@ -124,17 +124,6 @@ class Episodes:
         """Return whether each trajectory is correct."""
         return self._each(lambda trajectory: trajectory.episode.score.correct)
 
-    @property
-    def lengths_NG(self) -> np.ndarray:
-        """Return the tokens of each response, later observations included."""
-
-        def length(trajectory: Trajectory) -> int:
-            turns = trajectory.turns
-            tokens = sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in turns)
-            return tokens - len(turns[0].observation_ids)
-
-        return self._each(length)
-
     def _each(self, number: Callable[[Trajectory], Any]) -> np.ndarray:
         return np.array([[number(trajectory) for trajectory in group] for group in self.groups])
 

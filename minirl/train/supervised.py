@@ -170,7 +170,7 @@ class Lessons:
 
 def learner_of(model: Decoder, config: SftConfig) -> Learner:
     """Return what learns demonstrations."""
-    return Learner(model, likelihood, make_optimizer(config.optimizer, guard=config.guard))
+    return Learner(model, likelihood, make_optimizer(config.optimizer))
 
 
 def supervise(
@@ -212,8 +212,7 @@ def supervise(
                             state, cut(groups), rate=float(rate(done)), check=distributed.check
                         )
                     done += 1
-                    where = {"step": done, "folder": folder, "key": "warm_start.guard"}
-                    stop_after_skips(state.opt_state, config, stats, groups, **where)
+                    stop_after_skips(state.opt_state, step=done)
                     numbers = {f"sft/{name}": value for name, value in stats.items()}
                     numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
                     metrics.write(done, numbers | watch.numbers())

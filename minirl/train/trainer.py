@@ -95,7 +95,7 @@ class Trainer:
             parts=row_parts(model.mesh),
         )
         loss, temperature = partial(losses.policy_loss, algorithm), sampler.temperature
-        optimizer = make_optimizer(config.optimizer, guard=config.guard)
+        optimizer = make_optimizer(config.optimizer)
         self._rate = learning_rate(config.optimizer, steps=config.steps)
         self._learner = Learner(model, loss, optimizer, temperature=temperature)
         self._state = self._start(params)
@@ -181,7 +181,7 @@ class Trainer:
         # Nothing is sampled before the next weights.
         self._sampler.free_memory()
         with watch.phase("update"):
-            # Rewards, spans and penalties become an advantage for each token.
+            # Rewards and spans become an advantage for each token.
             rows, numbers = self._token_rows(trained)
             rate = float(self._rate(version))
             for part in batching.mini_batches(rows, count=self._config.mini_batches):
@@ -191,7 +191,7 @@ class Trainer:
                 self._state, stats, known = self._learner.update(
                     self._state, batches, rate=rate, reference=reference, **check
                 )
-                updates.append(self._update_metrics(stats, part) | {"padding": batches.padding})
+                updates.append(self._update_metrics(stats) | {"padding": batches.padding})
                 if part[0][0].old_logprobs is None:  # the only update of the step
                     rows = _with_logprobs(part, batches.read_back(known))
             if (decay := self._config.average) is not None:
@@ -249,18 +249,10 @@ class Trainer:
     def _kept(self, episodes: Episodes, *, equal_groups: Literal["keep", "drop"]) -> Sequence[int]:
         """Return the numbers of the groups that the filters leave."""
         return advantages.groups_to_train(
-            episodes.rewards_NG + self._penalties(episodes),
+            episodes.rewards_NG,
             episodes.correct_NG,
             equal_groups=equal_groups,
             correctness_filter=self._config.algorithm.correctness_filter,
-        )
-
-    def _penalties(self, episodes: Episodes) -> np.ndarray:
-        """Return what the length of each response adds to its reward."""
-        return advantages.overlong_penalty(
-            episodes.lengths_NG,
-            longest=self._limits.max_response_tokens,
-            cache=self._config.algorithm.overlong_tokens,
         )
 
     def _token_rows(self, episodes: Episodes) -> tuple[batching.Groups, dict[str, float]]:
@@ -269,9 +261,6 @@ class Trainer:
         if not episodes.groups:
             return [], numbers
         rows = [flatten(trajectory) for trajectory in episodes.trajectories]
-        penalties = self._penalties(episodes)
-        if algorithm.overlong_tokens:
-            numbers["reward/overlong"] = float(penalties.mean())
         if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
             # Of the policy as it sampled.
             known = zip(
@@ -283,7 +272,7 @@ class Trainer:
         if algorithm.estimator == "direct":
             spans = advantages.all_spans(episodes.trajectories, self._tokenizer.decode)
         credit = advantages.token_advantages(
-            rows, episodes.rewards_NG, algorithm, penalty_NG=penalties, spans=spans, kl=kl
+            rows, episodes.rewards_NG, algorithm, spans=spans, kl=kl
         )
         rows = [replace(row, advantage=value) for row, value in zip(rows, credit, strict=True)]
         if algorithm.mask_cut_off:
@@ -315,10 +304,9 @@ class Trainer:
         is_measured = every is not None and (self.steps_done + 1) % every == 0
         return self._reference if is_measured else None
 
-    def _update_metrics(self, stats: dict[str, float], part: batching.Groups) -> dict[str, float]:
+    def _update_metrics(self, stats: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an update; end the run if too many were skipped."""
-        where = {"step": self.steps_done + 1, "folder": self._folder, "key": "train.guard"}
-        stop_after_skips(self._state.opt_state, self._config, stats, part, **where)
+        stop_after_skips(self._state.opt_state, step=self.steps_done + 1)
         whole = stats.pop("weight") or 1.0
         return {name: v / whole if name in _MEANS else v for name, v in stats.items()}
 

@@ -96,8 +96,7 @@ def batch_loss(
 class Learner:
     """The compiled functions of an update; holds no weights but the frozen ones.
 
-    The loss is of log-probabilities of logits / temperature. The optimizer's state may count
-    skipped updates (`optimizer.guarded`).
+    The loss is of log-probabilities of logits / temperature.
     """
 
     def __init__(
@@ -128,15 +127,15 @@ class Learner:
         def zeros(params: nnx.State) -> nnx.State:
             return constrain_params(jax.tree.map(jnp.zeros_like, params), mesh)
 
-        self._optimizer = rule = optax.with_extra_args_support(optimizer)
+        self._optimizer = optimizer
 
         def apply(
-            params: Any, opt_state: Any, gradient: Any, loss: Array, rate: Array
+            params: Any, opt_state: Any, gradient: Any, rate: Array
         ) -> tuple[Any, Any, dict[str, Array]]:
             norm = optax.tree.norm(gradient)
-            updates, opt_state = rule.update(gradient, opt_state, params, value=loss)
+            updates, opt_state = optimizer.update(gradient, opt_state, params)
             params = optax.apply_updates(params, optax.tree.scale(rate, updates))
-            skipped = jnp.asarray(optax.tree.get(opt_state, "skipped", 0) > 0, jnp.float32)
+            skipped = jnp.where(optax.tree.get(opt_state, "last_finite", default=True), 0.0, 1.0)
             params, opt_state = (constrain_params(tree, mesh) for tree in (params, opt_state))
             return params, opt_state, {"grad_norm": norm, "skipped": skipped}
 
@@ -217,8 +216,8 @@ class Learner:
             raise ValueError("an update needs at least one micro-batch")
         gradient, logp = reduce(self._add, totals), [part.pop(_LOGPROBS) for part in numbers]
         stats = _summed([jax.device_get(part) for part in numbers])
-        scalars = map(np.float32, (stats["loss"], rate))
-        params, opt_state, added = self._apply(state.params, state.opt_state, gradient, *scalars)
+        weights = state.params, state.opt_state
+        params, opt_state, added = self._apply(*weights, gradient, np.float32(rate))
         stats |= {name: float(value) for name, value in added.items()}
         stats["learning_rate"] = rate
         if reference is None:
@@ -257,8 +256,8 @@ class Learner:
         gradient = state.params  # which is split as they are
         arguments = (gradient, state.params, self._frozen, batch, batch.sampler_logp_BC)
         yield "gradient", self._accumulate.lower(*arguments)
-        scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * 2
-        yield "apply", self._apply.lower(state.params, state.opt_state, gradient, *scalars)
+        rate = jax.ShapeDtypeStruct((), jnp.float32)
+        yield "apply", self._apply.lower(state.params, state.opt_state, gradient, rate)
 
     def _put(self, batch: Batch) -> Batch:
         if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):

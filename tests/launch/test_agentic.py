@@ -264,8 +264,7 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
     ]
     adapters = [
         *("train.lora.rank=4", "train.lora.targets=[q, v, down]"),
-        # Long replies are punished: something that a model this raw can learn.
-        *("train.steps=2", "train.group_size=4", "train.algorithm.overlong_tokens=290"),
+        *("train.steps=2", "train.group_size=4"),
     ]
     line = ["--cfg", tiny, "run.dir=run", *episode]
     succeed(

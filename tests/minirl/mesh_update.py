@@ -75,7 +75,7 @@ def merged(model):
     return plain
 
 
-def start(toy, shape, *, algorithm="grpo", guard=None):
+def start(toy, shape, *, algorithm="grpo"):
     """Return a learner on a mesh (None for one device) and its start."""
     mesh = (
         None
@@ -87,7 +87,7 @@ def start(toy, shape, *, algorithm="grpo", guard=None):
     if algorithm == "adapters":
         model = adapted(model, LoraConfig(rank=3, alpha=6))
     loss = partial(policy_loss, ALGORITHMS[algorithm])
-    optimizer = make_optimizer(SMOOTH, guard=guard)
+    optimizer = make_optimizer(SMOOTH)
     learner = Learner(model, loss, optimizer, temperature=0.8)
     return learner, learner.init(trained(model))
 

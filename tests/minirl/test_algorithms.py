@@ -11,7 +11,7 @@ import pytest
 
 from minirl.config import AlgorithmConfig, BatchingConfig, Grpo, Gspo
 from minirl.train import losses
-from minirl.train.advantages import SpanCredit, overlong_penalty, token_advantages
+from minirl.train.advantages import SpanCredit, token_advantages
 from minirl.train.batching import MicroBatches
 from minirl.types import TokenRow
 
@@ -82,11 +82,8 @@ def batch_with_advantages(scene, algorithm: AlgorithmConfig, *, on_clauses: bool
             losses.kl_divergence(row.logprobs, ref, estimator=algorithm.kl_estimator)
             for row, ref in zip(scene.rows, scene.reference, strict=True)
         ]
-    penalty = overlong_penalty(scene.lengths, longest=LONGEST, cache=algorithm.overlong_tokens)
     spans = scene.spans if on_clauses else None
-    found = token_advantages(
-        scene.rows, scene.rewards, algorithm, penalty_NG=penalty, spans=spans, kl=kl
-    )
+    found = token_advantages(scene.rows, scene.rewards, algorithm, spans=spans, kl=kl)
     rows = [replace(row, advantage=a) for row, a in zip(scene.rows, found, strict=True)]
     return batch_of([rows[n * G : n * G + G] for n in range(N)], algorithm)
 
@@ -94,7 +91,7 @@ def batch_with_advantages(scene, algorithm: AlgorithmConfig, *, on_clauses: bool
 def loss_function(scene, name, *, is_only_update):
     """Return the package's loss as a function of the log-probabilities, and where it is asked."""
     algorithm, _ = CASES[name]
-    on_clauses = "expo" in name or "clauses" in name
+    on_clauses = "expo" in name
     batch = jax.tree.map(
         lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x,
         batch_with_advantages(scene, algorithm, on_clauses=on_clauses),

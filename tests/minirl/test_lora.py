@@ -131,7 +131,7 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     assert set(kept) == set(untouched)
     for name, array in untouched.items():
         np.testing.assert_array_equal(kept[name], array)
-    # Two moments a trained number, counts, and the guard's norms: nothing of the base's size.
+    # Two moments a trained number, and counts: nothing of the base's size.
     trained = sum(array.size for array in after.values())
     held = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state))
     assert 2 * trained < held < 2 * trained + 100

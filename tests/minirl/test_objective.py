@@ -17,7 +17,6 @@ from minirl.train.advantages import (
     SpanCredit,
     estimate,
     groups_to_train,
-    overlong_penalty,
     token_advantages,
     whiten,
 )
@@ -34,20 +33,6 @@ def test_group_normalised(case):
     advantages = estimate(np.array([case["rewards"]]), estimator="group_normalised")
     # The epsilon beside the standard deviation takes a millionth away.
     np.testing.assert_allclose(advantages, [case["advantages"]], rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("case", CREDIT["leave_one_out"])
-def test_leave_one_out(case):
-    advantages = estimate(np.array([case["rewards"]]), estimator="leave_one_out")
-    np.testing.assert_allclose(advantages, [case["advantages"]], atol=1e-6)
-
-
-@pytest.mark.parametrize("case", CREDIT["overlong"], ids=lambda case: case["id"])
-def test_overlong_penalty(case):
-    found = overlong_penalty(
-        np.array(case["lengths"]), longest=case["longest"], cache=case["cache"]
-    )
-    np.testing.assert_allclose(found, case["penalties"])
 
 
 # Rewards and correctness of groups of two, by what the rules look at.
@@ -126,7 +111,7 @@ def test_aggregation(aggregation, divisor, expected):
     assert mean == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_kl_estimators(estimator):
     case = OBJECTIVE["kl"]
     policy_BT, reference_BT = jnp.log(jnp.array([case["policy"], case["reference"]]))[:, None]
@@ -135,18 +120,12 @@ def test_kl_estimators(estimator):
 
 
 @pytest.mark.parametrize(
-    ("advantage", "dual", "clipped"),
-    [
-        (1.0, None, [0, 0, 0, 0, 0, 1, 1]),
-        (-1.0, None, [1, 1, 0, 0, 0, 0, 0]),
-        (-1.0, 1.5, [1, 1, 0, 0, 0, 0, 1]),
-        (1.0, 1.5, [0, 0, 0, 0, 0, 1, 1]),
-    ],
+    ("advantage", "clipped"), [(1.0, [0, 0, 0, 0, 0, 1, 1]), (-1.0, [1, 1, 0, 0, 0, 0, 0])]
 )
-def test_the_clipped_share_is_where_no_gradient_flows(advantage, dual, clipped):
+def test_the_clipped_share_is_where_no_gradient_flows(advantage, clipped):
     ratio_BT = jnp.array([[0.5, 0.79, 0.81, 1.0, 1.27, 1.29, 2.0]])
     advantage_BT = jnp.full_like(ratio_BT, advantage)
-    bounds = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": dual}
+    bounds = {"clip_low": 0.2, "clip_high": 0.28}
     gradient_BT = jax.grad(
         lambda ratio_BT: losses.clipped_surrogate(ratio_BT, advantage_BT, **bounds)[0].sum()
     )(ratio_BT)
@@ -161,13 +140,11 @@ def test_the_clipped_share_is_where_no_gradient_flows(advantage, dual, clipped):
         ("none", [1, 1, 1, 1]),
         ("truncated", [0.25, 0.8, 1.6, 2]),
         ("masked", [0, 0.8, 1.6, 0]),
-        # The first two have negative advantages.
-        ("masked_negatives", [0, 1, 1, 1]),
     ],
 )
 def test_weights_of_the_gap_to_the_sampler(kind, weights):
-    rho, advantage = jnp.array([0.25, 0.8, 1.6, 4]), jnp.array([-1.0, -1.0, 1.0, 1.0])
-    found = losses.correction_weight(rho, advantage, kind=kind, low=0.5, high=2.0)
+    rho = jnp.array([0.25, 0.8, 1.6, 4])
+    found = losses.correction_weight(rho, kind=kind, low=0.5, high=2.0)
     np.testing.assert_allclose(found, weights, rtol=1e-6)
 
 
@@ -226,14 +203,6 @@ def test_the_value_of_a_turn_is_the_advantage_of_its_tokens():
     assert found == [0, 1, 1, 0, 0, -0.5, -0.5]
 
 
-def test_a_penalty_reaches_direct_credit_with_and_without_spans():
-    spans = SpanCredit(np.array([0.0, 0.5, 0.5]), np.array([False, True, False]))
-    found = fold(
-        [row([0, 1, 1])] * 2, [[2.0], [2.0]], Expo(), penalty_NG=-0.25, spans=[spans, None]
-    )
-    assert found == [[0, 0.25, 0], [0, 1.75, 1.75]]
-
-
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_nothing_is_left_of_equal_credit(count):
     mask = np.arange(4) < count
@@ -241,7 +210,7 @@ def test_nothing_is_left_of_equal_credit(count):
     assert found.tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
 def test_a_token_of_an_absurd_ratio_leaves_the_gradient_of_the_others(level):
     """exp(100) is infinite in fp32, and the update would be skipped."""
     logp = jnp.array([[-1.0, -1.0], [-0.1, -0.1]])
@@ -257,6 +226,6 @@ def test_a_token_of_an_absurd_ratio_leaves_the_gradient_of_the_others(level):
     # Of the first row the ratio is 1, and so its gradient is minus weight times advantage.
     np.testing.assert_allclose(gradient, [[-0.25, -0.25], [0.0, 0.0]], atol=1e-6)
     rho = losses.probability_ratio(logp, old, ones > 0, level=level)
-    weights = losses.correction_weight(rho, ones, kind="masked", low=0.5, high=2.0)
+    weights = losses.correction_weight(rho, kind="masked", low=0.5, high=2.0)
     np.testing.assert_allclose(weights, [[1.0, 1.0], [0.0, 0.0]])
     assert np.isfinite(losses.kl_divergence(old, logp, estimator="k3")).all()

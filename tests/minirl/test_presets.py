@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from minirl.config import (
     Algorithm,
     AlgorithmConfig,
     Dapo,
     Expo,
-    SamplerConfig,
     TrainConfig,
-    check_together,
 )
 
-PRESETS = (
-    "grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "rloo", "reinforce_pp", "expo"
-)  # fmt: skip
+PRESETS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce_pp", "expo")
 
 
 def test_presets_are_defaults_of_one_class():
@@ -32,18 +28,14 @@ def test_presets_are_defaults_of_one_class():
     assert differing == {
         "grpo": set(),
         "dr_grpo": {"estimator", "aggregation"},
-        "dapo": {
-            "clip_high", "aggregation", "correctness_filter", "max_rounds", "overlong_tokens"
-        },
+        "dapo": {"clip_high", "aggregation", "correctness_filter", "max_rounds"},
         "gspo": {"ratio_level", "correction_level"},
-        "gspo_token": {"ratio_level", "correction_level"},
         "cispo": {"surrogate", "clip_high", "aggregation"},
-        "rloo": {"estimator", "aggregation", "aggregation_divisor", "kl_estimator", "kl_in"},
         "reinforce_pp": {
             "estimator", "token_credit", "whiten", "aggregation", "kl_estimator", "kl_in"
         },
     }  # fmt: skip
-    assert (Dapo().clip_low, Dapo().clip_high, Dapo().overlong_tokens) == (0.2, 0.28, 4096)
+    assert (Dapo().clip_low, Dapo().clip_high) == (0.2, 0.28)
     assert (Expo().kl_coef, Expo().kl_estimator, Expo().kl_in) == (0.01, "k1", "credit")
 
 
@@ -51,18 +43,12 @@ class Together(BaseModel):
     """The settings of a run, as a job holds them."""
 
     train: TrainConfig
-    sampler: SamplerConfig = SamplerConfig()
-
-    @model_validator(mode="after")
-    def _check(self):
-        check_together(self.train, self.sampler)
-        return self
 
 
-def refused(settings, **sampler):
+def refused(settings):
     """Return the path of the setting that is refused; None where none is."""
     try:
-        Together.model_validate({"train": settings, "sampler": sampler})
+        Together.model_validate({"train": settings})
     except ValidationError as error:
         (mistake,) = error.errors()
         assert mistake["type"] == "contradiction"
@@ -84,8 +70,6 @@ def algorithm(kind, **settings):
         (algorithm("gspo", kl_coef=0.1, kl_in="credit"), "train.algorithm.gspo.ratio_level"),
         (algorithm("gspo", correction_level="token"), "train.algorithm.gspo.correction_level"),
         (algorithm("grpo", aggregation_divisor=3), "train.algorithm.grpo.aggregation_divisor"),
-        (algorithm("cispo", dual_clip=3.0), "train.algorithm.cispo.dual_clip"),
-        (algorithm("dapo", overlong_tokens=8192), "train.algorithm.overlong_tokens"),
         ({"mini_batches": 65}, "train.mini_batches"),
         (
             {"optimizer": {"schedule": "ramp_cosine", "warmup_steps": 3}},
