@@ -76,6 +76,9 @@ class ModelSection(ModelSource):
     """Make a tiny model in the run folder instead."""
 
 
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
 class RunConfig(Settings):
     """Where a run lives."""
 
@@ -83,8 +86,8 @@ class RunConfig(Settings):
     """Name of the run."""
     dir: Place | None = None
     """Run folder; None for runs/<name>-seed<seed>."""
-    trackio: str | None = None
-    """Trackio project to log to, if Trackio is installed."""
+    tracker: Tracker | None = None
+    """Log each step there too, if it is installed; the project has the run's name."""
 
 
 class TrainData(DataConfig):

@@ -436,18 +436,28 @@ Log = Callable[[int, Mapping[str, float]], None]
 
 @contextmanager
 def tracked(config: JobConfig) -> Generator[Log | None]:
-    """Open the run in its Trackio project; None where there is none, or another process has it.
+    """Open the run in its tracker; None where there is none, or another process has it.
 
     A resumed run goes on in the same one, and logs the steps since its last checkpoint again.
     """
-    if config.run.trackio is None or not distributed.is_first():
+    tracker, name = config.run.tracker, f"{config.run.name}-seed{config.seed}"
+    if tracker is None or not distributed.is_first():
         yield None
-        return
-    trackio: Any = import_module("trackio")
-    settings = dict(flat(config.model_dump(mode="json")))
-    name = f"{config.run.name}-seed{config.seed}"
-    trackio.init(project=config.run.trackio, name=name, config=settings, resume="allow")
-    try:
-        yield lambda step, numbers: trackio.log(dict(numbers), step=step)
-    finally:
-        trackio.finish()
+    elif tracker == "tensorboard":
+        writer = import_module("tensorboardX").SummaryWriter(str(config.folder / tracker))
+        with writer as board:
+
+            def log(step: int, numbers: Mapping[str, float]) -> None:
+                for key, number in numbers.items():
+                    board.add_scalar(key, number, step)
+
+            yield log
+    else:
+        library: Any = import_module(tracker)  # Trackio's calls are those of wandb
+        settings = dict(flat(config.model_dump(mode="json")))
+        known = {"id": name} if tracker == "wandb" else {}
+        library.init(project=config.run.name, name=name, config=settings, resume="allow", **known)
+        try:
+            yield lambda step, numbers: library.log(dict(numbers), step=step)
+        finally:
+            library.finish()

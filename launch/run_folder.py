@@ -32,7 +32,7 @@ SCREENING, SCREENED_SHARES = "screening.jsonl", "screening.json"
 WARM_MODEL = Path(WARM, "model")
 """The model that it made."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
-_ELSEWHERE = ("rollout.sglang.", "run.dir", "run.trackio")
+_ELSEWHERE = ("rollout.sglang.", "run.dir", "run.tracker")
 _ELSEWHERE += ("executor.workers", "train.env_workers")
 _MODEL = "model"  # in data.json
 # With only these files a folder is still free.

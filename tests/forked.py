@@ -20,7 +20,7 @@ from typing import Any
 
 LIBRARIES = (
     "jax", "flax.nnx", "optax", "orbax.checkpoint", "sqlglot", "tokenizers", "yaml",
-    "rich.progress", "scipy.stats", "tensorboardX", "launch.config", "minirl.train.trainer",
+    "rich.progress", "scipy.stats", "launch.config", "minirl.train.trainer",
 )  # fmt: skip
 ROOT = Path(__file__).parents[1]
 

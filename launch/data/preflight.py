@@ -32,8 +32,10 @@ def check_inputs(config: JobConfig) -> None:
             servers.find_python()
         if servers.weights is not None:
             check_place(servers.weights, key="rollout.sglang.weights")
-    if config.run.trackio is not None and find_spec("trackio") is None:
-        raise UserError("run.trackio: Trackio is not installed: pip install trackio")
+    if (tracker := config.run.tracker) is not None:
+        package = "tensorboardX" if tracker == "tensorboard" else tracker
+        if find_spec(package) is None:
+            raise UserError(f"run.tracker: {package} is not installed: pip install {package}")
     for split in SPLITS:
         check_data(config, split)
     check_model(config)

@@ -1,4 +1,4 @@
-"""Metrics of a run: one JSON line a step, and TensorBoard.
+"""Metrics of a run: one JSON line a step.
 
 Keys that begin with `time/` depend on the clock and the process; all others are the same in every
 run of one configuration on one machine, also across a kill and a resume.
@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import to_jsonable_python
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import (
-    Event,  # ty: ignore[import-not-found]
-    SessionLog,  # ty: ignore[import-not-found]
-)
-from tensorboardX.summary import scalar
 
 from minirl.exchange import UserError
 from minirl.run import distributed
@@ -83,7 +77,7 @@ class JsonLines:
 
 
 class Metrics:
-    """Writes `metrics.jsonl` and TensorBoard event files into a run folder.
+    """Writes `metrics.jsonl` into a run folder.
 
     A `UserError` tells where lines of an earlier start are damaged, or gone.
 
@@ -100,41 +94,11 @@ class Metrics:
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
                 "go as far; restore them, or set run.dir to another folder"
             )
-        self._board = folder / "tensorboard"
-        self._events: EventsWriter | None = None
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record the numbers of a step."""
         self._lines.write(step, dict(sorted(numbers.items())))
         self.steps.append(numbers)
-        if distributed.is_first():
-            with naming(self._board):
-                self._write_events(step, numbers)
-
-    def _write_events(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write TensorBoard's events at once.
-
-        tensorboardX's `SummaryWriter` writes in a thread, which a full disk ends; then whoever
-        fills its queue waits for ever.
-        """
-        events = [Event(step=step, summary=scalar(*number)) for number in numbers.items()]
-        if self._events is None:
-            self._board.mkdir(parents=True, exist_ok=True)
-            self._events = EventsWriter(str(self._board / "events"), f".{step}")
-            # What other files have from this step on does not count.
-            events.insert(0, Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-        for event in events:
-            event.wall_time = time()
-            self._events.write_event(event)
-        self._events.flush()
-
-    def close(self) -> None:
-        """Close the files, which another `write` opens again; all is written."""
-        # What could not be written was told then.
-        with suppress(OSError):
-            if self._events is not None:
-                self._events.close()
-        self._events = None
 
 
 class Stopwatch:

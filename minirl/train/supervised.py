@@ -202,26 +202,26 @@ def supervise(
         done = checkpoints.newest_step()
         if done:
             state, _ = checkpoints.restore_newest(given_up(state), dict)
-        with closing(Metrics(folder, resume_step=done)) as metrics:
-            try:
-                while done < steps:
-                    watch = Stopwatch()
-                    groups = lessons.groups(done, config)
-                    with watch.phase("update"):
-                        state, stats, _ = learner.update(
-                            state, cut(groups), rate=float(rate(done)), check=distributed.check
-                        )
-                    done += 1
-                    stop_after_skips(state.opt_state, step=done)
-                    numbers = {f"sft/{name}": value for name, value in stats.items()}
-                    numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
-                    metrics.write(done, numbers | watch.numbers())
-                    if done % config.checkpoint_every == 0 or done == steps:
-                        checkpoints.save(done, state, {}, score=-numbers["sft/loss"])
-                    if progress is not None:
-                        progress(done, steps, f"loss {numbers['sft/loss']:.3f}")
-            except Preempted as stop:
-                checkpoints.leave(done, state, {})
-                saved = f"{done} steps of the warm start are saved"
-                raise Preempted(stop.signal, saved) from None
+        metrics = Metrics(folder, resume_step=done)
+        try:
+            while done < steps:
+                watch = Stopwatch()
+                groups = lessons.groups(done, config)
+                with watch.phase("update"):
+                    state, stats, _ = learner.update(
+                        state, cut(groups), rate=float(rate(done)), check=distributed.check
+                    )
+                done += 1
+                stop_after_skips(state.opt_state, step=done)
+                numbers = {f"sft/{name}": value for name, value in stats.items()}
+                numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
+                metrics.write(done, numbers | watch.numbers())
+                if done % config.checkpoint_every == 0 or done == steps:
+                    checkpoints.save(done, state, {}, score=-numbers["sft/loss"])
+                if progress is not None:
+                    progress(done, steps, f"loss {numbers['sft/loss']:.3f}")
+        except Preempted as stop:
+            checkpoints.leave(done, state, {})
+            saved = f"{done} steps of the warm start are saved"
+            raise Preempted(stop.signal, saved) from None
     return state.params

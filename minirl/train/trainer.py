@@ -138,7 +138,7 @@ class Trainer:
         if self.steps_done > self._last:
             return
         # After an error too: what is being written is whole, and threads end.
-        with closing(self._metrics), closing(self._checkpoints), closing(self._rollouts):
+        with closing(self._checkpoints), closing(self._rollouts):
             try:
                 while self.steps_done < self._last or self._facts.unfinished is not None:
                     if self._facts.unfinished is None:

@@ -1,10 +1,11 @@
-"""Trackio gets each step's numbers, in the run's own name."""
+"""A tracker gets each step's numbers, in the run's own name."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,41 +18,61 @@ from minirl.exchange import UserError
 
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple[str, tuple, dict[str, Any]]]:
-    """Record what a module in the place of Trackio is told."""
+    """Record what modules in the places of the trackers are told."""
     found: list[tuple[str, tuple, dict[str, Any]]] = []
-    module = ModuleType("trackio")
 
-    def take(_kind: str, *words: Any, **more: Any) -> None:
-        found.append((_kind, words, more))
+    def take(kind: str, *words: Any, **more: Any) -> Any:
+        found.append((kind, words, more))
+        board = SimpleNamespace(add_scalar=partial(take, "add_scalar"))
+        return nullcontext(board) if kind == "SummaryWriter" else None
 
-    for kind in ("init", "log", "finish"):
-        setattr(module, kind, partial(take, kind))
-    monkeypatch.setitem(sys.modules, "trackio", module)
+    for name in ("tensorboardX", "wandb", "trackio"):
+        module = ModuleType(name)
+        for kind in ("init", "log", "finish", "SummaryWriter"):
+            setattr(module, kind, partial(take, kind))
+        monkeypatch.setitem(sys.modules, name, module)
     return found
 
 
-def test_each_step_is_logged_in_the_project_that_is_named(calls):
-    config = load_config("progress-demo.yaml", ["run.trackio=sql", "seed=3", "train.steps=7"])
-    with tracked(config) as log:
-        assert log is not None
-        log(1, {"reward/total": 0.5})
+def track(tracker: str | None, tmp_path: Any) -> Any:
+    settings = [] if tracker is None else [f"run.tracker={tracker}"]
+    settings += [f"run.dir={tmp_path}", "seed=3", "train.steps=7"]
+    with tracked(load_config("progress-demo.yaml", settings)) as log:
+        if log is not None:
+            log(1, {"reward/total": 0.5, "time/step_s": 2.0})
+    return log
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_each_step_is_logged_in_the_project_of_the_run(calls, tracker, tmp_path):
+    track(tracker, tmp_path)
     (init, _, named), *rest = calls
     assert init == "init"
-    assert [named[key] for key in ("project", "name", "resume")] == [
-        *("sql", "progress-demo-seed3", "allow")
+    assert [named.get(key) for key in ("project", "name", "resume", "id")] == [
+        *("progress-demo", "progress-demo-seed3", "allow"),
+        "progress-demo-seed3" if tracker == "wandb" else None,
     ]
     assert named["config"]["train.steps"] == 7
-    assert rest == [("log", ({"reward/total": 0.5},), {"step": 1}), ("finish", (), {})]
+    numbers = {"reward/total": 0.5, "time/step_s": 2.0}
+    assert rest == [("log", (numbers,), {"step": 1}), ("finish", (), {})]
 
 
-def test_without_the_setting_nothing_is_asked(calls):
-    with tracked(load_config("progress-demo.yaml", [])) as log:
-        assert log is None
+def test_each_number_is_a_scalar_of_tensorboard(calls, tmp_path):
+    track("tensorboard", tmp_path)
+    assert [call[:2] for call in calls] == [
+        ("SummaryWriter", (str(tmp_path / "tensorboard"),)),
+        ("add_scalar", ("reward/total", 0.5, 1)),
+        ("add_scalar", ("time/step_s", 2.0, 1)),
+    ]
+
+
+def test_without_the_setting_nothing_is_asked(calls, tmp_path):
+    assert track(None, tmp_path) is None
     assert not calls
 
 
-def test_a_tracker_that_is_not_installed_is_told_before_anything_is_made(monkeypatch):
-    monkeypatch.setitem(sys.modules, "trackio", None)
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
+def test_a_tracker_that_is_not_installed_is_told_before_anything_is_made(monkeypatch, tracker):
     monkeypatch.setattr("launch.data.preflight.find_spec", lambda _name: None)
-    with pytest.raises(UserError, match=r"run\.trackio: .*pip install trackio"):
-        check_inputs(load_config("progress-demo.yaml", ["run.trackio=sql"]))
+    with pytest.raises(UserError, match=rf"run\.tracker: .*pip install {tracker}"):
+        check_inputs(load_config("progress-demo.yaml", [f"run.tracker={tracker}"]))

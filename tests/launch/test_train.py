@@ -33,7 +33,6 @@ def test_a_run_leaves_what_was_promised(place):
     data = json.loads((folder / "data.json").read_text())
     assert [data[split]["questions"] for split in ("train", "validation", "test")] == [24, 4, 6]
     assert (folder / "versions.json").is_file()
-    assert (folder / "tensorboard").is_dir()
     assert {path.name for path in (folder / "checkpoints").iterdir()} >= {"2", "3"}
 
 
