@@ -1,22 +1,18 @@
 """Checkpoints: weights, optimizer state and the progress of a run, through Orbax.
 
-A kill inside a save leaves the checkpoints before it whole. One that is made because the run is
-stopped is kept until the next planned one, so that a resumed run ends with the checkpoints of one
-that was never stopped.
+A kill inside a save leaves the checkpoints before it whole.
 """
 
 from __future__ import annotations
 
 import glob
 import logging
-import math
 import shutil
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any, TypeVar
 
 import jax
@@ -31,123 +27,86 @@ from minirl.run.files import check, read_json
 # Orbax logs every save, and tracebacks of errors that it also raises.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
-_log = logging.getLogger(__name__)
 _DELETE = "delete that folder to resume from the one before"
 _UNREADABLE = f"the checkpoint cannot be read ({{}}); {_DELETE}"
 _UNWRITABLE = (
     "no checkpoint can be written there ({}); those before it are whole: fix that and run the same "
     "command again to resume"
 )
-# In a folder of checkpoints: the state of the optimizer, without which only weights can be read.
-_OPTIMIZER = "optimizer"
-# In a checkpoint whose weights are an average: those that are averaged.
-_RAW = "raw"
+# What is in a checkpoint: the weights, the state of the optimizer, without which only these can be
+# read, and, where they are an average, those that are averaged.
+_TREE, _OPTIMIZER, _RAW, _FACTS = "tree", "optimizer", "raw", "facts"
 # Newest checkpoints that are kept.
 _KEPT = 2
 Tree = Any
 _Kind = TypeVar("_Kind")
 
 
-def _score(metrics: Mapping[str, float]) -> float:
-    return metrics["score"] if metrics.get("planned", 1) else -math.inf
-
-
 class Checkpoints:
     """The checkpoints of one phase of a run: the newest two, and the best by a score.
 
     A tree has `params`, `opt_state` and `policy`: the weights that are read from a checkpoint,
-    which are others than `params` where it has an `average`. Of the best there are weights alone,
-    in half to a third of the room: a run goes on from the newest.
+    which are others than `params` where it has an `average`. Of an older best there are weights
+    alone, in half to a third of the room: a run goes on from the newest.
 
     All methods that write raise a `UserError` if this, or what was written before, has failed.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._is_measured = folder.absolute(), False
+        self._folder = folder.absolute()
         with _writing(self._folder):
-            (self._folder / _OPTIMIZER).mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
+        newest, best = (
+            ocp.checkpoint_managers.LatestN(_KEPT),
+            ocp.checkpoint_managers.BestN(
+                get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False
+            ),
+        )
+        options = ocp.CheckpointManagerOptions(
+            best_fn=_score,
+            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy([newest, best]),
+            enable_async_checkpointing=True,
+            # What a kill inside a save left, up to all of a state, of a step that none may save
+            # again.
+            cleanup_tmp_directories=True,
+            # Where a folder cannot be made in the background, Orbax's other threads wait for it for
+            # 20 minutes, and the process with them.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        )
+        arrays = {name: ocp.StandardCheckpointHandler() for name in (_TREE, _RAW, _OPTIMIZER)}
+        kinds = {**arrays, _FACTS: ocp.JsonCheckpointHandler()}
+        self._manager = _open(self._folder, item_handlers=kinds, options=options)
 
-        def open_in(folder: Path, name: str) -> ocp.CheckpointManager:
-            # Both write at a time: without names of their own, processes would take a step's
-            # barrier of one for that of the other.
-            together = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
-            options = ocp.CheckpointManagerOptions(
-                best_fn=_score,
-                enable_async_checkpointing=True,
-                # What a kill inside a save left, up to all of a state, of a step that none may save
-                # again.
-                cleanup_tmp_directories=True,
-                # Where a folder cannot be made in the background, Orbax's other threads wait for it
-                # for 20 minutes, and the process with them.
-                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-                multiprocessing_options=together,
-            )
-            kinds = {
-                "tree": ocp.StandardCheckpointHandler(multiprocessing_options=together),
-                _RAW: ocp.StandardCheckpointHandler(multiprocessing_options=together),
-                "facts": ocp.JsonCheckpointHandler(multiprocessing_options=together),
-            }
-            return _open(folder, item_handlers=kinds, options=options)
-
-        self._weights = open_in(self._folder, "weights")
-        self._optimizers = open_in(self._folder / _OPTIMIZER, _OPTIMIZER)
-        self._managers = self._weights, self._optimizers
-
-    def save(self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float) -> None:
+    def save(
+        self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float | None = None
+    ) -> None:
         """Write a checkpoint after so many updates in the background.
 
         The arrays may be donated as soon as this returns; facts are what else a resume needs, as
-        JSON. The best checkpoint is that of the largest score. The first one is waited for: its
-        time says how long a stop takes.
+        JSON. The best checkpoint is that of the largest score; without one it never is.
         """
-        began = perf_counter()
-        self._save(step, tree, facts, {"score": score})
-        if not self._is_measured:
-            self._is_measured = True
-            self.wait()
-            size, needed_s = _bytes(tree), perf_counter() - began
-            _log.info(
-                "a checkpoint of %.3g GB takes %.3g s: SIGKILL should come no sooner than %.0f s "
-                "after SIGTERM", size / 1e9, needed_s, grace_s(needed_s),
-            )  # fmt: skip
-
-    def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
-        """Write a checkpoint because the run is being stopped, unless there is one of this step.
-
-        Weights go first: where the time is too short, they are whole.
-        """
-        self.wait()
-        if step != self.newest_step():
-            self._save(step, tree, facts, {"score": 0.0, "planned": 0.0}, between=self._finish)
-            self.wait()
-
-    def _save(
-        self,
-        step: int,
-        tree: Tree,
-        facts: Mapping[str, Any],
-        metrics: dict[str, float],
-        *,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
         self.wait()
         # Of all processes: in Orbax the others would wait for one that stops here.
         distributed.gather(lambda: self._check_disk(_bytes(tree)))
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
+        items = {_TREE: _saved(tree.policy), _OPTIMIZER: _saved(tree.opt_state)}
+        items |= {} if tree.average is None else {_RAW: _saved(tree.params)}
+        args = ocp.args.Composite(**items, facts=ocp.args.JsonSave(dict(facts)))
+        metrics = None if score is None else {"score": score}
         with _writing(self._folder):
-            for manager in self._managers:
-                if step in manager.all_steps():
-                    # A stop came between the step and its evaluation.
-                    manager.delete(step)
-            items = {"tree": _saved(tree.policy), "facts": ocp.args.JsonSave(dict(facts))}
-            items |= {} if tree.average is None else {_RAW: _saved(tree.params)}
-            args = ocp.args.Composite(**items)
-            self._weights.save(step, args=args, metrics=metrics, force=True)
-            between()
-            args = ocp.args.Composite(tree=_saved(tree.opt_state))
-            self._optimizers.save(step, args=args, metrics=metrics, force=True)
+            if step in self._manager.all_steps():
+                # A stop came between the step and its evaluation.
+                self._manager.delete(step)
+            self._manager.save(step, args=args, metrics=metrics, force=True)
+
+    def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
+        """Write a checkpoint because the run is being stopped, unless there is one of this step."""
+        self.wait()
+        if step != self.newest_step():
+            self.save(step, tree, facts)
+            self.wait()
 
     def _check_disk(self, needed: int) -> None:
         """Raise an error for a full disk before Orbax finds it half way, with many errors."""
@@ -156,17 +115,14 @@ class Checkpoints:
             if needed > free:
                 raise OSError(f"{needed / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
 
-    def _whole(self) -> list[int]:
-        """Return the steps that a run can go on from, in order."""
-        return sorted({*self._weights.all_steps()} & {*self._optimizers.all_steps()})
-
     def newest_step(self) -> int:
-        """Return the step of the newest complete checkpoint; 0 without any."""
-        return max(self._whole(), default=0)
+        """Return the step of the newest checkpoint to go on from; 0 without any."""
+        steps = self._manager.all_steps()
+        return max((n for n in steps if (self._folder / str(n) / _OPTIMIZER).is_dir()), default=0)
 
     def best_step(self) -> int | None:
-        """Return the best checkpoint's step."""
-        return self._weights.best_step()
+        """Return the step of the best checkpoint, or of the newest where none has a score."""
+        return self._manager.best_step() or self._manager.latest_step()
 
     def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
         """Read the newest checkpoint as a tree like this one, and facts of this kind.
@@ -177,51 +133,32 @@ class Checkpoints:
         step = self.newest_step()
         where = self._folder / str(step)
         params = read_raw_params(where, like.params)
-        opt_state = read_params(self._folder / _OPTIMIZER / str(step), like.opt_state)
+        opt_state = read_params(where, like.opt_state, item=_OPTIMIZER)
         average = None if like.average is None else read_params(where, like.average)
         with _reporting(where, _UNREADABLE):
             args = ocp.args.Composite(facts=ocp.args.JsonRestore())
-            facts = self._weights.restore(step, args=args)["facts"]
+            facts = self._manager.restore(step, args=args)[_FACTS]
         tree = like._replace(params=params, opt_state=opt_state, average=average)
         return tree, check(kind, facts, where=f"{where}: facts", advice=_DELETE)
 
     def wait(self) -> None:
-        """Wait for what is being written, and delete what is no longer kept."""
-        self._finish()
-        whole = self._whole()
-        facts = ((step, self._weights.metrics(step) or {}) for step in whole)
-        planned = [step for step, numbers in facts if numbers.get("planned", 1)]
-        kept = {*planned[-_KEPT:], *whole[-1:]}
+        """Wait for what is being written."""
         with _writing(self._folder):
-            for step in self._weights.all_steps():
-                # Without an optimizer's state: the step is made again, and its score may be another
-                # one. The best until then must not go for it.
-                if step > self.newest_step():
-                    self._weights.delete(step)
-            for manager, others in ((self._optimizers, set()), (self._weights, {self.best_step()})):
-                for step in sorted({*manager.all_steps()} - kept - others):
-                    manager.delete(step)
-
-    def _finish(self) -> None:
-        with _writing(self._folder), ExitStack() as stack:
-            for manager in self._managers:  # of both, whatever one of them says
-                stack.callback(manager.wait_until_finished)
+            self._manager.wait_until_finished()
+        older = sorted(self._manager.all_steps())[:-_KEPT]
+        for step in older if distributed.is_first() else ():
+            shutil.rmtree(self._folder / str(step) / _OPTIMIZER, ignore_errors=True)
 
     def close(self) -> None:
         """Wait for what is being written, and end."""
         try:
             self.wait()
         finally:
-            for manager in self._managers:  # Orbax raises an error once
-                manager.close()
+            self._manager.close()
 
 
-def grace_s(checkpoint_s: float) -> float:
-    """Return how long a stop may take, from the seconds of a checkpoint.
-
-    At a stop one may still be being written, and the last micro-batch is finished before.
-    """
-    return 2 * checkpoint_s + 60
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics["score"]
 
 
 def given_up(tree: Tree) -> Tree:
@@ -236,18 +173,18 @@ def given_up(tree: Tree) -> Tree:
 
 
 def best_step(folder: Path) -> int | None:
-    """Return the step of the best checkpoint in a folder, which is left as it is."""
+    """Return the step that `Checkpoints.best_step` does for a folder, which is left as it is."""
     options = ocp.CheckpointManagerOptions(best_fn=_score, read_only=True)
     with _open(folder.absolute(), options=options) as manager:
-        return manager.best_step()
+        return manager.best_step() or manager.latest_step()
 
 
 def read_raw_params(where: Path, like: Tree) -> Tree:
     """Read the weights that updates change, of which a checkpoint may hold the average too."""
-    return read_params(where, like, item=_RAW if (where / _RAW).is_dir() else "tree")
+    return read_params(where, like, item=_RAW if (where / _RAW).is_dir() else _TREE)
 
 
-def read_params(where: Path, like: Tree, *, item: str = "tree") -> Tree:
+def read_params(where: Path, like: Tree, *, item: str = _TREE) -> Tree:
     """Read the weights of the checkpoint in a folder, as `Checkpoints.restore_newest` does."""
     expected = _named(like)
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
@@ -281,7 +218,7 @@ def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarr
 
 @contextmanager
 def _opened(
-    where: Path, expected: Mapping[str, Any], *, item: str = "tree"
+    where: Path, expected: Mapping[str, Any], *, item: str = _TREE
 ) -> Generator[Callable[..., Any]]:
     """Open the arrays of a checkpoint, once names and shapes are compared with what is expected."""
     folder = _plain(where.absolute() / item)

@@ -217,7 +217,7 @@ def supervise(
                 numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
                 metrics.write(done, numbers | watch.numbers())
                 if done % config.checkpoint_every == 0 or done == steps:
-                    checkpoints.save(done, state, {}, score=-numbers["sft/loss"])
+                    checkpoints.save(done, state, {})
                 if progress is not None:
                     progress(done, steps, f"loss {numbers['sft/loss']:.3f}")
         except Preempted as stop:

@@ -338,8 +338,7 @@ class Trainer:
             self._task.log(step, numbers)
         self._facts.unfinished = None
         if step % config.checkpoint_every == 0 or is_last:
-            # Checkpoints between evaluations are never the best.
-            score = numbers.get("validation/accuracy", -1.0)
+            score = numbers.get("validation/accuracy")
             self._checkpoints.save(step, self._state, self._facts.model_dump(), score=score)
         live = [line.get(LIVE_SHARE) for line in self._metrics.steps]
         told = summary.status(numbers, self._task.shares), advice(live)

@@ -23,7 +23,6 @@ from minirl.exchange import UserError
 from minirl.run.checkpoint import (
     Checkpoints,
     best_step,
-    grace_s,
     read_params,
     read_raw_params,
 )
@@ -40,10 +39,6 @@ def nothing_left_behind():
     yield
     time.sleep(1)
     gc.collect()
-
-
-class DiedError(Exception):
-    """Stands for a kill."""
 
 
 def make_tree(seed=0, *, width=24) -> Any:
@@ -82,7 +77,7 @@ def restore(folder, like, kind=dict):
 def test_the_newest_and_the_best_are_kept_also_across_a_resume(tmp_path):
     with closing(Checkpoints(tmp_path / "new")) as checkpoints:
         assert (checkpoints.newest_step(), checkpoints.best_step()) == (0, None)
-    save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: -1.0, 5: 0.4})
+    save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: None, 5: 0.4})
     assert steps_in(tmp_path) == [2, 4, 5]
     with closing(Checkpoints(tmp_path)) as checkpoints:
         assert (checkpoints.newest_step(), checkpoints.best_step()) == (5, 2)
@@ -91,29 +86,30 @@ def test_the_newest_and_the_best_are_kept_also_across_a_resume(tmp_path):
     assert steps_in(tmp_path) == [5, 6]
 
 
-def test_a_checkpoint_of_a_stop_is_kept_until_the_next_planned_one(tmp_path):
-    save_all(tmp_path, {2: 0.9, 4: 0.1, 6: -1.0})
+def test_a_checkpoint_of_a_stop_is_one_of_the_newest_and_never_the_best(tmp_path):
+    save_all(tmp_path, {2: 0.9, 4: 0.1, 6: None})
     with closing(Checkpoints(tmp_path)) as checkpoints:
         checkpoints.leave(6, make_tree(6), {})  # there is one
         checkpoints.leave(7, make_tree(7), {"step": 7})
-        assert steps_in(tmp_path) == [2, 4, 6, 7]
+        assert steps_in(tmp_path) == [2, 6, 7]
         assert (checkpoints.newest_step(), checkpoints.best_step()) == (7, 2)
     assert restore(tmp_path, make_tree(), dict[str, int])[1] == {"step": 7}
     with closing(Checkpoints(tmp_path)) as checkpoints:
-        checkpoints.save(8, make_tree(8), {}, score=0.2)
-        checkpoints.leave(9, make_tree(9), {"step": 9})
-    assert steps_in(tmp_path) == [2, 6, 8, 9]
-    with closing(Checkpoints(tmp_path)) as checkpoints:
         # The step that was whole but for its evaluation is planned.
-        checkpoints.save(9, make_tree(9), {"step": -9}, score=0.95)
-    assert restore(tmp_path, make_tree(), dict[str, int])[1] == {"step": -9}
-    assert steps_in(tmp_path) == [8, 9]
+        checkpoints.save(7, make_tree(7), {"step": -7}, score=0.95)
+    assert restore(tmp_path, make_tree(), dict[str, int])[1] == {"step": -7}
+    assert best_step(tmp_path) == 7
 
 
-def test_of_the_best_there_are_weights_alone(tmp_path):
-    save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: -1.0, 5: 0.4})
-    assert (steps_in(tmp_path), steps_in(tmp_path / "optimizer")) == ([2, 4, 5], [4, 5])
+def test_of_an_older_best_there_are_weights_alone(tmp_path):
+    save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: None, 5: 0.4})
+    assert steps_in(tmp_path) == [2, 4, 5]
+    assert sorted(path.parent.name for path in tmp_path.glob("*/optimizer")) == ["4", "5"]
     assert_equal(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
+    for step in (4, 5):  # whoever deletes the newest two does not go on from the best
+        shutil.rmtree(tmp_path / f"{step}")
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        assert (checkpoints.newest_step(), checkpoints.best_step()) == (0, 2)
 
 
 def test_of_weights_with_an_average_both_are_kept_and_the_average_is_read(tmp_path):
@@ -129,54 +125,9 @@ def test_of_weights_with_an_average_both_are_kept_and_the_average_is_read(tmp_pa
     # Without one a checkpoint is what it was.
     save_all(tmp_path / "plain", {1: 0.0})
     assert {path.name for path in (tmp_path / "plain" / "1").iterdir() if path.is_dir()} == {
-        "facts", "metrics", "tree"
+        "facts", "metrics", "optimizer", "tree"
     }  # fmt: skip
     assert_equal(read_raw_params(tmp_path / "plain" / "1", make_tree().params), make_tree(1).params)
-
-
-def test_a_kill_in_the_middle_of_a_stop_leaves_weights_and_the_step_before(tmp_path, monkeypatch):
-    """Weights come first: they are whole before the first byte of the optimizer's state."""
-    save_all(tmp_path, {1: 0.1})
-    checkpoints = Checkpoints(tmp_path)
-
-    def killed(*_arguments, **_named):
-        assert_equal(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
-        raise DiedError
-
-    monkeypatch.setattr(checkpoints._optimizers, "save", killed)
-    with pytest.raises(DiedError):
-        checkpoints.leave(2, make_tree(2), {})
-    assert steps_in(tmp_path) == [1, 2]
-    assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
-    with closing(Checkpoints(tmp_path)) as resumed:
-        resumed.save(2, make_tree(3), {}, score=0.0)
-    assert_equal(restore(tmp_path, make_tree())[0], make_tree(3))
-
-
-def test_the_best_is_kept_whatever_a_killed_save_would_have_been(tmp_path, monkeypatch):
-    """Step 4 is better at first; the run that goes on from step 3 comes there by other samples."""
-    save_all(tmp_path, {1: 0.8, 2: 0.1, 3: 0.2})
-    checkpoints = Checkpoints(tmp_path)
-
-    def killed(*_arguments, **_named):
-        checkpoints._weights.wait_until_finished()
-        raise DiedError
-
-    monkeypatch.setattr(checkpoints._optimizers, "save", killed)
-    with pytest.raises(DiedError):
-        checkpoints.save(4, make_tree(4), {}, score=0.9)
-    assert (steps_in(tmp_path), steps_in(tmp_path / "optimizer")) == ([1, 2, 3, 4], [2, 3])
-    save_all(tmp_path, {4: 0.3})
-    assert best_step(tmp_path) == 1
-    assert_equal(read_params(tmp_path / "1", make_tree().params), make_tree(1).params)
-
-
-def test_the_first_checkpoint_says_how_long_a_stop_takes(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        save_all(tmp_path, {1: 0.1, 2: 0.2})
-    (line,) = [record.message for record in caplog.records if "SIGTERM" in record.message]
-    assert re.fullmatch(r"a checkpoint of \S+ GB takes \S+ s: SIGKILL .* than 6\d s after.*", line)
-    assert grace_s(200.0) == 460.0
 
 
 def test_what_is_restored_equals_what_was_saved(tmp_path):
@@ -217,7 +168,7 @@ def test_whichever_file_is_cut_the_user_is_told_or_nothing_is_lost(tmp_path, kep
             assert_equal(restore(folder, tree)[0], tree)
         except UserError as error:
             harmful.append(name)
-            told.append(re.fullmatch(rf".*{folder}/(optimizer/)?1.*delete.*", str(error)))
+            told.append(re.fullmatch(rf".*{folder}/1.*delete.*", str(error)))
     # The arrays themselves lie in the largest file.
     assert max(names, key=lambda name: (whole / name).stat().st_size) in harmful
     assert len(harmful) >= 6
@@ -226,12 +177,10 @@ def test_whichever_file_is_cut_the_user_is_told_or_nothing_is_lost(tmp_path, kep
 
 def test_what_is_written_shares_no_memory_with_what_may_be_overwritten(tmp_path, monkeypatch):
     checkpoints, written = Checkpoints(tmp_path), []
-    for manager in checkpoints._managers:
-        monkeypatch.setattr(
-            manager, "save", lambda step, args, **_: written.append(args["tree"].item)
-        )
+    monkeypatch.setattr(checkpoints._manager, "save", lambda step, args, **_: written.append(args))
     leaves = jnp.arange(1024.0), jnp.arange(64.0)
     checkpoints.save(1, TrainState(*({"w": leaf} for leaf in leaves)), {}, score=0.0)  # ty: ignore
+    written = [written[0][name].item for name in ("tree", "optimizer")]
     for tree, leaf in zip(written, leaves, strict=True):
         (copy,) = tree.values()
         assert copy.unsafe_buffer_pointer() != leaf.unsafe_buffer_pointer()
@@ -309,13 +258,12 @@ def test_what_a_killed_save_left_is_no_checkpoint(tmp_path):
 def test_what_a_killed_stop_left_takes_no_room_for_ever(tmp_path):
     """The run goes on and saves other steps: a state for 7B would be 91 GB, once a kill."""
     save_all(tmp_path, {1: 0.0})
-    for folder in (tmp_path, tmp_path / "optimizer"):
-        shutil.copytree(folder / "1", folder / "2.orbax-checkpoint-tmp")
+    shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp")
     assert best_step(tmp_path) == 1  # who only looks leaves it
     assert (tmp_path / "2.orbax-checkpoint-tmp").exists()
     save_all(tmp_path, {3: 0.0})
     assert not [*tmp_path.rglob("*-tmp*")]
-    assert (steps_in(tmp_path), steps_in(tmp_path / "optimizer")) == ([1, 3], [1, 3])
+    assert steps_in(tmp_path) == [1, 3]
 
 
 @pytest.mark.parametrize("text", ["{", '{"score": null}'])

@@ -133,7 +133,7 @@ def seldom_mixed(episode):
     """
     letter = episode.replies[-1][:1]
     is_right = episode.example in {"AB", "GH"} and letter < "P"
-    return scored(math.nan if letter == "z" else score(episode).total, is_right)
+    return scored(math.nan if letter == "b" else score(episode).total, is_right)
 
 
 def take_course(toy, folder, course):
