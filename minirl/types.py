@@ -160,14 +160,12 @@ class Work:
     """What a sampler has done so far; others may look at any time.
 
     Attributes:
-        prompts: Prompts that were computed; None where servers do it.
         sampled: Tokens drawn, without those after the end of a reply.
         steps: Passes of the decode loop.
         decoded: Slots that they went over, without a reply or after its end too.
         filled: Tokens computed ahead of the decode loop.
     """
 
-    prompts: int | None = None
     sampled: int = 0
     steps: int = 0
     decoded: int = 0

@@ -1,47 +1,29 @@
-"""What this process is doing now, in words for people.
+"""How long JAX's compiler has been at work.
 
-Whoever does what takes long says how to tell it (`doing`), JAX's compiler is listened to
-(`watch_compiler`), and a display asks from a thread of its own (`status`). The work itself never
-asks: the words depend on time.
+The compiler is listened to (`watch_compiler`), and a display asks from a thread of its own
+(`status`). The work itself never asks: the words depend on time.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from functools import cache
 from time import perf_counter
-
-Tell = Callable[[], str]
 
 # What JAX's events of tracing, lowering and compiling begin with.
 _COMPILER = "/jax/core/compile/"
 # Shorter compilations are not worth a word.
 _LEAST_S = 1.0
 
-_doing: list[Tell] = []
 # By thread: when its first event began, and how many are open, for one lies inside of another.
 _compiling: dict[int, tuple[float, int]] = {}
 
 
-@contextmanager
-def doing(tell: Tell) -> Generator[None]:
-    """Have something told while the block runs; any thread may ask at any time."""
-    _doing.append(tell)
-    try:
-        yield
-    finally:
-        _doing.remove(tell)
-
-
 def status() -> str:
-    """Say what is being done; empty where nobody says anything."""
-    told, now = [tell() for tell in list(_doing)], perf_counter()
+    """Say how long a program has been compiled for; empty where none is."""
+    now = perf_counter()
     longest_s = max((now - began for began, _ in list(_compiling.values())), default=-1.0)
-    if longest_s >= _LEAST_S:
-        told.append(f"compiling for {longest_s:.0f} s")
-    return ", ".join(told)
+    return f"compiling for {longest_s:.0f} s" if longest_s >= _LEAST_S else ""
 
 
 @cache

@@ -127,8 +127,7 @@ def decode(
         stop_ids: What a reply ends with.
 
     Returns:
-        `keys`; by step, WS, the tokens, their log-probabilities and the shares that were cut off
-        (`sample`).
+        `keys`; by step, WS, the tokens and their log-probabilities (`sample`).
     """
     mesh, count, first = model.mesh, len(slots.token_S), slots.rows
     episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
@@ -138,7 +137,7 @@ def decode(
         rows = first._replace(start_B=first.start_B + step, count_B=count_B)
         positions_S = slots.prompt_tokens_S + rows.start_B
         hidden_BTD, keys = _run(model, tokens_S[:, None], positions_S[:, None], keys, prompts, rows)
-        tokens_S, *numbers = sample(
+        tokens_S, logp_S = sample(
             model.logits(hidden_BTD[:, 0]),
             jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
             slots.temperature_S,
@@ -148,11 +147,11 @@ def decode(
         if model.config.hybrid:
             is_end_S = (step + 1 >= slots.left_S) | jnp.isin(tokens_S, jnp.array(stop_ids, int))
             count_B = jnp.where(is_end_S, 0, count_B)
-        pairs = zip(drawn, (tokens_S, *numbers), strict=True)
+        pairs = zip(drawn, (tokens_S, logp_S), strict=True)
         drawn = (array_WS.at[step].set(array_S) for array_WS, array_S in pairs)
         return keys, count_B, tokens_S, *drawn
 
-    drawn = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
+    drawn = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, jnp.float32)]
     running = opened(keys, prompts, first, mesh=mesh)
     carry = (running, first.count_B, slots.token_S, *drawn)
     running, _, _, *drawn = jax.lax.fori_loop(0, steps, body, carry)
@@ -202,7 +201,7 @@ def sample(
     top_p_S: Float[Array, "S"],
     *,
     any_top_p: bool,
-) -> tuple[Int[Array, "S"], Float[Array, "S"], Float[Array, "S"]]:
+) -> tuple[Int[Array, "S"], Float[Array, "S"]]:
     """Draw one token a row by inverting the cumulative distribution.
 
     Args:
@@ -213,22 +212,21 @@ def sample(
         any_top_p: False promises that every top_p is 1.
 
     Returns:
-        The tokens; the natural-log probability of each under the whole softmax(logits /
-        temperature), at temperature 1 where it is 0; and the probability that `top_p` cut off.
+        The tokens, and the natural-log probability of each under the whole softmax(logits /
+        temperature), at temperature 1 where it is 0.
     """
     safe_S = jnp.where(temperature_S > 0, temperature_S, 1.0)
     scaled_SV = logits_SV / safe_S[:, None]
     peak_S = scaled_SV.max(axis=-1)
     weights_SV = jnp.exp(scaled_SV - peak_S[:, None])
     total_S = weights_SV.sum(axis=-1)
-    drawable_SV, drawable_S = weights_SV, total_S
+    drawable_SV = weights_SV
     if any_top_p:
         drawable_SV = jnp.where(_in_nucleus(weights_SV, top_p_S), weights_SV, 0.0)
-        drawable_S = drawable_SV.sum(axis=-1)
     is_peak_SV = (scaled_SV == peak_S[:, None]).astype(weights_SV.dtype)
     ids_S = _draw(jnp.where(temperature_S[:, None] > 0, drawable_SV, is_peak_SV), keys_S)
     chosen_S = jnp.take_along_axis(scaled_SV, ids_S[:, None], axis=-1)[:, 0]
-    return ids_S, chosen_S - peak_S - jnp.log(total_S), 1.0 - drawable_S / total_S
+    return ids_S, chosen_S - peak_S - jnp.log(total_S)
 
 
 def _in_nucleus(weights: Float[Array, "... V"], top_p: Float[Array, "..."]) -> Array:

@@ -12,13 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import compress
-from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 
 from minirl.config import SamplerConfig
-from minirl.run import activity, preemption
+from minirl.run import preemption
 from minirl.types import (
     Decoding,
     Environment,
@@ -128,7 +127,6 @@ class Rollout:
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.env_workers, thread_name_prefix="environment")
-        self._before = replace(self.sampler.work)  # what it had done
         # By example, once its environments are reset; empty where the prompt is too long, or an
         # environment has failed.
         self._groups: dict[int, list[_Play]] = {}
@@ -136,8 +134,6 @@ class Rollout:
         self._over = 0  # episodes that have ended
         self._too_long: list[tuple[int, Any]] = []
         self._calls: list[_Call] = []  # of which nothing has been taken yet, in order
-        # When tokens were first told, and how many: what comes before is compiling.
-        self._told: tuple[float, int] | None = None
 
     def play(self) -> list[list[Trajectory]]:
         """Play all episodes.
@@ -151,8 +147,7 @@ class Rollout:
             Preempted: A signal came; the episodes are lost, and the sampler is free.
         """
         try:
-            with activity.doing(self._status):
-                self._play()
+            self._play()
         finally:
             # After an error the sampler must not keep what nobody will ask for.
             for episode in self._episodes.values():
@@ -161,21 +156,6 @@ class Rollout:
             self._pool.shutdown(cancel_futures=True)
         groups = (self._groups[n] for n in range(len(self.examples)))
         return [[episode.trajectory() for episode in group] for group in groups]
-
-    def _status(self) -> str:
-        """Say how far the rollout is; from any thread."""
-        work, before, words = self.sampler.work, self._before, []
-        waiting, prompts = len(self.examples) - len(self._groups), len(self.examples)
-        prompts -= len(self._too_long)
-        if work.prompts is not None and before.prompts is not None:
-            # One that is crowded out is computed again.
-            words.append(f"prompts {min(work.prompts - before.prompts, prompts)}/{prompts}")
-        if tokens := work.sampled - before.sampled:
-            start_s, first = self._told = self._told or (perf_counter(), tokens)
-            rate = (tokens - first) / max(perf_counter() - start_s, 1e-9)
-            words.append(f"{tokens:,} tokens" + (f" ({rate:,.0f}/s)" if tokens > first else ""))
-        episodes = len(self._episodes) + waiting * self.group_size
-        return ", ".join([*words, f"episodes {self._over}/{episodes}"])
 
     def _play(self) -> None:
         """Reset all environments, then sample and step until every episode has ended."""

@@ -36,9 +36,6 @@ from minirl.sample.slots import SlotEpisode, Slots, SlotState
 from minirl.sample.weights import copy_shapes, local_model, local_params
 from minirl.types import Reply, Request, Tokenizer, Work
 
-TOP_P_CUT = "sampler/top_p_cut"
-"""Metric: the mean probability of the tokens that `top_p` keeps from being drawn."""
-
 _log = logging.getLogger(__name__)
 # A stop signal is heard between two waits.
 _LONGEST_WAIT_S = 0.5
@@ -68,7 +65,7 @@ class NativeSampler:
         Raises:
             UserError: The cache's memory does not hold one longest episode.
         """
-        self.work = Work(prompts=0)
+        self.work = Work()
         self._config, self._tokenizer, self._dtype = config, tokenizer, model.dtype
         self._stop_ids = frozenset(tokenizer.stop_ids)
         self._key = jax.random.key(seed)
@@ -102,8 +99,6 @@ class NativeSampler:
         self._queue: deque[SlotEpisode] = deque()
         # Once a nucleus is asked for, all programs are those that know of it.
         self._any_top_p = config.top_p < 1
-        # Probability outside of nuclei, summed over tokens, and how many those are.
-        self._cut, self._cut_tokens = 0.0, 0
         self._cache: Cache | None = None
         self._model: Decoder | None = None
         self._version = 0
@@ -122,15 +117,13 @@ class NativeSampler:
         self._model = decode.prepare(nnx.merge(self._graph, local, self._frozen))
         self._version = version
         self._slots.forget()
-        self._cut, self._cut_tokens = 0.0, 0
 
     def send_weights(self, weights: nnx.State, *, version: int) -> None:
         """Do nothing: the copy takes memory that the learner may need."""
 
     def numbers(self) -> dict[str, float]:
         """Return metrics since the weights were set, and the programs compiled so far."""
-        cut = {TOP_P_CUT: self._cut / max(self._cut_tokens, 1)} if self._config.top_p < 1 else {}
-        return cut | {"time/sampler_compilations": float(decode.compilations() - self._compiled)}
+        return {"time/sampler_compilations": float(decode.compilations() - self._compiled)}
 
     def free_memory(self) -> None:
         """Give the memory of the copy and of the cache back; `set_weights` takes it again."""
@@ -184,9 +177,7 @@ class NativeSampler:
                 prompts = decode.copy(self._model, prompts, *copy)
             if (new := self._slots.fill_prompts()) is None:
                 break
-            # Not before it is there: it is told.
-            prompts = jax.block_until_ready(decode.fill(self._model, prompts, None, *new))
-            self.work.prompts = self._slots.prompts_filled
+            prompts = decode.fill(self._model, prompts, None, *new)
         while (new := self._slots.fill_slots()) is not None:
             slots = decode.fill(self._model, slots, prompts, *new)
         self.work.filled = self._slots.tokens_filled
@@ -236,15 +227,12 @@ class NativeSampler:
         )
         self._cache = cache._replace(slots=slots)
         by_slot = (np.asarray(array_WS)[:steps].swapaxes(0, 1) for array_WS in drawn)
-        ids_SW, logprobs_SW, cut_SW = by_slot
+        ids_SW, logprobs_SW = by_slot
         self.work.steps += steps
         self.work.decoded += steps * len(state.token_S)
         replies = []
         for s, episode in active:
             ids = self._until_end(episode, ids_SW[s].tolist())
-            if episode.decoding.top_p < 1:
-                self._cut += float(cut_SW[s, : len(ids)].sum())
-                self._cut_tokens += len(ids)
             reply = self._extend(episode, ids, logprobs_SW[s, : len(ids)].tolist())
             if reply is not None:
                 replies.append((episode.number, reply))

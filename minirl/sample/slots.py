@@ -231,7 +231,7 @@ class Slots:
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape, self._parts = shape, [_Part(shape) for _ in range(shape.parts)]
-        self.prompts_filled = self.tokens_filled = 0
+        self.tokens_filled = 0
 
     def _active_in(self, part: _Part) -> Iterator[SlotEpisode]:
         return (episode for episode in part.episodes if episode and episode.left)
@@ -288,7 +288,6 @@ class Slots:
         for part, prompt in zip(self._parts, prompts, strict=True):
             if prompt is not None and not prompt.missing:
                 insort(part.filled, prompt, key=_by_ids)
-                self.prompts_filled += 1
         return tokens
 
     def fill_slots(self) -> tuple[np.ndarray, CacheRows] | None:

@@ -25,7 +25,7 @@ from minirl.errors import LostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.sharding import row_parts
-from minirl.run import activity, distributed
+from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up, read_params
 from minirl.run.memory import peak_bytes
 from minirl.run.metrics import Metrics, Stopwatch
@@ -201,7 +201,7 @@ class Trainer:
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds
         numbers |= {"groups/trained": float(len(rows))} | summary.over_updates(updates)
         numbers |= summary.summarise(sampled) | summary.speeds(sampled, rows, watch)
-        numbers |= summary.mismatch(trained, rows, version=version)
+        numbers |= summary.mismatch(rows)
         numbers |= sampler_metrics
         numbers["time/update_programs"] = float(self._learner.programs)
         numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
@@ -325,11 +325,10 @@ class Trainer:
         numbers = dict(self._facts.unfinished or {})
         is_last = step == self._last
         if step % config.eval_every == 0 or is_last:
-            with activity.doing(lambda: "validation"):
-                if config.average is not None:
-                    # Servers would go on with the average.
-                    distributed.gather(self._rollouts.finish)
-                numbers["validation/accuracy"] = self._task.validate(self.params, step)
+            if config.average is not None:
+                # Servers would go on with the average.
+                distributed.gather(self._rollouts.finish)
+            numbers["validation/accuracy"] = self._task.validate(self.params, step)
             # Servers may have failed meanwhile, and have other weights.
             numbers |= rollouts.gather_metrics(self._sampler, since=numbers)
             self._facts.curve.append((step, numbers["validation/accuracy"]))

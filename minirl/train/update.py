@@ -21,7 +21,7 @@ from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import split
 from minirl.model.sharding import constrain_params, row_parts, split_rows
-from minirl.run import activity, distributed
+from minirl.run import distributed
 from minirl.train.batching import Batch
 
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
@@ -192,14 +192,13 @@ class Learner:
             `learning_rate`, and what the objective adds (see `losses.policy_loss`; `kl` where there
             is a reference); and what `logprobs` yields, of the weights before.
         """
-        batches, losses = [*batches], list[Array]()
-        waiting, totals = map(self._put, batches), list[nnx.State]()
+        waiting, totals, losses = map(self._put, batches), list[nnx.State](), list[Array]()
         numbers: list[dict[str, Array]] = []
-        lanes, status = self._lanes(state.params), _status_of("update", losses, batches)
-        with ThreadPoolExecutor(lanes) as pool, activity.doing(status):
+        lanes = self._lanes(state.params)
+        with ThreadPoolExecutor(lanes) as pool:
             while chunk := list(islice(waiting, lanes)):
-                # One is computed while the next is ordered: else all would be at once, and a signal
-                # wait for the whole update.
+                # Keep one micro-batch queued; otherwise all are dispatched and a signal waits for
+                # the whole update.
                 jax.block_until_ready(losses[:-lanes][-1:])
                 check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
@@ -244,12 +243,9 @@ class Learner:
         """Yield the log-probabilities of the targets, BC, of each micro-batch; `check` is called
         before each of them.
         """
-        batches, logp = [*batches], list[Array]()
-        with activity.doing(_status_of("log-probabilities", logp, batches)):
-            for batch in map(self._put, batches):
-                check()
-                logp.append(self._logp(params, self._frozen, batch))
-                yield distributed.whole(logp[-1])
+        for batch in map(self._put, batches):
+            check()
+            yield distributed.whole(self._logp(params, self._frozen, batch))
 
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
         """Yield the programs of an update by name, of a state and a batch of shapes and places."""
@@ -263,12 +259,6 @@ class Learner:
         if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):
             return batch
         return split_rows(batch, self._mesh)
-
-
-def _status_of(what: str, arrays: Sequence[Any], batches: Sequence[Batch]) -> Callable[[], str]:
-    """Make what tells how many micro-batches are done, by one array of each."""
-    # Devices take orders faster than they follow them: the arrays are asked.
-    return lambda: f"{what}: micro-batch {sum(a.is_ready() for a in arrays)}/{len(batches)}"
 
 
 def _summed(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:

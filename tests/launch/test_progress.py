@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import re
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -12,6 +15,12 @@ from rich.console import Console
 from launch import cli
 from minirl.run import activity
 from tests.waiting import wait_until
+
+
+@contextmanager
+def doing(words: str) -> Generator[None]:
+    with patch.object(activity, "status", lambda: words):
+        yield
 
 
 @pytest.fixture
@@ -30,11 +39,11 @@ def wait_for(text: str, file: io.StringIO) -> None:
 def test_a_log_has_a_line_a_tenth_and_what_is_done_when_that_changes(written):
     with cli.progress_bar("answers") as show:
         show(0, 40, "")
-        with activity.doing(lambda: "prompts 3/8"):
+        with doing("prompts 3/8"):
             wait_for("(prompts 3/8)", written)
             time.sleep(0.1)  # some ten looks at the same
-        with activity.doing(lambda: "prompts 8/8, 96 tokens (12/s)"):
-            wait_for("12/s", written)
+        with doing("compiling for 12 s"):
+            wait_for("12 s", written)
         for done in range(1, 41):
             show(done, 40, "accuracy 50.0 %")
     time.sleep(0.05)
@@ -42,7 +51,7 @@ def test_a_log_has_a_line_a_tenth_and_what_is_done_when_that_changes(written):
     assert lines[:4] == [
         "answers: 0/40",
         "answers: 0/40 (prompts 3/8)",
-        "answers: 0/40 (prompts 8/8, 96 tokens (12/s))",
+        "answers: 0/40 (compiling for 12 s)",
         "answers: 1/40 accuracy 50.0 %",
     ]
     # Nothing was done any more when the tenths came.
@@ -53,7 +62,7 @@ def test_a_terminal_has_one_line_with_both(monkeypatch):
     file = io.StringIO()
     screen = Console(file=file, width=100, force_terminal=True, color_system=None)
     monkeypatch.setattr(cli, "console", screen)
-    with cli.progress_bar("learning") as show, activity.doing(lambda: "update: micro-batch 3/8"):
+    with cli.progress_bar("learning") as show, doing("update: micro-batch 3/8"):
         show(2, 24, "reward 0.25")
         wait_for("update: micro-batch 3/8; reward 0.25", file)
         (line,) = {
@@ -72,6 +81,6 @@ def test_a_wait_is_shown_on_a_terminal_and_wiped_out(monkeypatch, written):
     file = io.StringIO()
     screen = Console(file=file, width=100, force_terminal=True, color_system=None)
     monkeypatch.setattr(cli, "console", screen)
-    with cli.waiting("writing a query"), activity.doing(lambda: "prompts 0/1"):
+    with cli.waiting("writing a query"), doing("prompts 0/1"):
         wait_for("prompts 0/1", file)
     assert file.getvalue().endswith("\x1b[2K")  # the line is empty again

@@ -59,7 +59,7 @@ def test_logits_of_the_sampler(toy):
     model.unembed = nnx.Param(jnp.array(TABLE_VD))
     logits_SV = jax.jit(lambda: model.logits(jnp.ones((4, 2), jnp.bfloat16)))()
     np.testing.assert_array_equal(logits_SV, [[16.0625, 16.0, 16.125]] * 4)
-    ids_S, logprobs_S, _ = sample(
+    ids_S, logprobs_S = sample(
         logits_SV, jax.random.split(jax.random.key(0), 4), jnp.ones(4), jnp.ones(4),
         any_top_p=False,
     )  # fmt: skip

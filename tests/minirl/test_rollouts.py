@@ -76,8 +76,6 @@ def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_pa
     assert turns == pytest.approx(asked(fake)) == sums(lines, "sglang/requests")
     assert [line["rollout/age_max"] for line in lines] == [min(n, lag) for n in range(STEPS)]
     # What older weights sampled is compared with the learner as it is now, and corrected.
-    assert "mismatch/gap_mean/age_2" not in lines[0]
-    assert 0 < lines[2]["mismatch/gap_mean/age_2"] <= lines[2]["mismatch/gap_max"]
     assert [line["update/clip_fraction"] for line in lines] == [0] * STEPS
     assert all(line["update/correction_mean"] != 1 for line in lines)
 

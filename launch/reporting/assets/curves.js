@@ -13,7 +13,6 @@ const PANELS = [ // title, a word on it, metrics (a name that ends with / is a f
   ["Tokens", "Written in training.", ["rollout/reply_tokens", "rollout/response_tokens"]],
   ["Entropy of the policy", "Near 0 all samples of a question are alike.", ["update/entropy"]],
   ["Sampler-learner gap, nats a token", "How far the log-probabilities of the two are apart; near 0 where they compute alike.", ["mismatch/gap_mean", "mismatch/gap_p99", "mismatch/gap_max"]],
-  ["Sampler-learner gap by age of the weights", "Of tokens that older weights have sampled.", ["mismatch/gap_mean/"]],
   ["KL of sampler and learner", "Estimated on sampled tokens.", ["mismatch/kl"]],
   ["Sequences far from the sampler", "What a correction bounds or masks.", ["mismatch/far_share", "update/correction_beyond"], "%"],
   ["Divergence from the start", "KL to the model that learning began with.", ["update/kl"]],
