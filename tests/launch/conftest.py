@@ -74,17 +74,22 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 # Runs many command lines in one process: the status, what each one printed, and whether JAX came.
 MANY = """
 import contextlib, importlib, io, json, sys
-from launch import cli
-told = []
-for module, *arguments in json.loads(sys.argv[1]):
-    out, err = io.StringIO(), io.StringIO()
-    cli.output.file, sys.argv = out, [module, *arguments]
-    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
-        try:
-            cli.run(importlib.import_module(module).main)
-        except SystemExit as end:
-            told.append([end.code, out.getvalue(), err.getvalue()])
-print(json.dumps([told, "jax" in sys.modules]))
+
+def main():
+    from launch import cli
+    told = []
+    for module, *arguments in json.loads(sys.argv[1]):
+        out, err = io.StringIO(), io.StringIO()
+        cli.output.file, sys.argv = out, [module, *arguments]
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
+            try:
+                cli.run(importlib.import_module(module).main)
+            except SystemExit as end:
+                told.append([end.code, out.getvalue(), err.getvalue()])
+    print(json.dumps([told, "jax" in sys.modules]))
+
+if __name__ == "__main__":  # processes that a command starts read this file too
+    main()
 """
 
 

@@ -51,7 +51,7 @@ class Scripted:
         if examples[0].question == "too long":
             return [Sampled(("",), ("",), outcomes=Outcomes.of("", "too_long"))]
         after, _ = self._environment.step(episode, REPLIES[examples[0].question])
-        return [Sampled((after.answer.sql,), (after.answer.text,))]
+        return [Sampled((after.final_attempt.sql,), (after.final_attempt.text,))]
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_mistake_is_a_line(place, database, monkeypatch):
 
 def view(result) -> str:
     written = io.StringIO()
-    console = Console(file=written, width=40, force_terminal=True, color_system=None)
+    console = Console(file=written, width=40, force_terminal=True, color_system=None, markup=False)
     console.print(result_view(result))
     return written.getvalue()
 

@@ -119,7 +119,7 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, av
         return init(params, **options)
 
     def counted(*_):
-        leaves = jax.tree.leaves(trainer._state.opt_state.inner)
+        leaves = jax.tree.leaves(trainer._state.opt_state.inner_state)
         counts.append({int(leaf) for leaf in leaves if leaf.ndim == 0})
 
     monkeypatch.setattr(trainer._sampler, "set_weights", spy)

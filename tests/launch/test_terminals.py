@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import signal
+import subprocess
 import sys
 import time
 
@@ -83,14 +84,18 @@ cli.run(main)
 
 
 def test_a_closed_terminal_saves(tmp_path):
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execv(sys.executable, [sys.executable, "-c", SAVES, str(tmp_path)])
+    terminal, inner = pty.openpty()
+    own = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # the process's terminal
+    line = [sys.executable, "-c", own + SAVES, str(tmp_path)]
+    process = subprocess.Popen(
+        line, stdin=inner, stdout=inner, stderr=inner, start_new_session=True
+    )
+    os.close(inner)
     until = time.monotonic() + 60
     while not (tmp_path / "begun").exists() and time.monotonic() < until:
         time.sleep(0.05)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert process.wait(60) == 0
     assert (tmp_path / "saved").exists()
 
 
