@@ -83,19 +83,30 @@ cli.run(main)
 """
 
 
+# These tests may run under nohup, whose SIGHUP is ignored by all that it starts.
+OWN_TERMINAL = """
+import fcntl, signal, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
+
+
 def test_a_closed_terminal_saves(tmp_path):
     terminal, inner = pty.openpty()
-    own = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # the process's terminal
-    line = [sys.executable, "-c", own + SAVES, str(tmp_path)]
+    line = [sys.executable, "-c", OWN_TERMINAL + SAVES, str(tmp_path)]
     process = subprocess.Popen(
         line, stdin=inner, stdout=inner, stderr=inner, start_new_session=True
     )
-    os.close(inner)
-    until = time.monotonic() + 60
-    while not (tmp_path / "begun").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    os.close(terminal)
-    assert process.wait(60) == 0
+    try:
+        os.close(inner)
+        until = time.monotonic() + 60
+        while not (tmp_path / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.close(terminal)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
     assert (tmp_path / "saved").exists()
 
 
