@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
 from pydantic import BaseModel
 
 from minirl.exchange import UserError
@@ -192,10 +193,23 @@ def read_raw_params(where: Path, like: Tree) -> Tree:
 def read_params(where: Path, like: Tree, *, item: str = _TREE) -> Tree:
     """Read the weights of the checkpoint in a folder, as `Checkpoints.restore_newest` does."""
     expected = _named(like)
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
+    abstract = jax.tree.map(_placed, expected)
     with _opened(where, expected, item=item) as restore:
         restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
-    return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in expected])
+    # What has no sharding is in host memory, which is freed array by array.
+    arrays = [jax.device_put(restored.pop(name)) for name in expected]
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Describe an array to restore, without a sharding where it lies on one device.
+
+    To that Orbax would commit the array. A model's are not when it is loaded or made, and JAX
+    compiles each program anew for those that are.
+    """
+    on_one = isinstance(leaf.sharding, SingleDeviceSharding)
+    sharding = None if on_one else leaf.sharding
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 @contextmanager

@@ -26,10 +26,12 @@ from minirl.exchange import CreditSpan, UserError
 from minirl.run import distributed, preemption
 from minirl.run.checkpoint import read_raw_params
 from minirl.run.preemption import Preempted
+from minirl.sample import decode
 from minirl.train import losses
 from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
+from minirl.types import Decoding, Request
 from tests.plain_model import assert_same
 
 from . import toy_run
@@ -200,6 +202,30 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
     assert not jax.tree.leaves(finished.trainer._state.opt_state)
     assert_same(finished.trainer.params, finished.weights[4])
+
+
+def test_programs_serve_what_comes_back_from_a_checkpoint_too(toy, tmp_path):
+    """Those of the update and of the sampler, in a run that goes on and with its best weights."""
+
+    def run(folder, steps):
+        trainer = toy_run.make_trainer(toy, tmp_path / folder, steps=steps, average=0.5)
+        trainer.run(ignore)
+        return trainer
+
+    def sample(trainer):
+        """Sample a token, and count all programs that there are then."""
+        trainer._sampler.set_weights(trainer.params, version=0)
+        trainer._sampler.submit(Request(0, (2, 3, 4, 5), 1, Decoding()))
+        trainer._sampler.advance(max_steps=1)
+        trainer._sampler.release(0)
+        return trainer._learner.programs, decode.compilations()
+
+    before = sample(run("whole", 4))
+    run("parts", 2)
+    trainer = run("parts", 4)
+    assert sample(trainer) == before
+    assert trainer.use_best() == 4
+    assert sample(trainer) == before
 
 
 def test_an_average_is_measured_and_kept_and_the_weights_are_trained(toy, finished, tmp_path):
