@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -58,7 +58,6 @@ class PairScore:
         seconds: Wall time to run and score it; the gold result is there already.
         witnesses: How many small databases a prediction that is right by `set` was tried on.
         refutation: The first of them on which it is wrong, if there is one.
-        predicted, gold: The results, for people; not part of the record.
     """
 
     status: PairStatus
@@ -77,8 +76,6 @@ class PairScore:
     seconds: float = 0.0
     witnesses: int = 0
     refutation: Refutation | None = None
-    predicted: Result = field(default=SqlError(""), compare=False)
-    gold: Result = field(default=SqlError(""), compare=False)
 
     def record(self) -> dict[str, Any]:
         """Write it for programs, as JSON has it."""
@@ -177,8 +174,6 @@ class Workbench:
             refutation=Refutation.of(example, sql, self._executor.execute, against)
             if against
             else None,
-            predicted=predicted,
-            gold=gold,
         )
 
 
