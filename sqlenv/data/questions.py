@@ -46,8 +46,13 @@ _INSERT = f"INSERT INTO question VALUES ({', '.join('?' * 13)})"
 
 
 def open_tables() -> apsw.Connection:
-    """Open a database for the tables of a mixture's sources; its file goes with it."""
-    return apsw.Connection("")
+    """Open a database for the tables of a mixture's sources; its file goes with it.
+
+    `seen` has the texts of questions that came before, in other sources.
+    """
+    db = apsw.Connection("")
+    db.execute("CREATE TABLE seen (text INTEGER PRIMARY KEY)")
+    return db
 
 
 class QuestionTable:
@@ -67,7 +72,6 @@ class QuestionTable:
         path = shared_cache().made_file(key, partial(_write, files, layout))
         schema = f"source_{len(db.db_names())}"
         db.execute(f"ATTACH ? AS {schema}", (str(path),))
-        db.execute("CREATE TABLE IF NOT EXISTS seen (text INTEGER PRIMARY KEY)")
         self.name = f"{schema}.question"
 
     def __len__(self) -> int:
@@ -85,25 +89,22 @@ class QuestionTable:
         """List the names of all databases."""
         return [name for (name,) in self.ask(f"SELECT DISTINCT db_id FROM {self.name}")]
 
-    def place(self, position: int) -> tuple[Path, int]:
-        """Return the file of a record, and its number there."""
-        sql = f"SELECT file, number FROM {self.name} WHERE position = ?"
-        ((file, number),) = self.ask(sql, (position,))
-        return self.files[file], number
-
-    def records(self, positions: Iterable[int]) -> Iterator[tuple[int, QuestionRecord]]:
-        """Read some records, in the order of the files."""
+    def records(self, positions: Iterable[int]) -> Iterator[tuple[int, Path, int, QuestionRecord]]:
+        """Read some records, in the order of the files: each with its position, its file and its
+        number there.
+        """
         rows = self.ask(
             f"SELECT file, position, number, start, length FROM {self.name} "
             "WHERE position IN (SELECT value FROM json_each(?)) ORDER BY position",
             (json.dumps([*positions]),),
         )
-        for file, own in groupby(rows, key=itemgetter(0)):
-            with self.files[file].open("rb") as content:
+        for place, own in groupby(rows, key=itemgetter(0)):
+            file = self.files[place]
+            with file.open("rb") as content:
                 for _, position, number, start, length in own:
                     content.seek(start)
                     record = json.loads(content.read(length).decode())
-                    yield position, read_question(self.layout, self.files[file], number, record)
+                    yield position, file, number, read_question(self.layout, file, number, record)
 
 
 def _write(files: tuple[Path, ...], layout: Layout, path: Path) -> None:

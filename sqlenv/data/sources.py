@@ -191,9 +191,7 @@ class Pool:
         self.found.update(dict(self.table.ask(counts, values)))
         if self.found[MISSING_DATABASE] and not self.config.drop_missing_database:
             missing = f"{judged} SELECT min(position) FROM judged WHERE issue = 'missing database'"
-            raise UserError(
-                f"{self._no_database(self.table.number(missing, values))}, or {self.advice}"
-            )
+            raise self._no_database(self.table.number(missing, values))
         source = _FIRST if "duplicate" in self.drops else "candidate"
         order = _BY_SEED if self.source.limit or self.config.total else "position"
         self.db.execute(
@@ -210,8 +208,8 @@ class Pool:
 
     def _read(self, positions: Iterable[int]) -> Iterator[tuple[int, Example]]:
         """Read questions as they are corrected, in the order of their positions."""
-        for position, record in self.table.records(positions):
-            example = self._example(*self.table.place(position), record)
+        for position, file, number, record in self.table.records(positions):
+            example = self._example(file, number, record)
             yield position, self.corrections.lay(example) if self.corrections else example
 
     def _sound(self, positions: Sequence[int]) -> Iterator[tuple[int, Example]]:
@@ -266,8 +264,7 @@ class Pool:
     def _no_database(self, position: int) -> UserError:
         for folder in self.location.databases:
             check_open(folder)
-        ((_, record),) = self.table.records([position])
-        file, number = self.table.place(position)
+        ((_, file, number, record),) = self.table.records([position])
         expected = self.location.databases[0] / record.db_id / f"{record.db_id}.sqlite"
         where = f"{file}: record {number} needs it"
         return UserError(f"{expected} is not there, but {where}; unpack it, or {self.advice}")
