@@ -30,8 +30,9 @@ def cache_folder(name: str) -> Path:
     """Return a folder for what may be computed again: below MINIRL_CACHE if it is set, and where
     the home cannot be written below a folder that lasts as long as this process.
     """
-    base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    if "MINIRL_CACHE" not in os.environ and not _can_write(Path(base, "minirl")):
+    chosen = os.environ.get("MINIRL_CACHE")
+    base = chosen or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    if not chosen and not _can_write(Path(base, "minirl")):
         _TEMPORARY.append(TemporaryDirectory(prefix="minirl-", ignore_cleanup_errors=True))
         base = os.environ["MINIRL_CACHE"] = _TEMPORARY[0].name  # for its children too
         _log.warning(
