@@ -38,7 +38,7 @@ def score(
     """
     # Who imports the package for a module of it needs none of this.
     from minirl.exchange import reply_text
-    from rewards.adapters.scoring import cell_of, example_of, read_settings, scorer_of
+    from rewards.adapters.scoring import example_of, plain, read_settings, scorer_of
 
     family = {"kind": reward} if isinstance(reward, str) else reward
     match = _MATCH.get(str(family.get("kind")), "set")
@@ -46,5 +46,5 @@ def score(
     scorer = scorer_of(read_settings({"env": env, **settings, "reward": family}))
     example = example_of({"database": database, "gold_sql": gold})
     replies = reply if isinstance(reply, list | tuple) else [reply]
-    found = scorer.score(example, [reply_text(cell_of(one)) for one in replies])
+    found = scorer.score(example, [reply_text(plain(one)) for one in replies])
     return replace(found, feedback=scorer.feedback(example, found.last))

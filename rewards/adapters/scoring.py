@@ -175,7 +175,7 @@ class Scorer:
 def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> AdapterConfig:
     """Read an adapter's settings from a mapping, also one of OmegaConf's."""
     try:
-        config = AdapterConfig.model_validate(_plain(settings or {}))
+        config = AdapterConfig.model_validate(plain(settings or {}))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -219,7 +219,7 @@ def _scorer(config: AdapterConfig, _process: int) -> Scorer:
     return Scorer(config)
 
 
-def example_of(row: Mapping[str, Any] | str | bytes, *, gold_sql: Any = None) -> Example:
+def example_of(row: Mapping[str, Any] | str | bytes | None, *, gold_sql: Any = None) -> Example:
     """Read a question from the row of a data set.
 
     Args:
@@ -254,14 +254,16 @@ def example_of(row: Mapping[str, Any] | str | bytes, *, gold_sql: Any = None) ->
 _TEXTS = ("database", "gold_sql", "id", "dialect", "grading_method")
 
 
-def cell_of(value: Any) -> Any:
-    """Return a cell of a data frame as Python has it: of NumPy, Arrow or pandas; None for a missing
-    one (NaN, NaT, NA).
+def plain(value: Any) -> Any:
+    """Return a value as Python has it: of NumPy, Arrow, pandas or OmegaConf, at any depth; None for
+    a missing cell of a data frame (NaN, NaT, NA).
     """
-    for plain in ("as_py", "tolist"):
-        value = getattr(value, plain)() if hasattr(value, plain) else value
+    for name in ("as_py", "tolist"):
+        value = getattr(value, name)() if hasattr(value, name) else value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [one for one in map(cell_of, value) if one is not None]
+        return [*map(plain, value)]
     try:
         return value if value == value else None
     except TypeError:  # pandas' NA is neither equal nor not
@@ -270,8 +272,8 @@ def cell_of(value: Any) -> Any:
 
 def _text(name: str, value: Any) -> str:
     """Read a cell of text; empty where there is none."""
-    value = cell_of(value)
-    if isinstance(value, Mapping | list):
+    value = plain(value)
+    if isinstance(value, dict | list):
         raise UserError(f"the SQL reward: {name} should be text, not {value!r:.60}")
     if isinstance(value, bytes):
         return os.fsdecode(value).strip()
@@ -280,7 +282,7 @@ def _text(name: str, value: Any) -> str:
 
 def _alternatives(value: Any) -> tuple[str, ...]:
     """Read more gold queries: one, or a list, which CSV has as JSON."""
-    value = cell_of(value)
+    value = plain(value)
     if isinstance(value, str) and value.lstrip().startswith("["):
         with suppress(ValueError):
             value = json.loads(value)
@@ -299,7 +301,7 @@ def mapping_of(value: Any) -> Mapping[str, Any]:
     """Read the fields of a row: a mapping, or one as JSON text; none of a missing cell."""
     if isinstance(value, Mapping):
         return value
-    fields = cell_of(value)
+    fields = plain(value)
     with suppress(ValueError, TypeError):
         fields = json.loads(fields)
     if fields is not None and not isinstance(fields, dict):
@@ -308,10 +310,3 @@ def mapping_of(value: Any) -> Mapping[str, Any]:
             "object of one"
         )
     return fields or {}
-
-
-def _plain(value: Any) -> Any:
-    """Turn mappings of any kind into dicts, which pydantic asks for."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return value

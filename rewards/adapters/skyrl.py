@@ -15,9 +15,9 @@ from typing import Any
 
 from rewards.adapters.scoring import (
     Scored,
-    cell_of,
     example_of,
     mapping_of,
+    plain,
     read_settings,
     scorer_of,
 )
@@ -58,7 +58,7 @@ class SqlEnv(_Base):
         gold = mapping_of(row.get("reward_spec")).get("ground_truth")
         self._scorer = scorer_of(config)
         allowed = max_replies(config.env)
-        self.turns, self.max_turns = 0, min(int(cell_of(row.get("max_turns")) or allowed), allowed)
+        self.turns, self.max_turns = 0, min(int(plain(row.get("max_turns")) or allowed), allowed)
         self._environment = self._scorer.environment(replies=self.max_turns)
         self._episode = Episode(example_of(row, gold_sql=gold))
         self._score: Scored | None = None

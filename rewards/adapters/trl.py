@@ -11,8 +11,8 @@ from minirl.exchange import reply_text
 from rewards.adapters.scoring import (
     AdapterConfig,
     Scored,
-    cell_of,
     example_of,
+    plain,
     read_settings,
     scorer_of,
 )
@@ -71,17 +71,18 @@ _COLUMNS = ("database", "gold_sql", "id", "dialect", "alternatives", "grading_me
 
 def replies_of(completion: Completion) -> list[str]:
     """List the texts that the policy wrote: the completion, or its assistant messages."""
-    if isinstance(completion, Mapping):
-        completion = [completion]
-    if not isinstance(completion, list | tuple):
-        return [reply_text(completion)]
-    messages = [message for message in completion if isinstance(message, Mapping)]
+    found = plain(completion)
+    if isinstance(found, dict):
+        found = [found]
+    if not isinstance(found, list):
+        return [reply_text(found)]
+    messages = [message for message in found if isinstance(message, dict)]
     return [_text(message) for message in messages if message.get("role") == "assistant"]
 
 
 def _text(message: Mapping[str, Any]) -> str:
     """Put together what TRL takes apart where there are tools: thinking, text, calls."""
-    calls = (call.get("function") for call in cell_of(message.get("tool_calls")) or ())
+    calls = (call.get("function") for call in message.get("tool_calls") or () if call)
     parts = [
         reply_text(message.get("content"), message.get("reasoning_content")),
         *(f"<tool_call>\n{json.dumps(call, default=str)}\n</tool_call>" for call in calls),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minirl.exchange import UserError, reply_text
-from rewards.adapters.scoring import cell_of, example_of, mapping_of, read_settings, scorer_of
+from rewards.adapters.scoring import example_of, plain, read_settings, scorer_of
 
 ExtraInfo = Mapping[str, Any] | str | None
 """The row's own fields, `extra_info`: a mapping, or one as JSON text."""
@@ -58,8 +58,7 @@ def compute_scores(
         )
     rows = zip(solution_strs, ground_truths, extra_infos, strict=True)
     episodes = [
-        (example_of(mapping_of(row), gold_sql=gold), [reply_text(cell_of(reply))])
-        for reply, gold, row in rows
+        (example_of(row, gold_sql=gold), [reply_text(plain(reply))]) for reply, gold, row in rows
     ]
     return [
         {

@@ -122,10 +122,11 @@ def test_scalars_and_lists_of_libraries_are_read(database, written):
 
 
 def test_columns_and_completions_of_any_kind_are_read(database):
-    frame = pd.DataFrame(rows(database, 2), index=[7, 3])
+    frame = pd.DataFrame(rows(database, 3), index=[7, 3, 5])
     parts: Any = [{"type": "text", "text": GOOD}]
     message: Any = {"role": "assistant", "content": parts, "tool_calls": math.nan}
-    assert SqlReward(ONE_SHOT)([[message], message], **frame.to_dict("series")) == [3.0, 3.0]
+    completions: Any = [[message], message, np.array([message], object)]
+    assert SqlReward(ONE_SHOT)(completions, **frame.to_dict("series")) == [3.0, 3.0, 3.0]
     spec = json.dumps({"ground_truth": GOLD})
     assert SqlEnv(ONE_SHOT, {"database": str(database), "reward_spec": spec}).step(GOOD)["done"]
     assert compute_score("d", parts, GOLD, {"database": str(database)}, settings=ONE_SHOT)["acc"]
