@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from rewards.expo.attributes import is_computed, with_attributes
@@ -131,7 +132,7 @@ class Steps:
         self, sql: str, result: Table, run: Callable[[str], Result], numbers: Numbers
     ) -> None:
         self.sql, self.clauses, self.plan = sql, scan_clauses(sql), plan_steps(sql)
-        self.result, self._run, self._numbers = result, run, numbers
+        self.result, self._run, self._numbers = result, cache(run), numbers
         self._seen: dict[str, tuple[int, Table | None]] = {self.plan.last.sql: (_ALL, result)}
 
     def probe(self, step: Step) -> Table | None:
