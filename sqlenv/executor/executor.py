@@ -53,8 +53,8 @@ class Executor:
 
     `workers` queries run at a time. Running out of heap can be a neighbour's fault, since SQLite's
     heap is the process's: such a query runs once more, alone in this executor, before anyone is
-    scored on it; between two of these everyone runs for four times as long. Gold results outlive it
-    where it is given a cache on disk.
+    scored on it; between two of these everyone runs for four times as long, at most half a second.
+    Gold results outlive it where it is given a cache on disk.
     """
 
     def __init__(self, config: ExecutorConfig, disk: DiskCache | None = None):
