@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ from minirl.config import SamplerConfig, TrainConfig
 from minirl.exchange import Message
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import trained
+from minirl.model.huggingface import tensor_shapes
+from minirl.model.lora import described, trained
 from minirl.run.memory import peak_bytes
 from minirl.sample import decode
 from minirl.sample.rollout import Rollout, flatten
@@ -93,12 +95,12 @@ def demo_prompts(count: int) -> Sequence[Observation]:
 
 
 def matmul_parameters(config: ModelConfig) -> tuple[int, int]:
-    """Count the weights that a token is multiplied with: of all layers, and of the logits."""
-    heads = config.num_attention_heads + config.num_key_value_heads
-    attention = 2 * config.hidden_size * heads * config.head_dim
-    feed_forward = 3 * config.hidden_size * config.intermediate_size
-    layers = config.num_hidden_layers * (attention + feed_forward)
-    return layers, config.vocab_size * config.hidden_size
+    """Count the weights of matrices that a token is multiplied with: of all layers, and of the
+    logits.
+    """
+    shapes = tensor_shapes(trained(described(config)))
+    layers = (shape for name, shape in shapes.items() if ".layers." in name and len(shape) == 2)
+    return sum(map(prod, layers)), config.vocab_size * config.hidden_size
 
 
 class Lap(NamedTuple):
