@@ -170,9 +170,9 @@ def _syntax(failure: _Failure, element: str) -> ClauseNumbers:
     if at < 0:
         return set()
     before = next((token for token in reversed(tokenize(failure.sql)) if token.end <= at), None)
-    is_open = before and (before.kind == "sign" and before.text != ")")
-    is_open = before and (is_open or before.is_word(*_OPEN_ENDS))
-    return failure.holding([before.start if before and is_open else at])
+    if before and (before.text != ")" if before.kind == "sign" else before.is_word(*_OPEN_ENDS)):
+        at = before.start
+    return failure.holding([at])
 
 
 def _parts(element: str) -> tuple[str, str]:
