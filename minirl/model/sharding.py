@@ -108,15 +108,16 @@ def choose_mesh(devices: int, *, prompts: int, heads: int, width: int) -> dict[s
     would compute padding, so the rest of the devices goes to `tensor`, which should divide the
     query heads. `fsdp` divides the model's width, or nothing would be split; `data` has the rest.
     """
-    enough = [size for size in _divisors(devices) if devices // size <= prompts]
+    enough = [size for size in divisors(devices) if devices // size <= prompts]
     # Where it does not divide the heads, `tensor` still splits the matrices.
     tensor = next((size for size in enough if heads % size == 0), enough[0])
     parts = devices // tensor
-    fsdp = max(size for size in _divisors(parts) if width % size == 0)
+    fsdp = max(size for size in divisors(parts) if width % size == 0)
     return {"data": parts // fsdp, "fsdp": fsdp, "tensor": tensor}
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Return what divides a number, in order."""
     return [size for size in range(1, number + 1) if number % size == 0]
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import yaml
 from flax import nnx
 from jax.sharding import Mesh
@@ -37,7 +36,7 @@ from minirl.exchange import UserError
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, split, trained
-from minirl.model.sharding import MESH_AXES, axes_sharding, device_bytes, row_parts, with_shardings
+from minirl.model.sharding import axes_sharding, device_bytes, row_parts, with_shardings
 from minirl.plan.compile import Program, compile_program
 from minirl.run import memory
 from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
@@ -425,10 +424,10 @@ def sampling_of(
     process, of so much memory each, of which the learner holds some.
     """
     graph, weights = nnx.split(abstract_model(work.model, work.source, None, lora=work.train.lora))
-    local = local_mesh(weights, devices, dtype=work.dtype, memory_bytes=memory_bytes)
     # A job of one device has no mesh, and its programs name none: the run finds these compiled.
-    if local is None and mesh is not None:
-        local = Mesh(np.array(devices).reshape(1, 1, 1), MESH_AXES)
+    local = None
+    if mesh is not None:
+        local = local_mesh(weights, devices, dtype=work.dtype, memory_bytes=memory_bytes)
     model = nnx.merge(graph, copy_shapes(weights, local, work.dtype))
     model.mesh = local
     _, params, frozen = split(model)

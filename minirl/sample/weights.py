@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
@@ -22,6 +22,7 @@ from minirl.model.sharding import (
     MESH_AXES,
     PARAM_AXES,
     device_bytes,
+    divisors,
     param_path,
     param_shardings,
     with_shardings,
@@ -35,23 +36,23 @@ COPY_SHARE = 0.25
 _frozen_copies: WeakKeyDictionary[Decoder, nnx.State] = WeakKeyDictionary()
 
 
-def local_mesh(
-    params: Any, devices: Sequence[Any], *, dtype: Any, memory_bytes: float
-) -> Mesh | None:
-    """Arrange the devices of a process for sampling; None for a single one.
+def local_mesh(params: Any, devices: Sequence[Any], *, dtype: Any, memory_bytes: float) -> Mesh:
+    """Arrange the devices of a process for sampling.
 
     The fewest that hold a copy of `params` (all weights, or their shapes) in `dtype` are on
     `tensor`, the rest on `data`; `memory_bytes` is that of one device.
     """
-    count, mesh = len(devices), None
-    if count == 1:
-        return None
-    for tensor in (size for size in range(1, count + 1) if count % size == 0):
+    count = len(devices)
+
+    def arranged(tensor: int) -> Mesh:
         grid = np.array(devices).reshape(count // tensor, 1, tensor)
-        mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-        if device_bytes(copy_shapes(params, mesh, dtype)) <= COPY_SHARE * memory_bytes:
-            break
-    return mesh
+        return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+    def holds(tensor: int) -> bool:
+        share = device_bytes(copy_shapes(params, arranged(tensor), dtype))
+        return share <= COPY_SHARE * memory_bytes
+
+    return arranged(next(filter(holds, divisors(count)), count))
 
 
 def copy_shapes(params: Any, target: Mesh | None, dtype: Any) -> Any:
@@ -70,7 +71,7 @@ def local_model(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, Mesh | None]:
 
     Returns:
         Its structure there; a copy of what is not trained, one for all samplers of a model; and the
-        mesh of this process's devices.
+        mesh of this process's devices, None for a model on none.
     """
     graph, _, frozen = split(model)
     if model.mesh is None:
@@ -95,24 +96,20 @@ def local_params(params: nnx.State, target: Mesh | None, dtype: Any) -> nnx.Stat
     All processes have to call it. Weights on no mesh stay where they are; what lies whole on every
     device may share the learner's memory, so the copy has to go before an update.
     """
-    leaves = jax.tree.leaves(params)
-    mesh = getattr(leaves[0].sharding, "mesh", None) if leaves else None
-    if mesh is None:
+    leaves: list[Any] = jax.tree.leaves(params)
+    if target is None or not leaves:
         return params
-    shape = (1, 1, 1) if target is None else target.devices.shape
     # One row a process: what is split along a row is there once for each of them.
-    everyone = Mesh(np.array(_ordered(mesh)).reshape(-1, *shape), ("process", *MESH_AXES))
-    single = SingleDeviceSharding(mesh.local_devices[0])
-    shardings = () if target is None else (param_shardings(params, target),)
+    rows = np.array(_ordered(leaves[0].sharding.mesh)).reshape(-1, *target.devices.shape)
+    everyone = Mesh(rows, ("process", *MESH_AXES))
 
-    def copy(path: Any, leaf: jax.Array, sharding: NamedSharding | None = None) -> jax.Array:
+    def copy(path: Any, leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
         leaf = leaf.astype(_copy_type(path, leaf, dtype))
-        spec = PartitionSpec() if sharding is None else sharding.spec
-        spread = jax.device_put(leaf, NamedSharding(everyone, spec))
+        spread = jax.device_put(leaf, NamedSharding(everyone, sharding.spec))
         parts = [shard.data for shard in spread.addressable_shards]
-        return jax.make_array_from_single_device_arrays(leaf.shape, sharding or single, parts)
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
 
-    return jax.tree.map_with_path(copy, params, *shardings)
+    return jax.tree.map_with_path(copy, params, param_shardings(params, target))
 
 
 def in_compute_type(params: nnx.State, dtype: Any) -> nnx.State:

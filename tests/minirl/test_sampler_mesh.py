@@ -173,9 +173,19 @@ def test_a_copy_is_split_over_as_few_devices_as_have_the_memory(toy, tensor):
     # Where no number of devices is enough, all of them share it.
     for memory_bytes, shape in ((fits, (8 // tensor, 1, tensor)), (fits / 100, (1, 1, 8))):
         mesh = local_mesh(params, jax.devices(), dtype=np.float32, memory_bytes=memory_bytes)
-        assert mesh is not None
         assert mesh.devices.shape == shape
-    assert local_mesh(params, jax.devices()[:1], dtype=np.float32, memory_bytes=1.0) is None
+    alone = local_mesh(params, jax.devices()[:1], dtype=np.float32, memory_bytes=1.0)
+    assert alone.devices.shape == (1, 1, 1)
+
+
+def test_a_process_with_one_device_of_several_compiles_each_program_once(toy, caplog):
+    """Its cache lies as the weights do, also before a program has written to it."""
+    sampler = toy.sampler(spread(toy.model(), make_mesh({}, jax.devices()[:1])), slots=2)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for n in range(3):
+            toy.run(sampler, [Request(n, (2, 3, 4 + n, 5), 3, Decoding())])
+    for name in ("fill", "decode"):
+        assert caplog.text.count(f"Compiling jit({name})") == 1
 
 
 def test_a_copy_has_the_weights_in_the_type_of_the_computation(toy):
