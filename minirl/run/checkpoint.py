@@ -128,7 +128,7 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint, or of the newest where none has a score."""
-        return self._manager.best_step() or self._manager.latest_step()
+        return _best_or_newest(self._manager)
 
     def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
         """Read the newest checkpoint as a tree like this one, and facts of this kind.
@@ -182,7 +182,11 @@ def best_step(folder: Path) -> int | None:
     """Return the step that `Checkpoints.best_step` does for a folder, which is left as it is."""
     options = ocp.CheckpointManagerOptions(best_fn=_score, read_only=True)
     with _open(folder.absolute(), options=options) as manager:
-        return manager.best_step() or manager.latest_step()
+        return _best_or_newest(manager)
+
+
+def _best_or_newest(manager: ocp.CheckpointManager) -> int | None:
+    return manager.best_step() or manager.latest_step()
 
 
 def read_raw_params(where: Path, like: Tree) -> Tree:

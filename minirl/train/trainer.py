@@ -81,9 +81,8 @@ class Trainer:
         servers: Servers | None = None,
         rollout: RolloutConfig | None = None,
     ) -> None:
-        self._task, self._config, self._seed, self._folder = task, config, seed, folder
-        self._tokenizer, self._limits = tokenizer, sampler
-        self._lag = rollout.lag if rollout else 0
+        self._task, self._config, self._folder = task, config, folder
+        self._tokenizer, self._lag = tokenizer, rollout.lag if rollout else 0
         algorithm, params = config.algorithm, trained(model)
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._micro_batches = partial(
