@@ -125,12 +125,9 @@ def _row_credit(
     Eq. 4; REINFORCE++, arXiv:2501.03262: the return less the KL from the token on).
     """
     has_credit = row.is_action if spans is None else row.is_action & spans.is_covered
-    whole = total if spans is None else 0.0
-    credit = np.zeros(len(row.ids)) if spans is None else np.where(has_credit, spans.value, 0.0)
-    if form == "own":
-        credit = credit + whole * has_credit
-    elif row.is_action.any():
-        credit[np.flatnonzero(row.is_action)[-1]] += whole
+    credit = np.where(has_credit, total if spans is None else spans.value, 0.0)
+    if spans is None and form == "return_to_go":
+        credit[np.flatnonzero(row.is_action)[:-1]] = 0.0
     if penalty_T is not None:
         credit = credit - penalty_T * has_credit
     if form == "return_to_go":
