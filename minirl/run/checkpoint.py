@@ -201,7 +201,8 @@ def read_params(where: Path, like: Tree, *, item: str = _TREE) -> Tree:
     with _opened(where, expected, item=item) as restore:
         restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
     # What has no sharding is in host memory, which is freed array by array.
-    arrays = [jax.device_put(restored.pop(name)) for name in expected]
+    found = (restored.pop(name) for name in expected)
+    arrays = [jax.device_put(one) if isinstance(one, np.ndarray) else one for one in found]
     return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
