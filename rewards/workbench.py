@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import ExpoConfig, ProgressiveConfig
 from rewards.execution import gold_result, is_nondeterministic, on_witness, payable
-from rewards.expo.clauses import Clause
 from rewards.expo.reward import ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import ProgressiveReward
@@ -33,7 +32,6 @@ from sqlenv.types import (
     Status,
     Table,
 )
-from sqlenv.witness.refutation import Refutation
 from sqlenv.witness.store import WitnessStore
 
 PairStatus = Literal[Status, "not_transpiled"]
@@ -57,7 +55,8 @@ class PairScore:
         nondeterministic: Right by `ex` it may be, but no family pays for it.
         seconds: Wall time to run and score it; the gold result is there already.
         witnesses: How many small databases a prediction that is right by `set` was tried on.
-        refutation: The first of them on which it is wrong, if there is one.
+        told_by: The number of the first of them on which it is wrong, from 1; None where it is
+            right on all.
     """
 
     status: PairStatus
@@ -75,12 +74,14 @@ class PairScore:
     nondeterministic: bool = False
     seconds: float = 0.0
     witnesses: int = 0
-    refutation: Refutation | None = None
+    told_by: int | None = None
 
     def record(self) -> dict[str, Any]:
         """Write it for programs, as JSON has it."""
         verdict, diagnosis = self.verdict, self.diagnosis
         blamed = (verdict.clauses[number].kind for number in sorted(verdict.blamed))
+        clauses = zip(verdict.clauses, self.rewards, strict=True)
+        witness = {"asked": self.witnesses, "told_by": self.told_by}
         return {
             "status": self.status,
             **({"nondeterministic": True} if self.nondeterministic else {}),
@@ -96,22 +97,14 @@ class PairScore:
                 "error_clauses": list(dict.fromkeys(blamed)),
                 "rewards": [
                     {"clause": clause.kind, "start": clause.start, "end": clause.end, "reward": r}
-                    for clause, r in self.clauses()
+                    for clause, r in clauses
                 ],
             },
             "paverl": {"ex_f": self.ex_f, "ex_b": self.ex_b, "reward": self.paverl},
             "astra": {"csmr": self.csmr},
-            **({"witness": self._witness()} if self.witnesses else {}),
+            **({"witness": witness} if self.witnesses else {}),
             "seconds": round(self.seconds, 6),
         }
-
-    def _witness(self) -> dict[str, Any]:
-        told_by = self.refutation.number if self.refutation else None
-        return {"asked": self.witnesses, "told_by": told_by}
-
-    def clauses(self) -> list[tuple[Clause, float]]:
-        """Pair each clause with its reward."""
-        return list(zip(self.verdict.clauses, self.rewards, strict=True))
 
 
 class Workbench:
@@ -150,7 +143,6 @@ class Workbench:
             )
             attempt = replace(attempt, correct=right and found is None, refuted=found)
         verdict = self._expo.blame(example, attempt)
-        against = attempt.refuted
         asked, shown = on_witness(example, attempt)
         pair = payable(shown.result), gold_result(self._executor, asked)
         share = fractional_accuracy(*pair)
@@ -171,9 +163,7 @@ class Workbench:
             nondeterministic=by_chance,
             seconds=time.perf_counter() - start,
             witnesses=len(files),
-            refutation=Refutation.of(example, sql, self._executor.execute, against)
-            if against
-            else None,
+            told_by=attempt.refuted.number if attempt.refuted else None,
         )
 
 
