@@ -139,9 +139,9 @@ class RolloutConfig(Settings):
 
     def __str__(self) -> str:
         """Say who samples, and why."""
-        sglang, is_chosen = self.sglang, self.backend == "native"
+        sglang = self.sglang
         if self.sampler == "native":
-            reason = "rollout.backend" if is_chosen else "no server in rollout.sglang"
+            reason = "no server in rollout.sglang" if self.backend == "auto" else "rollout.backend"
             return f"the native sampler ({reason})"
         if sglang.launch:
             return f"{sglang.launch} SGLang servers of each host (rollout.sglang.launch)"

@@ -150,10 +150,10 @@ class _Part:
                 episode.filled = 0
         for prompt in self._prompts:
             prompt.filled = 0
+        self.to_fill, self.filled = deque(p for p in self._prompts if p.is_in_use), []
         self.unused = {prompt: None for prompt in self._prompts if not prompt.is_in_use}
         for prompt in self.unused:
             self._give_up(prompt)
-        self.to_fill, self.filled = deque(p for p in self._prompts if p.is_in_use), []
 
     def row_for(self, ids: tuple[int, ...]) -> KeptPrompt | None:
         """Return a kept prompt that one more slot may share, or else the row to keep it in."""
