@@ -95,9 +95,7 @@ def demo_prompts(count: int) -> Sequence[Observation]:
 
 
 def matmul_parameters(config: ModelConfig) -> tuple[int, int]:
-    """Count the weights of matrices that a token is multiplied with: of all layers, and of the
-    logits.
-    """
+    """Count the weights of the matrices that multiply a token: of all layers, and of the logits."""
     shapes = tensor_shapes(trained(described(config)))
     layers = (shape for name, shape in shapes.items() if ".layers." in name and len(shape) == 2)
     return sum(map(prod, layers)), config.vocab_size * config.hidden_size
