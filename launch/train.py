@@ -75,8 +75,7 @@ def train(
         cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
     check_inputs(config)
-    if dry_run:
-        check_place(config.folder, key="run.dir")
+    check_place(config.folder, key="run.dir")
     others = (coordinator, processes, process)
     accelerator = cli.use_accelerator(accel, others, folder=config.folder)
     # JAX takes seconds to import, and nothing above needs it.
