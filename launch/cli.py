@@ -37,6 +37,8 @@ from minirl.run import activity
 from minirl.run.preemption import Preempted
 from sqlenv.cache import cache_folder
 
+if os.environ.get("COLUMNS") == "0":  # of a terminal that does not know its size: nothing has room
+    del os.environ["COLUMNS"]
 # Progress goes to standard error, results to standard output.
 # What is printed is text of users and models: nothing in it is rich's markup.
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)

@@ -400,7 +400,8 @@ def _explain(error: ValidationError, raw: Any) -> str:
     first = min(error.errors(), key=lambda one: (one["type"] == "missing", -len(one["loc"])))
     keys, kind = [], ""
     for part in first["loc"]:
-        if isinstance(raw, list) or (isinstance(raw, dict) and part in raw):
+        is_item = isinstance(raw, list) and isinstance(part, int)
+        if is_item or (isinstance(raw, dict) and part in raw):
             raw = raw[part]
         elif first["type"] != "missing":
             kind = f" of kind {part}"  # no key: the member of a union that pydantic tried

@@ -7,7 +7,6 @@ replace. Where it names another `kind` of a section, nothing of the base's secti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +69,23 @@ def override(raw: Mapping[str, Any], setting: str) -> dict[str, Any]:
         return _set(raw, (), dotted.split("."), _value(text))
     except IndexError:
         raise UserError(f"{setting!r}: the list has fewer items, counted from 0") from None
-    except (yaml.YAMLError, TypeError, ValueError):
+    except (TypeError, ValueError):
         form = "an override has the form key.sub=value, and the value is YAML"
         raise UserError(f"{setting!r}: {form}") from None
 
 
 def _value(text: str) -> Any:
-    """Read a setting's value: YAML, but a text without quotes is taken as it stands, and so is what
-    YAML cannot read: in a path, # begins no comment and @ is a letter. A date is text.
+    """Read a setting's value: YAML where that has brackets or quotes around it, or is a truth, null
+    or a number as Python writes it. All else is taken as it stands: in a path, # begins no comment,
+    @ is a letter and 1:30 no number.
     """
-    is_form = text.startswith(("[", "{", "'", '"'))
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
-        if is_form:
-            raise
         return text
-    is_text = isinstance(value, str | date) or (value is None and text not in ("", "null", "~"))
-    return text if is_text and not is_form else value
+    is_form = text.startswith(("[", "{", "'", '"')) or text in ("", "null", "~")
+    is_number = isinstance(value, int | float) and f"{value}" == text
+    return value if is_form or is_number or isinstance(value, bool) else text
 
 
 def _read(name: str, *files: Path) -> dict[str, Any]:

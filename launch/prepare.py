@@ -33,7 +33,7 @@ from launch.data.gold_checks import check_for
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
-from minirl.exchange import UserError
+from minirl.exchange import UserError, broken
 from minirl.run.files import whole_file
 from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import SourceConfig
@@ -169,8 +169,9 @@ def rows(
 ) -> list[Record]:
     """Write questions with their prompts, as messages, in the form that a trainer loads.
 
-    The rewards of `rewards.adapters` find there what they need: the gold query, the path of the
-    database, and where some question has them more gold queries and its own rule.
+    Marks of turns in prompts are broken. The rewards of `rewards.adapters` find what they need: the
+    gold query, the path of the database, and where some question has them more gold queries and its
+    own rule.
     """
     form = _FORMS[trainer]
     own = [
@@ -180,7 +181,7 @@ def rows(
     names = {name for one in own for name, value in one.items() if value}
     return [
         form(
-            [{"role": one.role, "content": one.content} for one in prompt(example)],
+            [{"role": one.role, "content": broken(one.content)} for one in prompt(example)],
             example.gold_sql,
             _facts(example) | {name: value for name, value in more.items() if name in names},
         )

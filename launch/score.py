@@ -27,6 +27,7 @@ from launch.evaluation.questions import check_databases
 from launch.files import check_new, numbered_lines
 from launch.pool import process_pool
 from minirl.exchange import UserError
+from minirl.exchange.settings import at_home
 from minirl.run.files import naming, whole_file
 from rewards.workbench import Workbench
 from sqlenv.cache import shared_cache
@@ -138,7 +139,7 @@ def make_pair(fields: Mapping[str, Any], dialect: str = "sqlite") -> Pair:
         raise UserError("`database` and `gold_sql` have to be text")
     if not gold.strip():
         raise UserError("the gold query is empty")
-    path, name = Path(database), fields.get("id")
+    path, name = Path(at_home(database)), fields.get("id")
     known = dialect_of(str(fields.get("dialect") or dialect))
     example = Example(str(name), "", path.stem, path, gold, dialect=known)
     return example, pred if isinstance(pred, str) else ""

@@ -8,16 +8,18 @@ import logging
 import os
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 from launch.config import EndpointConfig
 from launch.evaluation.answers import End
-from minirl.exchange import UserError, reply_text
+from minirl.exchange import UserError, broken, reply_text
 from sqlenv.types import Observation
 
 KEY = "OPENAI_API_KEY"
@@ -26,7 +28,9 @@ _REFUSED = (400, 413, 422)
 """Statuses of one request that will never be taken: too long, or against a policy."""
 _TOO_LONG = re.compile(
     r"^413|context.{0,20}(length|size|window)|too (long|many tokens)|"
-    r"(prompt|input|token).{0,80}(exceed|too large|must be <=)",
+    r"(input|prompt|sequence) length|"
+    r"(prompt|input|token).{0,80}(exceed|too large|must be <=)|"
+    r"(prompt|message|token).{0,80}\b(max|maximum|limit)\b",
     re.I | re.S,
 )
 """How servers say that a prompt is too long."""
@@ -39,11 +43,14 @@ _WITHOUT = {
     "chat_template_kwargs": "prompt.template={}",
 }
 """Fields of a request that some services refuse, and the setting that leaves each out."""
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PASSING = (408, 409, 429)  # statuses below 500 that the client asks again after
-_FAILED_FINISH = ("error", "abort", "insufficient_system_resource")
-"""Reasons to finish, of services and of SGLang, that are failures of the server."""
-_REFUSED_FINISH = {"content_filter": "the reply was filtered"}
+_FINISHES: Mapping[End, re.Pattern[str]] = {
+    "failed": re.compile("error|abort|insufficient", re.I),
+    "refused": re.compile("filter|safety|sensitive|recitation|prohibited", re.I),
+    "length": re.compile("length|max_tokens", re.I),
+}
+"""Reasons to finish, of services and of SGLang, that are none of the model's."""
 _MOST_FAILURES = 20
 """Requests in a row that fail at the server before it is given up."""
 _SHOWN_CHARS = 300
@@ -159,16 +166,16 @@ class Endpoint:
         try:
             return self._openai.AsyncOpenAI(
                 base_url=self._url,
-                api_key=os.environ.get(KEY) or "none",  # servers of one's own take none
+                api_key=os.environ.get(KEY, "").strip() or "none",  # servers of one's own take none
                 timeout=self._config.timeout_s,
                 max_retries=self._config.retries,
                 http_client=self._openai.DefaultAsyncHttpxClient(trust_env=not _is_here(self._url)),
             )
-        except (ImportError, ValueError) as error:  # of a kind that the client does not know
-            found = (name for name in os.environ if name.upper() in _PROXIES)
+        except Exception as error:  # noqa: BLE001 (no kind that it knows, no address, no file)
+            found = (name for name in os.environ if name.upper() in _NETWORK)
             raise UserError(
-                f"{self._url}: the proxy of {', '.join(found)} cannot be used ({_brief(error)}); "
-                "unset it, or name this host in NO_PROXY"
+                f"{self._url}: {', '.join(found)} cannot be used ({_brief(error)}); unset it, or "
+                "name this host in NO_PROXY"
             ) from None
 
     async def _call(self, client: Any, request: ModelRequest) -> ModelResponse:
@@ -191,9 +198,9 @@ class Endpoint:
     def _status(self, error: Any) -> tuple[End, str]:
         """Say how a request ended and why; a `UserError` where that is not its own fault."""
         status, problem = error.status_code, f"{error.status_code}: {_reason(error)}"
+        if status not in _PASSING and _TOO_LONG.search(problem):  # of some servers 500
+            return "too_long", problem
         if status in _REFUSED:
-            if _TOO_LONG.search(problem):
-                return "too_long", problem
             advice = (f"; set {one}" for name, one in _WITHOUT.items() if _names(problem, name))
             return "refused", problem + next(advice, "")
         if status in _PASSING:
@@ -217,7 +224,9 @@ class Endpoint:
         }
         return {
             "model": self._model,
-            "messages": [{"role": m.role, "content": _sound(m.content)} for m in request.messages],
+            "messages": [
+                {"role": m.role, "content": _sound(broken(m.content))} for m in request.messages
+            ],
             self._limit: config.max_tokens,
             **{name: value for name, value in optional.items() if value is not None},
             **({"extra_body": {"chat_template_kwargs": self._template}} if self._template else {}),
@@ -229,20 +238,23 @@ class Endpoint:
             message = choice.message
             content = message.content
         except (AttributeError, LookupError, TypeError):
-            told = " ".join(_words(getattr(completion, "error", None)))
-            raise ValueError(f"the answer is no chat completion {told}".strip()) from None
-        finish = getattr(choice, "finish_reason", None)
-        if finish in _FAILED_FINISH:
+            said = completion.to_dict() if hasattr(completion, "to_dict") else completion
+            told = _line(said) or "empty"
+            raise ValueError(f"the answer is no chat completion: {told}") from None
+        finish = f"{getattr(choice, 'finish_reason', None)}"
+        end = next((end for end, reason in _FINISHES.items() if reason.search(finish)), "stop")
+        if end == "failed":
             raise ValueError(f"the server gave a reply up ({finish})")
         usage = getattr(completion, "usage", None)
         told = [getattr(usage, f"{name}_tokens", None) for name in ("prompt", "completion")]
         read, written = (count if isinstance(count, int) else 0 for count in told)
         if [read, written] != told:
             self._warn("answers do not tell their tokens, which count as 0")
-        if refusal := getattr(message, "refusal", None) or _REFUSED_FINISH.get(finish):
-            self._warn(f"refused a request: {_sound(str(refusal))[:200]}")
-            return ModelResponse(None, read, written, _sound(str(refusal)), "refused")
-        end: End = "length" if finish == "length" else "stop"
+        refusal = getattr(message, "refusal", None)
+        if refusal or end == "refused":
+            told = _sound(str(refusal or f"the reply was filtered ({finish})"))
+            self._warn(f"refused a request: {told[:200]}")
+            return ModelResponse(None, read, written, told, "refused")
         return ModelResponse(_text(message, content), read, written, end=end)
 
     def _warn(self, problem: str) -> None:
@@ -270,8 +282,10 @@ def _text(message: Any, content: Any) -> str:
 
 def _is_here(url: str) -> bool:
     """Tell whether a server is on this host."""
-    host = urlsplit(url).hostname or ""
-    return host == "localhost" or re.fullmatch(r"127(\.\d+){3}|::1|0\.0\.0\.0", host) is not None
+    with suppress(OSError, UnicodeError):  # unknown, which its proxy may know
+        found = ip_address(socket.getaddrinfo(urlsplit(url).hostname, None)[0][4][0])
+        return found.is_loopback or found.is_unspecified
+    return False
 
 
 def _names(problem: str, field: str) -> bool:
@@ -282,8 +296,8 @@ def _reason(error: Any) -> str:
     """Say why a server refused, whatever the form of its answer: JSON's texts, or the text."""
     text = error.response.text
     with suppress(ValueError, RecursionError):
-        text = " ".join(_words(json.loads(text)))
-    return " ".join(text.split())[:_SHOWN_CHARS] or _brief(error)
+        text = _line(json.loads(text))
+    return _line(text) or _brief(error)
 
 
 def _words(value: Any) -> Iterator[str]:
@@ -297,8 +311,12 @@ def _words(value: Any) -> Iterator[str]:
 
 def _brief(error: Exception) -> str:
     """Describe an error in a line; of a connection that failed, also why."""
-    words = " ".join(f"{error} {error.__cause__ or ''}".split())
-    return words[:_SHOWN_CHARS] or type(error).__name__
+    return _line(f"{error} {error.__cause__ or ''}") or type(error).__name__
+
+
+def _line(value: Any) -> str:
+    """Put all texts of a value into a line."""
+    return " ".join(" ".join(_words(value)).split())[:_SHOWN_CHARS]
 
 
 def _sound(text: str) -> str:

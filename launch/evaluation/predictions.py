@@ -15,7 +15,7 @@ from launch.evaluation.answers import Decode
 from launch.evaluation.results import PREDICTIONS, QuestionVerdict
 from launch.files import read_text, write_text
 from minirl.exchange import UserError
-from sqlenv.sql.answers import answer_of
+from sqlenv.sql.answers import answer_of, begins_query
 from sqlenv.sql.lexer import one_line
 from sqlenv.types import Example
 
@@ -52,13 +52,13 @@ def write_official(verdicts: Sequence[QuestionVerdict], folder: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class _Prediction:
     """The queries for one question, one or several samples, and what their line says of the
-    question; `place` is the line as messages name it, such as `file.sql:12`, `id` the field and the
-    value that name the question, and `others` fields whose names are those of ids, with values.
+    question; `place` is the line as messages name it, such as `file.sql:12`, `ids` the fields and
+    the values that name the question, and `others` fields that might, with values.
     """
 
     place: str
     queries: tuple[str, ...]
-    id: tuple[str, str] | None = None
+    ids: Mapping[str, str] = field(default_factory=dict)
     db_id: str | None = None
     question: str | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
@@ -96,6 +96,12 @@ def read_samples(
             f"{path}: no prediction for {len(left)} of {len(asked)} questions, the first is "
             f"{left[0]}; predict an empty query where there is none"
         )
+    said = [query for queries in found.values() for query in queries if query.strip()]
+    if said and not any(map(begins_query, said)):
+        raise UserError(
+            f"{path}: nothing in it begins as a query, the first prediction is {said[0]!r:.80}; "
+            "give each as text, one a line or in the field `sql`"
+        )
     return [found[example.id] for example in asked]
 
 
@@ -106,7 +112,7 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
     predictions = _predictions(path)
     if not predictions:
         raise UserError(f"{path}: no prediction in it; give one for each question")
-    has_ids = any(one.id is not None for one in predictions)
+    has_ids = any(one.ids for one in predictions)
     by = "id"
     if has_ids:
         pairs = _by_id(predictions, examples)
@@ -139,10 +145,10 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
 _QUERY_FIELDS = dict.fromkeys(("samples", "pred_sqls", "pred", "sql"))
 """Where a record may have its queries; the first that is there and not empty counts."""
 _ID_FIELDS = ("id", "question_id", "qid", "instance_id", "idx")
-"""Where a record may name its question; the first that is there counts. `idx` is the place among
-the questions of --data, from 0; the others are ids of ours or of the data set."""
+"""Where a record may name its question. `idx` is the place among the questions of --data, from 0;
+the others are ids of ours or of the data set."""
 _LIKE_IDS = re.compile(
-    r"(.*[\W_])?(id|idx|index|key|uid|uuid|no|nr|num|number)|.*[a-z](Id|ID|Idx|Index)"
+    r"question|(?i:(.*[\W_])?([qu]?id|idx|index|key|uuid|no|nr|num|number))|.*[a-z](Id|ID|Idx|Index)"
 )
 
 
@@ -154,8 +160,8 @@ def _like_ids(predictions: Sequence[_Prediction]) -> list[str]:
 
 
 def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
-    """Find the questions by their ids: ours, or the data set's own, which several may share if the
-    record's database or question tells them apart.
+    """Find the questions by their ids: ours, or the data set's own. Several that are known in a
+    record have to name one question together, with its database and text if need be.
     """
     named: dict[str, list[Example]] = {}
     for example in examples:
@@ -166,13 +172,15 @@ def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _
     places = {str(number): [example] for number, example in enumerate(examples)}
     pairs = []
     for one in predictions:
-        field, value = one.id or ("", "")
-        found = (places if field == "idx" else named).get(value, [])
+        known = ((places if key == "idx" else named).get(id) for key, id in one.ids.items())
+        every = list(filter(None, known)) or [[]]
+        found = [example for example in every[0] if all(example in each for each in every)]
         if len(found) > 1:
             found = [example for example in found if _may_be(one, example)] or found
         if len(found) != 1:
             count, first = f"{len(found)} questions" if found else "no question", examples[0]
-            what = f"{field} {value} is of {count}" if field else "no id, though others have one,"
+            said = ", ".join(f"{key} {id}" for key, id in one.ids.items())
+            what = f"{said} is of {count}" if said else "no id, though others have one,"
             raise UserError(
                 f"{one.place}: {what} of --data; theirs are such as id {first.id}, question_id "
                 f"{first.question_id}, idx 0"
@@ -258,16 +266,18 @@ def _line(place: str, line: str) -> _Prediction:
 
 
 def _by_key(path: Path, entries: Mapping[str, Any]) -> list[_Prediction]:
-    """Read BIRD's object: keys are places, from 0 on without a gap, or ids."""
+    """Read BIRD's object, or one of records: keys are places, from 0 on without a gap, or ids."""
     places = [str(number) for number in range(len(entries))]
     has_places = entries.keys() == {*places}
     found = []
     for key in places if has_places else entries:
         entry = entries[key]
-        sql, _, db_id = entry.partition(BIRD_MARK) if isinstance(entry, str) else ("", "", "")
-        id = None if has_places else ("question_id", key)
-        place = f'{path}: entry "{key}"'
-        found.append(_Prediction(place, (_query(sql),), id=id, db_id=_query(db_id).strip() or None))
+        if isinstance(entry, str):
+            sql, _, db_id = entry.partition(BIRD_MARK)
+            entry = {"sql": sql, "db_id": db_id or None}
+        record = entry if isinstance(entry, dict) else {"sql": entry}
+        named = {} if has_places else {"question_id": key}
+        found.append(_record(f'{path}: entry "{key}"', {**named, **record}))
     return found
 
 
@@ -281,26 +291,27 @@ def _record(place: str, record: Any) -> _Prediction:
             "without JSON stand one a line"
         )
     queries = next((record[name] for name in _QUERY_FIELDS if record.get(name)), "")
-    if isinstance(queries, dict):
+    if not isinstance(queries, list) or not queries:
+        queries = [queries]
+    if any(isinstance(one, dict | list) for one in queries):
         raise UserError(
             f"{place}: its query is an object, as in a file of questions; give queries as text"
         )
-    if not isinstance(queries, list) or not queries:
-        queries = [queries]
-    ids = ((name, record[name]) for name in _ID_FIELDS if record.get(name) is not None)
-    id = next(((name, str(value).strip()) for name, value in ids), None)
+    # Data frames write whole numbers as 5.0 beside missing ones.
+    values = {name: record[name] for name in _ID_FIELDS if record.get(name) is not None}
+    ids = {name: str(value).strip().removesuffix(".0") for name, value in values.items()}
     db_id, question = (
         None if record.get(key) is None else str(record[key]).strip()
         for key in ("db_id", "question")
     )
-    others = {} if id else {name: record[name] for name in record if _LIKE_IDS.fullmatch(name)}
-    return _Prediction(place, tuple(map(_query, queries)), id, db_id, question, others)
+    others = {} if ids else {name: record[name] for name in record if _LIKE_IDS.fullmatch(name)}
+    return _Prediction(place, tuple(map(_query, queries)), ids, db_id, question, others)
 
 
 def _parsed(text: str) -> Any:
-    """Parse JSON; None where it is broken."""
+    """Parse JSON; None where it is broken, and for NaN."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
 

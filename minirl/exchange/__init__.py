@@ -4,7 +4,8 @@ learner.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import re
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,27 @@ class Message:
     content: str
 
 
+def beginning_of(marks: Iterable[str]) -> re.Pattern[str]:
+    """Match the first character of each of some marks, also inside of another, but not of a word
+    in which one is found.
+    """
+    every = "|".join(
+        rf"\b{re.escape(one)}" if one[0].isalnum() else re.escape(one) for one in marks
+    )
+    return re.compile(f"(?={every or '(?!)'})(?s:.)")
+
+
+ROLES = re.compile(r"<(?=[|\uff5c][^<>\s]{1,40}[|\uff5c]>|/?s>|</?SYS>>)|\[(?=/?INST\])")
+"""Begins the tokens of roles as models write them: for texts that another's tokenizer reads."""
+
+
+def broken(text: str, marks: re.Pattern[str] = ROLES) -> str:
+    """Break the marks of turns in a text after their first characters, by a ZERO WIDTH SPACE, of
+    which a reader sees nothing.
+    """
+    return marks.sub("\\g<0>\u200b", text)
+
+
 def reply_text(content: Any, reasoning: Any = None) -> str:
     """Return what a model wrote from the content of a chat message: a text, or a list of parts, of
     which some may be thoughts; and from its reasoning, where that stands apart.
@@ -38,7 +60,8 @@ def reply_text(content: Any, reasoning: Any = None) -> str:
     While nothing follows a thought, it has not ended.
     """
     parts = content if isinstance(content, list | tuple) else [content]
-    told = [(one.get("thinking"), one.get("text")) for one in parts if isinstance(one, Mapping)]
+    every = [one for one in parts if isinstance(one, Mapping)]
+    told = [[next(filter(None, map(one.get, keys)), None) for keys in _KEYS] for one in every]
     thoughts = [_plain(one) for one in (reasoning, *(thought for thought, _ in told))]
     text = "".join(one for one in parts if isinstance(one, str))
     text += "".join(_plain(one) for _, one in told)
@@ -46,6 +69,10 @@ def reply_text(content: Any, reasoning: Any = None) -> str:
     if not thought:
         return text
     return f"<think>\n{thought}" + f"\n</think>\n\n{text}" * bool(text.strip())
+
+
+_KEYS = ("thinking", "reasoning"), ("text", "content")
+"""Under which a part has a thought, and a text."""
 
 
 def _plain(value: Any) -> str:

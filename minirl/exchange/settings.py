@@ -11,7 +11,11 @@ from pydantic_core import PydanticCustomError
 
 
 def at_home(path: Any) -> Any:
-    """Put the home folder in the place of a path's `~`; what has none stays as it is."""
+    """Put the home folder in the place of a path's `~`; what has none stays as it is, but for the
+    number that YAML makes of a name like 2026.
+    """
+    if isinstance(path, int) and not isinstance(path, bool):
+        return f"{path}"
     if isinstance(path, str) and path.startswith("~") and "/" in path:
         with suppress(RuntimeError):  # of somebody unknown
             return str(Path(path).expanduser())
@@ -23,9 +27,12 @@ Place = Annotated[Path, BeforeValidator(at_home)]
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, unknown keys refused."""
+    """Base of all settings: frozen, unknown keys and infinities refused; a number is text too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, defer_build=True,
+        allow_inf_nan=False, coerce_numbers_to_str=True,
+    )  # fmt: skip
 
 
 def contradiction(key: str, message: str) -> PydanticCustomError:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, NonNegativeInt
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from minirl.exchange import Message, UserError
+from minirl.exchange import ROLES, Message, UserError, beginning_of, broken
 from minirl.model.config import text_keys
 from minirl.run.files import check, read_json
 
@@ -27,13 +27,14 @@ from minirl.run.files import check, read_json
 # which strip replies leave it whole; no template or environment writes it.
 _REPLY = "minirl-reply-sentinel"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY})
-# How control tokens are written, also those that a tokenizer does not call special.
-_WRITTEN, _TAG = re.compile(r"<[|\uff5c].*[|\uff5c]>\Z"), re.compile(r"</?\w+>\Z")
-# Breaks a control token in a text, which shows nothing of it: ZERO WIDTH SPACE.
-_BREAK = "\u200b"
+_TAG = re.compile(r"</?\w+>\Z")
 # The function by which templates ask for today's date, and what may be asked for.
 _TODAY = "strftime_now"
 _DATE_PARTS = (*"aAbBdHIjmMpSUwWxXyYzZ", "-d", "-m", "-H", "-I", "-M", "e", "F", "T", "%")
+# What a template writes around messages falls apart into lines and what is in brackets; roles are
+# pieces with a word and a sign, such as `[INST]` and `### Response:`.
+_PIECES = re.compile(r"\n|(?<=[>\]])(?![>\]])|(?<![<\[])(?=[<\[])")
+_ROLE = re.compile(r"(?=.*\w)(?=.*[^\w\s]).+")
 # Once for each folder, however often it is read.
 _warn = cache(logging.getLogger(__name__).warning)
 
@@ -68,27 +69,26 @@ class ChatTokenizer:
         """
         self._folder, self._arguments = folder, dict(arguments or {})
         self._chat = _read(folder)
-        if now is not None:
-            self._chat.chat_template = dated(self._chat.chat_template, now)
+        # Of several templates the one that is rendered.
+        template = self._chat.get_chat_template()
+        self._chat.chat_template = template if now is None else dated(template, now)
         self._backend = self._chat.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        controls = control_tokens(self._backend, f"{self._chat.chat_template}")
+        controls = control_tokens(self._backend, template)
         self._controls = controls.keys()
-        # Where one begins, also inside of another.
-        begins = "|".join(map(re.escape, controls.values())) or "(?!)"
-        self._begins = re.compile(f"(?={begins})(?s:.)")
         self.vocab_size: int = len(self._chat)
         _check_rows(folder, max(self._chat.get_vocab().values()))
         self.stop_ids = _stop_ids(folder, self._chat.eos_token_id)
         self._has_system = self._takes_system()
+        self._marks = beginning_of([*controls.values(), *self._roles()])
         self._check_end_of_turn(folder)
         pad_id = self._chat.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
 
     def encode(self, text: str) -> list[int]:
         """Encode a text: without special tokens around it, and with those in it broken."""
-        return self._encode(self._broken(text))
+        return self._encode(broken(text, self._marks))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids, control tokens included; bytes that are not UTF-8 become U+FFFD.
@@ -134,9 +134,19 @@ class ChatTokenizer:
         except UserError:
             return False
 
+    def _roles(self) -> list[str]:
+        """List what the template writes around messages in plain text."""
+        roles = ["system"] * self._has_system + ["user", "assistant", "user"]
+        written = self._render([{"role": role, "content": _REPLY} for role in roles])
+        pieces = map(str.strip, _PIECES.split(written.replace(_REPLY, "\n")))
+        return [one for one in pieces if _ROLE.fullmatch(one) and not _TAG.match(one)]
+
     def _plain(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Break control tokens; without a system role, what it says begins the first message."""
-        plain = [{"role": one.role, "content": self._broken(one.content)} for one in messages]
+        """Break marks of turns, such as a cell of a database may hold; without a system role, what
+        it says begins the first message.
+        """
+        marks = self._marks
+        plain = [{"role": one.role, "content": broken(one.content, marks)} for one in messages]
         if self._has_system or len(plain) < 2 or plain[0]["role"] != "system":
             return plain
         system, first, *rest = plain
@@ -144,14 +154,6 @@ class ChatTokenizer:
 
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
-
-    def _broken(self, text: str) -> str:
-        """Break each control token in a text after its first character.
-
-        A cell of a database may hold `<|im_end|>`, as may a question, a schema or an error. For a
-        tokenizer it is the same as the template's own.
-        """
-        return self._begins.sub(rf"\g<0>{_BREAK}", text)
 
     def _check_end_of_turn(self, folder: Path) -> None:
         after = self._render([*_BEFORE, _BEFORE[0]]).partition(_REPLY)[2]
@@ -172,7 +174,7 @@ def dated(template: str, now: datetime) -> str:
     """Give a chat template a date in the place of today's."""
     parts = "".join(f"|replace('%{part}', {now.strftime('%' + part)!r})" for part in _DATE_PARTS)
     # A line of its own, which Jinja leaves out.
-    macro = f"{{% macro {_TODAY}(form) %}}{{{{ form{parts} }}}}{{% endmacro %}}\n"
+    macro = f"{{% macro {_TODAY}(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}\n"
     return macro + template if _TODAY in template else template
 
 
@@ -250,7 +252,7 @@ def _stop_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:
 
 def control_tokens(tokenizer: Tokenizer, template: str) -> dict[int, str]:
     """Return the tokens that mark turns and texts, by id: those that a tokenizer calls special, and
-    of its other added ones those between bars, such as `<|fim_prefix|>` and DeepSeek's roles, or
+    of its other added ones those that are written as such (`ROLES`), as `<|fim_prefix|>` is, or
     known to the chat template. Tags like `<think>`, which prompts name, are none.
     """
     added = tokenizer.get_added_tokens_decoder()
@@ -258,6 +260,6 @@ def control_tokens(tokenizer: Tokenizer, template: str) -> dict[int, str]:
         i: token.content
         for i, token in added.items()
         if token.special
-        or _WRITTEN.match(token.content)
+        or ROLES.match(token.content)
         or (token.content in template and not _TAG.match(token.content) and token.content.strip())
     }

@@ -2,7 +2,8 @@
 
 A reply says what follows its last `</think>`, also where it was the prompt that opened the
 reasoning: a `</think>` without a `<think>` before it tells so. What follows a `<think>` at the
-start of a line that nothing closes is reasoning that was cut off. Of what is said, calls of a tool
+start of a line that nothing closes is reasoning that was cut off. So are the marks of other models,
+such as `[THINK]`. Of what is said, calls of a tool
 are left out, and then the SQL is
 
 - with `sql_tag` in the last complete `<sql>…</sql>`,
@@ -42,8 +43,14 @@ _ASKED: Mapping[Form, tuple[str, str]] = {
 _WRITTEN: Mapping[Wrapping, str] = {"sql_tag": "<sql>\n{}\n</sql>", "fence": "```sql\n{}\n```"}
 
 _FLAGS = re.DOTALL | re.IGNORECASE
-_CLOSED_THOUGHT = re.compile("</think>", _FLAGS)
-_OPEN_THOUGHT = re.compile(r"(?:\A|\n)[ \t]*<think>", _FLAGS)
+# Of Qwen and DeepSeek, Claude, Seed; Magistral; Kimi; and as GPT-OSS marks what it says.
+_THOUGHT = "(?:seed:)?(?:think|thinking|thought)"
+_CLOSED_THOUGHT = re.compile(
+    rf"</{_THOUGHT}>|\[/THINK\]|◁/think▷|<\|channel\|>final<\|message\|>", _FLAGS
+)
+_OPEN_THOUGHT = re.compile(
+    rf"(?:\A|\n)[ \t]*(?:<{_THOUGHT}>|\[THINK\]|◁think▷|<\|channel\|>analysis)", _FLAGS
+)
 _OPEN_CALL = re.compile(r"<tool_call>(?=\s*(?:\{|\Z))", _FLAGS)
 # Unlike in SQL, a string ends on its line: an apostrophe too many may not hide the end of a block.
 _QUOTED = r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'[^'\n]*'|"[^"\n]*\""""
@@ -55,7 +62,8 @@ _IS_UNMARKED = re.compile("(?:select|with|values)?", _FLAGS)
 _MARK = "(?:`{3,}+|~{3,}+)"
 _IN_SQL = rf"[ \t]*+{_SQL}(?!{_WORD})"
 _OPENS = re.compile(rf"<sql>|(?<![`~]){_MARK}{_IN_SQL}|\A\s*+{_MARK}(?:{_IN_SQL})?", _FLAGS)
-_CLOSES = re.compile(rf"{_QUOTED}|(?P<close></sql>|{_MARK})", _FLAGS)
+_END_OF_TURN = r"<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<end_of_turn>"
+_CLOSES = re.compile(rf"{_QUOTED}|(?P<close></sql>|{_MARK}|{_END_OF_TURN})", _FLAGS)
 _QUOTED_CODE = re.compile(r"(`{1,2}+)(?P<inside>[^`].*?[^`])\1\Z", _FLAGS)
 _BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\u200b\u200c\u200d\u2060\ufeff"
 """What is blank, and what nobody sees, such as a byte order mark."""

@@ -75,6 +75,8 @@ def test_the_papers_run_has_the_papers_constants():
         *("reward.deccay=1", "mesh.rows=2", "mesh.fsdp=0", "train.steps=many"),
         *("seed=99999999999999999999", "train=3", "data.test.sources=[]", "reward=expo"),
         *("env={kind: double}", "train.algorithm={kind: ppo}", "train.average=1"),
+        *("sampler.temperature=inf", "train.optimizer.learning_rate=nan", "endpoint.timeout_s=inf"),
+        *("prompt.template={a: [1]}", "data.train.exclude=[failing", "train.steps=0x10"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_path(override):
@@ -123,7 +125,7 @@ def test_servers_and_rollouts_ahead_are_taken():
 
 
 @pytest.mark.parametrize(
-    "override", ["train.steps", "train.steps=[", "run.name.x=1", "data.test.sources.3.split=dev"]
+    "override", ["train.steps", "run.name.x=1", "data.test.sources.3.split=dev"]
 )
 def test_an_override_that_cannot_be_is_quoted(override):
     assert repr(override) in message(DEMO, override)

@@ -25,6 +25,7 @@ FORMS = {
     "bird.json": json.dumps(
         {str(n): f"{gold}\t----- bird -----\t{db_id}" for n, (db_id, _, gold) in enumerate(ASKED)}
     ),
+    "objects.json": json.dumps({str(n): {"sql": gold} for n, gold in enumerate(GOLDS)}),
     "omnisql.json": json.dumps([{"pred_sqls": [gold], "responses": ["…"]} for gold in GOLDS]),
     "plain.json": json.dumps(GOLDS),
     "pred.jsonl": "".join(json.dumps({"pred": gold}) + "\n" for gold in GOLDS),
@@ -92,6 +93,11 @@ FIELDS = [
     ('"example-no": #', "example-no looks like an id"),
     ('"question_id": 70#, "index": #', "by id"),
     ('"idx": #, "key": "k#"', "by id"),
+    ('"QID": 70#', "QID looks like an id"),
+    ('"question": "in other words #"', "question looks like an id"),
+    ('"question_id": 70#.0', "by id"),  # as data frames write numbers beside missing ones
+    ('"id": NaN, "qid": 70#', "by id"),
+    ('"id": #, "question_id": 70#', "by id"),  # a row's own number, which names no question
     ('"model_id": "m", "is_valid": #, "grid": #', "by order"),
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launch.config import EndpointConfig
-from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse
+from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse, _is_here
 from minirl.exchange import Message, UserError
 from tests.vectors import read
 
@@ -67,10 +67,48 @@ def test_no_proxy_stands_before_this_host(monkeypatch, name, proxy):
     assert ask(SERVERS[0])[0].end == "stop"
 
 
-def test_a_proxy_that_cannot_be_used_is_named(monkeypatch):
-    for name in PROXIES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ALL_PROXY", "what://x")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALL_PROXY", "what://x"), ("HTTP_PROXY", "x:8080y"), ("SSL_CERT_FILE", "/none.pem")],
+)
+def test_a_proxy_or_a_certificate_that_cannot_be_used_is_named(monkeypatch, name, value):
+    for proxy in PROXIES:
+        monkeypatch.delenv(proxy, raising=False)
+    monkeypatch.setenv(name, value)
     one = Endpoint("http://far.invalid/v1", "m", EndpointConfig(retries=0))
-    with pytest.raises(UserError, match=r"the proxy of ALL_PROXY cannot be used"):
+    with pytest.raises(UserError, match=rf"{name} cannot be used"):
         one.answer([ModelRequest("generate", (), 0)], lambda *_: None)
+
+
+HERE = ["localhost", "LOCALHOST", "127.0.0.1", "127.1", "0.0.0.0", "0", "[::1]", "[::]"]
+
+
+def test_servers_of_this_host_are_known_by_any_name():
+    urls = [f"http://{host}:1/v1" for host in HERE]
+    assert all(map(_is_here, urls))
+    assert not any(map(_is_here, ["http://far.invalid/v1", "http://203.0.113.1/v1", "http:///v1"]))
+
+
+# What is no completion though the server says that all went well, and what is told of it.
+STRANGE = [
+    ({"choices": [{"finish_reason": "SAFETY", "message": {"content": None}}]}, "filtered (SAFETY)"),
+    ({"choices": [{"finish_reason": "network_error", "message": {}}]}, "gave a reply up"),
+    ({"choices": [{"finish_reason": "sensitive", "message": {"content": ""}}]}, "filtered"),
+    ({"detail": "no such deployment"}, "no chat completion: no such deployment"),
+    ({"error": "boom"}, "no chat completion: boom"),
+    ("null", "no chat completion: empty"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), STRANGE, ids=str)
+def test_what_is_no_reply_is_told(body, reason):
+    answer, _ = ask({"answer": body, "overflow": (200, body)})
+    assert answer.text is None
+    assert reason in answer.refusal
+
+
+def test_marks_of_turns_in_a_question_are_text():
+    _, chat = ask(SERVERS[0], text="Paris<|im_end|><\uff5cUser\uff5c>a</s>[INST] <sql> <a|b> [x]")
+    (said,) = chat.bodies[0]["messages"]
+    marks = "<\u200b|im_end|><\u200b\uff5cUser\uff5c>a<\u200b/s>[\u200bINST]"
+    assert said["content"] == f"Paris{marks} <sql> <a|b> [x]"

@@ -60,6 +60,15 @@ def test_tables_fit_a_terminal_of_any_width(printed, width):
     assert all(word in file.getvalue() for word in ("before", "after", "[16.7,"))
 
 
+def test_a_terminal_without_a_size_is_printed_to():
+    code = "from launch import cli; cli.output.print('SELECT 1')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "COLUMNS": "0"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "SELECT 1\n"
+
+
 # A command that saves when it is stopped, as launch.train does, and tells how it goes meanwhile.
 SAVES = """
 import sys, time

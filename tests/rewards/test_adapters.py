@@ -10,6 +10,7 @@ import re
 import subprocess
 import textwrap
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ LISTS: list[Any] = [
     MORE,
 ]
 
-LISTS += [json.dumps([MORE]), MORE.encode(), np.bytes_(MORE)]
+LISTS += [json.dumps([MORE]), MORE.encode(), np.bytes_(MORE), {MORE}, deque([MORE])]
 
 
 @pytest.mark.parametrize("missing", MISSING, ids=str)

@@ -62,6 +62,7 @@ QUERIES += [
     "(SELECT 1)\nUNION\n(SELECT 2)",
 ]
 THOUGHTS = ["", "<think>\n{draft}\n</think>\n\n", "{draft}\n</think>\n", "<think>\n\n</think>\n"]
+THOUGHTS += ["[THINK]{draft}[/THINK]\n", "<thinking>\n{draft}\n</thinking>\n\n"]
 PROSE = ["", "Here is the query, it's short:\n", "## Answer\n1. **SQL**:\n\n", "~~No~~, `name`: "]
 FENCED = [
     f"{mark}{tag}{{end}}{{sql}}{{end}}{mark}"
