@@ -34,6 +34,9 @@ WARM_MODEL = Path(WARM, "model")
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
 _ELSEWHERE = ("rollout.sglang.", "run.dir", "run.tracker")
 _ELSEWHERE += ("executor.workers", "train.env_workers")
+# What a smaller memory needs; numbers differ by rounding alone, as on another mesh.
+_ELSEWHERE += ("train.batching.", "warm_start.batching.", "model.remat")
+_ELSEWHERE += ("sampler.slots", "sampler.cache_gb")
 _MODEL = "model"  # in data.json
 # With only these files a folder is still free.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS, DATA})
@@ -89,7 +92,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """Flatten settings but those of devices, cores, servers and trackers."""
+    """Flatten settings but those of devices, memory, cores, servers and trackers."""
     found = flat({key: value for key, value in values.items() if key != "mesh"})
     return {key: value for key, value in found if not key.startswith(_ELSEWHERE)}
 

@@ -64,6 +64,17 @@ def test_a_folder_of_other_settings_is_refused_and_kept(job):
             ("executor.workers=null", "train.env_workers=8"),
             "executor.timeout_s=1",
         ),
+        # A smaller memory, by what is advised where it is too small.
+        (
+            (),
+            ("train.batching.micro_batch_tokens=512", "model.remat=full", "sampler.slots=2"),
+            "sampler.temperature=0.5",
+        ),
+        (
+            ("sampler.cache_gb=1",),
+            ("sampler.cache_gb=0.5", "warm_start.batching.micro_batch_tokens=256"),
+            "train.optimizer.moments=bfloat16",
+        ),
     ],
 )
 def test_a_run_may_go_on_with_other_devices_servers_and_cores(job, settings, others, refused):
