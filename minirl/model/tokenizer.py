@@ -30,7 +30,7 @@ _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _R
 _TAG = re.compile(r"</?\w+>\Z")
 # The function by which templates ask for today's date, and what may be asked for.
 _TODAY = "strftime_now"
-_DATE_PARTS = (*"aAbBdHIjmMpSUwWxXyYzZ", "-d", "-m", "-H", "-I", "-M", "e", "F", "T", "%")
+_DATE_PARTS = (*"aAbBcCdDeFfGhHIjmMprRSTuUVwWxXyYzZ", "-d", "-m", "-H", "-I", "-M", "%")
 # What a template writes around messages falls apart into lines and what is in brackets; roles are
 # pieces with a word and a sign, such as `[INST]` and `### Response:`.
 _PIECES = re.compile(r"\n|(?<=[>\]])(?![>\]])|(?<![<\[])(?=[<\[])")

@@ -331,11 +331,13 @@ def test_what_a_template_writes_is_text_in_a_message(tmp_path, name):
 def test_of_several_templates_the_one_that_is_used_has_the_date(tmp_path):
     folder, now = write_folder(tmp_path, PLAIN), datetime(2024, 7, 26, tzinfo=UTC)
     path = folder / "tokenizer_config.json"
-    template = "{{ strftime_now(format='%d %b %Y') }}" + PLAIN
+    template = "{{ strftime_now(format='%d %b %Y, %c, %R') }}" + PLAIN
     several = [{"name": "default", "template": template}, {"name": "tools", "template": PLAIN}]
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": several}))
     tokenizer = ChatTokenizer(folder, now=now)
-    assert tokenizer.decode(tokenizer.encode_chat(QUESTION)).startswith("26 Jul 2024<|im_start|>")
+    assert tokenizer.decode(tokenizer.encode_chat(QUESTION)).startswith(
+        "26 Jul 2024, Fri Jul 26 00:00:00 2024, 00:00<|im_start|>"
+    )
 
 
 def test_a_role_that_a_template_refuses_is_told_in_a_line(tmp_path):
