@@ -76,9 +76,6 @@ class SglangConfig(Settings):
     wait_s: PositiveFloat = 600.0
     """Longest wait for a server to start, to load weights, or to come back when none is left; then
     the run is saved and stops."""
-    tolerance: PositiveFloat | None = None
-    """Largest mean difference of a probe's log-probabilities from the learner's; None for 0.001 in
-    float32, 0.2 in bfloat16."""
 
     def find_python(self) -> str:
         """Return the program that launched servers run in; a `UserError` if there is none."""

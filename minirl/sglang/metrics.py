@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Failure = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
+Failure = Literal["connection", "deadline", "hung", "status", "garbage", "stale"]
 """How a server fails."""
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 EVENTS = tuple(f"sglang/{n}" for n in (*_COUNTED, *(f"failed_{k}" for k in get_args(Failure))))
 """Metrics that are counts, which add up over processes."""
-IN_USE, PROBE_GAP = "sglang/servers", "sglang/probe_gap"
+IN_USE = "sglang/servers"

@@ -1,7 +1,7 @@
 """Several SGLang servers as one: which of them answers, which is left out and taken back.
 
 A server that fails in any way is left out, and its requests are asked elsewhere, whole: a request
-holds all tokens of its episode so far. Meanwhile the server is probed, brought to the current
+holds all tokens of its episode so far. Meanwhile the server is watched, brought to the current
 weights, and taken back. All of this runs in one event loop.
 """
 
@@ -23,7 +23,7 @@ from minirl.config import SglangConfig
 from minirl.errors import LostError
 from minirl.exchange import UserError
 from minirl.sglang.answers import Generated
-from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
+from minirl.sglang.metrics import EVENTS, IN_USE
 from minirl.sglang.server import PushedWeights, RejectedError, Server, ServerError
 from minirl.types import Request
 
@@ -31,9 +31,8 @@ _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _TRIES = 12
 """Of a request, before the run stops."""
-# Times that a launched server may hang, or compute something else with the right weights (those
-# below its adapters are others), before it is started anew. One that is only starting refuses to
-# answer at once.
+# Times that a launched server may hang, or have other weights below its adapters, before it is
+# started anew. One that is only starting refuses to answer at once.
 _HANGS, _AT_ONCE_S = 2, 5.0
 
 _log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class ServerPool:
             The seconds that it took.
 
         Raises:
-            UserError: A server computes something else with them than the learner.
+            UserError: A server does not take the first ones.
             LostError: No server has taken them.
         """
         is_first, begun = self._weights is None, time.monotonic()
@@ -115,7 +114,6 @@ class ServerPool:
         used = [server for server in self._servers if server.is_used]
         numbers = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
         numbers[IN_USE] = float(len(used))
-        numbers[PROBE_GAP] = max((server.gap for server in used), default=0.0)
         numbers["sglang/cached_share"] = self._events["cached"] / max(self._events["tokens"], 1)
         self._events.clear()
         return numbers
@@ -139,6 +137,7 @@ class ServerPool:
     def _leave_out(self, server: Server, error: ServerError) -> None:
         self._events[f"failed_{error.kind}"] += 1
         self._last_problem = error
+        server.weights = None
         if not server.is_used:
             return
         server.left_out.set()
@@ -169,7 +168,7 @@ class ServerPool:
                 pause_s, hangs = _FIRST_PAUSE_S, 0
             except (ServerError, UserError, OSError) as error:
                 is_slow = time.monotonic() - begun > min(_AT_ONCE_S, self._config.health_s / 2)
-                hangs += is_slow or getattr(error, "kind", "") == "differs"
+                hangs += is_slow or getattr(error, "kind", "") == "stale"
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 self._last_problem = error
                 server.give_up()
@@ -185,19 +184,12 @@ class ServerPool:
                 server.give_up()
 
     async def _bring_back(self, server: Server) -> None:
-        """Take a server back if it is well, and has or can get the current weights."""
+        """Take a server back if it is well and takes the current weights."""
         async with server.lock:
             await server.check_ready()
-            weights = None
-            while weights is not self._weights:  # newer ones may come meanwhile
-                weights = self._weights
+            while server.weights is not (weights := self._weights):  # newer ones may come meanwhile
                 assert weights is not None  # before the first push no server is left out
-                try:
-                    await server.compare(weights)
-                except ServerError as error:
-                    if error.kind != "stale":
-                        raise
-                    await server.load(weights)
+                await server.load(weights)
         server.left_out.clear()
         self._any_used.set()
         self._events["taken_back"] += 1
@@ -236,8 +228,6 @@ class ServerPool:
                     f"a server does not take the learner's weights ({error}); it has to serve the "
                     "same model, and to see rollout.sglang.weights at the same path"
                 ) from None
-            if error.kind == "differs":
-                raise UserError(str(error)) from None
             self._leave_out(server, error)
             # Nobody knows what it samples with now.
             server.give_up()

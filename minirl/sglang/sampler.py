@@ -22,7 +22,6 @@ from weakref import ref
 
 import aiohttp
 import jax
-import numpy as np
 from flax import nnx
 
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
@@ -40,20 +39,14 @@ from minirl.types import Reply, Request, Tokenizer, Work
 _CLOSE_S = 10.0
 # Longest wait for a reply before `advance` returns.
 _PAUSE_S = 0.2
-# Ids of the probe, and how many of them are its prompt.
-_PROBE_TOKENS, _PROBE_PROMPT = 64, 2
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
-# Of the learner, which all processes ask together: the log-probabilities of ids after a prompt of
-# so many of them, under weights, at temperature 1.
-Logprobs = Callable[[nnx.State, Sequence[int], int], np.ndarray]
 
 
 class Servers:
     """The servers of this process, which serve the model of a folder, inside of a `with` block;
     with `lora` they are given adapters, and keep its weights.
 
-    The seed decides the probe, and what launched servers draw.
+    The seed decides what launched servers draw.
 
     Attributes:
         times: Metrics of the last push: its seconds, and those while the learner did other things.
@@ -78,17 +71,12 @@ class Servers:
             self.root = config.weights.absolute() / f"{folder.name}-{mark:08x}"
         described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
         kind = architecture(described["model_type"])
-        shape = read_config(model)
-        vocab_size, self._hybrid = shape.vocab_size, shape.hybrid
-        probe_ids = np.random.default_rng(seed).integers(0, vocab_size, _PROBE_TOKENS)
+        self._hybrid = read_config(model).hybrid
         context = sampler.max_prompt_tokens + sampler.max_response_tokens
         self.requirements = Requirements(
             architectures=tuple(described.get("architectures") or [kind]),
-            vocab_size=vocab_size,
             context=context,
             has_adapters=lora is not None,
-            probe_ids=tuple(probe_ids[: max(context - 1, _PROBE_PROMPT + 1)].tolist()),
-            tolerance=config.tolerance or _TOLERANCE[dtype],
         )
         self.pool: ServerPool
         self.times: dict[str, float] = {}
@@ -132,7 +120,7 @@ class Servers:
         """Do something in the loop, and wait for it; a signal abandons it."""
         return _result(self.start(work))
 
-    def send(self, weights: nnx.State, *, version: int, logprobs: Logprobs) -> None:
+    def send(self, weights: nnx.State, *, version: int) -> None:
         """Begin to bring all servers to new weights, unless they have them or are about to.
 
         All processes have to call this. Returns when the files are written that servers read.
@@ -142,12 +130,11 @@ class Servers:
             return
         self.settle()
         begun = time.monotonic()
-        probe = logprobs(weights, self.requirements.probe_ids, _PROBE_PROMPT)
         # A version may come twice: as it was trained, and from its checkpoint.
         self._pushes += 1
         name = f"{self._name}-{version}-{self._pushes}"
         folder, written = self._write(weights, name), time.monotonic()
-        pushed = PushedWeights(name, self._pushes, version, folder, probe.tolist())
+        pushed = PushedWeights(name, self._pushes, version, folder)
         taken = self.start(self.pool.push(pushed))
 
         def end_push() -> None:
@@ -165,7 +152,7 @@ class Servers:
         """Wait until all servers have what was sent; all processes have to call this.
 
         Raises:
-            UserError: A server computes something else with it.
+            UserError: A server does not take the first weights.
             LostError: No server took it.
         """
         end_push, sent = self._end_push, self._sent
@@ -207,12 +194,11 @@ class Servers:
             await asyncio.gather(*others, return_exceptions=True)
             if self._session is not None:
                 await self._session.close()
+            self._loop.stop()
 
-        # A slow shutdown must not mask the original error.
-        with suppress(TimeoutError):
-            self.start(end()).result(_CLOSE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.start(end())
         thread.join(_CLOSE_S)
+        # A slow shutdown must not mask the original error.
         if not thread.is_alive():
             self._loop.close()
         remove_versions(self.root)
@@ -234,8 +220,8 @@ class SglangSampler:
 
     is_repeatable = False
 
-    def __init__(self, tokenizer: Tokenizer, servers: Servers, *, logprobs: Logprobs) -> None:
-        self._servers, self._tokenizer, self._logprobs = servers, tokenizer, logprobs
+    def __init__(self, tokenizer: Tokenizer, servers: Servers) -> None:
+        self._servers, self._tokenizer = servers, tokenizer
         self.work = Work()
         self._asked: dict[int, Future[Generated]] = {}
         # Episodes whose requests ended, with these; None to wake up.
@@ -243,11 +229,11 @@ class SglangSampler:
 
     def apart(self) -> SglangSampler:
         """Return another sampler of the same servers and their weights, for another thread."""
-        return SglangSampler(self._tokenizer, self._servers, logprobs=self._logprobs)
+        return SglangSampler(self._tokenizer, self._servers)
 
     def send_weights(self, weights: nnx.State, *, version: int) -> None:
         """Begin to bring the servers to these weights; what they sample goes on with them."""
-        self._servers.send(weights, version=version, logprobs=self._logprobs)
+        self._servers.send(weights, version=version)
 
     def set_weights(self, weights: nnx.State, *, version: int) -> None:
         """Bring the servers to these weights; raises as `Servers.settle` does."""

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
-import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from minirl.config import SglangConfig
-from minirl.sglang.answers import Generated, Requirements, ScoredIds, ServerInfo
+from minirl.sglang.answers import Generated, Requirements, ServerInfo
 from minirl.sglang.metrics import Failure
 from minirl.sglang.process import ChildServer
 from minirl.types import Request
@@ -50,15 +49,13 @@ class RejectedError(ServerError):
 @dataclass(frozen=True, slots=True)
 class PushedWeights:
     """Weights of the learner: as servers call them, each name used once; in the order of pushes; as
-    the learner counts them; where servers read them; and its log-probabilities of the probe's last
-    ids, at temperature 1.
+    the learner counts them; and where servers read them.
     """
 
     name: str
     number: int
     version: int
     folder: Path
-    probe: Sequence[float]
 
 
 def make_session() -> aiohttp.ClientSession:
@@ -83,8 +80,7 @@ class Server:
         waiting: Of these, what can end the waiting.
         lock: Held while weights are brought to it.
         left_out: Set while it is not in use.
-        weights: Last ones that it was compared with.
-        gap: Its difference to the learner with these.
+        weights: Those that it has; None where nobody knows.
     """
 
     def __init__(
@@ -102,7 +98,6 @@ class Server:
         self._adapter: str | None = None
         self._former: str | None = None
         self._base = ""
-        self.gap = 0.0
         self.waiting: set[asyncio.Timeout] = set()
         self.slots, self.lock = asyncio.Semaphore(config.parallel), asyncio.Lock()
         self.left_out = asyncio.Event()
@@ -142,8 +137,7 @@ class Server:
             raise self.error("hung", "hangs, and with it this request") from None
         finally:
             self.waiting.discard(waiting)
-        context = (rid, request, stop_ids, self._requirements.vocab_size)
-        generated = self._read(Generated, content, context)
+        generated = self._read(Generated, content, request)
         if adapter is None:
             return generated
         if {*generated.versions} != {self._base}:
@@ -173,52 +167,22 @@ class Server:
         for path in ("/server_info", "/model_info", "/v1/models"):
             with suppress(ValueError, TypeError):  # what is missing then, validation tells
                 facts |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
-        self._requirements.check(self._read(ServerInfo, to_json(facts)), self.url)
+        info = self._read(ServerInfo, to_json(facts))
+        self._requirements.check(info, self.url)
+        if self._requirements.has_adapters:
+            self._base = self._base or info.weight_version
+            if info.weight_version != self._base:
+                raise self.error("stale", f"has weights {info.weight_version} below its adapters")
 
     async def load(self, weights: PushedWeights) -> None:
-        """Bring it to these weights, and compare."""
+        """Bring it to these weights."""
         load = self._load_adapters if self._requirements.has_adapters else self._load_weights
         await load(weights.name, str(weights.folder))
-        await self.compare(weights)
-
-    async def compare(self, weights: PushedWeights) -> None:
-        """See that it computes what the learner does with these weights.
-
-        Raises:
-            ServerError: `stale`: it has others; `differs`: it does not.
-        """
-        values, version = await self._score()
-        if (name := self._adapter or version) != weights.name:
-            raise self.error("stale", f"has weights {name}, not {weights.name}")
-        probe, tolerance = np.asarray(weights.probe), self._requirements.tolerance
-        self.gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
-        self.weights, self._base = weights, version
-        if not self.gap <= tolerance:
-            raise self.error(
-                "differs",
-                f"log-probabilities of a probe differ from the learner's by {self.gap:.3g} on "
-                f"average, with the same weights; rollout.sglang.tolerance is {tolerance:g}",
-            )
+        self.weights = weights
 
     def error(self, kind: Failure, message: str) -> ServerError:
         """Return a failure of this server."""
         return ServerError(kind, f"{self.url}: {message}")
-
-    async def _score(self) -> tuple[list[float], str]:
-        """Return log-probabilities of the probe's ids but the first, and its weights' version."""
-        ids = self._requirements.probe_ids
-        body = {
-            "input_ids": ids,
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-        }
-        content = await self._generate(body, self._adapter, timeout_s=self._config.wait_s)
-        scored = self._read(ScoredIds, content)
-        values = [value for value, *_ in scored.logprobs[1:] if value is not None]
-        if tuple(i for _, i, _ in scored.logprobs) != ids or len(values) != len(ids) - 1:
-            raise self.error("garbage", "scored other ids than were sent, or not all")
-        return values, scored.version
 
     async def _generate(
         self, body: Mapping[str, Any], adapter: str | None, *, timeout_s: float

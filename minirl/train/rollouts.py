@@ -20,27 +20,22 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import optax
 from flax import nnx
 
-from minirl.config import BatchingConfig, SamplerConfig, TrainConfig
+from minirl.config import SamplerConfig, TrainConfig
 from minirl.errors import LostError
 from minirl.exchange import Score
 from minirl.model.decoder import Decoder
-from minirl.model.sharding import row_parts
 from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import Rollout
 from minirl.sample.sampler import NativeSampler
-from minirl.sglang.metrics import EVENTS, IN_USE, PROBE_GAP
-from minirl.train.batching import MicroBatches
-from minirl.train.losses import likelihood
-from minirl.train.update import Learner
+from minirl.sglang.metrics import EVENTS, IN_USE
 from minirl.types import Decoding, Environment, Sampler, Tokenizer, TokenRow, Trajectory
 
 # A native run does without what talks to servers.
 if TYPE_CHECKING:
-    from minirl.sglang.sampler import Logprobs, Servers
+    from minirl.sglang.sampler import Servers
 
 _log = logging.getLogger(__name__)
 # Groups of a rollout that may fail, as a share, before the run ends: what is broken is everybody's.
@@ -352,24 +347,7 @@ def make_sampler(
         return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
     from minirl.sglang.sampler import SglangSampler
 
-    return SglangSampler(tokenizer, servers, logprobs=_logprobs(model, tokenizer))
-
-
-def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
-    """Return what computes log-probabilities of ids as the learner does."""
-    learner = Learner(model, likelihood, optax.identity())
-    sizes, parts = BatchingConfig(), row_parts(model.mesh)
-
-    def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:
-        is_action = np.arange(len(ids)) >= prompt_length
-        none = np.zeros(len(ids), np.float32)
-        rows = [[TokenRow(np.array(ids, np.int32), is_action, none, 0.0, prompt_length)]]
-        batches = MicroBatches(
-            rows, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id, parts=parts
-        )
-        return batches.read_back(learner.logprobs(params, batches))[0][0][prompt_length:]
-
-    return logprobs
+    return SglangSampler(tokenizer, servers)
 
 
 def gather_metrics(
@@ -378,17 +356,11 @@ def gather_metrics(
     """Return the metrics of the samplers of all processes since the last call; all have to call.
 
     Counts add up over processes; of servers in use the fewest count, of other numbers the largest.
-    With earlier metrics of the same step (`since`), only counts and the largest difference to the
-    learner are returned, and these are of both.
+    With earlier metrics of the same step (`since`), only counts are returned, of both.
     """
     parts = distributed.gather(sampler.numbers)
     over = dict.fromkeys(EVENTS, sum) | {IN_USE: min}
     joined = {name: over.get(name, max)(numbers[name] for numbers in parts) for name in parts[0]}
     if since is None:
         return joined
-    join = dict.fromkeys(EVENTS, sum) | {PROBE_GAP: max}
-    return {
-        name: over((since.get(name, 0.0), joined[name]))
-        for name, over in join.items()
-        if name in joined
-    }
+    return {name: since.get(name, 0.0) + joined[name] for name in EVENTS if name in joined}

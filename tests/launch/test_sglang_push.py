@@ -10,17 +10,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from launch.config import TinyConfig
 from launch.tiny import make_tiny
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.model import huggingface
-from minirl.model.lora import add_adapters, trained
+from minirl.model.lora import add_adapters, split, trained
 from minirl.model.sharding import make_mesh
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Request
+from tests.plain_model import logits
 
 from .conftest import TINY
 from .sglang_server import ARGUMENTS, VARIABLES, serve
@@ -43,6 +45,22 @@ def urls(sglang_python, model) -> Generator[tuple[str, ...]]:
         yield tuple(pool.map(stack.enter_context, starts))
 
 
+def gaps_of(servers, policy, weights, episode, tokenizer):
+    """Let a server sample 16 tokens; return by how much its log-probabilities are off those of the
+    policy with each of these weights, on average.
+    """
+    request = Request(episode, (5, 6, 7), 16, Decoding())
+    reply = servers.start(servers.pool.sample(request, tokenizer.stop_ids)).result(200)
+    graph, _, frozen = split(policy)
+    ids = [*request.ids, *reply.ids]
+    found = []
+    for one in weights:
+        values = jax.nn.log_softmax(logits(nnx.merge(graph, one, frozen), np.array([ids]))[0])
+        own = np.asarray(values)[np.arange(2, len(ids) - 1), ids[3:]]
+        found.append(np.abs(own - np.array(reply.logprobs)).mean())
+    return found
+
+
 @pytest.mark.timeout(900)
 def test_servers_compute_what_the_learner_does(model, urls, tmp_path):
     """The learner's weights are split over four devices."""
@@ -54,21 +72,21 @@ def test_servers_compute_what_the_learner_does(model, urls, tmp_path):
     with Servers(config, model, LIMITS, dtype="float32", seed=0, folder=tmp_path) as servers:
         sampler = make_sampler(policy, LIMITS, tokenizer, group_size=1, seed=0, servers=servers)
         assert isinstance(sampler, SglangSampler)
-        probe = servers.requirements.probe_ids
         for version in range(3):
-            before = sampler._logprobs(params, probe, 2)
+            before = params
             params = jax.tree.map(lambda leaf: leaf * 1.2, params)
-            # What the weights of the step before would be off by.
-            assert abs(sampler._logprobs(params, probe, 2) - before).mean() > 1e-2
             if version == 1:
                 request = Request(1, (5, 6, 7), LONG, Decoding())
                 asked = servers.start(servers.pool.sample(request, tokenizer.stop_ids))
             sampler.set_weights(params, version=version)
+            for episode in range(len(urls)):
+                close, far = gaps_of(servers, policy, (params, before), episode, tokenizer)
+                assert close < 1e-4
+                assert far > 1e-2  # what the weights of the step before would be off by
             told.append(sampler.numbers())
         assert 0 < len(asked.result(200).ids) <= LONG
         told.append(sampler.numbers())
-    assert max(numbers["sglang/probe_gap"] for numbers in told[:3]) < 1e-4
-    assert sum(numbers["sglang/requests"] for numbers in told) == 1
+    assert sum(numbers["sglang/requests"] for numbers in told) == 1 + 3 * len(urls)
     assert told[0]["sglang/servers"] == 2
     for numbers in told:
         # A reply that old and new weights wrote together may be asked for once more.
@@ -88,25 +106,24 @@ def test_a_server_is_given_adapters_alone(sglang_python, model, tmp_path):
         launch=1, python=sglang_python, arguments=ARGUMENTS | {"lora-backend": "torch_native"},
         variables=VARIABLES, wait_s=480,
     )  # fmt: skip
-    gaps, request = [], Request(1, (5, 6, 7), LONG, Decoding())
+    request = Request(1, (5, 6, 7), LONG, Decoding())
     with Servers(
         config, model, LIMITS, dtype="float32", seed=0, folder=tmp_path, lora=lora
     ) as servers:
         sampler = make_sampler(policy, LIMITS, tokenizer, group_size=1, seed=0, servers=servers)
         assert isinstance(sampler, SglangSampler)
-        probe, before, versions = servers.requirements.probe_ids, 0.0, []
+        before, versions = params, []
         for version in range(4):
-            logprobs = sampler._logprobs(params, probe, 2)
-            assert version == 0 or abs(logprobs - before).mean() > 1e-2
             sampler.set_weights(params, version=version)
-            gaps.append(sampler.numbers()["sglang/probe_gap"])
             asked = servers.start(servers.pool.sample(request, tokenizer.stop_ids))
             versions.append(asked)
-            before = logprobs
+            close, far = gaps_of(servers, policy, (params, before), 0, tokenizer)
+            assert close < 1e-4
+            assert version == 0 or far > 1e-2
+            before = params
             params = jax.tree.map(
                 lambda leaf: leaf + rng.normal(0, 0.1, leaf.shape).astype(np.float32), params
             )
         for version, asked in enumerate(versions):
             assert {*map(servers.pool.version_of, asked.result(200).versions)} == {version}
         assert sampler.numbers()["sglang/retries"] == 0
-    assert max(gaps) < 1e-4

@@ -123,7 +123,6 @@ def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tm
         measured = MEASURED.get(int(line["step"]), 0)
         asked = EPISODES * line["rollout/turns"] + measured
         assert line["sglang/requests"] == pytest.approx(asked)
-        assert line["sglang/probe_gap"] < 1e-4
         assert line["mismatch/gap_max"] < 1e-4
     assert left_out(run) >= 2
     assert sum(line["sglang/failed_hung"] + line["sglang/failed_deadline"] for line in lines) >= 1

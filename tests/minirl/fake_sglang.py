@@ -30,13 +30,12 @@ class Fake:
     def __init__(
         self,
         *,
-        probe=-0.25,
         port=0,
         architectures=("Toy",),
         delay_s=0.0,
         reply=(10, 11, STOP),
     ):
-        self.probe, self.architectures = probe, list(architectures)
+        self.architectures = list(architectures)
         self.reply = list(reply)
         self.weights, self.folder, self.delay_s = "default", "", delay_s
         self.faults, self.given, self.bodies = {}, Counter(), []
@@ -172,8 +171,7 @@ class Fake:
         sent, settings = body["input_ids"], body["sampling_params"]
         began = self.weights
         time.sleep(self.delay_s)
-        if settings["max_new_tokens"]:
-            self.held(body)
+        self.held(body)
         meta = {
             "id": body.get("rid"),
             "prompt_tokens": len(sent),
@@ -181,10 +179,6 @@ class Fake:
             "weight_version": self.weights,
             "finish_reason": {"type": "stop", "matched": self.reply[-1]},
         }
-        if settings["max_new_tokens"] == 0:
-            meta["input_token_logprobs"] = [[None, sent[0], None]]
-            meta["input_token_logprobs"] += [[self.probe, i, None] for i in sent[1:]]
-            return 200, {"output_ids": [], "meta_info": meta}
         ids = self.reply[: settings["max_new_tokens"]]
         # The first token is as old as the request, the others are not.
         meta["weight_versions"] = [

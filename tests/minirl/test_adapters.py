@@ -41,15 +41,13 @@ def test_adapters_alone_are_pushed_and_requests_name_them(fakes, serve):
         assert fake.adapters == {name: str(folder_of(servers, name)) for name in "bc"}
         assert (fake.weights, fake.folder) == ("default", "")
         assert not {"/pause_generation", "/flush_cache"} & {*fake.order}
-    probes = [b["lora_path"] for b in fakes[0].bodies if not b["sampling_params"]["max_new_tokens"]]
-    assert probes == ["a", "b", "c"]
 
 
 def test_a_reply_ends_with_the_adapters_that_it_began_with(fakes, serve):
     servers, go = serve(fakes[:1], lora=LORA), threading.Event()
     fakes[0].held = lambda _: go.wait(60)
     under_way = start(servers, 1)
-    wait_until(lambda: len(fakes[0].bodies) == 2)  # after the probe
+    wait_until(lambda: len(fakes[0].bodies) == 1)
     send(servers, "b")
     go.set()
     assert under_way.result(60).versions == ("a",) * 3
@@ -91,11 +89,10 @@ def test_adapters_whose_loading_was_not_answered_in_time_are_there_the_next_time
 
 def test_a_server_whose_weights_below_the_adapters_change_is_started_anew(fakes, serve, nurses):
     servers = serve(fakes, launch=2, lora=LORA)
-    fakes[0].weights, fakes[0].probe = "others", -3.0
+    fakes[0].weights = "others"
 
     def restart():
         Nurse.start(nurses[0])
-        fakes[0].probe = -0.25
         fakes[0].adapters.clear()
 
     nurses[0].start = restart

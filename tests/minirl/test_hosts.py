@@ -115,8 +115,7 @@ from minirl.sglang import sampler
 
 toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
 sampler.read_config = lambda _: SimpleNamespace(vocab_size=conftest.VOCAB, hybrid=None)
-# What the fakes write has nothing to do with the weights.
-config = SglangConfig(urls=sys.argv[2].split(","), timeout_s=60, health_s=60, tolerance=1e9)
+config = SglangConfig(urls=sys.argv[2].split(","), timeout_s=60, health_s=60)
 rollout = RolloutConfig(sglang=config, lag=1)
 servers = sampler.Servers(
     config, model, toy_run.SAMPLER, dtype="float32", seed=0, folder=model.parent

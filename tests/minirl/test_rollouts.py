@@ -30,7 +30,7 @@ def fake(fakes):
 @pytest.fixture
 def begin(toy, fake, served, tmp_path):
     """Return `begin(**changes)`: a trainer whose rounds the fake server samples."""
-    config = SglangConfig(urls=(fake.url,), tolerance=1e6, timeout_s=60, wait_s=2)
+    config = SglangConfig(urls=(fake.url,), timeout_s=60, wait_s=2)
     with Servers(
         config, served, toy_run.SAMPLER, dtype="float32", seed=0, folder=tmp_path
     ) as servers:

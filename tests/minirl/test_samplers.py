@@ -24,7 +24,7 @@ LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 
 
 def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
-    servers = serve(fakes[:1], push=False, tolerance=1e9)
+    servers = serve(fakes[:1], push=False)
     one, other = (
         make_sampler(toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers)
         for _ in range(2)
@@ -47,7 +47,7 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
 
 
 def test_weights_come_while_the_learner_does_other_things(toy, serve, fakes):
-    servers = serve(fakes[:1], push=False, tolerance=1e9)
+    servers = serve(fakes[:1], push=False)
     sampler = make_sampler(
         toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers
     )
@@ -78,13 +78,13 @@ def test_a_process_may_open_as_many_connections_as_the_system_allows(serve, fake
 
 def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
     told = [
-        {"sglang/retries": 1.0, "sglang/servers": 2.0, "sglang/probe_gap": 1e-6},
-        {"sglang/retries": 3.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6},
+        {"sglang/retries": 1.0, "sglang/servers": 2.0, "time/push_s": 0.1},
+        {"sglang/retries": 3.0, "sglang/servers": 1.0, "time/push_s": 0.2},
     ]
     monkeypatch.setattr("minirl.train.rollouts.distributed.gather", lambda _: told)
     sampler: Any = SimpleNamespace(numbers=None)
     found = gather_metrics(sampler)
-    assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6}
+    assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "time/push_s": 0.2}
 
 
 def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fakes):
@@ -105,7 +105,7 @@ def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fak
 
     for fake in fakes:
         fake.held = partial(held, fake=fake)
-    servers = serve(fakes, push=False, tolerance=1e9, parallel=parallel)
+    servers = serve(fakes, push=False, parallel=parallel)
     before = sum("process_request" not in one.name for one in threading.enumerate())
     sampler = make_sampler(
         toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
