@@ -483,7 +483,7 @@ def write_files(
 
 def _describe(path: Path, dtype: Any) -> None:
     """Make a `config.json` tell the type of the weights beside it, and SGLang the architecture."""
-    raw = json.loads(path.read_text())
+    raw = json.loads(path.read_bytes())
     config = text_keys(raw)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = jnp.dtype(dtype).name

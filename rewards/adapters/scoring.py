@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -262,7 +262,7 @@ def plain(value: Any) -> Any:
         value = getattr(value, name)() if hasattr(value, name) else value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+    if isinstance(value, Collection) and not isinstance(value, str | bytes):
         return [*map(plain, value)]
     try:
         return value if value == value else None

@@ -26,7 +26,7 @@ from rewards.adapters.scoring import AdapterConfig, example_of, read_settings
 from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward, replies_of
 from rewards.adapters.verl import compute_score, compute_scores
-from sqlenv.config import ExecutorConfig
+from sqlenv.config import ExecutorConfig, SingleTurnConfig
 
 from .conftest import interpreter_of
 
@@ -291,6 +291,12 @@ def test_skyrl_plays_the_tool_and_shows_its_rows(database):
     assert [step["done"] for step in (first, second, last)] == [False, False, True]
     assert last["reward"] == pytest.approx(1 - 2 * 0.0001)
     assert env.get_metrics() == {"turns": 3.0, "correct": 1.0, "reward/atr": last["reward"]}
+
+
+def test_settings_may_be_objects_as_well_as_mappings():
+    config = AdapterConfig(env=SingleTurnConfig(wrapping="any"))
+    assert read_settings(config) == read_settings({"env": config.env}) == config
+    assert read_settings({"env": {"kind": "single_turn", "wrapping": "any"}}) == config
 
 
 def test_threads_that_ask_first_share_one_scorer(monkeypatch):
