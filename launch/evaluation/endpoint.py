@@ -238,7 +238,9 @@ class Endpoint:
             message = choice.message
             content = message.content
         except (AttributeError, LookupError, TypeError):
-            said = completion.to_dict() if hasattr(completion, "to_dict") else completion
+            said = (
+                completion.to_dict(warnings=False) if hasattr(completion, "to_dict") else completion
+            )
             told = _line(said) or "empty"
             raise ValueError(f"the answer is no chat completion: {told}") from None
         finish = f"{getattr(choice, 'finish_reason', None)}"
