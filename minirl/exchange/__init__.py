@@ -5,7 +5,7 @@ learner.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,16 +30,6 @@ class Message:
 
     role: str
     content: str
-
-
-def beginning_of(marks: Iterable[str]) -> re.Pattern[str]:
-    """Match the first character of each of some marks, also inside of another, but not of a word
-    in which one is found.
-    """
-    every = "|".join(
-        rf"\b{re.escape(one)}" if one[0].isalnum() else re.escape(one) for one in marks
-    )
-    return re.compile(f"(?={every or '(?!)'})(?s:.)")
 
 
 ROLES = re.compile(r"<(?=[|\uff5c][^<>\s]{1,40}[|\uff5c]>|/?s>|</?SYS>>)|\[(?=/?INST\])")

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, NonNegativeInt
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from minirl.exchange import ROLES, Message, UserError, beginning_of, broken
+from minirl.exchange import ROLES, Message, UserError, broken
 from minirl.model.config import text_keys
 from minirl.run.files import check, read_json
 
@@ -81,7 +81,9 @@ class ChatTokenizer:
         _check_rows(folder, max(self._chat.get_vocab().values()))
         self.stop_ids = _stop_ids(folder, self._chat.eos_token_id)
         self._has_system = self._takes_system()
-        self._marks = beginning_of([*controls.values(), *self._roles()])
+        # Where one begins, also inside of another.
+        marks = "|".join(map(re.escape, [*controls.values(), *self._roles()]))
+        self._marks = re.compile(f"(?={marks or '(?!)'})(?s:.)")
         self._check_end_of_turn(folder)
         pad_id = self._chat.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
