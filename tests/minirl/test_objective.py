@@ -1,8 +1,9 @@
-"""The objective on the papers' own figures: advantages, credit, ratios, KL, aggregation."""
+"""The objective on the papers' figures, presets against plain formulas, credit of characters."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from minirl.config import AlgorithmConfig, Expo
+from minirl.config import (
+    Algorithm,
+    AlgorithmConfig,
+    BatchingConfig,
+    Dapo,
+    Expo,
+    Grpo,
+    Gspo,
+    TrainConfig,
+)
+from minirl.exchange import CreditSpan
 from minirl.train import losses
 from minirl.train.advantages import (
     SpanCredit,
+    character_ranges,
     estimate,
+    first_character,
     groups_to_train,
+    span_credit,
     token_advantages,
     whiten,
 )
-from minirl.train.batching import Batch, token_weights
-from minirl.types import TokenRow
+from minirl.train.batching import Batch, MicroBatches, token_weights
+from minirl.types import Reply, TokenRow, Trajectory, Turn
+
+from .byte_bpe import train_tokenizer
+from .plain_objectives import CASES, LONGEST, G, N, Row
 
 DATA = Path(__file__).parents[1] / "data"
 OBJECTIVE, CREDIT = (json.loads((DATA / f"{n}.json").read_text()) for n in ("objective", "credit"))
@@ -229,3 +249,349 @@ def test_a_token_of_an_absurd_ratio_leaves_the_gradient_of_the_others(level):
     weights = losses.correction_weight(rho, kind="masked", low=0.5, high=2.0)
     np.testing.assert_allclose(weights, [[1.0, 1.0], [0.0, 0.0]])
     assert np.isfinite(losses.kl_divergence(old, logp, estimator="k3")).all()
+
+
+# Presets against their formulas written out plainly, and gradients against slopes.
+
+
+class Scene:
+    """A random batch, once as the package's rows and once as plain numbers."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.rows, self.spans, self.reference, self.new = [], [], [], []
+        for b in range(N * G):
+            prompt = 2 + b // G
+            own = int(rng.integers(3, LONGEST + 1))
+            is_action = np.concatenate([np.zeros(prompt, bool), rng.random(own) < 0.8])
+            is_action[prompt] = True
+            old = np.where(is_action, -rng.random(prompt + own) * 2 - 0.6, 0).astype(np.float32)
+            noise = lambda size, like=old: (like + rng.normal(0, size, len(like))).astype("f4")  # noqa: E731
+            ids, sampler = np.arange(prompt + own), np.where(is_action, noise(0.2), 0)
+            self.rows.append(TokenRow(ids, is_action, sampler, 0.0, prompt, old_logprobs=old))
+            is_covered = rng.random(prompt + own) < 0.7
+            self.spans.append(SpanCredit(rng.choice([-1.5, -0.5, 0.5], prompt + own), is_covered))
+            self.reference.append(noise(0.4))
+            self.new.append(noise(0.3))
+        self.rewards = rng.choice([0.0, 0.5, 1.5, 2.75], (N, G)) + rng.normal(0, 0.1, (N, G))
+
+    @property
+    def groups(self):
+        return [self.rows[n * G : n * G + G] for n in range(N)]
+
+    @property
+    def lengths(self):
+        return np.array([len(row.ids) - row.prompt_length for row in self.rows]).reshape(N, G)
+
+    def plain_rows(self, *, is_only_update):
+        rows = []
+        for b, row in enumerate(self.rows):
+            old = self.new[b] if is_only_update else row.old_logprobs
+            numbers = (self.new[b], old, row.logprobs, self.reference[b], self.spans[b].value)
+            each = (values[row.is_action].astype(np.float64) for values in numbers)
+            reward, length = float(self.rewards.flat[b]), int(self.lengths.flat[b])
+            covered = self.spans[b].is_covered[row.is_action]
+            rows.append(Row(*each, covered, reward, length))
+        return rows
+
+    def laid_out(self, values, algorithm):
+        """Lay numbers of the ids out as a micro-batch does."""
+        rows = [replace(r, logprobs=v) for r, v in zip(self.rows, values, strict=True)]
+        groups = [rows[n * G : n * G + G] for n in range(N)]
+        return batch_of(groups, algorithm).sampler_logp_BC
+
+
+def batch_of(groups, algorithm):
+    sizes = BatchingConfig(prompt_multiple=4, answer_multiple=4)
+    divisor = algorithm.aggregation_divisor or LONGEST
+    (batch,) = MicroBatches(
+        groups, aggregation=algorithm.aggregation, sizes=sizes, pad_id=0, divisor=divisor
+    )
+    return batch
+
+
+def batch_with_advantages(scene, algorithm: AlgorithmConfig, *, on_clauses: bool):
+    """Do what a step of training does between scores and the loss."""
+    kl = None
+    if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
+        kl = [
+            losses.kl_divergence(row.logprobs, ref, estimator=algorithm.kl_estimator)
+            for row, ref in zip(scene.rows, scene.reference, strict=True)
+        ]
+    spans = scene.spans if on_clauses else None
+    found = token_advantages(scene.rows, scene.rewards, algorithm, spans=spans, kl=kl)
+    rows = [replace(row, advantage=a) for row, a in zip(scene.rows, found, strict=True)]
+    return batch_of([rows[n * G : n * G + G] for n in range(N)], algorithm)
+
+
+def loss_function(scene, name, *, is_only_update):
+    """Return the package's loss as a function of the log-probabilities, and where it is asked."""
+    algorithm, _ = CASES[name]
+    on_clauses = "expo" in name
+    batch = jax.tree.map(
+        lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x,
+        batch_with_advantages(scene, algorithm, on_clauses=on_clauses),
+    )
+    if is_only_update:
+        batch = batch._replace(old_logp_BC=None)
+    reference = scene.laid_out(scene.reference, algorithm).astype(jnp.float64)
+    logp = scene.laid_out(scene.new, algorithm).astype(jnp.float64)
+    return jax.jit(lambda x: losses.policy_loss(algorithm, x, reference, batch, x)[0]), logp, batch
+
+
+@pytest.mark.parametrize("is_only_update", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradient_are_those_of_the_plain_formula(name, is_only_update):
+    """In the only update of a step the ratio is 1, of tokens and of sequences."""
+    _, plain = CASES[name]
+    scene = Scene(7)
+    rows = scene.plain_rows(is_only_update=is_only_update)
+    with jax.enable_x64(True):
+        loss, logp, batch = loss_function(scene, name, is_only_update=is_only_update)
+        found, gradient_BC = jax.value_and_grad(loss)(logp)
+        # Weights and advantages have been float32 before.
+        assert float(found) == pytest.approx(plain(rows, rows), rel=2e-6, abs=2e-6)
+        gradient_BC, is_action_BC = np.asarray(gradient_BC), np.asarray(batch.is_action_BC)
+    assert (gradient_BC[~is_action_BC] == 0).all()
+    slopes, step = [], 1e-6
+    for b in in_batch_order(scene):
+        for t in range(len(rows[b].new)):
+
+            def moved(by, b=b, t=t):
+                new = rows[b].new.copy()
+                new[t] += by
+                return plain([*rows[:b], replace(rows[b], new=new), *rows[b + 1 :]], rows)
+
+            slopes.append((moved(step) - moved(-step)) / (2 * step))
+    assert np.ptp(slopes) > 0.01
+    np.testing.assert_allclose(gradient_BC[is_action_BC], slopes, rtol=1e-5, atol=1e-7)
+
+
+def in_batch_order(scene):
+    """Return the rows' numbers in the order of a micro-batch."""
+    numbers = [np.full(len(row.ids), b, np.float32) for b, row in enumerate(scene.rows)]
+    return scene.laid_out(numbers, Grpo())[:, 0].astype(int).tolist()
+
+
+@pytest.mark.parametrize("tokens", ["auto", 60, 30])
+def test_numbers_of_targets_are_read_back_to_their_rows(tokens):
+    scene = Scene(5)
+    sizes = BatchingConfig(micro_batch_tokens=tokens, prompt_multiple=4, answer_multiple=4)
+    batches = MicroBatches(scene.groups, aggregation="token_mean", sizes=sizes, pad_id=0)
+    found = batches.read_back(batch.sampler_logp_BC for batch in batches)
+    for row, values in zip(scene.rows, [v for group in found for v in group], strict=True):
+        np.testing.assert_array_equal(values, row.logprobs)
+
+
+def test_the_only_update_of_a_step_clips_no_rounding():
+    """GSPO's own bounds are narrower than what kernels of bfloat16 differ by."""
+    scene = Scene(11)
+    rng = np.random.default_rng(0)
+    rounded = [row.logprobs + rng.normal(0, 0.008, len(row.ids)) for row in scene.rows]
+    scene.new = [values.astype("f4") for values in rounded]
+    for kind in (Grpo, Gspo):
+        algorithm = kind(clip_low=3e-4, clip_high=4e-4)
+        batch = batch_with_advantages(scene, algorithm, on_clauses=False)
+        logp = jnp.asarray(scene.laid_out(scene.new, algorithm))
+        of_sampler = batch._replace(old_logp_BC=batch.sampler_logp_BC)
+        shares = []
+        for one in (of_sampler, batch._replace(old_logp_BC=None)):
+            _, stats = losses.policy_loss(algorithm, logp, logp, one, logp)
+            shares.append(float(stats["clip_fraction"] / stats["weight"]))
+            correction = float(stats["correction_mean"] / stats["weight"])
+        assert shares[0] > 0.3
+        assert shares[1] == 0
+        assert 0 < abs(correction - 1) < 0.008
+
+
+# Presets, and settings that contradict each other.
+
+
+PRESETS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce_pp", "expo")
+
+
+def test_presets_are_defaults_of_one_class():
+    base = AlgorithmConfig().model_dump()
+    differing = {
+        kind: {key for key, value in preset.items() if key != "kind" and value != base[key]}
+        for kind, preset in (
+            (kind, TypeAdapter(Algorithm).validate_python({"kind": kind}).model_dump())
+            for kind in PRESETS[:-1]
+        )
+    }
+    assert differing == {
+        "grpo": set(),
+        "dr_grpo": {"estimator", "aggregation"},
+        "dapo": {"clip_high", "aggregation", "correctness_filter", "max_rounds"},
+        "gspo": {"ratio_level", "correction_level"},
+        "cispo": {"surrogate", "clip_high", "aggregation"},
+        "reinforce_pp": {
+            "estimator", "token_credit", "whiten", "aggregation", "kl_estimator", "kl_in"
+        },
+    }  # fmt: skip
+    assert (Dapo().clip_low, Dapo().clip_high) == (0.2, 0.28)
+    assert (Expo().kl_coef, Expo().kl_estimator, Expo().kl_in) == (0.01, "k1", "credit")
+
+
+class Together(BaseModel):
+    """The settings of a run, as a job holds them."""
+
+    train: TrainConfig
+
+
+def refused(settings):
+    """Return the path of the setting that is refused; None where none is."""
+    try:
+        Together.model_validate({"train": settings})
+    except ValidationError as error:
+        (mistake,) = error.errors()
+        assert mistake["type"] == "contradiction"
+        return ".".join(map(str, (*mistake["loc"], mistake["ctx"]["key"])))
+    return None
+
+
+def algorithm(kind, **settings):
+    return {"algorithm": {"kind": kind, **settings}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"group_size": 1}, "train.group_size"),
+        ({"group_size": 1, **algorithm("expo", correctness_filter="mixed")}, "train.group_size"),
+        (algorithm("grpo", kl_coef=0.1, kl_estimator="k1"), "train.algorithm.grpo.kl_estimator"),
+        (algorithm("expo", ratio_level="sequence"), "train.algorithm.expo.ratio_level"),
+        (algorithm("gspo", kl_coef=0.1, kl_in="credit"), "train.algorithm.gspo.ratio_level"),
+        (algorithm("gspo", correction_level="token"), "train.algorithm.gspo.correction_level"),
+        (algorithm("grpo", aggregation_divisor=3), "train.algorithm.grpo.aggregation_divisor"),
+        ({"mini_batches": 65}, "train.mini_batches"),
+        (
+            {"optimizer": {"schedule": "ramp_cosine", "warmup_steps": 3}},
+            "train.optimizer.warmup_steps",
+        ),
+    ],
+)
+def test_contradictions_are_refused_by_their_key(settings, key):
+    assert refused(settings) == key
+
+
+@pytest.mark.parametrize("kind", PRESETS)
+def test_presets_do_not_contradict_themselves(kind):
+    assert refused(algorithm(kind)) is None
+    # Those without a group take one trajectory.
+    is_alone = kind in ("reinforce_pp", "expo")
+    assert refused({"group_size": 1, **algorithm(kind)}) == (
+        None if is_alone else "train.group_size"
+    )
+
+
+# Credit of characters reaches the tokens that were sampled, wherever their borders are.
+
+
+SPANS = json.loads((Path(__file__).parents[1] / "data" / "credit.json").read_text())["spans"]
+TEXTS = ["SELECT name FROM singer WHERE city = 'Zürich' AND name LIKE '%東京%'"] * 3
+
+
+class Pieces:
+    """A tokenizer whose ids are the places of given pieces of text."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def decode(self, ids):
+        return "".join(self.pieces[i] for i in ids)
+
+
+class Bytes:
+    """A byte-level tokenizer: ids 0 to 255 are bytes, 256 and 257 pairs, 258 says nothing."""
+
+    table = (*(bytes([i]) for i in range(256)), b"\xe2\x82", "é'".encode(), b"")
+
+    def decode(self, ids):
+        return b"".join(self.table[i] for i in ids).decode(errors="replace")
+
+
+def reply(ids, text, *, finish="stop"):
+    return Reply(tuple(ids), (0.0,) * len(ids), text, finish, (0,) * len(ids))
+
+
+@pytest.mark.parametrize("case", SPANS, ids=lambda case: case["id"])
+def test_tokens_lie_where_their_first_character_does(case):
+    pieces = case["pieces"]
+    text = "".join(pieces).removesuffix("<end>")
+    turn = Turn((90, 91), reply(range(len(pieces)), text))
+    spans = [CreditSpan(0, *span) for span in case["spans"]]
+    credit, covered = span_credit(Trajectory((turn,), None, "done"), spans, Pieces(pieces).decode)
+    assert credit.tolist() == [0, 0, *case["credit"]]
+    assert covered.tolist() == [False, False, *(value != 0 for value in case["credit"])]
+
+
+def test_each_turn_has_its_own_spans():
+    turns = (Turn((9,), reply((0, 1), "ab")), Turn((9, 9), reply((1, 0), "ba")))
+    spans = [CreditSpan(1, 0, 2, -0.5), CreditSpan(0, 1, 2, 1.0)]
+    credit, covered = span_credit(Trajectory(turns, None, "done"), spans, Pieces(["a", "b"]).decode)
+    assert credit.tolist() == [0, 0, 1, 0, 0, -0.5, -0.5]
+    assert covered.tolist() == [False, False, True, False, False, True, True]
+
+
+def test_a_turn_without_text_has_no_credit():
+    turns = (Turn((9,), reply((0,), "")), Turn((9,), reply((1,), "b", finish="length")))
+    tokens = Pieces(["<end>", "b"])
+    credit, covered = span_credit(
+        Trajectory(turns, None, "done"), [CreditSpan(1, 0, 1, 2.0)], tokens.decode
+    )
+    assert (credit.tolist(), covered.tolist()) == ([0, 0, 0, 2], [False, False, False, True])
+
+
+@pytest.mark.parametrize(
+    "span", [CreditSpan(1, 0, 1, 1.0), CreditSpan(0, 0, 3, 1.0), CreditSpan(0, 2, 1, 1.0)]
+)
+def test_a_span_outside_of_the_replies_is_a_mistake_of_ours(span):
+    turn = Turn((9,), reply((0,), "ab"))
+    with pytest.raises(ValueError, match="not within"):
+        span_credit(Trajectory((turn,), None, "done"), [span], Pieces(["ab"]).decode)
+
+
+def test_characters_split_over_tokens_belong_to_all_of_them():
+    euro, smile = "€".encode(), "😀".encode()
+    ids = [*b"a", *euro, *smile, *b"b", 256, 0xAC, 257, 258]
+    assert Bytes().decode(ids) == "a€😀b€é'"
+    assert character_ranges(ids, Bytes().decode) == [
+        (0, 1), *[(1, 2)] * 3, *[(2, 3)] * 4, (3, 4), (4, 5), (4, 5), (5, 7), (7, 7)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    tokenizer = train_tokenizer(TEXTS, vocab_size=320)
+
+    class Tiny:
+        encode = staticmethod(lambda text: tokenizer.encode(text).ids)
+        decode = staticmethod(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        size = tokenizer.get_vocab_size()
+
+    return Tiny
+
+
+@given(st.lists(st.integers(0, 319)))
+def test_ranges_of_a_byte_level_bpe_cover_any_ids(tiny, ids):
+    # The decoder joins a quote and the word after it, across tokens.
+    check_cover([i % tiny.size for i in ids], tiny)
+
+
+def check_cover(ids, tokenizer):
+    text, ranges = tokenizer.decode(ids), character_ranges(ids, tokenizer.decode)
+    assert len(ranges) == len(ids)
+    ends = [0, *(end for _, end in ranges)]
+    assert ends == sorted(ends)
+    assert ends[-1] == len(text)
+    for (start, end), before in zip(ranges, ends, strict=False):
+        # It begins where the others end, or with the character that they left unfinished.
+        assert max(before - 1, 0) <= start <= before
+        assert start <= end
+    assert {c for start, end in ranges for c in range(start, end)} == set(range(len(text)))
+
+
+def test_place_of_blanks():
+    ranges = (("a  b", 1, 3), ("a  b", 1, 4), ("ab", 2, 2), ("ab", 0, 0), ("ab", 5, 9))
+    assert [first_character(*one) for one in ranges] == [1, 3, 1, 0, 1]

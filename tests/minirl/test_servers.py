@@ -1,0 +1,928 @@
+"""Servers that fail, are given weights and adapters, and are children of a run."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from pydantic import ValidationError
+from safetensors.numpy import load_file
+
+from minirl.config import SGLANG_PYTHON, LoraConfig, SamplerConfig, SglangConfig
+from minirl.errors import LostError
+from minirl.exchange import UserError
+from minirl.model import huggingface
+from minirl.model.lora import add_adapters, trained
+from minirl.model.sharding import make_mesh, param_shardings
+from minirl.run import preemption
+from minirl.run.preemption import Preempted
+from minirl.sample.rollout import Rollout
+from minirl.sglang import process, transfer
+from minirl.sglang.answers import Generated, Requirements, ServerInfo
+from minirl.sglang.process import ChildServer, close, free_ports, launch
+from minirl.sglang.sampler import Servers
+from minirl.sglang.server import PushedWeights
+from minirl.sglang.transfer import (
+    lora_options,
+    remove_versions,
+    whole_tensors,
+    write_adapters,
+    write_version,
+)
+from minirl.train.rollouts import gather_metrics, make_sampler
+from minirl.types import Decoding, Request
+from tests.waiting import is_alive, wait_until
+
+from .fake_sglang import STOP, Fake
+from .mesh_update import adapted
+from .test_rollout import Turns
+from .toy_run import spread
+
+REQUEST = Request(0, (5, 6, 7), 8, Decoding())
+NUMBERS = itertools.count()
+DEADLINES: dict[str, Any] = dict.fromkeys(("timeout_s", "health_s", "wait_s"), 30.0)
+
+
+pytestmark = pytest.mark.usefixtures("soon")
+
+
+@pytest.fixture
+def serve(served, tmp_path):
+    """Return `serve(fakes, **settings)`: servers in use, with the weights that fakes agree with."""
+    opened = []
+
+    def begin(fakes, *, push=True, lora=None, **settings):
+        if "launch" not in settings:
+            settings["urls"] = tuple(fake.url for fake in fakes)
+        config = SglangConfig(**{**DEADLINES, **settings})
+        limits = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
+        found = Servers(config, served, limits, dtype="float32", seed=0, folder=tmp_path, lora=lora)
+        opened.append(found.__enter__())
+        if push:
+            send(found, "a")
+        return found
+
+    yield begin
+    for servers in opened:
+        servers.__exit__()
+
+
+class Nurse:
+    """Starts a fake anew, as a child process is."""
+
+    is_running = True
+
+    def __init__(self, fake):
+        self.fake, self.url, self.starts = fake, fake.url, 0
+
+    def start(self):
+        self.starts += 1
+        self.fake.faults.clear()
+        self.fake.weights = "default"
+
+    def close(self): ...
+
+
+@pytest.fixture
+def nurses(fakes, monkeypatch):
+    """Let the servers be children, of which a run has two."""
+    made = [Nurse(fake) for fake in fakes]
+    monkeypatch.setattr("minirl.sglang.process.launch", lambda *_, **__: made)
+    return made
+
+
+def send(servers, name):
+    """Push weights of this name; no server opens their folder."""
+    folder = folder_of(servers, name)
+    sent = PushedWeights(name, next(NUMBERS), ord(name), folder)
+    servers.run(servers.pool.push(sent))
+
+
+def folder_of(servers, name):
+    return servers.root / f"version-{name}"
+
+
+def start(servers, episode, request=REQUEST, stop_ids=(STOP,)):
+    request = replace(request, episode=episode)
+    return servers.start(servers.pool.sample(request, stop_ids))
+
+
+def ask(servers, episodes=(0,), request=REQUEST, **more):
+    futures = [start(servers, episode, request, **more) for episode in episodes]
+    return [future.result(60) for future in futures]
+
+
+def numbers(servers):
+    found = servers.run(servers.pool.numbers())
+    return {key.removeprefix("sglang/"): value for key, value in found.items()}
+
+
+def answer(ids=(10, 11, STOP), **meta):
+    """Return a right answer to `REQUEST`, or a wrong one."""
+    right = {
+        "id": "a", "prompt_tokens": 3, "weight_version": "a", "finish_reason": {"type": "stop"},
+        "output_token_logprobs": [[-1, i, None] for i in ids],
+    }  # fmt: skip
+    return {"output_ids": ids, "meta_info": right | meta}
+
+
+def spans(*ends):
+    """Return what a server says of the weights that sampled a reply: (name, end) of each part."""
+    starts = [0, *(end for _, end in ends)]
+    return [
+        {"version": name, "start": start, "end": end}
+        for (name, end), start in zip(ends, starts, strict=False)
+    ]
+
+
+IMPOSSIBLE = {
+    "no reply": {},
+    "NaN": answer(output_token_logprobs=[[math.nan, 10, None]]),
+    "null": answer(output_token_logprobs=[[None, 10, None]]),
+    "other ids": answer(output_token_logprobs=[[-1, i, None] for i in (10, 12, STOP)]),
+    "too long": answer((10,) * 8 + (STOP,)),
+    "empty": answer(()),
+    "weights of no token": answer(weight_versions=spans(("a", 2))),
+    "aborted": answer(finish_reason={"type": "abort"}),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_reply_that_cannot_be_true_is_refused(name):
+    right = answer(weight_versions=spans(("a", 1), ("b", 3)))
+    found = Generated.model_validate_json(json.dumps(right), context=REQUEST)
+    assert (found.ids, found.versions) == ((10, 11, STOP), ("a", "b", "b"))
+    with pytest.raises(ValidationError):
+        Generated.model_validate_json(json.dumps(IMPOSSIBLE[name]), context=REQUEST)
+
+
+def edited(**meta):
+    return lambda right: {**right, "meta_info": {**right["meta_info"], **meta}}
+
+
+# Which answers are garbage, the test above tells; other kinds come in the last test.
+REPLY_FAULTS = {
+    "hangs": ("hang", "deadline"),
+    "503": (503, "status"),
+    "cut short": (b'{"output_ids": [10, 1', "garbage"),
+    "older weights": (edited(weight_version="a", weight_versions=[]), "stale"),
+    "mixed weights": (edited(weight_versions=spans(("b", 1), ("c", 3))), "stale"),
+}
+
+
+def test_no_two_requests_share_a_connection(fakes, serve):
+    """One may come after a pause in which the server has closed what was open."""
+    servers = serve(fakes)
+    for _ in range(3):
+        ask(servers)
+    for fake in fakes:
+        assert len(set(fake.ports)) == len(fake.ports) > 5
+
+
+@pytest.mark.parametrize("name", REPLY_FAULTS)
+def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
+    fault, kind = REPLY_FAULTS[name]
+    servers = serve(fakes, timeout_s=2 if fault == "hang" else 30)
+    send(servers, "b")
+    for fake in fakes:
+        fake.bodies.clear()
+    fakes[0].faults["/generate"] = [fault]
+    found = ask(servers)[0]  # an even one is asked of the first
+    assert found.ids == (10, 11, STOP)
+    assert found.logprobs == (-1 / 10, -1 / 11, -1 / STOP)
+    assert fakes[1].bodies[0]["input_ids"] == list(REQUEST.ids)
+    if fault == "hang":  # one that was given up is aborted by its name
+        wait_until(lambda: fakes[0].aborted == fakes[0].hanging)
+    fakes[0].hung.set()
+    wait_until(lambda: numbers_are(servers, taken_back=1))
+    assert SEEN["requests"] == SEEN["retries"] == SEEN["left_out"] == SEEN[f"failed_{kind}"] == 1
+    assert SEEN["servers"] == 2
+    assert sum(value for key, value in SEEN.items() if key.startswith("failed_")) == 1
+
+
+SEEN: dict[str, float] = {}
+
+
+def numbers_are(servers, /, **wanted):
+    """Add up what happened since the test began, and compare."""
+    for key, value in numbers(servers).items():
+        keeps = key == "servers"
+        SEEN[key] = value if keeps else SEEN.get(key, 0) + value
+    return all(SEEN[key] == value for key, value in wanted.items())
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    SEEN.clear()
+
+
+def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve):
+    servers = serve(fakes)
+    request = Request(0, (5,), 2, Decoding(0.7, 0.9))
+    (reply,) = ask(servers, request=request, stop_ids=(STOP, 3))
+    assert reply.ids == (10, 11)
+    body = next(b for f in fakes for b in f.bodies if b["sampling_params"]["max_new_tokens"] == 2)
+    assert body.pop("rid")
+    assert body == {
+        "input_ids": [5],
+        "lora_path": None,
+        "return_logprob": True,
+        "sampling_params": {
+            "max_new_tokens": 2, "temperature": 0.7, "top_p": 0.9, "top_k": -1, "min_p": 0.0,
+            "min_new_tokens": 0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
+            "presence_penalty": 0.0, "stop_token_ids": [STOP, 3],
+        },
+    }  # fmt: skip
+
+
+def test_episodes_are_shared_out_and_stay_at_their_server(fakes, serve):
+    servers = serve(fakes)
+
+    def asked(*rounds):
+        before = [len(fake.bodies) for fake in fakes]
+        for episodes in rounds:
+            ask(servers, episodes)
+        return [len(fake.bodies) - count for fake, count in zip(fakes, before, strict=True)]
+
+    assert asked(range(6)) == [3, 3]
+    assert asked([0], [0], [0], [2], [2]) == [5, 0]
+    assert numbers(servers)["cached_share"] == pytest.approx(1 / 3)  # as the fakes say
+
+
+def test_the_episodes_of_a_lost_server_are_shared_out_over_the_others(fakes, serve):
+    third = Fake()
+    try:
+        servers = serve([*fakes, third])
+        third.down = True
+        ask(servers, range(6))
+        before = [len(fake.bodies) for fake in fakes]
+        ask(servers, range(12))
+        counts = zip(fakes, before, strict=True)
+        assert [len(fake.bodies) - count for fake, count in counts] == [6, 6]
+    finally:
+        third.close()
+
+
+def test_a_server_that_hangs_gives_its_requests_up_long_before_their_deadline(fakes, serve):
+    servers = serve(fakes, timeout_s=90, health_s=3)
+    fakes[0].faults["/generate"] = ["hang", "hang"]
+    fakes[0].faults["/health"] = ["hang"] * 3
+    start = time.monotonic()
+    assert [found.ids for found in ask(servers, range(4))] == [(10, 11, STOP)] * 4
+    assert time.monotonic() - start < 45
+    fakes[0].hung.set()
+    wait_until(lambda: numbers_are(servers, taken_back=1))
+    assert SEEN["failed_hung"] == 3  # its health, and two requests
+    assert (SEEN["requests"], SEEN["retries"], SEEN["left_out"]) == (4, 2, 1)
+
+
+@pytest.mark.parametrize(("is_starting", "health"), [(False, ["hang"] * 99), (True, [503] * 3)])
+def test_a_server_of_ours_is_started_anew_if_it_hangs_and_not_while_it_starts(
+    fakes, serve, nurses, is_starting, health
+):
+    servers = serve(fakes, launch=2, health_s=2)
+    fakes[0].faults |= {"/generate": ["drop" if is_starting else "hang"], "/health": health.copy()}
+    assert [found.ids for found in ask(servers, range(4))] == [(10, 11, STOP)] * 4
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
+    assert [nurse.starts for nurse in nurses] == [int(not is_starting), 0]
+    assert SEEN["restarted"] == nurses[0].starts
+    assert not (is_starting and fakes[0].faults["/health"])  # refused so many times
+    assert fakes[0].weights == "a"
+
+
+def test_when_none_is_left_the_rest_waits_and_goes_on(fakes, serve):
+    servers = serve(fakes)
+    for fake in fakes:
+        fake.down = True
+    futures = [start(servers, episode) for episode in range(5)]
+    wait_until(lambda: numbers_are(servers, left_out=2))
+    assert SEEN["servers"] == 0
+    assert not any(future.done() for future in futures)
+    fakes[1].weights = "default"  # it was started anew
+    fakes[1].down = False
+    assert [future.result(60).ids for future in futures] == [(10, 11, STOP)] * 5
+    assert fakes[1].weights == "a"
+
+
+def test_when_none_comes_back_the_servers_are_lost(fakes, serve):
+    servers = serve(fakes, wait_s=2)
+    for fake in fakes:
+        fake.down = True
+    for call in (ask, partial(send, name="b")):
+        with pytest.raises(LostError):
+            call(servers)
+
+
+def test_a_server_that_misses_new_weights_holds_nobody_up_and_gets_them_later(
+    fakes, serve, monkeypatch
+):
+    servers = serve(fakes, wait_s=90)
+    monkeypatch.setattr("minirl.sglang.server.BRIEF_S", 3.0)
+    fakes[0].faults["/flush_cache"] = ["hang"]
+    start = time.monotonic()
+    send(servers, "b")
+    assert time.monotonic() - start < 45
+    assert fakes[1].weights == "b"
+    fakes[0].hung.set()
+    wait_until(lambda: numbers_are(servers, taken_back=1, failed_deadline=1))
+    assert fakes[0].weights == "b"
+
+
+def test_a_signal_in_the_middle_of_a_push_leaves_servers_at_work(fakes, serve, monkeypatch):
+    for fake in fakes:
+        fake.paused = True  # by a run that was killed
+    servers = serve(fakes)
+    fakes[0].faults["/update_weights_from_disk"] = ["hang"]
+
+    def noticed():
+        return signal.SIGTERM if fakes[0].hanging else None
+
+    monkeypatch.setattr(preemption, "noticed", noticed)
+    with pytest.raises(Preempted):
+        send(servers, "b")
+    fakes[0].hung.set()
+    wait_until(lambda: not any(fake.paused for fake in fakes))
+
+
+def test_a_server_that_newer_weights_overtake_comes_back_with_these(fakes, serve):
+    servers, go = serve(fakes), threading.Event()
+
+    def late(right):
+        go.wait(60)
+        return right
+
+    fakes[0].faults |= {"/generate": [500], "/update_weights_from_disk": [late]}
+    ask(servers)
+    wait_until(lambda: not fakes[0].faults["/update_weights_from_disk"])
+    send(servers, "b")
+    assert (fakes[0].weights, fakes[1].weights) == ("a", "b")
+    go.set()
+    wait_until(lambda: numbers_are(servers, taken_back=1))
+    assert fakes[0].weights == "b"
+
+
+RIGHT = {"version": "0.5.23", "architectures": ["Toy"], "data": [{"max_model_len": 64}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["Other"]}, "serves a Other, and the learner's .* Toy"),
+        ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
+        ({"max_req_input_len": 28}, "takes 32 tokens, .*--max-total-tokens"),
+        ({"dp_size": 2}, "loads no adapters with --dp-size"),
+    ],
+)
+def test_a_server_that_cannot_serve_the_model_is_refused(change, words):
+    requirements = Requirements(("Toy",), 64, has_adapters=True)
+    requirements.check(ServerInfo.model_validate(RIGHT), "http://one")
+    with pytest.raises(UserError, match=f"http://one .*{words}"):
+        requirements.check(ServerInfo.model_validate(RIGHT | change), "http://one")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"faults": {"/server_info": [404]}}, "this is no SGLang server: .*404"),
+        ({"down": True}, "serves nothing after wait_s = 0.5 s"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_said_at_the_start(fakes, serve, change, words):
+    for key, value in change.items():
+        setattr(fakes[1], key, value)
+    with pytest.raises(UserError, match=words):
+        serve(fakes, wait_s=0.5 if "down" in change else 30)
+
+
+def test_a_server_that_takes_no_weights_is_refused_at_the_first_push(fakes, serve):
+    fakes[1].faults["/update_weights_from_disk"] = [400]
+    with pytest.raises(UserError, match=r"does not take the learner's weights .* same path"):
+        serve(fakes)
+
+
+def test_a_request_that_is_refused_is_sent_once_and_stops_the_run(fakes, serve):
+    servers = serve(fakes)
+    for fake in fakes:
+        fake.faults["/generate"] = [400] * 99
+    with pytest.raises(UserError, match=r"/generate: 400 .*; the server's log says why"):
+        ask(servers)
+    assert sum(len(fake.faults["/generate"]) for fake in fakes) == 2 * 99 - 1
+    assert numbers_are(servers, servers=2, left_out=0)
+
+
+def test_a_slow_shutdown_does_not_hide_the_first_error(fakes, serve, monkeypatch):
+    monkeypatch.setattr("minirl.sglang.sampler._CLOSE_S", 0.1)
+    servers = serve(fakes)
+    folder_of(servers, "a").mkdir(parents=True)
+    servers._loop.call_soon_threadsafe(time.sleep, 1)
+
+    def fail():
+        with ExitStack() as stack:
+            stack.push(servers)
+            raise KeyError("the first")
+
+    with pytest.raises(KeyError, match="the first"):
+        fail()
+    assert not folder_of(servers, "a").exists()
+    wait_until(lambda: not servers._loop.is_running())
+    servers._loop.close()
+
+
+def test_counts_hold_under_many_faults(fakes, serve):
+    """Every request has one answer, whatever goes wrong in between."""
+    servers = serve(fakes)
+    random = np.random.default_rng(0)
+    choices = ["drop", 500, b"{", None, None, None, None, None]
+    for fake in fakes:
+        fake.faults["/generate"] = [choices[i] for i in random.integers(0, len(choices), 60)]
+    episodes = range(60)
+    found = ask(servers, episodes)
+    assert [reply.ids for reply in found] == [(10, 11, STOP)] * len(episodes)
+    wait_until(lambda: numbers_are(servers, servers=2, requests=len(episodes)))
+    failed = sum(value for key, value in SEEN.items() if key.startswith("failed_"))
+    assert failed >= SEEN["retries"] > 0
+    assert SEEN["left_out"] == SEEN["taken_back"] > 0
+
+
+# Adapters: one name a version, replies of one version, nothing paused, none lost.
+
+
+pytestmark = pytest.mark.usefixtures("soon")
+LORA = LoraConfig(rank=2)
+
+
+def test_adapters_alone_are_pushed_and_requests_name_them(fakes, serve):
+    servers = serve(fakes, lora=LORA)
+    for name in "abc":
+        if name != "a":
+            send(servers, name)
+        (found,) = ask(servers)
+        assert found.versions == (name,) * 3
+    for fake in fakes:
+        # The newest, and those before, with which replies may be under way.
+        assert fake.adapters == {name: str(folder_of(servers, name)) for name in "bc"}
+        assert (fake.weights, fake.folder) == ("default", "")
+        assert not {"/pause_generation", "/flush_cache"} & {*fake.order}
+
+
+def test_a_reply_ends_with_the_adapters_that_it_began_with(fakes, serve):
+    servers, go = serve(fakes[:1], lora=LORA), threading.Event()
+    fakes[0].held = lambda _: go.wait(60)
+    under_way = start(servers, 1)
+    wait_until(lambda: len(fakes[0].bodies) == 1)
+    send(servers, "b")
+    go.set()
+    assert under_way.result(60).versions == ("a",) * 3
+    assert ask(servers)[0].versions == ("b",) * 3
+    assert numbers(servers)["retries"] == 0
+
+
+def test_a_server_that_was_restarted_is_given_the_adapters_again(fakes, serve):
+    servers = serve(fakes, lora=LORA)
+    for fake in fakes:
+        fake.adapters.clear()
+    fakes[0].faults["/generate"] = ["drop"]
+    fakes[1].faults["/generate"] = ["drop"]
+    (found,) = ask(servers)
+    assert found.versions == ("a",) * 3
+    wait_until(lambda: numbers(servers)["servers"] == 2)
+    send(servers, "b")
+    assert [{*fake.adapters} for fake in fakes] == [{"a", "b"}] * 2
+
+
+def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes, serve):
+    """It refuses at once: half of the requests would fail."""
+    servers = serve(fakes, lora=LORA)
+    fakes[0].adapters.clear()
+    assert [found.versions for found in ask(servers, range(20))] == [("a",) * 3] * 20
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
+    assert (SEEN["left_out"], SEEN["requests"]) == (1, 20)
+    assert [{*fake.adapters} for fake in fakes] == [{"a"}] * 2
+
+
+def test_adapters_whose_loading_was_not_answered_in_time_are_there_the_next_time(fakes, serve):
+    servers, go = serve(fakes, lora=LORA, wait_s=2), threading.Event()
+    fakes[0].faults["/load_lora_adapter"] = [lambda right: go.wait(60) and right]
+    send(servers, "b")
+    go.set()
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1, failed_deadline=1))
+    assert [found.versions for found in ask(servers, range(4))] == [("b",) * 3] * 4
+
+
+def test_a_server_whose_weights_below_the_adapters_change_is_started_anew(fakes, serve, nurses):
+    servers = serve(fakes, launch=2, lora=LORA)
+    fakes[0].weights = "others"
+
+    def restart():
+        Nurse.start(nurses[0])
+        fakes[0].adapters.clear()
+
+    nurses[0].start = restart
+    assert [found.versions for found in ask(servers, range(4))] == [("a",) * 3] * 4
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1, restarted=1))
+    assert fakes[0].adapters
+    assert SEEN["failed_stale"] >= 1
+
+
+def test_a_server_without_lora_is_refused_at_the_first_push(fakes, serve):
+    for fake in fakes:
+        fake.faults["/load_lora_adapter"] = [400]
+    with pytest.raises(UserError, match="does not take the learner's weights"):
+        serve(fakes, lora=LORA)
+
+
+def test_launched_servers_have_room_for_the_adapters_and_for_no_others(toy):
+    options = lora_options(LoraConfig(rank=4, targets=("q", "down", "out")))
+    assert options == [
+        "--enable-lora", "--max-lora-rank", "4", "--max-loras-per-batch", "3",
+        "--lora-target-modules", "q_proj", "down_proj",
+    ]  # fmt: skip
+    # No name of linear attention is on SGLang's list.
+    assert lora_options(LoraConfig(rank=4, targets=("q",)), toy.HYBRID.hybrid)[-1] == "all"
+
+
+# Samplers before servers: weights are brought once, and many episodes stay apart.
+
+
+LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
+
+
+def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
+    servers = serve(fakes[:1], push=False)
+    one, other = (
+        make_sampler(toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers)
+        for _ in range(2)
+    )
+
+    def pushes():
+        return fakes[0].order.count("/update_weights_from_disk")
+
+    first, second = trained(toy.model()), trained(toy.model(1))
+    one.set_weights(first, version=3)
+    other.set_weights(trained(toy.model()), version=3)  # the same arrays
+    assert pushes() == 1
+    other.set_weights(second, version=3)  # a second stage starts from other weights
+    assert pushes() == 2
+    one.set_weights(second, version=4)
+    assert pushes() == 3
+    one.set_weights(first, version=4)  # as from a checkpoint: equal, but other arrays
+    assert pushes() == 4
+    assert len(list(servers.root.iterdir())) == 1  # each is as large as the model
+
+
+def test_weights_come_while_the_learner_does_other_things(toy, serve, fakes):
+    servers = serve(fakes[:1], push=False)
+    sampler = make_sampler(
+        toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers
+    )
+    go = threading.Event()
+    fakes[0].faults["/update_weights_from_disk"] = [lambda right: go.wait(60) and right]
+    weights = trained(toy.model())
+    sampler.send_weights(weights, version=3)
+    wait_until(lambda: fakes[0].paused)
+    time.sleep(0.5)  # nobody waits for it
+    assert fakes[0].paused
+    go.set()
+    sampler.set_weights(weights, version=3)
+    assert ("-3-" in fakes[0].weights, fakes[0].paused) == (True, False)
+    numbers = sampler.numbers()
+    assert 0.5 <= numbers["time/push_hidden_s"] <= numbers["time/push_s"]
+    assert fakes[0].order.count("/update_weights_from_disk") == 1
+
+
+def test_a_process_may_open_as_many_connections_as_the_system_allows(serve, fakes):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        serve(fakes[:1], push=False)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
+    told = [
+        {"sglang/retries": 1.0, "sglang/servers": 2.0, "time/push_s": 0.1},
+        {"sglang/retries": 3.0, "sglang/servers": 1.0, "time/push_s": 0.2},
+    ]
+    monkeypatch.setattr("minirl.train.rollouts.distributed.gather", lambda _: told)
+    sampler: Any = SimpleNamespace(numbers=None)
+    found = gather_metrics(sampler)
+    assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "time/push_s": 0.2}
+
+
+def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fakes):
+    parallel, workers, lock = 8, 4, threading.Lock()
+    now, at_once, threads = Counter(), Counter(), []
+
+    def held(body, fake):
+        with lock:
+            now[fake] += 1
+            at_once[fake] = max(at_once[fake], now[fake])
+        time.sleep(0.005)
+        with lock:
+            now[fake] -= 1
+
+    def count():
+        # Those of the fakes have the names that Python gives.
+        threads.append(sum("process_request" not in one.name for one in threading.enumerate()))
+
+    for fake in fakes:
+        fake.held = partial(held, fake=fake)
+    servers = serve(fakes, push=False, parallel=parallel)
+    before = sum("process_request" not in one.name for one in threading.enumerate())
+    sampler = make_sampler(
+        toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
+    )
+    sampler.set_weights(trained(toy.model()), version=0)
+    groups = Rollout(
+        sampler, toy.Tokenizer(), Turns(toy.Message, turns=3), ["AB", "CDE"] * 25, config=LIMITS,
+        group_size=4, first_episode=0, max_turns=3, env_workers=workers, check=count,
+    ).play()  # fmt: skip
+    assert [len(group) for group in groups] == [4] * 50
+    assert all(len(episode.turns) == 3 for group in groups for episode in group)
+    assert {len(episode.turns[0].observation_ids) for episode in groups[1]} == {5}
+    asked = [body["rid"] for fake in fakes for body in fake.bodies
+             if body["sampling_params"]["max_new_tokens"]]  # fmt: skip
+    assert len(set(asked)) == len(asked) == 600  # none lost, none asked twice
+    assert 2 < max(at_once.values()) <= parallel
+    assert max(threads) <= before + workers + 2  # the event loop, and a name look-up
+
+
+# Servers that are children of a run.
+
+
+ROOT = Path(__file__).parents[2]
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from minirl.sglang.process import ChildServer
+line = [sys.executable, "-c", sys.argv[2]]
+child = ChildServer(line, {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
+print("up", flush=True)
+if sys.argv[3] == "close":
+    while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
+    child.close()
+else:
+    time.sleep(60)
+"""
+# A server with a process of its own, which ends with it as SGLang's do; neither takes notice of a
+# polite end.
+SERVER = """
+import os, pathlib, signal, subprocess, sys, time
+from minirl.sglang.process import _TIED
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+line = [sys.executable, "-c", "import time; time.sleep(60)"]
+worker = subprocess.Popen([sys.executable, "-c", _TIED, str(os.getpid()), *line])
+path = pathlib.Path(FOLDER) / "part"
+path.write_text(f"{os.getpid()} {worker.pid} {os.environ['WORD']}")
+path.rename(path.with_name("pids"))
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("end", ["close", "SIGKILL"])
+def test_children_end_with_the_run_however_it_ends(tmp_path, end):
+    server = SERVER.replace("FOLDER", repr(str(tmp_path)))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), server, end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    pids = tmp_path / "pids"
+    wait_until(pids.exists)
+    one, other, word = pids.read_text().split()
+    assert word == "x"
+    if end == "SIGKILL":
+        parent.kill()
+    parent.communicate(timeout=30)
+    wait_until(lambda: not is_alive(one) and not is_alive(other))
+
+
+def test_children_are_ended_side_by_side(tmp_path):
+    """Each of these takes the whole grace period."""
+    sleep = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print('end', flush=True); time.sleep(99)"
+    )
+    logs = [tmp_path / f"{n}.log" for n in range(4)]
+    children = [ChildServer([sys.executable, "-c", sleep], {}, 1, log) for log in logs]
+    for log in logs:
+        said(log)
+    begun = time.monotonic()
+    close(children)
+    assert time.monotonic() - begun < 4 * process._GRACE_S
+    assert not any(child.is_running for child in children)
+
+
+def interpreter(folder):
+    """A stand-in that says what it was started as and with, and stays."""
+    folder.mkdir()
+    path = folder / "python"
+    path.write_text('#!/bin/sh\necho "$0 $PATH $CUDA_VISIBLE_DEVICES $1 $2 end"\nexec sleep 60\n')
+    path.chmod(0o755)
+    return path
+
+
+def said(log):
+    wait_until(lambda: log.read_text().endswith("end\n"))
+    return log.read_text().split()[:-1]
+
+
+def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, monkeypatch):
+    named, default = interpreter(tmp_path / "named"), interpreter(tmp_path / "default")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the learner's
+    monkeypatch.setenv(SGLANG_PYTHON, str(default))
+    for given, expected in ((str(named), named), (None, default)):
+        config = SglangConfig(python=given, launch=2, devices=("4,5", "6,7"))
+        logs = tmp_path / f"{expected.parent.name}-logs"
+        path = f"{expected.parent}:{os.environ['PATH']}"
+        children = launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
+        try:
+            assert [said(logs / f"sglang-{number}.log") for number in (0, 1)] == [
+                [str(expected), path, devices, "-m", "sglang.launch_server"]
+                for devices in ("4,5", "6,7")
+            ]
+        finally:
+            for child in children:
+                child.close()
+    monkeypatch.setenv(SGLANG_PYTHON, "no-such-python")
+    with pytest.raises(UserError, match=r"python \(or MINIRL_SGLANG_PYTHON\): .* no-such-python"):
+        SglangConfig(launch=1).find_python()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_no_connection_takes_a_port_before_its_server_listens():
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not any(first <= port <= last for port in ports)
+
+
+# Weights as files.
+
+
+def by_file(model, folder):
+    """Write a model as exports are, and read the tensors."""
+    source = ROOT / "tests" / "data" / "reference" / "qwen2"
+    huggingface.save(model, folder, source=source)
+    return load_file(folder / "model.safetensors")
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_a_version_is_the_model_wherever_it_lies(toy, tmp_path):
+    model = toy.model()
+    params = nnx.state(model, nnx.Param)
+    params = jax.device_put(params, param_shardings(params, make_mesh({"fsdp": 4, "tensor": 2})))
+    folder = write_version(tmp_path / "w", "x-3", params, dtype="float32")
+    assert folder == tmp_path / "w" / "version-x-3"
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+    equal(load_file(folder / "model.safetensors"), by_file(model, tmp_path / "export"))
+
+
+def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(
+    toy, tmp_path, monkeypatch
+):
+    params = nnx.state(toy.model(), nnx.Param)
+    asked = []
+
+    def full(folder, shapes, arrays, *, dtype, name, max_bytes):
+        next(arrays)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}/{name}.safetensors")
+
+    def noted(*arguments, whole=transfer.whole_tensors):
+        for one in whole(*arguments):
+            asked.append(one[0])
+            yield one
+
+    monkeypatch.setattr(transfer, "write_files", full)
+    monkeypatch.setattr(transfer, "whole_tensors", noted)
+    with pytest.raises(OSError, match=r"No space.*model\.safetensors"):
+        write_version(tmp_path / "w", "x", params, dtype="float32")
+    assert sorted(asked) == sorted(by_file(toy.model(), tmp_path / "export"))
+    assert not (tmp_path / "w" / "version-x").exists()
+
+
+def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(toy, tmp_path):
+    lora = LoraConfig(rank=2, targets=("q", "down"))
+    model = spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
+    add_adapters(model, lora, seed=0)
+    params = trained(model)
+    folder = write_adapters(tmp_path, "x-3", params, lora, base=tmp_path / "base")
+    assert folder == tmp_path / "version-x-3"
+    shapes = huggingface.tensor_shapes(params)
+    expected = huggingface.tensors(params)
+    huggingface.write_adapter(tmp_path / "e", shapes, expected, lora, base=str(tmp_path / "base"))
+    for path in (tmp_path / "e").iterdir():
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("targets", [("in_qkv", "in_z", "q"), ("in_z",), ("in_qkv", "out")])
+def test_adapters_of_linear_attention_are_pushed_as_sglang_joins_them(toy, tmp_path, targets):
+    """It stacks A and B of queries, keys, values and gates, and wants all four."""
+    lora = LoraConfig(rank=2, targets=targets)
+    model = adapted(spread(toy.model(hybrid=True), None), lora)
+    expected = dict(huggingface.tensors(trained(model)))
+    folder = write_adapters(
+        tmp_path, "x", trained(model), lora, base=tmp_path, hybrid=toy.HYBRID.hybrid
+    )
+    found = load_file(folder / "adapter_model.safetensors")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    inputs = "base_model.model.model.layers.2.linear_attn.in_proj_"
+    assert len([name for name in found if name.startswith(inputs)]) == 8
+    a, b = ([found[f"{inputs}{part}.lora_{end}.weight"] for part in "qkvz"] for end in "AB")
+    change = np.concatenate([one @ other for one, other in zip(b, a, strict=True)])
+
+    def whole(name, size):
+        own = f"model.layers.2.linear_attn.in_proj_{name}.lora_"
+        if f"{own}A.weight" not in expected:
+            return np.zeros((size, 16))
+        return expected[f"{own}B.weight"] @ expected[f"{own}A.weight"]
+
+    np.testing.assert_allclose(change, np.concatenate([whole("qkv", 56), whole("z", 24)]))
+    others = {"q": "q_proj", "out": "out_proj"}
+    assert config["target_modules"] == [
+        "in_proj_qkvz", *(others[name] for name in targets if name in others)
+    ]  # fmt: skip
+
+
+def test_only_one_version_is_kept(tmp_path):
+    for name in ("version-a-2", "version-a-1", ".version-a-9.7.new", "other"):
+        (tmp_path / name).mkdir()
+    remove_versions(tmp_path, but=tmp_path / "version-a-2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "version-a-2"]
+
+
+def test_tensors_have_the_type_that_servers_compute_in(toy):
+    params = nnx.state(toy.model(), nnx.Param)
+    params = jax.device_put(params, param_shardings(params, make_mesh({"fsdp": 4, "tensor": 2})))
+    found = dict(whole_tensors(params, "bfloat16"))
+    kinds = {(array.dtype.name, len(array.sharding.device_set)) for array in found.values()}
+    assert kinds == {("bfloat16", 1)}
+    norm = toy.model().final_norm[...].astype(jnp.bfloat16)
+    np.testing.assert_array_equal(found["model.norm.weight"], norm)
+
+
+# How much more than the model a process holds while it writes it.
+PEAK = """
+import dataclasses, sys
+import jax, jax.numpy as jnp
+from flax import nnx
+from pathlib import Path
+from tests.minirl.conftest import CONFIG
+from minirl.model.decoder import Decoder
+from minirl.model.sharding import make_mesh, param_shardings
+from minirl.sglang import transfer
+from minirl.sglang.transfer import whole_tensors, write_version
+from tests.memory import peak_bytes
+sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 32}
+config = dataclasses.replace(CONFIG, **sizes, num_attention_heads=8)
+shapes = nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))), nnx.Param)
+places = param_shardings(shapes, make_mesh({"fsdp": 2, "tensor": 2}))
+params = jax.tree.map(lambda leaf, place: jnp.ones(leaf.shape, device=place), shapes, places)
+size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+next(whole_tensors(params, "float32"))
+transfer._FILE_BYTES = 2**25
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = peak_bytes()
+write_version(Path(sys.argv[1]), "x", params, dtype="float32")
+print(round((peak_bytes() - before) / size, 3))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_model_is_never_in_memory_twice(copies, tmp_path):
+    """A model of 218 MB over four devices; what is above it is one of its files."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    found = copies(tmp_path, cwd=tmp_path, code=PEAK, XLA_FLAGS=flags).end()
+    assert found.returncode == 0, found.stderr
+    assert float(found.stdout) < 0.6
