@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -19,9 +19,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, PositiveFloat, PositiveInt
 
-from launch import cli, config_merge, options
+from launch import cli, options
 from launch.config import JobConfig, load_config
 from launch.files import write_json
 from launch.tables import show_table
@@ -47,8 +47,6 @@ _SMALL_SHARE = 1 / 256
 # Shares of a GPU's free memory for the weights and the cache of an SGLang server: the rest is for
 # its activations and CUDA graphs, which take more of what a learner on the same GPU leaves.
 _STATIC = {"apart": 0.85, "shared": 0.8}
-# Enough to keep a device busy.
-_FEW_SLOTS = 16
 
 
 def plan(
@@ -100,10 +98,11 @@ def make_plan(
     # Described apart: compilers know no part of a slice.
     own, room = described_devices(topology.host), FILLED * topology.chip.memory_bytes
     devices = Devices(mesh, own, room)
-    found, warm = _fitting(config, shape, devices, progress, _learning(config)), None
+    work = workload_of(config, shape)
+    found, warm = _fitting(work, devices, progress, _learning(config)), None
     programs = dict(found.programs)
     if config.warm_start is not None:
-        warm = _fitting(config, shape, devices, progress, _warm_start())
+        warm = _fitting(work, devices, progress, _warm_start())
         programs |= {f"{name} of the warm start": one for name, one in warm.programs.items()}
     progress(1, 1, "done")
     warm_memory = {} if warm is None else warm.update
@@ -204,7 +203,7 @@ def plan_memory(config: JobConfig, shape: ModelConfig, folder: Path) -> JobConfi
     is small beside the memory is not compiled for it.
 
     Raises:
-        UserError: The job needs more than there is, with settings that need less.
+        UserError: The job needs more than there is.
     """
     plan = _kept(config, shape, folder, _learning(config))
     if config.sampler.cache_gb is None:
@@ -311,54 +310,24 @@ def _planned(config: JobConfig, shape: ModelConfig, phase: _Phase) -> Plan:
     if sum(phase.training_of(work, mesh).memory.values()) < _SMALL_SHARE * room:
         return Plan(micro_batch_tokens=getattr(config, phase.section).batching.budget)
     with cli.progress_bar(f"memory of {phase.name}") as progress:
-        found = _fitting(config, shape, Devices(mesh, own, room, taken), progress, phase)
+        found = _fitting(work, Devices(mesh, own, room, taken), progress, phase)
     trim()
     cache_gb = None if found.cache_room is None else found.cache_room / GB
     return Plan(micro_batch_tokens=found.tokens, cache_gb=cache_gb, memory_bytes=found.largest)
 
 
-def _fitting(
-    config: JobConfig, shape: ModelConfig, devices: Devices, progress: Progress, phase: _Phase
-) -> Fit:
-    """Plan a phase of a job; raise a `UserError` if it needs more than there is, with settings that
-    need less if there are any.
-    """
-    found = phase.fit(workload_of(config, shape), devices, progress)
+def _fitting(work: Workload, devices: Devices, progress: Progress, phase: _Phase) -> Fit:
+    """Plan a phase of a job; raise a `UserError` if it needs more than there is."""
+    found = phase.fit(work, devices, progress)
     if found.bytes <= devices.room:
         return found
     sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in found.largest.items())
     reason = found.problem or f"{sizes} = {_gib(found.bytes)} a device"
-    advice, changes = "take a smaller model, more devices or shorter lengths", {}
-    for setting in _savings(config, phase.section):
-        smaller = _changed(config, setting)
-        if smaller == config:
-            continue
-        config, changes[setting.partition("=")[0]] = smaller, setting
-        if phase.fit(workload_of(config, shape), devices, progress).bytes <= devices.room:
-            advice = f"it fits with {' '.join(changes.values())}"
-            break
-    raise UserError(f"{phase.name} does not fit: {reason}, of {_gib(devices.room)} free; {advice}")
-
-
-def _savings(config: JobConfig, section: Literal["train", "warm_start"]) -> Iterator[str]:
-    """Yield what takes memory off a phase, from what costs least to what changes what it trains."""
-    yield f"{section}.batching.micro_batch_tokens=auto"
-    if config.model.remat == "none":
-        yield "model.remat=dots"
-    yield "model.remat=full"
-    if section == "train" and config.sampler.slots > _FEW_SLOTS:
-        yield f"sampler.slots={_FEW_SLOTS}"
-    if getattr(config, section).lora is None:
-        yield f"{section}.lora.rank=16"
-
-
-def _changed(config: JobConfig, setting: str) -> JobConfig:
-    """Return a job with another setting, or as it is where that contradicts others."""
-    try:
-        raw = config_merge.override(config.model_dump(mode="json"), setting)
-        return JobConfig.model_validate(raw)
-    except ValidationError:
-        return config
+    raise UserError(
+        f"{phase.name} does not fit: {reason}, of {_gib(devices.room)} free; set model.remat=full, "
+        f"{phase.section}.batching.micro_batch_tokens=auto or {phase.section}.lora.rank=16, or "
+        "take fewer sampler.slots, shorter lengths, a smaller model or more devices"
+    )
 
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:

@@ -195,34 +195,18 @@ def test_the_largest_micro_batch_is_bounded_by_memory(uncompiled, monkeypatch):
     assert make("cpux1", AUTO, "warm_start=null")[0]["micro_batch_tokens"] == 8 * (63 + 4 * 48)
 
 
-def test_what_does_not_fit_is_refused_with_settings_that_do(monkeypatch):
-    """Where a micro-batch takes a GiB for each hundred tokens, and `auto` would be five hundred."""
-
-    def fit(work, *_given, **_named):
-        tokens = work.train.batching.micro_batch_tokens
-        tokens = 500 if tokens == "auto" else tokens
-        return planner.Fit(tokens, None, 1, None, {"all": tokens * 2**30 / 100}, {}, {}, "")
-
-    monkeypatch.setattr(planner, "fit", fit)
-    room = 6.0 * 2**30
-    monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", room / 0.95))
-    with pytest.raises(UserError, match=rf"does not fit: .* 6\.0 GiB free; it fits with {AUTO}$"):
-        make("cpux1", "train.batching.micro_batch_tokens=1000")
-    monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 2e5))
-    with pytest.raises(UserError, match=r"take a smaller model, more devices or shorter lengths$"):
-        make("cpux1")
-
-
 WARM_AUTO = "warm_start.batching.micro_batch_tokens=auto"
 
 
-def test_a_warm_start_that_does_not_fit_is_refused_by_name(uncompiled, monkeypatch):
+def test_a_phase_that_does_not_fit_is_refused_by_name(uncompiled, monkeypatch):
     uncompiled(2**30 / 100)
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 6.0 * 2**30 / 0.95))
     with pytest.raises(
-        UserError, match=rf"^the warm start does not fit: .* it fits with {WARM_AUTO}$"
+        UserError, match=rf"^the warm start does not fit: .* 6\.0 GiB .* {WARM_AUTO}"
     ):
         make("cpux1", AUTO)
+    with pytest.raises(UserError, match=rf"^learning does not fit: .* free; .* {AUTO}"):
+        make("cpux1", WARM_AUTO)
     found, _ = make("cpux1", AUTO, WARM_AUTO)
     # Two groups of 8 x (63 + 48) would be 1,776 tokens, of which eighths are tried.
     assert found["warm_start_micro_batch_tokens"] == 1776 * 2 // 8
@@ -288,7 +272,6 @@ def test_training_plans_once_and_refuses_what_does_not_fit(
     tiny_folder, tmp_path, free, uncompiled, monkeypatch, caplog
 ):
     uncompiled(0.0)
-    monkeypatch.setattr(plan, "_savings", lambda *_: ["model.remat=full"])
     asked, shape = config("sampler.cache_gb=0.001", AUTO), read_config(tiny_folder)
     taken = 2.0**33
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)
