@@ -1,21 +1,31 @@
-"""What is printed is what was meant: in any width, without colours, when the terminal is gone."""
+"""What is printed is what was meant: in any width, without colours, when the terminal is gone; how
+far a command is, in one line on a terminal, in lines of a log elsewhere.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
 
 from launch import cli, tables
-from minirl.run import preemption
+from launch.tables import RunResult, show_run
+from minirl.run import activity, preemption
 from sqlenv.types import SqlError, Table
+from tests.waiting import wait_until
 
 # Texts of users and models, which are no markup, emoji or pattern for those who print them.
 TEXTS = ["no such table: no[/b]", "no[red]x", "[link=x]", ":smile:", "[[", "\\[b]", "SELECT a[1]"]
@@ -23,12 +33,14 @@ TEXTS = ["no such table: no[/b]", "no[red]x", "[link=x]", ":smile:", "[[", "\\[b
 
 @pytest.fixture
 def printed(monkeypatch):
-    """Return what prints to a console like ours, of a width."""
+    """Return what prints to a console like ours, of a width; on a terminal or into a log."""
 
-    def at(width: int, *, name: str = "output") -> io.StringIO:
+    def at(width: int, *, name: str = "output", terminal: bool = False) -> io.StringIO:
         ours, file = getattr(cli, name), io.StringIO()
-        like = Console(file=file, width=width, markup=ours._markup, emoji=ours._emoji)
-        like._color_system, like._force_terminal = None, name == "console"
+        like = Console(
+            file=file, width=width, markup=ours._markup, emoji=ours._emoji, color_system=None,
+            force_terminal=terminal,
+        )  # fmt: skip
         monkeypatch.setattr(cli, name, like)
         return file
 
@@ -43,7 +55,7 @@ def test_texts_are_printed_as_they_are(printed, text):
     cli.output.print(tables.result_view(Table(columns=(text,), rows=((text,),))))
     cli.output.print(tables.result_view(SqlError(text)))
     assert file.getvalue().count(text) == 1 + 3 + 2 + 1
-    shown = printed(200, name="console")
+    shown = printed(200, name="console", terminal=True)
     with cli.progress_bar(text) as progress:
         progress(1, 2, text)
     assert text in shown.getvalue()
@@ -51,13 +63,139 @@ def test_texts_are_printed_as_they_are(printed, text):
 
 @pytest.mark.parametrize("width", [20, 40, 59, 80])
 def test_tables_fit_a_terminal_of_any_width(printed, width):
+    """Columns that do not fit come below, with the names."""
     file = printed(width)
     numbers = ("20.0 % [16.7, 23.7]", "44.2 % [39.9, 48.6]", "24.2 [20.3, 28.3]")
-    rows = [("", "before", "between", "after"), ("execution accuracy [95 %]", *numbers)]
-    tables.show_table("500 questions", rows)
-    lines = file.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert all(word in file.getvalue() for word in ("before", "after", "[16.7,"))
+    rows = [("", "before", "between", "after"), ("accuracy [95 %]", *numbers), ("bird", *"123")]
+    tables.show_table("500 questions", rows, sections=(1,))
+    text = file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert all(word in text for word in ("before", "after", "[16.7,", *"123"))
+    assert text.count("bird") == text.count("┏━")
+
+
+def paired(points: float, **more: Any) -> dict[str, Any]:
+    told = {"difference": points, "ci95": (points - 0.1, points + 0.1), "p": 0.5, "questions": 9}
+    beside = {"means": (0, 0), "ci95_databases": None, "only_first": None, "only_second": None}
+    return told | beside | more
+
+
+def result(accuracy: dict[str, Any], gains: dict[str, Any]) -> RunResult:
+    failing = dict(zip(accuracy, (83, 70, 5), strict=False))
+    return RunResult(
+        questions=500, databases=5, rule="witness", accuracy=accuracy, gains=gains,
+        failing=failing, mean_turns_first=2.0, mean_turns=1.5,
+        rewards_first={"alignment F": 0.25}, rewards={"alignment F": 0.5},
+    )  # fmt: skip
+
+
+def test_the_result_of_a_run_fits_a_terminal(printed):
+    shown = printed(80)
+    sure = {"mean": 1.0, "ci95": (0.9, 1.0)}
+    accuracy = {"witness": sure, "set": {"mean": 0.5, "ci95": (0.9, 1.0)}}
+    gains = {"run": {"witness": paired(-1.0), "set": paired(0.0)}}
+    show_run(result({"before": accuracy, "after": accuracy}, gains), Path("runs/x"))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("┏") for line in lines) == 2  # of questions, of training
+    assert shown.getvalue().count("100.0 % [90.0, 100.0]") == 2
+    assert "judged by witness" in lines[0]
+    assert re.search(r"set \[95 %\] +│ +50\.0 % .* 50\.0 % ", shown.getvalue())
+    assert re.search(r"queries that fail +│ +83 │ +70 ", shown.getvalue())
+    assert "databases" not in shown.getvalue()
+
+
+def test_three_places_have_a_column_each_and_the_gains_below(printed):
+    shown = printed(120)
+    over = {"ci95_databases": (0.2, 0.4)}
+    accuracy = {"witness": {"mean": 0.3, "ci95": (0.25, 0.35)} | over}
+    accuracy |= {"mean@8": {"mean": 0.2, "ci95": (0.1, 0.3)}}
+    flips = {"only_first": 4, "only_second": 11}
+    stages = {"warm start": 0.02, "run": 0.05, "reinforcement": 0.03}
+    gains = {
+        stage: {"witness": paired(points, **over, **flips), "mean@8": paired(2 * points)}
+        for stage, points in stages.items()
+    }
+    show_run(result(dict.fromkeys(("before", "between", "after"), accuracy), gains), Path("x"))
+    rows = [re.split(r" *[│┃] *", line)[1:-1] for line in shown.getvalue().splitlines()]
+    rows = [row for row in rows if row]
+    assert rows[:8] == [
+        ["", "before", "between", "after"],
+        ["execution accuracy [95 %]", *["30.0 % [25.0, 35.0]"] * 3],
+        ["over 5 databases", *["[20.0, 40.0]"] * 3],
+        ["gain in points [95 %]", "", "2.0 [-8.0, 12.0]", "5.0 [-5.0, 15.0]"],
+        ["over 5 databases", "", *["[20.0, 40.0]"] * 2],
+        ["questions won, lost", "", "11, 4", "11, 4"],
+        ["by reinforcement", "", "", "3.0 [-7.0, 13.0]"],
+        ["over 5 databases", "", "", "[20.0, 40.0]"],
+    ]
+    assert rows[8:13] == [
+        ["questions won, lost", "", "", "11, 4"],
+        ["mean@8 [95 %]", *["20.0 % [10.0, 30.0]"] * 3],
+        ["gain in points [95 %]", "", "4.0 [-6.0, 14.0]", "10.0 [0.0, 20.0]"],
+        ["by reinforcement", "", "", "6.0 [-4.0, 16.0]"],
+        ["queries that fail", "83", "70", "5"],
+    ]
+    assert rows[13:15] == [["", "first steps", "last steps"], ["turns", "2.00", "1.50"]]
+
+
+@contextmanager
+def doing(words: str) -> Generator[None]:
+    with patch.object(activity, "status", lambda: words):
+        yield
+
+
+def wait_for(text: str, file: io.StringIO) -> None:
+    wait_until(lambda: text in file.getvalue())
+
+
+def test_a_log_has_a_line_a_tenth_and_what_is_done_when_that_changes(printed, monkeypatch):
+    written = printed(80, name="console")
+    monkeypatch.setattr(cli, "LINE_S", 0.01)
+    with cli.progress_bar("answers") as show:
+        show(0, 40, "")
+        with doing("prompts 3/8"):
+            wait_for("(prompts 3/8)", written)
+            time.sleep(0.1)  # some ten looks at the same
+        with doing("compiling for 12 s"):
+            wait_for("12 s", written)
+        for done in range(1, 41):
+            show(done, 40, "accuracy 50.0 %")
+    time.sleep(0.05)
+    lines = written.getvalue().splitlines()
+    assert lines[:4] == [
+        "answers: 0/40",
+        "answers: 0/40 (prompts 3/8)",
+        "answers: 0/40 (compiling for 12 s)",
+        "answers: 1/40 accuracy 50.0 %",
+    ]
+    # Nothing was done any more when the tenths came.
+    assert lines[4:] == [f"answers: {done}/40 accuracy 50.0 %" for done in range(4, 41, 4)]
+
+
+def test_a_terminal_has_one_line_with_both(printed):
+    file = printed(100, name="console", terminal=True)
+    with cli.progress_bar("learning") as show, doing("update: micro-batch 3/8"):
+        show(2, 24, "reward 0.25")
+        wait_for("update: micro-batch 3/8; reward 0.25", file)
+        (line,) = {
+            part
+            for part in re.split(r"[\r\n]|\x1b\[\S*?[A-Za-z]", file.getvalue())
+            if "3/8" in part
+        }
+        assert line.startswith("learning ")
+        assert " 2/24 " in line
+
+
+def test_a_wait_is_shown_on_a_terminal_and_wiped_out(printed):
+    written = printed(80, name="console")
+    with cli.waiting("writing a query"):
+        pass
+    assert written.getvalue() == ""  # a log
+    file = printed(100, name="console", terminal=True)
+    with cli.waiting("writing a query"), doing("prompts 0/1"):
+        wait_for("prompts 0/1", file)
+    assert file.getvalue().endswith("\x1b[2K")  # the line is empty again
 
 
 def test_a_terminal_without_a_size_is_printed_to():
