@@ -49,7 +49,7 @@ class Paired:
     questions: int
 
 
-def _bootstrap(values: Sequence[float], *, resamples: int, seed: int) -> np.ndarray:
+def _bootstrap(values: Sequence[float], *, seed: int) -> np.ndarray:
     """Return the means of resamples of questions, drawn with replacement."""
     import numpy as np
     from scipy.stats import bootstrap
@@ -57,14 +57,12 @@ def _bootstrap(values: Sequence[float], *, resamples: int, seed: int) -> np.ndar
     rng = np.random.default_rng(seed)
     # Resamples are made so many at a time: they are large together.
     found = bootstrap(
-        (values,), np.mean, n_resamples=resamples, batch=100, method="percentile", rng=rng
+        (values,), np.mean, n_resamples=RESAMPLES, batch=100, method="percentile", rng=rng
     )
     return found.bootstrap_distribution
 
 
-def mean_interval(
-    values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
+def mean_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
     """Return the 95 % interval of a mean over independent questions.
 
     Of a rate (all values are 0 or 1) it is Wilson's score interval: 3 of 3 right are [0.44, 1]. Of
@@ -78,15 +76,11 @@ def mean_interval(
         return wilson(math.fsum(values) / len(values), len(values))
     if len(kinds) == 1:
         return values[0], values[0]
-    return _percentiles(_bootstrap(values, resamples=resamples, seed=seed))
+    return _percentiles(_bootstrap(values, seed=seed))
 
 
 def database_interval(
-    values: Sequence[float],
-    databases: Sequence[str],
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    values: Sequence[float], databases: Sequence[str], *, seed: int = 0
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean over databases, given the database of each question.
 
@@ -107,7 +101,7 @@ def database_interval(
 
     sums, sizes = np.array([[math.fsum(each), len(each)] for each in parts.values()]).T
     chances = [1 / len(parts)] * len(parts)
-    drawn = np.random.default_rng(seed).multinomial(len(parts), chances, size=resamples)
+    drawn = np.random.default_rng(seed).multinomial(len(parts), chances, size=RESAMPLES)
     return _percentiles((drawn @ sums) / (drawn @ sizes))
 
 
@@ -122,12 +116,7 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
 
 
 def paired_difference(
-    first: Sequence[float],
-    second: Sequence[float],
-    databases: Sequence[str] = (),
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    first: Sequence[float], second: Sequence[float], databases: Sequence[str] = ()
 ) -> Paired:
     """Compare two runs on the same questions; given their databases, over these too.
 
@@ -136,7 +125,7 @@ def paired_difference(
     differs). Rates (all scores are 0 or 1) have McNemar's
     exact p-value. Other scores have that of EXPO-SQL's paired bootstrap (section 6.7), which does
     not say how it counts: here twice the share of resampled differences on the side of zero that
-    has fewer, a zero included, with `(count + 1) / (resamples + 1)` for a share. It is never below
+    has fewer, a zero included, with `(count + 1) / (10,000 + 1)` for a share. It is never below
     2^(1 - m), the least that m differing questions can show.
 
     Raises:
@@ -147,22 +136,20 @@ def paired_difference(
         raise ValueError("no question to compare")
     mean, count = math.fsum(differences) / len(differences), len(differences)
     counts: tuple[int | None, int | None] = (None, None)
-    ci95, p = _bootstrapped(differences, resamples=resamples, seed=seed)
+    ci95, p = _bootstrapped(differences)
     if {*first, *second} <= {0, 1}:
         counts = (differences.count(-1), differences.count(1))
         p = _mcnemar(*counts)
-    over = database_interval(differences, databases, seed=seed) if databases else None
+    over = database_interval(differences, databases) if databases else None
     means = (math.fsum(first) / count, math.fsum(second) / count)
     return Paired(mean, ci95, p, *counts, over, means, count)
 
 
-def _bootstrapped(
-    differences: Sequence[float], *, resamples: int, seed: int
-) -> tuple[tuple[float, float], float]:
+def _bootstrapped(differences: Sequence[float]) -> tuple[tuple[float, float], float]:
     """Return the interval and the p-value of the mean of differences."""
     if len({*differences}) == 1:  # nothing to draw from
         same, count = differences[0], len(differences)
-        p = min(1.0, max(2 / (resamples + 1), 2.0 ** (1 - count)))
+        p = min(1.0, max(2 / (RESAMPLES + 1), 2.0 ** (1 - count)))
         if same == 0:
             _, most = wilson(0, count)  # of the questions differ
             return (-most, most), 1.0
@@ -170,10 +157,10 @@ def _bootstrapped(
             return (same, same), p
         low, high = wilson((1 + same) / 2, count)
         return (2 * low - 1, 2 * high - 1), p
-    means = _bootstrap(differences, resamples=resamples, seed=seed)
+    means = _bootstrap(differences, seed=0)
     fewest = min(int((means <= 0).sum()), int((means >= 0).sum()))
     differing = sum(difference != 0 for difference in differences)
-    p = min(1.0, max(2 * (fewest + 1) / (resamples + 1), 2.0 ** (1 - differing)))
+    p = min(1.0, max(2 * (fewest + 1) / (RESAMPLES + 1), 2.0 ** (1 - differing)))
     return _percentiles(means), p
 
 

@@ -59,25 +59,20 @@ def run(command: Any, place: Path, fake: Fake, out: Path, *more: str) -> dict[st
     return {"questions": len(report["questions"]), **report["notes"]}
 
 
-def asked(fake: Fake) -> list[dict[str, Any]]:
-    """List what was sampled."""
-    return [body for body in fake.bodies if body["sampling_params"]["max_new_tokens"]]
-
-
 def test_votes_of_a_checkpoint_are_sampled_by_the_servers(place, fake, tmp_path):
     out = tmp_path / "out"
     result = run(evaluation, place, fake, out, "--decode", "vote@2")
     assert (result["sampler"], result["questions"]) == ("sglang", QUESTIONS)
-    assert len(asked(fake)) == 2 * QUESTIONS
+    assert len(fake.bodies) == 2 * QUESTIONS
     assert result["servers"] == {"sglang/requests": 2 * QUESTIONS}
-    assert {body["sampling_params"]["temperature"] for body in asked(fake)} == {0.8}
+    assert {body["sampling_params"]["temperature"] for body in fake.bodies} == {0.8}
     # The checkpoint's weights came before the first of them, once, and their copy is gone.
     assert fake.order.count("/update_weights_from_disk") == 1
     assert not list((out / "weights").iterdir())
     verdicts = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert {verdict["sql"].replace(" ", "") for verdict in verdicts} == {"SELECT1"}
     run(evaluation, place, fake, out, "--decode", "vote@2")  # nobody is asked
-    assert len(asked(fake)) == 2 * QUESTIONS
+    assert len(fake.bodies) == 2 * QUESTIONS
     with pytest.raises(UserError, match="--out"):
         run(evaluation, place, fake, out, "--decode", "vote@2", "rollout.backend=native")
 
@@ -87,7 +82,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_rest(place, fake, tmp_path, 
     run(evaluation, place, fake, NAMED)
     answers = NAMED / "answers.jsonl"
     answers.write_text(answers.read_text().splitlines(keepends=True)[0])
-    before = len(asked(fake))
+    before = len(fake.bodies)
     result = run(evaluation, place, fake, NAMED)
-    assert len(asked(fake)) - before == QUESTIONS - 1
+    assert len(fake.bodies) - before == QUESTIONS - 1
     assert result["questions"] == QUESTIONS

@@ -8,6 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
+from launch.evaluation import statistics
 from launch.evaluation.statistics import (
     database_interval,
     mean_interval,
@@ -36,8 +37,8 @@ def test_the_interval_of_a_rate_ends_where_its_test_refuses(right, count):
 
 def test_other_scores_have_the_bootstraps_interval():
     """Means of resamples are Binomial(8, 1/2) / 16: P(0) = 0.4 %, P(at most 1) = 3.5 %."""
-    assert mean_interval([0.5, 0.0] * 4, resamples=4000, seed=3) == (1 / 16, 7 / 16)
-    gain = paired_difference([0.0] * 8, [0.5, 0.0] * 4, resamples=4000, seed=3)
+    assert mean_interval([0.5, 0.0] * 4, seed=3) == (1 / 16, 7 / 16)
+    gain = paired_difference([0.0] * 8, [0.5, 0.0] * 4)
     assert gain.ci95 == (1 / 16, 7 / 16)
     # Where all are alike there is nothing to draw from; what may be above 1 (R-VES) is no share.
     assert mean_interval([0.5] * 4) == wilson(0.5, 4)
@@ -50,8 +51,8 @@ def test_a_difference_on_every_question_is_as_sure_as_their_number():
     found = paired_difference([0.0] * 20, [1.0] * 20)
     assert (found.difference, found.p) == (1, pytest.approx(2 / 2**20))
     assert found.ci95 == pytest.approx(((20 - Z**2) / (20 + Z**2), 1))
-    graded = paired_difference([0.0] * 20, [0.5] * 20, resamples=999)
-    assert graded.p == 2 / 1000  # no resample is on the other side; never 0
+    graded = paired_difference([0.0] * 20, [0.5] * 20)
+    assert graded.p == 2 / 10_001  # no resample is on the other side; never 0
     assert (
         paired_difference([0.0] * 3, [0.5] * 3).p == paired_difference([0] * 3, [1] * 3).p == 0.25
     )
@@ -64,9 +65,9 @@ def test_p_of_few_graded_questions_by_all_resamples():
     """Three gains and one loss: counted in all 4**4 resamples."""
     gains = [0.5, 0.5, 0.5, -0.5]
     exact = 2 * sum(sum(drawn) <= 0 for drawn in product(gains, repeat=4)) / 4**4
-    found = paired_difference([0.0] * 4, gains, resamples=20_000, seed=5)
+    found = paired_difference([0.0] * 4, gains)
     assert found.p == pytest.approx(exact, abs=0.02)
-    other = paired_difference(gains, [0.0] * 4, resamples=20_000, seed=5)
+    other = paired_difference(gains, [0.0] * 4)
     assert (other.difference, other.p) == (-found.difference, found.p)
 
 
@@ -75,7 +76,7 @@ def test_the_interval_over_databases_draws_whole_databases():
     for size in (1, 3):
         names = [name for name in "abcdefgh" for _ in range(size)]
         right = [float(name in "aceg") for name in names]
-        assert database_interval(right, names, resamples=4000, seed=3) == (1 / 8, 7 / 8)
+        assert database_interval(right, names, seed=3) == (1 / 8, 7 / 8)
         # Beside it the interval over questions narrows with their number.
         low, high = mean_interval(right)
         assert (high - low > 0.5) == (size == 1)
@@ -102,7 +103,7 @@ def test_a_paired_difference_has_both_intervals():
     names = [name for name in "abcdefgh" for _ in range(2)]
     second = [float(name in "aceg") for name in names]
     first = [0.0, 1.0] * 8
-    found = paired_difference(first, second, names, seed=3)
+    found = paired_difference(first, second, names)
     assert (found.difference, found.questions, found.means) == (0, 16, (0.5, 0.5))
     assert (found.only_first, found.only_second) == (4, 4)
     assert found.ci95_databases == (-3 / 8, 3 / 8)
@@ -110,8 +111,9 @@ def test_a_paired_difference_has_both_intervals():
 
 
 @pytest.mark.parametrize(("kind", "least"), [("rates", 0.87), ("differences", 0.87)])
-def test_the_interval_over_databases_covers_where_databases_differ(kind, least):
+def test_the_interval_over_databases_covers_where_databases_differ(kind, least, monkeypatch):
     """Of 20 databases drawn from many; the interval over questions covers these databases only."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 500)
     rng = np.random.default_rng(1)
     names = [str(name) for name in range(20) for _ in range(20)]
     covered = {"databases": 0, "questions": 0}
@@ -122,8 +124,8 @@ def test_the_interval_over_databases_covers_where_databases_differ(kind, least):
             right -= rng.random(400) < 0.5
         truth = 0.5 if kind == "rates" else 0.0
         intervals = {
-            "databases": database_interval([*right], names, resamples=500),
-            "questions": mean_interval([*right], resamples=500),
+            "databases": database_interval([*right], names),
+            "questions": mean_interval([*right]),
         }
         for name, found in intervals.items():
             low, high = found or (1.0, 0.0)

@@ -158,7 +158,7 @@ def fakes():
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """The folder of a model that the fakes serve."""
-    shape = SimpleNamespace(vocab_size=VOCAB, hybrid=None)
+    shape = SimpleNamespace(hybrid=None)
     monkeypatch.setattr("minirl.sglang.sampler.read_config", lambda _: shape)
     folder = tmp_path / "model"
     folder.mkdir()

@@ -51,10 +51,6 @@ def ignore(*_):
     pass
 
 
-def asked(fake):
-    return sum(body["sampling_params"]["max_new_tokens"] > 0 for body in fake.bodies)
-
-
 def sums(lines, name):
     return sum(line[name] for line in lines)
 
@@ -65,7 +61,7 @@ def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_pa
     def progress(step, *_):
         # Between two steps nobody pushes, and only what is ahead goes on.
         rounds = min(step + lag, STEPS)
-        wait_until(lambda: asked(fake) >= rounds * PROMPTS * GROUP)
+        wait_until(lambda: len(fake.bodies) >= rounds * PROMPTS * GROUP)
         seen.append(step)
 
     trainer.run(progress)
@@ -73,7 +69,7 @@ def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_pa
     assert seen == [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["groups/trained"] for line in lines] == [PROMPTS] * STEPS
     turns = sum(PROMPTS * GROUP * line["rollout/turns"] for line in lines)
-    assert turns == pytest.approx(asked(fake)) == sums(lines, "sglang/requests")
+    assert turns == pytest.approx(len(fake.bodies)) == sums(lines, "sglang/requests")
     assert [line["rollout/age_max"] for line in lines] == [min(n, lag) for n in range(STEPS)]
     # What older weights sampled is compared with the learner as it is now, and corrected.
     assert [line["update/clip_fraction"] for line in lines] == [0] * STEPS
@@ -87,7 +83,7 @@ def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
     own, begun = Rollouts.play, []
 
     def play(rollouts, sampler, number, **options):
-        wait_until(lambda: asked(fake) >= number * PROMPTS * GROUP)
+        wait_until(lambda: len(fake.bodies) >= number * PROMPTS * GROUP)
         return own(rollouts, sampler, number, **options)
 
     def hold(body):
@@ -192,12 +188,12 @@ def test_a_run_without_servers_is_saved_and_goes_on_as_if_nothing_had_been(fake,
 
     begin("whole").run(ignore)
     lines = metrics_of(tmp_path / "whole")
-    assert asked(fake) == sums(lines, "sglang/requests")
+    assert len(fake.bodies) == sums(lines, "sglang/requests")
     assert "rollout/age_max" not in lines[0]
     fake.bodies.clear()
 
     def hold(body):  # in the third rollout
-        fake.down = fake.down or asked(fake) > 2 * PROMPTS * GROUP + 2
+        fake.down = fake.down or len(fake.bodies) > 2 * PROMPTS * GROUP + 2
 
     fake.held = hold
     with pytest.raises(LostError, match="all 2 steps are saved") as caught:
@@ -218,7 +214,7 @@ def test_a_signal_is_noticed_while_a_round_is_waited_for(fake, begin):
     assert main is not None
 
     def soon():
-        wait_until(lambda: asked(fake) >= 1)
+        wait_until(lambda: len(fake.bodies) >= 1)
         signal.pthread_kill(main, signal.SIGTERM)
 
     threading.Thread(target=soon).start()
