@@ -325,10 +325,10 @@ def _checked_files(folder: Path, shapes: nnx.State) -> _Files:
     return files
 
 
-def save(model: Decoder, folder: Path, *, source: Path, dtype: Any = None) -> None:
+def save(model: Decoder, folder: Path, *, source: Path) -> None:
     """Write a model, all of it addressable from this process; see `write`.
 
-    Adapters are merged, then in float32 by default; else in the type of the weights.
+    Weights keep their type; where adapters are merged into them it is float32.
     """
     _, params, rest = split(model)
     arrays, lora = tensors(params), model.layers.lora
@@ -339,7 +339,7 @@ def save(model: Decoder, folder: Path, *, source: Path, dtype: Any = None) -> No
         tensor_shapes(params),
         arrays,
         source=source,
-        dtype=dtype or (jnp.float32 if lora else model.embed[...].dtype),
+        dtype=jnp.float32 if lora else model.embed[...].dtype,
     )
 
 

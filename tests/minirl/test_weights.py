@@ -95,7 +95,8 @@ def test_shards_of_bounded_size(tmp_path, monkeypatch):
 def test_half_precision_in_and_out(tmp_path):
     kind = ml_dtypes.bfloat16
     model = huggingface.load(REFERENCE / "qwen3")
-    huggingface.save(model, tmp_path / "half", source=REFERENCE / "qwen3", dtype=kind)
+    kept = huggingface.load(REFERENCE / "qwen3", param_dtype=kind)
+    huggingface.save(kept, tmp_path / "half", source=REFERENCE / "qwen3")
     config = json.loads((tmp_path / "half" / "config.json").read_text())
     assert config["dtype"] == np.dtype(kind).name
     half = params(huggingface.load(tmp_path / "half"))
