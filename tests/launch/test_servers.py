@@ -74,8 +74,8 @@ def test_no_proxy_stands_before_this_host(monkeypatch, name, proxy):
     [("ALL_PROXY", "what://x"), ("HTTP_PROXY", "x:8080y"), ("SSL_CERT_FILE", "/none.pem")],
 )
 def test_a_proxy_or_a_certificate_that_cannot_be_used_is_named(monkeypatch, name, value):
-    for proxy in PROXIES:
-        monkeypatch.delenv(proxy, raising=False)
+    for other in (*PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, value)
     one = Endpoint("http://far.invalid/v1", "m", EndpointConfig(retries=0))
     with pytest.raises(UserError, match=rf"{name} cannot be used"):
