@@ -40,7 +40,7 @@ def main() -> None:
 
 def plan(model: str, topology: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """Plan a model for a topology, or read the plan; a refusal is a result too."""
-    words = "-".join([model, topology.replace(":", "-"), *overrides]).replace("/", "_")
+    words = "-".join([model, topology, *overrides]).translate(str.maketrans("/:=", "_--"))
     kept, made = folder / f"{words}.json", folder / f"{words}.partial"
     if not kept.exists():
         command = [sys.executable, "-m", "launch.plan", *_JOB, *overrides]

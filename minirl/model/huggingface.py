@@ -482,12 +482,15 @@ def write_files(
 
 
 def _describe(path: Path, dtype: Any) -> None:
-    """Make a `config.json` tell the type of the weights beside it, and SGLang the architecture."""
+    """Make a `config.json` tell the type of the weights beside it, and SGLang what these are."""
     raw = json.loads(path.read_bytes())
     config = text_keys(raw)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = jnp.dtype(dtype).name
     config.setdefault("architectures", [architecture(config["model_type"])])
+    if "linear_attention" in config.get("layer_types", ()):
+        # transformers writes this list alone, and SGLang reads the interval alone.
+        config.setdefault("full_attention_interval", PERIOD)
     _write_json(path, config)
 
 
