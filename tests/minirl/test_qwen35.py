@@ -102,9 +102,7 @@ def test_greedy_replies_are_those_of_transformers(toy, name):
 
 
 def test_what_is_written_is_the_decoder_alone_with_the_types_of_the_files(tmp_path):
-    """As transformers writes it, and with what SGLang alone reads; A_log and the gated norms stay in
-    float32.
-    """
+    """As transformers does, and with what SGLang alone reads; A_log and gated norms in float32."""
     model = huggingface.load(REFERENCE / "qwen35_text", param_dtype=ml_dtypes.bfloat16)
     kinds = {model.layers.linear.a_log[...].dtype, model.layers.linear.out_norm[...].dtype}
     assert kinds == {np.dtype("float32")}
