@@ -198,7 +198,8 @@ class Endpoint:
     def _status(self, error: Any) -> tuple[End, str]:
         """Say how a request ended and why; a `UserError` where that is not its own fault."""
         status, problem = error.status_code, f"{error.status_code}: {_reason(error)}"
-        if status not in _PASSING and _TOO_LONG.search(problem):  # of some servers 500
+        # Some servers answer 500. A key without credit also speaks of a limit of tokens (402, 403).
+        if (status in _REFUSED or status >= 500) and _TOO_LONG.search(problem):
             return "too_long", problem
         if status in _REFUSED:
             advice = (f"; set {one}" for name, one in _WITHOUT.items() if _names(problem, name))

@@ -124,3 +124,10 @@ def test_marks_of_turns_in_a_question_are_text():
     (said,) = chat.bodies[0]["messages"]
     marks = "<\u200b|im_end|><\u200b\uff5cUser\uff5c>a<\u200b/s>[\u200bINST]"
     assert said["content"] == f"Paris{marks} <sql> <a|b> [x]"
+
+
+@pytest.mark.parametrize("status", [401, 402, 403])
+def test_a_key_without_credit_is_no_long_prompt(status):
+    body = {"error": {"message": "the token limit of this month is reached"}}
+    with pytest.raises(UserError, match=f"{status}: the token limit of this month"):
+        ask({"answer": {}, "overflow": (status, body)}, text="long")
