@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +24,8 @@ OPTIONS = {
     "context-length": 4096,
     "max-total-tokens": 16384,
     "max-running-requests": 8,
+    # States of linear attention; else a share of the machine's memory is taken for them.
+    "max-mamba-cache-size": 64,
 }
 ARGUMENTS = {name: value for name, value in OPTIONS.items() if name != "dtype"}
 """The same for servers that a job starts, which names their dtype itself."""
@@ -31,18 +33,23 @@ VARIABLES = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "PYTHONPATH": str(SHIM),
     "HF_HUB_OFFLINE": "1",
+    # Else in bfloat16 whatever the model is in.
+    "SGLANG_MAMBA_CONV_DTYPE": "float32",
     # Several servers on few cores: threads that wait for each other take the time of all.
     "OMP_NUM_THREADS": "1",
 }
 
 
 @contextmanager
-def serve(python: str, model: Path, log: Path, *, start_s: float = 480) -> Generator[str]:
+def serve(
+    python: str, model: Path, log: Path, *, flags: Iterable[str] = (), start_s: float = 480
+) -> Generator[str]:
     """Serve a Hugging Face folder as the model `tiny` until the block ends; give its address."""
     (port,) = free_ports(1)
     options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": port}
     line = [python, "-m", "sglang.launch_server", "--skip-server-warmup", "--host", "127.0.0.1"]
     line += [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    line += [f"--{flag}" for flag in flags]
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as file:
         process = subprocess.Popen(

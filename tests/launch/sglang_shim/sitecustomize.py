@@ -2,7 +2,8 @@
 
 SGLang imports packages for CUDA and for pictures at module level, and of a text model on a CPU
 calls none of them. Imports of these give stand-ins: any name is there, Triton's decorators return
-what they decorate, and anything else that is called raises.
+what they decorate, and anything else that is called raises; but linear attention, which SGLang runs
+only on CPUs with AMX, is computed in PyTorch (`gated_delta`).
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StandIn(spec.name)
 
     def exec_module(self, module):
-        if module.__name__ == "sgl_kernel":  # imported after PyTorch
+        if module.__name__ == "sgl_kernel":  # imported after PyTorch, and before models
             _pin_no_memory()
+            _add_operations()
+        elif module.__name__ == "sgl_kernel.mamba":
+            _add_functions(module)
 
 
 def _pin_no_memory():
@@ -77,6 +81,22 @@ def _pin_no_memory():
     for name in ("tensor", "zeros", "empty", "arange"):
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *_: self
+
+
+def _add_operations():
+    import gated_delta  # this folder is on the servers' path
+    import torch  # ty: ignore[import-not-found]
+
+    for name, function in gated_delta.OPERATIONS.items():
+        setattr(torch.ops.sgl_kernel, name, function)
+
+
+def _add_functions(module):
+    import gated_delta
+    from sglang.kernels.ops.attention.fla import layernorm_gated  # ty: ignore[import-not-found]
+
+    vars(module).update(gated_delta.FUNCTIONS)
+    layernorm_gated.RMSNorm.forward = gated_delta.normal_and_gated
 
 
 sys.meta_path.insert(0, _Finder())
