@@ -76,20 +76,24 @@ def test_a_process_that_leaves_alone_ends_the_others(copies, tmp_path):
     assert "another task died" in first[2] or "another process" in first[2]
 
 
-def test_two_processes_of_which_one_is_killed_run_as_one_device_does(copies, tmp_path):
+# The gap between sampler and learner is all rounding, of which linear attention has more.
+@pytest.mark.parametrize(("course", "rounding"), [("short", 1e-5), ("hybrid", 5e-5)])
+def test_two_processes_of_which_one_is_killed_run_as_one_device_does(
+    copies, tmp_path, course, rounding
+):
     """One device begins and is stopped, two processes go on, and one device ends the run."""
-    one, folder = toy_run.take_course(TOY, tmp_path / "one", "short"), tmp_path / "run"
+    one, folder = toy_run.take_course(TOY, tmp_path / "one", course), tmp_path / "run"
     one.run(lambda *_: None)
-    first = toy_run.take_course(TOY, folder, "short")
+    first = toy_run.take_course(TOY, folder, course)
     toy_run.arm(first, "advance", 2, toy_run.be_told)
     with preemption.watched(), pytest.raises(preemption.Preempted):
         first.run(lambda *_: None)
     assert first.steps_done == 1
-    survivor, killed = ends(start(copies, [folder, "short", "advance", 4], code=RUN, count=2))
+    survivor, killed = ends(start(copies, [folder, course, "advance", 4], code=RUN, count=2))
     assert killed[0] == -signal.SIGKILL, killed[2]
     assert survivor[0] not in (0, -signal.SIGKILL)
     assert "a peer process" in survivor[2] or "another task died" in survivor[2], survivor[2]
-    last = toy_run.take_course(TOY, folder, "short")
+    last = toy_run.take_course(TOY, folder, course)
     assert last.steps_done in (2, 3)  # what was still being written is lost
     last.run(lambda *_: None)
     ours, theirs = toy_run.metrics_of(folder), toy_run.metrics_of(tmp_path / "one")
@@ -97,7 +101,7 @@ def test_two_processes_of_which_one_is_killed_run_as_one_device_does(copies, tmp
     for line, twin in zip(ours, theirs, strict=True):
         for numbers in (line, twin):  # of the mesh
             assert numbers.pop("update/padding") > 0
-        assert line == pytest.approx(twin, rel=1e-5, abs=1e-5)
+        assert line == pytest.approx(twin, rel=1e-5, abs=rounding)
     sampled = (folder / toy_run.SAMPLED).read_bytes()
     assert sampled == (tmp_path / "one" / toy_run.SAMPLED).read_bytes()
     for leaf, twin in zip(*map(jax.tree.leaves, (last.params, one.params)), strict=True):

@@ -19,6 +19,7 @@ from minirl.exchange import Message
 from minirl.model.config import Hybrid, ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
+from minirl.model.sharding import param_path
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang import pool
 from tests.plain_model import logits
@@ -80,12 +81,19 @@ class ToyTokenizer:
 
 @functools.cache
 def toy_model(seed: int = 0, layers: int = 2, *, hybrid: bool = False) -> Decoder:
-    """Make a decoder with clear preferences; drawn by NumPy, which compiles nothing."""
+    """Make a decoder with clear preferences; drawn by NumPy, which compiles nothing.
+
+    A hybrid's memory lasts: strong decays, whose logs sum to hundreds in a chunk, are rounded.
+    """
     config = HYBRID if hybrid else replace(CONFIG, num_hidden_layers=layers)
     rng = np.random.default_rng(seed)
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
-    draw = lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32)  # noqa: E731
-    return nnx.merge(graphdef, jax.tree.map(draw, shapes))
+
+    def draw(path: Any, leaf: Any) -> Any:
+        mean = -3.0 if param_path(path).endswith("a_log") else 0.0
+        return jnp.asarray(rng.normal(mean, 0.3, leaf.shape), jnp.float32)
+
+    return nnx.merge(graphdef, jax.tree.map_with_path(draw, shapes))
 
 
 def make_sampler(

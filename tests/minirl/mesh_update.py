@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 
 from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig
-from minirl.model import huggingface
 from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import make_mesh, param_path
 from minirl.train.batching import MicroBatches
@@ -20,7 +19,7 @@ from minirl.train.update import Learner
 from minirl.types import TokenRow
 from tests.plain_model import arrays
 
-from .toy_run import SMOOTH
+from .toy_run import SMOOTH, spread
 
 ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1)}
 # The same of a model with linear attention.
@@ -82,7 +81,7 @@ def start(toy, shape, *, algorithm="grpo"):
         if shape is None
         else make_mesh(shape, jax.devices()[: int(np.prod([*shape.values()]))])
     )
-    model = huggingface.init(toy.HYBRID if algorithm in HYBRIDS else toy.CONFIG, 0, mesh=mesh)
+    model = spread(toy.model(hybrid=algorithm in HYBRIDS), mesh)
     algorithm = HYBRIDS.get(algorithm, algorithm)
     if algorithm == "adapters":
         model = adapted(model, LoraConfig(rank=3, alpha=6))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,16 +100,15 @@ def die():
 
 def test_a_run_that_is_killed_goes_on_as_if_it_never_was(toy, tmp_path):
     """States are not saved: a prompt's and a slot's are computed again."""
-    hybrid = SimpleNamespace(**vars(toy) | {"model": lambda **_: toy.model(hybrid=True)})
-    whole = toy_run.take_course(hybrid, tmp_path / "whole", "short")
-    toy_run.run(whole, "short", lambda *_: None)
-    killed = toy_run.take_course(hybrid, tmp_path / "run", "short")
+    whole = toy_run.take_course(toy, tmp_path / "whole", "hybrid")
+    toy_run.run(whole, "hybrid", lambda *_: None)
+    killed = toy_run.take_course(toy, tmp_path / "run", "hybrid")
     toy_run.arm(killed, "advance", 3, die)
     with preemption.watched(), pytest.raises(DiedError):
-        toy_run.run(killed, "short", lambda *_: None)
-    trainer = toy_run.take_course(hybrid, tmp_path / "run", "short")
+        toy_run.run(killed, "hybrid", lambda *_: None)
+    trainer = toy_run.take_course(toy, tmp_path / "run", "hybrid")
     assert trainer.steps_done == 2
-    toy_run.run(trainer, "short", lambda *_: None)
+    toy_run.run(trainer, "hybrid", lambda *_: None)
     assert toy_run.without_times(tmp_path / "run") == toy_run.without_times(tmp_path / "whole")
     assert_same(trainer._state, whole._state)
     changed = arrays(trainer._state.params)["layers.linear.in_qkv"]

@@ -64,11 +64,14 @@ EXAMPLES = ("AB", "CDE", "F", "GH", "IJKL", "MNO")
 ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 
 
+_SHORT = {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5}
 # Courses that a run can take, by name: changes of the settings, what is said of its weights, and
 # the steps of a second stage, which starts from the second step's.
 COURSES = {
-    "short": (
-        {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5},
+    "short": (_SHORT, ACCURACY, 0),
+    # The same of a model with linear attention, in steps small enough for what they round to stay.
+    "hybrid": (
+        _SHORT | {"optimizer": SMOOTH.model_copy(update={"learning_rate": 0.1})},
         ACCURACY,
         0,
     ),
@@ -145,7 +148,8 @@ def take_course(toy, folder, course):
         distributed.check()  # as the rollouts of an evaluation do
         return accuracy[version]
 
-    return make_trainer(toy, folder, validate=validate, judge=judge, **changes)
+    hybrid = course == "hybrid"
+    return make_trainer(toy, folder, validate=validate, judge=judge, hybrid=hybrid, **changes)
 
 
 def run(trainer, course, progress):
@@ -190,11 +194,12 @@ def known_learner(settings, model, loss, optimizer, **options):
 
 def make_trainer(
     toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
-    servers=None, rollout=None, write=None, **changes,
+    servers=None, rollout=None, write=None, hybrid=False, **changes,
 ):  # fmt: skip
-    """Make a trainer on a copy of the toy model: the update takes the arrays over.
+    """Make a trainer on a copy of a toy model: the update takes the arrays over.
 
-    It has one layer: nothing of a run depends on their number, and programs compile sooner.
+    It has one layer, or a hybrid's one period: nothing of a run depends on their number, and
+    programs compile sooner.
     """
     config, tokenizer = CONFIG.model_copy(update=changes), toy.Tokenizer()
     task = TrainingTask(
@@ -210,7 +215,8 @@ def make_trainer(
         validate=validate or (lambda params, version: ACCURACY[version]),
         max_turns=2,
     )
-    model = spread(toy.model(layers=1), make_mesh(OF_SEVERAL) if distributed.count() > 1 else mesh)
+    model = toy.model(layers=1, hybrid=hybrid)
+    model = spread(model, make_mesh(OF_SEVERAL) if distributed.count() > 1 else mesh)
     settings = (config.algorithm, config.optimizer, SAMPLER.temperature)
     with patch("minirl.train.trainer.Learner", partial(known_learner, settings)):
         return Trainer(
