@@ -19,7 +19,7 @@ from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.envs.single_turn import Runner, find_matches, first_refuting, witnesses_of
+from sqlenv.envs.single_turn import Runner, first_refuting, is_right, witnesses_of
 from sqlenv.evaluators.equality import like_gold
 from sqlenv.types import (
     Answer,
@@ -131,7 +131,10 @@ class Workbench:
             run_in_dialect(self._executor.execute, example, sql) if sql else SqlError("no SQL")
         )
         predicted = like_gold(predicted, gold, self._numbers)
-        ex = find_matches(example, sql, predicted, self._executor, MODES, self._numbers)
+        ex = {
+            mode: is_right(example, sql, predicted, self._executor, mode, self._numbers)
+            for mode in MODES
+        }
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
         attempt = Attempt(Answer(sql, sql), predicted, right)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field
 
-from minirl.exchange.settings import Place, Settings, at_home, contradiction
+from minirl.exchange.settings import Place, Settings, at_home
 from sqlenv.types import Dialect, ExecutionMatch, MatchMode, Numbers, Wrapping
 
 Layout = Literal[
@@ -103,14 +103,6 @@ FROZEN_NOW = datetime(2031, 5, 17, 9, 26, 53, tzinfo=UTC)
 """What a clock shows that stands still."""
 
 
-_REMOVED = {
-    "isolation": "queries run in threads",
-    "reverse_unordered": "Executor.execute has it as an argument",
-    "max_sql_chars": "queries of up to 100,000 characters run",
-}
-"""Settings of the executor in earlier versions, and what is there in their place."""
-
-
 class ExecutorConfig(Settings):
     """How queries run, and their limits."""
 
@@ -146,25 +138,17 @@ class ExecutorConfig(Settings):
         """Return how many queries run at a time on this machine."""
         return self.workers or min(os.cpu_count() or 1, 16)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _tell_what_was_removed(cls, given: Any) -> Any:
-        for key in _REMOVED.keys() & set(given):
-            raise contradiction(key, f"removed; {_REMOVED[key]}: leave it out")
-        return given
-
 
 OFFICIAL = ExecutorConfig(
     now=None,
-    timeout_s=60,
     max_steps=10**15,
     max_bytes=500_000_000,
     max_value_bytes=10_000_000,
     heap_bytes=1_000_000_000,
 )
-"""For verdicts that are to be those of official programs, which know time alone: 60 s are what
-Spider's says, and the lower limit of BIRD's is its comparator's own. No step limit; of size what no
-gold query comes near; and the real time."""
+"""For verdicts that are to be those of official programs, which know time alone: 30 s a query
+(BIRD's gives them to both queries together). No step limit; of size what no gold query comes near;
+and the real time."""
 
 
 class AnswerConfig(Settings):

@@ -15,7 +15,7 @@ from typing import Any
 from minirl.exchange import Message
 from sqlenv.config import AgenticConfig
 from sqlenv.dialects import run_in_dialect
-from sqlenv.envs.single_turn import BaseEnvironment, judge_answer, judge_result
+from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Answer,
@@ -65,8 +65,7 @@ class Agentic(BaseEnvironment[AgenticConfig]):
         final = call if isinstance(call, Call) and call.is_final else None
         if call is None or final or len(episode.attempts) >= config.calls:
             read = answer.with_sql(final.sql) if final else answer
-            attempt = judge_answer(example, read, self._executor, config)
-            attempt = self._ask_witnesses(example, attempt)
+            attempt = self._judge(example, read)
             return replace(episode, attempts=(*episode.attempts, attempt)), None
         if isinstance(call, BadCall):
             result: Result = SqlError(call.why)
@@ -74,8 +73,7 @@ class Agentic(BaseEnvironment[AgenticConfig]):
         else:
             result = run_in_dialect(self._executor.execute, example, call.sql)
             read = answer.with_sql(call.sql)
-            judged = judge_result(example, read, result, self._executor, config)
-            attempt = replace(self._ask_witnesses(example, judged), kind="call")
+            attempt = replace(self._judge(example, read, result), kind="call")
         # As SQLite gave it: numbers written as the gold result's would tell what is right.
         response = tool_response(result, rows=config.response_rows, chars=config.response_chars)
         following = (Message("user", response),)

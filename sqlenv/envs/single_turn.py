@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast, get_args
 
 from sqlenv.config import AnswerConfig, SingleTurnConfig
 from sqlenv.dialects import run_in_dialect, transpile
 from sqlenv.evaluators.comparators import Case, QueryRuns, ask
-from sqlenv.evaluators.equality import like_gold
+from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Answer,
@@ -20,6 +20,7 @@ from sqlenv.types import (
     Episode,
     Example,
     ExecutionMatch,
+    MatchMode,
     Numbers,
     Observation,
     Result,
@@ -29,7 +30,6 @@ from sqlenv.types import (
 from sqlenv.witness.store import WitnessStore
 
 Config = TypeVar("Config", bound=AnswerConfig)
-Name = TypeVar("Name", bound=ExecutionMatch)
 FirstPrompt = Callable[[Example], Observation]
 
 
@@ -69,12 +69,11 @@ class BaseEnvironment(ABC, Generic[Config]):
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
         """Judge a reply: return the new episode and the next observation, None at the end."""
 
-    def _judge(self, example: Example, reply: str) -> Attempt:
-        return self._ask_witnesses(
-            example, judge_reply(example, reply, self._executor, self._config)
-        )
-
-    def _ask_witnesses(self, example: Example, attempt: Attempt) -> Attempt:
+    def _judge(
+        self, example: Example, reply: str | Answer, result: Result | None = None
+    ) -> Attempt:
+        """Judge a reply as `judge_reply` does, and on the witnesses if there are any."""
+        attempt = judge_reply(example, reply, self._executor, self._config, result=result)
         if not (attempt.correct and self._witnesses):
             return attempt
         files = witnesses_of(example, self._witnesses)
@@ -91,44 +90,34 @@ class SingleTurn(BaseEnvironment[SingleTurnConfig]):
         return Episode(episode.example, (*episode.attempts, attempt)), None
 
 
-def judge_reply(example: Example, reply: str, executor: Runner, config: AnswerConfig) -> Attempt:
-    """Run the SQL of a reply, and compare its result with the gold result; see `judge_answer`."""
-    return judge_answer(example, answer_of(reply, config.wrapping), executor, config)
-
-
-def judge_answer(
-    example: Example, answer: Answer, executor: Runner, config: AnswerConfig
+def judge_reply(
+    example: Example,
+    reply: str | Answer,
+    executor: Runner,
+    config: AnswerConfig,
+    *,
+    result: Result | None = None,
 ) -> Attempt:
-    """Run the SQL that was read in a reply, and compare its result with the gold result.
+    """Run the SQL of a reply, and compare its result with the gold result; what was read and run
+    already is not read and run again.
 
     A reply without a query is an error and never runs; so is a query of another dialect that
-    cannot be transpiled.
+    cannot be transpiled. A failing gold query matches nothing. What depends on the clock or on
+    chance is not right, and its result stays marked, so that no reward pays for a part of it
+    either. Numbers of the result that are the same as the gold result's are written as there, so
+    that rewards compare them likewise.
     """
+    answer = answer_of(reply, config.wrapping) if isinstance(reply, str) else reply
     if not answer.sql:
         return Attempt(answer, SqlError("no SQL in the reply"), correct=False)
-    result = run_in_dialect(executor.execute, example, answer.sql)
-    return judge_result(example, answer, result, executor, config)
-
-
-def judge_result(
-    example: Example, answer: Answer, result: Result, executor: Runner, config: AnswerConfig
-) -> Attempt:
-    """Compare the result of a query with the gold result.
-
-    A failing gold query matches nothing. What depends on the clock or on chance is not right, and
-    its result stays marked, so that no reward pays for a part of it either. Numbers of the result
-    that are the same as the gold result's are written as there, so that rewards compare them
-    likewise.
-    """
-    if isinstance(result, Table):
-        if result.nondeterministic:
-            return Attempt(answer, result, correct=False)
-        result = like_gold(
-            result, run_in_dialect(executor.gold, example, example.gold_sql), config.compared
-        )
-    names = (config.match,)
-    found = find_matches(example, answer.sql, result, executor, names, config.compared)
-    return Attempt(answer, result, correct=found[config.match])
+    if result is None:
+        result = run_in_dialect(executor.execute, example, answer.sql)
+    if not isinstance(result, Table) or result.nondeterministic:
+        return Attempt(answer, result, correct=False)
+    gold = run_in_dialect(executor.gold, example, example.gold_sql)
+    result = like_gold(result, gold, config.compared)
+    correct = is_right(example, answer.sql, result, executor, config.match, config.compared)
+    return Attempt(answer, result, correct)
 
 
 def witnesses_of(example: Example, witnesses: WitnessStore) -> tuple[Path, ...]:
@@ -147,42 +136,50 @@ def first_refuting(
     """Return the first witness on which a query is wrong; None where it is right on all."""
     for number, file in enumerate(files, start=1):
         there = replace(example, database=file)
-        attempt = judge_answer(there, Answer(sql, sql), executor, config)
+        attempt = judge_reply(there, Answer(sql, sql), executor, config)
         if not attempt.correct:
             return Counterexample(number, file, attempt.result)
     return None
 
 
-def find_matches(
+def is_right(
     example: Example,
     sql: str,
     result: Result,
     executor: Runner,
-    names: Sequence[Name],
+    match: ExecutionMatch,
     numbers: Numbers,
-) -> dict[Name, bool]:
-    """Ask comparators whether a query is right, also where it is so by luck.
+) -> bool:
+    """Tell whether a query is right by a rule, also where it is so by luck.
 
     A query whose result as it stands is no table is not right, also where an official program would
-    mend its text first. Where a comparator changes the text, the query is run once more. Any of a
-    question's gold queries may match, and its own rule goes before all comparators. The result has
-    numbers as the first gold's has them already (`like_gold`).
+    mend its text first. Any of a question's gold queries may match, and its own rule goes before
+    all others. The result has numbers as the first gold's has them already (`like_gold`).
     """
-    predicted = transpile(sql, example.dialect)
-    if not (isinstance(predicted, str) and isinstance(result, Table)):
-        return dict.fromkeys(names, False)
-    database, own = example.database, "graded" if example.grading_method else None
-    golds = [transpile(text, example.dialect) for text in (example.gold_sql, *example.alternatives)]
-    cases = [
-        Case(
-            predicted,
-            gold,
-            database,
-            grading_method=example.grading_method,
-            numbers=numbers if number else "exact",
-        )
-        for number, gold in enumerate(golds)
-        if isinstance(gold, str)
-    ]
-    runs = QueryRuns(executor.execute, executor.gold, known={(database, predicted): result})
-    return {name: any(ask(own or name, case, runs).score == 1 for case in cases) for name in names}
+    if not isinstance(result, Table):
+        return False
+    database, rule = example.database, "graded" if example.grading_method else match
+    for number, written in enumerate((example.gold_sql, *example.alternatives)):
+        gold = transpile(written, example.dialect)
+        if not isinstance(gold, str):
+            continue
+        compared = numbers if number else "exact"
+        if rule in get_args(MatchMode):
+            known = executor.gold(database, gold)
+            found = like_gold(result, known, compared)
+            right = matches(found, known, mode=cast(MatchMode, rule), gold_sql=gold)
+        else:
+            # Where the rule changes the text of a query, that is run once more.
+            predicted = str(transpile(sql, example.dialect))
+            case = Case(
+                predicted,
+                gold,
+                database,
+                grading_method=example.grading_method,
+                numbers=compared,
+            )
+            runs = QueryRuns(executor.execute, executor.gold, known=(database, predicted, result))
+            right = ask(rule, case, runs).score == 1
+        if right:
+            return True
+    return False

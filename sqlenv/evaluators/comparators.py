@@ -1,6 +1,6 @@
 """Every evaluator by name: how its official program decides whether a prediction is right.
 
-    with Executor(ExecutorConfig(timeout_s=60)) as executor:
+    with Executor(OFFICIAL) as executor:
         judged = compare_cases(executor, [Case(sql, gold_sql, database)], ("bird_ex", "spider_ex"))
     judged[0].scores["spider_ex"]  # 1.0 or 0.0
 
@@ -13,11 +13,9 @@ Spider's has no limit of time that works and ends at a gold query that fails, wh
 from __future__ import annotations
 
 import filecmp
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
@@ -40,7 +38,6 @@ from sqlenv.types import (
 )
 
 _LATE = TimedOut("wall")
-_BIRD_S = 30.0  # for both queries
 _JUDGED_CHARS = 1_000_000
 """Longer predictions are wrong unread: what official programs do to a text takes seconds where it
 has megabytes, and the executor runs a tenth of it at most where nobody cuts it."""
@@ -92,7 +89,7 @@ RunQuery = Callable[[Path, str], Result]
 class QueryRuns:
     """Results of queries, each of which runs once, as long as they are few or small.
 
-    `known` are there already.
+    `known` is the result of a query on a database that is there already.
     """
 
     def __init__(
@@ -100,16 +97,16 @@ class QueryRuns:
         execute: RunQuery,
         gold: RunQuery | None = None,
         *,
-        known: Mapping[tuple[Path, str], Result] | None = None,
+        known: tuple[Path, str, Result] | None = None,
     ):
         self._execute, self._gold = execute, gold or execute
-        self._results = {
-            (database, same_query(sql)): result for (database, sql), result in (known or {}).items()
-        }
-        self._seconds: dict[tuple[Path, str], float] = {}
+        self._results: dict[tuple[Path, str], Result] = {}
+        if known:
+            database, sql, result = known
+            self._results[database, same_query(sql)] = result
         self._cells = 0
         self.is_late = False
-        """Whether a query or several together took longer than they may, since this was reset."""
+        """Whether a query took longer than it may, since this was reset."""
 
     def predicted(self, database: Path, sql: str) -> Result:
         """Run a predicted query."""
@@ -119,20 +116,12 @@ class QueryRuns:
         """Run a gold query."""
         return self._find(database, sql, self._gold)
 
-    def in_time(self, database: Path, sqls: Sequence[str], limit_s: float) -> bool:
-        """Say whether queries that were run took no longer than this together."""
-        seconds = sum(self._seconds.get((database, same_query(sql)), 0.0) for sql in sqls)
-        self.is_late |= seconds > limit_s
-        return seconds <= limit_s
-
     def _find(self, database: Path, sql: str, run: RunQuery) -> Result:
         key = (database, same_query(sql))
         if (known := self._results.get(key)) is not None:
             self.is_late |= known == _LATE
             return known
-        start_s = time.perf_counter()
         result = run(database, sql)
-        self._seconds[key] = time.perf_counter() - start_s
         self.is_late |= result == _LATE
         self._cells += len(result.rows) * result.width if isinstance(result, Table) else 0
         if self._cells > _REMEMBERED_CELLS:
@@ -233,15 +222,11 @@ def _by_rule(case: Case, runs: QueryRuns, *, mode: MatchMode) -> Outcome:
     return Outcome(score, predicted, gold)
 
 
-def _bird(
-    case: Case, runs: QueryRuns, *, score: Callable[[Table, Table], float], limit_s: float
-) -> Outcome:
-    """Score two results; text that is no UTF-8 fails, and both queries share the limit."""
+def _bird(case: Case, runs: QueryRuns, *, score: Callable[[Table, Table], float]) -> Outcome:
+    """Score two results; text that is no UTF-8 fails."""
     predicted, gold = _run_both(case, runs)
-    if not (_is_clean(predicted) and _is_clean(gold)):
-        return Outcome(0.0, predicted, gold)
-    is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
-    return Outcome(score(predicted, gold) if is_in_time else 0.0, predicted, gold)
+    is_clean = _is_clean(predicted) and _is_clean(gold)
+    return Outcome(score(predicted, gold) if is_clean else 0.0, predicted, gold)
 
 
 def _same_rows(predicted: Table, gold: Table) -> float:
@@ -335,9 +320,9 @@ def _all() -> Iterator[Comparator]:
     for mode in get_args(MatchMode):
         yield Comparator(mode, "", "", partial(_by_rule, mode=mode))
     for name, file, score in (("ex", "ex", _same_rows), ("soft_f1", "f1", soft_f1)):
-        function = partial(_bird, score=score, limit_s=_BIRD_S)
+        function = partial(_bird, score=score)
         yield Comparator(f"bird_{name}", _BIRD.format(file), _BIRD_VERSION, function)
-    strict = partial(_bird, score=_strictly_equal, limit_s=inf)
+    strict = partial(_bird, score=_strictly_equal)
     yield Comparator("bird_strict", *_PLATINUM, strict)
     yield Comparator("graded", *_REVISQL, _graded)
     yield Comparator("spider_ex", *_SPIDER, partial(_spider, suite=False))

@@ -43,7 +43,7 @@ _LONGEST_NAME = 64  # of whatever SQLite itself brings
 _NAMES = """
 abs changes char coalesce concat concat_ws format glob hex if ifnull iif instr last_insert_rowid
 length like likelihood likely lower ltrim max min nullif octet_length printf quote replace round
-rtrim sign soundex sqlite_version substr substring subtype total_changes trim typeof unhex
+rtrim sign soundex sqlite_version substr substring subtype total_changes trim typeof
 unicode unistr unistr_quote unlikely upper zeroblob
 
 avg count group_concat string_agg sum total

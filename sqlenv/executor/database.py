@@ -2,8 +2,7 @@
 
 What a file says of its own tables runs when they are read: generated columns, views. `connect`
 opens a file read-only, for which SQLite leaves CHECK constraints out, and bounds what such code
-can do; `reading` also bounds its time and memory. Queries that nobody has vetted need more than
-that: `connection.py`.
+can do. Queries that nobody has vetted need more than that: `connection.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -57,15 +56,6 @@ _SHORTEST_LIMIT_BYTES = 100_000  # of a value: what no generated column of a sma
 _RACY_NS = 2_000_000_000
 """A file that changed less than this ago may change again within the same tick of the clock."""
 
-# What one reader may use up: processor time, a constant and some for each byte of the file, and
-# SQLite's memory. Reading every cell of a file of 100 MB several times takes some 5 s.
-_READING_S, _READING_S_A_BYTE = 2.0, 1e-6
-_READING_HEAP_BYTES = 96_000_000
-# Steps between two looks at the time, by the file's size: a step of a small file that is up to no
-# good takes milliseconds.
-_FEWEST_STEPS, _MOST_STEPS, _STEPS_A_BYTE = 100, 100_000, 0.01
-_OVERDRAWN = (apsw.InterruptError, apsw.NoMemError, apsw.TooBigError, MemoryError)
-
 _CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
 _MAGIC = b"SQLite format 3\0"
@@ -95,14 +85,11 @@ def connect(
         max_value_bytes: The longest string or blob, also of what is computed; None for what the
             file can hold.
         immutable: Read the file as if nobody could write it: no lock is asked for.
-        vfs: Name of the layer below SQLite; empty for its own, which also opens files whose path is
-            no UTF-8: layers in Python know none.
+        vfs: Name of the layer below SQLite; empty for its own.
     """
-    name = bytes(path.resolve())
-    uri = f"file:{quote(name)}?mode=ro{'&immutable=1' * immutable}"
-    layer = vfs if vfs and _is_utf8(name) else None
+    uri = f"file:{quote(bytes(path.resolve()))}?mode=ro{'&immutable=1' * immutable}"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    connection = apsw.Connection(uri, flags=flags, vfs=layer, statementcachesize=0)
+    connection = apsw.Connection(uri, flags=flags, vfs=vfs or None, statementcachesize=0)
     if max_value_bytes is None:
         # Text of a UTF-16 file can take half as much again in UTF-8.
         max_value_bytes = max(2 * path.stat().st_size, _SHORTEST_LIMIT_BYTES)
@@ -117,14 +104,6 @@ def connect(
     return connection
 
 
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def codec_of(connection: apsw.Connection) -> str:
     """Name the encoding of a database's texts as Python does."""
     return _CODECS[str(connection.pragma("encoding"))]
@@ -137,33 +116,14 @@ def open_new(path: Path) -> apsw.Connection:
 
 
 @contextmanager
-def reading(path: Path, *, immutable: bool = True, vfs: str = "") -> Generator[apsw.Connection]:
+def reading(path: Path, *, immutable: bool = True) -> Generator[apsw.Connection]:
     """Open a file for statements of our own, and close it; arguments are those of `connect`.
 
     Collations that SQLite lacks, such as Android's LOCALIZED, compare characters here.
-
-    Raises:
-        UserError: Reading takes more time or memory than any honest file of that size.
     """
-    size_bytes = path.stat().st_size
-    limit_s = _READING_S + _READING_S_A_BYTE * size_bytes
-    steps = min(max(_FEWEST_STEPS, int(_STEPS_A_BYTE * size_bytes)), _MOST_STEPS)
-    try:
-        with heap_limit(_READING_HEAP_BYTES):
-            connection = connect(path, immutable=immutable, vfs=vfs)
-            connection.collation_needed(_add_collation)
-            try:
-                # Time of the processor: on a machine with much to do a reader is not the slower.
-                end_s = time.thread_time() + limit_s
-                connection.set_progress_handler(lambda: time.thread_time() > end_s, steps)
-                yield connection
-            finally:
-                connection.close()
-    except _OVERDRAWN as error:
-        raise UserError(
-            f"{path}: reading the database takes too much time or memory ({error}); "
-            "leave it out, or drop its generated columns"
-        ) from None
+    with closing(connect(path, immutable=immutable)) as connection:
+        connection.collation_needed(_add_collation)
+        yield connection
 
 
 def _add_collation(connection: apsw.Connection, name: str) -> None:

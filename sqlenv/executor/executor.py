@@ -6,7 +6,6 @@ runs the query there (`Connection.run`), in the calling thread.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -26,7 +25,6 @@ from sqlenv.executor.database import DatabaseQuery, Identity, heap_limit, identi
 from sqlenv.executor.gold import GoldCache
 from sqlenv.types import Result, TimedOut, TooLarge
 
-_log = logging.getLogger(__name__)
 # How often an overdue query is interrupted again: one interrupt can fall between two statements.
 _NAG_S = 0.05
 # Idle connections that are kept open; 0.3 to 2 MB and one file descriptor each.
@@ -61,7 +59,6 @@ class Executor:
         self.config = config
         self._process = os.getpid()
         self._gold = GoldCache(config, disk)
-        self._seen: dict[Path, Identity] = {}
         self._free = threading.Semaphore(config.threads)
         self._alone, self._shared_until_s = threading.Lock(), 0.0
         self._askers: set[int] = set()  # threads that asked since a query ran alone
@@ -169,7 +166,8 @@ class Executor:
 
         Results of the moment (wall time, memory, a clock that runs, chance) are not kept.
         """
-        return self.gold_many([(database, sql)])[0]
+        self._check_use(database)
+        return self._gold.get([(database, sql)], self.execute_many)[0]
 
     def gold_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
@@ -182,20 +180,12 @@ class Executor:
         self._end()
 
     def _check_use(self, database: Path) -> Identity:
-        """Identify a file; tell of one that was written to since it was last looked at."""
+        """Identify a file."""
         if os.getpid() != self._process:
             raise RuntimeError("an Executor does not survive a fork: make one in the new process")
         if not self._end.alive:
             raise RuntimeError("this executor is closed")
-        identity = identify(database)
-        if self._seen.setdefault(database, identity) != identity:
-            self._seen[database] = identity
-            _log.warning(
-                "%s: the database changed while it was in use; results before and after "
-                "cannot be compared",
-                database,
-            )
-        return identity
+        return identify(database)
 
     @contextmanager
     def _places(self, count: int) -> Generator[None]:

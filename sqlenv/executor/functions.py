@@ -7,7 +7,6 @@ Of text that is not valid they raise `UnicodeDecodeError`, as all of Python's do
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from datetime import datetime
@@ -16,7 +15,6 @@ from typing import Any
 
 import apsw
 
-_HEX = re.compile("[0-9A-Fa-f]+")
 CLOCK_FUNCTIONS = frozenset(
     {
         *("date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff"),
@@ -27,7 +25,7 @@ CLOCK_FUNCTIONS = frozenset(
 
 
 def add_functions(connection: apsw.Connection) -> None:
-    """Replace `trim`, `ltrim`, `rtrim` and `unhex` of two arguments."""
+    """Replace `trim`, `ltrim` and `rtrim` of two arguments."""
     plain = cache(partial(apsw.Connection, ":memory:"))  # 70 kB, which few queries need
     for name, function in REPLACED.items():
         connection.create_scalar_function(
@@ -51,21 +49,12 @@ def trim(text: str, characters: str, *, start: bool = True, end: bool = True) ->
     return text[first:last]
 
 
-def unhex(text: str, ignored: str) -> bytes | None:
-    """Read pairs of hexadecimal digits, with ignored characters around pairs; None for others."""
-    text = text.partition("\0")[0]
-    runs = _HEX.findall(text)
-    if any(len(run) % 2 for run in runs) or not set(_HEX.sub("", text)) <= set(ignored):
-        return None
-    return bytes.fromhex("".join(runs))
-
-
 def _of_texts(
-    function: Callable[[str, str], str | bytes | None], plain: Callable[[], apsw.Connection]
-) -> Callable[..., str | bytes | None]:
+    function: Callable[[str, str], str], plain: Callable[[], apsw.Connection]
+) -> Callable[..., str | None]:
     """Make a SQL function of one that takes two texts: SQLite reads any value as a text."""
 
-    def call(*values: Any) -> str | bytes | None:
+    def call(*values: Any) -> str | None:
         if not all(isinstance(value, str) for value in values):
             values = plain().execute("SELECT CAST(? AS TEXT), CAST(? AS TEXT)", values).get
         return None if None in values else function(*values)
@@ -73,11 +62,10 @@ def _of_texts(
     return call
 
 
-REPLACED: dict[str, Callable[[str, str], str | bytes | None]] = {
+REPLACED: dict[str, Callable[[str, str], str]] = {
     "trim": trim,
     "ltrim": partial(trim, end=False),
     "rtrim": partial(trim, start=False),
-    "unhex": unhex,
 }
 
 

@@ -7,8 +7,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -38,10 +37,8 @@ RunMany = Callable[[Sequence[DatabaseQuery]], list[Result]]
 
 
 class GoldCache:
-    """Results by what is in the database, the query and the limits that matter. Thread-safe.
-
-    Callers that ask for one result at the same time share one computation. If that fails, its
-    caller gets the exception, and the others compute for themselves.
+    """Results by what is in the database, the query and the limits that matter. Thread-safe;
+    callers that ask for one result at the same time may each compute it.
     """
 
     def __init__(self, config: ExecutorConfig, disk: DiskCache | None):
@@ -52,71 +49,55 @@ class GoldCache:
         program = (VERSION, allowed.listed(), apsw.sqlite_lib_version())
         self._context = json.dumps([*program, zone, sorted(limits.items())])
         self._lock = threading.Lock()
-        self._found: dict[GoldKey, Future[Result]] = {}
-        # Of those that are there, the one used longest ago first.
-        self._sizes: OrderedDict[GoldKey, int] = OrderedDict()
+        # The one used longest ago first.
+        self._memory: OrderedDict[GoldKey, Result] = OrderedDict()
         self._memory_bytes = 0
 
     def get(self, queries: Sequence[DatabaseQuery], run: RunMany) -> list[Result]:
         """Look results up in memory, then on disk; run the rest, all at once, and keep them."""
         keys = [(identify(database), sql) for database, sql in queries]
-        with self._lock:
-            ours = [key for key in dict.fromkeys(keys) if key not in self._found]
-            self._found.update((key, Future()) for key in ours)
-            futures = [self._found[key] for key in keys]
-            for key in self._sizes.keys() & set(keys):
-                self._sizes.move_to_end(key)
-        if ours:
-            computed: dict[GoldKey, Result] = {}
-            try:
-                computed = self._compute(ours, run)
-            finally:
-                self._end(ours, computed)
-        try:
-            return [future.result() for future in futures]
-        except CancelledError:  # who computed it failed: the turn is ours
-            return self.get(queries, run)
-
-    def _compute(self, keys: Sequence[GoldKey], run: RunMany) -> dict[GoldKey, Result]:
-        known = {key: self._read(key) for key in keys} if self._disk else {}
-        found = {key: result for key, result in known.items() if result is not None}
-        missing = [key for key in keys if key not in found]
+        distinct = dict.fromkeys(keys)
+        known = {key: self._look_up(key) for key in distinct}
+        missing = [key for key in distinct if known[key] is None]
         results = run([(Path(identity[0]), sql) for identity, sql in missing]) if missing else []
+        found = {key: result for key, result in known.items() if result is not None}
         for key, result in zip(missing, results, strict=True):
             found[key] = result
-            if self._disk and _is_lasting(result):
-                self._disk[self._name(key)] = _to_json(result)
-        return found
+            if _is_lasting(result):
+                self._remember(key, result)
+                if self._disk:
+                    self._disk[self._name(key)] = _to_json(result)
+        return [found[key] for key in keys]
 
-    def _end(self, keys: Sequence[GoldKey], computed: Mapping[GoldKey, Result]) -> None:
-        """Hand results to those who wait for them, or let them try for themselves."""
-        sizes = {key: _weigh(key, result) for key, result in computed.items()}
-        kept = {key for key in sizes if _is_lasting(computed[key]) and sizes[key] <= _MEMORY_BYTES}
+    def _look_up(self, key: GoldKey) -> Result | None:
         with self._lock:
-            futures = {key: self._found[key] for key in keys}
-            for key in futures.keys() - kept:
-                del self._found[key]
-            self._sizes.update((key, sizes[key]) for key in keys if key in kept)
-            self._memory_bytes += sum(sizes[key] for key in kept)
+            if (result := self._memory.get(key)) is not None:
+                self._memory.move_to_end(key)
+                return result
+        if self._disk and (result := self._read(key, self._disk)) is not None:
+            self._remember(key, result)
+        return result
+
+    def _remember(self, key: GoldKey, result: Result) -> None:
+        """Keep a result in memory; where all take too much, those used longest ago go."""
+        size_bytes = _weigh(key, result)
+        if size_bytes > _MEMORY_BYTES:
+            return
+        with self._lock:
+            if key not in self._memory:
+                self._memory_bytes += size_bytes
+            self._memory[key] = result
             while self._memory_bytes > _MEMORY_BYTES:
-                key, size_bytes = self._sizes.popitem(last=False)
-                self._memory_bytes -= size_bytes
-                del self._found[key]
-        for key, future in futures.items():
-            if key in computed:
-                future.set_result(computed[key])
-            else:
-                future.cancel()
+                self._memory_bytes -= _weigh(*self._memory.popitem(last=False))
 
     def _name(self, key: GoldKey) -> str:
         identity, sql = key
         return content_key("gold result", fingerprint(Path(identity[0])), sql, self._context)
 
-    def _read(self, key: GoldKey) -> Result | None:
-        assert self._disk is not None
+    def _read(self, key: GoldKey, disk: DiskCache) -> Result | None:
         # What is no result is the same as none: it is written again.
         with contextlib.suppress(LookupError, ValueError, TypeError):
-            return _from_json(self._disk.get(self._name(key)))
+            return _from_json(disk.get(self._name(key)))
         return None
 
 

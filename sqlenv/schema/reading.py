@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import apsw
 
 from minirl.exchange import UserError
-from sqlenv.config import FROZEN_NOW
-from sqlenv.executor.allowed import CHANCE, read_kinds
+from sqlenv.executor.allowed import read_kinds
 from sqlenv.executor.database import Identity, codec_of, identify, reading
-from sqlenv.executor.functions import clock
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
 
@@ -129,44 +126,6 @@ class DatabaseSchema:
         return DatabaseSchema(tuple(tables), keys)
 
 
-class Reader:
-    """Runs statements of ours on an open file.
-
-    Views run code from the file: they may never end, or depend on random() or the time. They have a
-    connection of their own, on which the clock stands still and random() is refused.
-    """
-
-    def __init__(self, connection: apsw.Connection, views: apsw.Connection) -> None:
-        self.connection, self._views = connection, views
-        self.codec = codec_of(connection)
-        views.authorizer = _refuse_chance
-
-    def rows(self, table: TableSchema, sql: str) -> Iterable[Row]:
-        """Run a statement about a table; a view or a virtual table that fails has no rows."""
-        if table.kind == "TABLE":
-            return self.connection.execute(sql)
-        try:
-            return list((self._views if table.kind == "VIEW" else self.connection).execute(sql))
-        except apsw.Error:
-            return ()
-
-    def shown(self, row: Row) -> Iterator[Value]:
-        """Read the bytes of texts; what is no text in them becomes U+FFFD."""
-        return (v.decode(self.codec, "replace") if isinstance(v, bytes) else v for v in row)
-
-
-def _refuse_chance(action: int, _first: str | None, function: str | None, *_: str | None) -> int:
-    is_chance = action == apsw.SQLITE_FUNCTION and str(function).lower() in CHANCE
-    return apsw.SQLITE_DENY if is_chance else apsw.SQLITE_OK
-
-
-@contextmanager
-def open_reader(database: Path) -> Generator[Reader]:
-    """Open a file; see `reading` for the time that its tables, and its views, may take."""
-    with reading(database) as connection, reading(database, vfs=clock(FROZEN_NOW).name) as views:
-        yield Reader(connection, views)
-
-
 def read_schema(
     database: Path,
     *,
@@ -178,8 +137,8 @@ def read_schema(
 
     `examples` is the number of distinct, non-empty values to show of each column, the first in the
     table; a `profile` of the whole table has the `span` of numbers, else the most frequent values.
-    Views and virtual tables are there if queries may read them. A view that takes long, or depends
-    on chance, has no values.
+    Views and virtual tables are there if queries may read them, without values: a view runs code
+    from the file, which may never end.
 
     Raises:
         UserError: The file is missing or is not a SQLite database.
@@ -195,92 +154,83 @@ def read_schema(
 
 @lru_cache(maxsize=32_768)
 def _read(identity: Identity, *, examples: int, profile: bool) -> DatabaseSchema:
-    with open_reader(Path(identity[0])) as reader:
-        tables = []
-        for table in _tables(reader):
-            look = _profiled if profile else _with_examples
-            tables.append(replace(table, columns=look(reader, table, examples)))
-        return DatabaseSchema(tuple(tables), tuple(_foreign_keys(reader, tables)))
+    with reading(Path(identity[0])) as connection:
+        tables = list(_tables(connection))
+        look = _profiled if profile else _with_examples
+        shown = (
+            replace(table, columns=look(connection, table, examples))
+            if table.kind == "TABLE"
+            else table
+            for table in tables
+        )
+        return DatabaseSchema(tuple(shown), tuple(_foreign_keys(connection, tables)))
 
 
-def _tables(reader: Reader) -> Iterator[TableSchema]:
+def _tables(connection: apsw.Connection) -> Iterator[TableSchema]:
     """List what queries can read, without values; of a broken view SQLite knows no columns."""
-    rows = _names(
-        reader,
-        ("m.name", "l.type"),
-        " FROM sqlite_master AS m JOIN pragma_table_list AS l ON l.name = m.name "
-        "WHERE l.schema = 'main' AND l.type IN ('table', 'view', 'virtual') "
+    rows = _rows(
+        connection,
+        "SELECT m.name, l.type FROM sqlite_master AS m JOIN pragma_table_list AS l "
+        "ON l.name = m.name WHERE l.schema = 'main' AND l.type IN ('table', 'view', 'virtual') "
         "AND m.type IN ('table', 'view') "
         r"AND m.name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY m.rowid",
     )
-    allowed = read_kinds(reader.connection, reader.codec)
+    allowed = read_kinds(connection, codec_of(connection))
     for name, kind in rows:
-        if is_utf8(str(name)) and allowed.get(str(name).lower()) != "foreign":
-            columns = _columns(reader, str(name), _KINDS[str(kind)])
+        if allowed.get(name.lower()) != "foreign":
+            columns = _columns(connection, name, _KINDS[kind])
             if columns:
-                yield TableSchema(str(name), columns, _KINDS[str(kind)])
+                yield TableSchema(name, columns, _KINDS[kind])
 
 
-def _columns(reader: Reader, table: str, kind: TableKind) -> tuple[Column, ...]:
-    rest = ", pk FROM pragma_table_xinfo(?) WHERE hidden <> 1"
+def _columns(connection: apsw.Connection, table: str, kind: TableKind) -> tuple[Column, ...]:
+    sql = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1"
     try:
-        rows = _names(reader, ("name", "type"), rest, table)
+        return tuple(Column(*row) for row in _rows(connection, sql, table))
     except apsw.SQLError:
         if kind == "TABLE":
             raise
         return ()
-    return tuple(Column(str(name), str(kind), int(str(key))) for name, kind, key in rows)
 
 
-def _names(reader: Reader, texts: Sequence[str], rest: str, *bindings: str) -> list[Row]:
-    """Select names and what follows them; bytes that are not text become U+FFFD."""
-    casts = ", ".join(f"CAST({text} AS BLOB)" for text in texts)
-    rows = reader.connection.execute(f"SELECT {casts}{rest}", bindings)
-    return [tuple(reader.shown(row)) for row in rows]
-
-
-def is_utf8(name: str) -> bool:
-    """Tell whether a name was read as it stands in the database, so that a query can have it."""
-    return "\ufffd" not in name
-
-
-def _foreign_keys(reader: Reader, tables: Iterable[TableSchema]) -> Iterator[ForeignKey]:
+def _foreign_keys(
+    connection: apsw.Connection, tables: Iterable[TableSchema]
+) -> Iterator[ForeignKey]:
     """List the declared foreign keys; one that names nothing in this database is left out."""
     by_name = {table.name.lower(): table for table in tables}
+    sql = 'SELECT "table", "from", "to", id FROM pragma_foreign_key_list(?) ORDER BY id DESC, seq'
     for table in by_name.values():
-        rest = ", id FROM pragma_foreign_key_list(?) ORDER BY id DESC, seq"
-        rows = _names(reader, ('"table"', '"from"', '"to"'), rest, table.name)
+        rows = _rows(connection, sql, table.name)
         for _, group in groupby(rows, key=itemgetter(3)):
             parents, children, ends, _ = zip(*group, strict=True)
-            target = by_name.get(str(parents[0]).lower())
+            target = by_name.get(parents[0].lower())
             if target and (columns := _spelled(target, ends)):
-                yield ForeignKey(table.name, tuple(map(str, children)), target.name, columns)
+                yield ForeignKey(table.name, children, target.name, columns)
 
 
-def _spelled(target: TableSchema, ends: Sequence[Value]) -> tuple[str, ...]:
+def _spelled(target: TableSchema, ends: Sequence[str | None]) -> tuple[str, ...]:
     """Spell the columns that a key names as their table does, or nothing where it lacks one.
 
     A bare REFERENCES means the table's primary key.
     """
     spelling = {column.name.lower(): column.name for column in target.columns}
-    named = tuple(spelling.get(str(end).lower(), "") for end in ends if end)
+    named = tuple(spelling.get(end.lower(), "") for end in ends if end)
     columns = named or target.primary_key
     return columns if all(columns) and len(columns) == len(ends) else ()
 
 
-def _with_examples(reader: Reader, table: TableSchema, count: int) -> tuple[Column, ...]:
+def _with_examples(
+    connection: apsw.Connection, table: TableSchema, count: int
+) -> tuple[Column, ...]:
     columns = table.columns
     if not count:
         return columns
     # NOT INDEXED: rows come in the table's own order, whatever indexes exist.
     cells = ", ".join(_cell(column.name) for column in columns)
-    rows = reader.rows(
-        table,
-        f"SELECT {cells} FROM {quoted(table.name)} NOT INDEXED LIMIT {SAMPLED_ROWS}",
-    )
+    sql = f"SELECT {cells} FROM {quoted(table.name)} NOT INDEXED LIMIT {SAMPLED_ROWS}"
     found: list[dict[Value, None]] = [{} for _ in columns]
-    for row in rows:
-        for values, value in zip(found, reader.shown(row), strict=True):
+    for row in _shown(connection, sql):
+        for values, value in zip(found, row, strict=True):
             if len(values) < count and value is not None and value != "":
                 values[value] = None
         if all(len(values) == count for values in found):
@@ -288,37 +238,44 @@ def _with_examples(reader: Reader, table: TableSchema, count: int) -> tuple[Colu
     return tuple(replace(c, examples=tuple(v)) for c, v in zip(columns, found, strict=True))
 
 
-def _profiled(reader: Reader, table: TableSchema, count: int) -> tuple[Column, ...]:
-    return tuple(_profile(reader, table, column, count) for column in table.columns)
+def _profiled(connection: apsw.Connection, table: TableSchema, count: int) -> tuple[Column, ...]:
+    return tuple(_profile(connection, table, column, count) for column in table.columns)
 
 
-def _profile(reader: Reader, table: TableSchema, column: Column, count: int) -> Column:
+def _profile(connection: apsw.Connection, table: TableSchema, column: Column, count: int) -> Column:
     """Give a column its span when it holds numbers only, else its most frequent values."""
-    if not is_utf8(column.name):
-        return column
     name, source = quoted(column.name), f"{quoted(table.name)} NOT INDEXED"
     is_number = f"typeof({name}) IN ('integer', 'real')"
-    counted = reader.rows(
-        table,
+    [(numbers, values, low, high)] = _rows(
+        connection,
         f"SELECT total({is_number}), count({name}), min({name}) FILTER (WHERE {is_number}), "
         f"max({name}) FILTER (WHERE {is_number}) FROM {source}",
     )
-    for numbers, values, low, high in counted:
-        if values and numbers == values:
-            return replace(column, span=(low, high))
-    rows = reader.rows(
-        table,
+    if values and numbers == values:
+        return replace(column, span=(low, high))
+    rows = _shown(
+        connection,
         f"SELECT {_cell(column.name)} FROM (SELECT {name} FROM {source} LIMIT {PROFILED_ROWS}) "
         f"WHERE {name} IS NOT NULL AND {name} <> '' AND typeof({name}) <> 'blob' "
         f"GROUP BY {name} ORDER BY count(*) DESC, {name} LIMIT {count}",
     )
-    return replace(column, examples=tuple(value for row in rows for value in reader.shown(row)))
+    return replace(column, examples=tuple(value for (value,) in rows))
+
+
+def _rows(connection: apsw.Connection, sql: str, *bindings: str) -> list[Any]:
+    """Return the rows of a statement, which tells their types."""
+    return connection.execute(sql, bindings).fetchall()
+
+
+def _shown(connection: apsw.Connection, sql: str) -> Iterator[Row]:
+    """Select `_cell`s; what is no text in their bytes becomes U+FFFD."""
+    codec = codec_of(connection)
+    for row in connection.execute(sql):
+        yield tuple([v.decode(codec, "replace") if isinstance(v, bytes) else v for v in row])
 
 
 def _cell(column: str) -> str:
     """Read text as bytes, since it may not be UTF-8, and blobs not at all."""
-    if not is_utf8(column):
-        return "NULL"
     name = quoted(column)
     return (
         f"CASE typeof({name}) WHEN 'blob' THEN NULL WHEN 'text' "

@@ -10,22 +10,20 @@ and in scripts without blanks each character is a word.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import apsw
 
 from minirl.exchange import UserError
 from sqlenv.cache import DiskCache, content_key
-from sqlenv.executor.database import connect, fingerprint, open_new
-from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, open_reader, read_schema
+from sqlenv.executor.database import codec_of, connect, fingerprint, open_new, reading
+from sqlenv.schema.reading import Column, DatabaseSchema, read_schema
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Example, ValueMatch
 
@@ -61,7 +59,7 @@ SELECT text, "table", "column" FROM value WHERE value MATCH ? ORDER BY rank, row
 
 
 def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
-    """Write the index of a database's texts to a new file; count the texts.
+    """Write the index of the texts in a database's tables to a new file; count the texts.
 
     Numbers written as text are left out, as are empty and long values.
     """
@@ -74,37 +72,28 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
         connection.executemany(_INSERT, ((*text, " ".join(_words(text[2]))) for text in texts))
         (count,) = next(connection.execute("SELECT count(*) FROM value"))
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
-    except apsw.FullError:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(index)) from None
     except apsw.CorruptError as error:
         raise UserError(f"{database}: the database file is damaged ({error})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{database}: a generated column cannot be read ({error}); drop it"
-        ) from None
     finally:
         connection.close()
     return int(str(count))
 
 
 def _texts(database: Path, schema: DatabaseSchema) -> Iterator[ValueMatch]:
-    with open_reader(database) as reader:
-        for table in schema.tables:
-            for column in table.columns:
-                if not is_utf8(column.name):
-                    continue
-                name = quoted(column.name)
-                # As bytes, since they may not be valid text.
-                rows = reader.rows(
-                    table,
-                    f"SELECT DISTINCT CAST({name} AS BLOB) FROM {quoted(table.name)} NOT INDEXED "
-                    f"WHERE typeof({name}) = 'text' AND length({name}) "
-                    f"BETWEEN 1 AND {VALUE_CHARACTERS}",
-                )
-                for (value,) in rows:
-                    text = value.decode(reader.codec, "ignore") if isinstance(value, bytes) else ""
-                    if text and not _is_number(text):
-                        yield table.name, column.name, text
+    with reading(database) as connection:
+        codec = codec_of(connection)
+        tables = (table for table in schema.tables if table.kind == "TABLE")
+        for table, column in ((t, c) for t in tables for c in t.columns):
+            name = quoted(column.name)
+            # As bytes, since they may not be valid text.
+            rows = connection.execute(
+                f"SELECT DISTINCT CAST({name} AS BLOB) FROM {quoted(table.name)} NOT INDEXED "
+                f"WHERE typeof({name}) = 'text' AND length({name}) BETWEEN 1 AND {VALUE_CHARACTERS}"
+            )
+            for (value,) in rows:
+                text = value.decode(codec, "ignore") if isinstance(value, bytes) else ""
+                if text and not _is_number(text):
+                    yield table.name, column.name, text
 
 
 def fold(text: str) -> str:
@@ -132,7 +121,8 @@ class ValueMatcher:
 
     def __init__(self, disk: DiskCache) -> None:
         self._disk, self._lock = disk, threading.Lock()
-        self._used = lru_cache(maxsize=_OPEN)(self._use)
+        self._index = lru_cache(maxsize=_OPEN)(self._open_index)
+        self._asking: dict[str, threading.Lock] = {}
 
     def matches(self, example: Example) -> tuple[ValueMatch, ...]:
         """Find the values that a question and its evidence name, the best first."""
@@ -141,33 +131,19 @@ class ValueMatcher:
         key = content_key("values", _VERSION, contents, asked)
         if (known := self._disk.get(key)) is None:
             with self._lock:
-                index = self._used(example.database, contents)
-            known = index.matches(asked)
+                asking = self._asking.setdefault(contents, threading.Lock())
+            with asking:
+                known = self._index(example.database, contents).matches(asked)
             self._disk[key] = known
         return tuple((table, column, value) for table, column, value in known)
 
-    def _use(self, database: Path, contents: str) -> _SharedIndex:
-        return _SharedIndex(partial(self._open_index, database, contents))
-
     def _open_index(self, database: Path, contents: str) -> ValueIndex:
-        key = content_key("value index", _VERSION, contents)
-
         def build(index: Path) -> None:
             build_index(database, read_schema(database, examples=0), index)
 
-        return ValueIndex(self._disk.made_file(key, build))
-
-
-class _SharedIndex:
-    """An index that threads share; it is opened, or built, when it is first asked."""
-
-    def __init__(self, open_index: Callable[[], ValueIndex]) -> None:
-        self._lock = threading.Lock()
-        self._index = cache(open_index)
-
-    def matches(self, asked: str) -> tuple[ValueMatch, ...]:
-        with self._lock:
-            return self._index().matches(asked)
+        return ValueIndex(
+            self._disk.made_file(content_key("value index", _VERSION, contents), build)
+        )
 
 
 class ValueIndex:

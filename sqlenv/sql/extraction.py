@@ -8,7 +8,6 @@ a scan over the tokens refuses such text before sqlglot sees it.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -19,7 +18,7 @@ from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.memory import cached
-from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokenize, tokens
+from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokens
 
 QueryTree = exp.Select | exp.SetOperation | exp.Subquery
 
@@ -48,13 +47,6 @@ _TYPES = frozenset(
     for word, token in SQLite.Tokenizer.KEYWORDS.items()
     if token in SQLite.Parser.TYPE_TOKENS
 )
-_SQLITE_ONLY = re.compile(r"\d_\d|\bcast\b", re.IGNORECASE)
-_AFFINITIES = {
-    "INTEGER": ("INT",),
-    "TEXT": ("CHAR", "CLOB", "TEXT"),
-    "BLOB": ("BLOB",),
-    "REAL": ("REAL", "FLOA", "DOUB"),
-}
 _REPEATED = ("from", "<", "struct")
 _AFTER_FROM = frozenset(
     {"where", "group", "having", "order", "limit", "window", "union", "except", "intersect", ","}
@@ -71,15 +63,15 @@ def parse(sql: str) -> QueryTree | None:
     """Parse one SQLite query.
 
     Returns:
-        The tree, shared between callers: never change it; places in it are those of the text, but
-        behind the name of a type that is longer for sqlglot. None for whatever is not one query
-        (another statement, two statements, broken syntax) or lies beyond the limits above.
+        The tree, shared between callers: never change it; places in it are those of the text. None
+        for whatever is not one query (another statement, two statements, broken syntax), or is none
+        to sqlglot, or lies beyond the limits above.
     """
     if len(sql) > MAX_CHARS or "\0" in sql or not is_within_limits(tokens(sql)):
         return None
     try:
         tree = sqlglot.parse_one(
-            _for_sqlglot(strip_comments(sql).rstrip("; \t\r\n")),
+            strip_comments(sql).rstrip("; \t\r\n"),
             read="sqlite",
             error_level=ErrorLevel.IMMEDIATE,
         )
@@ -90,41 +82,6 @@ def parse(sql: str) -> QueryTree | None:
     if len(sql) > MAX_TREE_DEPTH and depth(tree) > MAX_TREE_DEPTH:
         return None
     return tree if tree.selects else None  # sqlglot takes `SELECT FROM t` for a query
-
-
-def _for_sqlglot(sql: str) -> str:
-    """Write what only SQLite reads for sqlglot: `1_000`, and types of several words in CAST.
-
-    All else stays in its place.
-    """
-    if not _SQLITE_ONLY.search(sql):
-        return sql
-    words, parts, at, casts = tokenize(sql), list[str](), 0, list[int]()
-    for index, word in enumerate(words):
-        start, end, text = word.start, word.end, ""
-        if word.kind == "number" and "_" in word.text:
-            text = word.text.replace("_", "")
-        elif word.is_word("cast") and sql[word.end :].lstrip().startswith("("):
-            casts.append(word.depth + 1)
-        elif casts and word.is_sign(")") and word.depth < casts[-1]:
-            casts.pop()  # `cast` was a name
-        elif casts and word.is_word("as") and word.depth == casts[-1]:
-            close = next((w for w in words[index:] if w.depth < casts[-1]), word)
-            casts.pop()
-            start, end = word.end, close.start
-            text = f" {_affinity(sql[start:end])}" if len(sql[start:end].split()) > 1 else ""
-        if text and start >= at:
-            parts += [sql[at:start], text.ljust(end - start)]
-            at = end
-    return "".join([*parts, sql[at:]])
-
-
-def _affinity(name: str) -> str:
-    """Name the affinity of a type as SQLite finds it (https://sqlite.org/datatype3.html, 3.1)."""
-    for affinity, marks in _AFFINITIES.items():
-        if any(mark in name.upper() for mark in marks):
-            return affinity
-    return "NUMERIC"
 
 
 def is_within_limits(words: tuple[str, ...]) -> bool:

@@ -139,15 +139,6 @@ def test_without_both_trees_the_feedback_is_generic(form):
     assert (runs == close) is (form is None)
 
 
-def test_what_sqlite_reads_is_parsed(executor, make_database):
-    columns = "(name TEXT, age INTEGER)"
-    database = make_database([f"CREATE TABLE {name} {columns}" for name in ("singer", "cast")])
-    for case in read("sqlite_only")["cases"]:
-        assert isinstance(executor.execute(database, case["pred"]), Table), case["id"]
-        found = diagnose(case["pred"], case["gold"], None)
-        assert (found.struct, found.tags) == (case.get("struct", 1.0), ()), case["id"]
-
-
 NESTED = RULES["nested"]
 
 

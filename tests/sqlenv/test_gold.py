@@ -1,6 +1,4 @@
 import errno
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,35 +180,6 @@ def test_golds_in_memory_are_bounded_in_bytes(
         assert len(ran) == 14
         executor.gold(*queries[0])  # larger than all: it is not kept, and drives out nothing
         assert len(ran) == 14
-
-
-@pytest.mark.parametrize("failure", [None, KeyboardInterrupt])
-def test_callers_at_the_same_time_share_a_result_and_no_failure(
-    database: Path, failure: type[BaseException] | None
-) -> None:
-    started, go_on = threading.Event(), threading.Event()
-    with make_executor() as executor, ThreadPoolExecutor(8) as threads:
-        ran, execute_many = [], executor.execute_many
-
-        def slowly(queries: Any) -> list[Result]:
-            ran.extend(sql for _, sql in queries)
-            is_first = not started.is_set()
-            started.set()
-            assert go_on.wait(60)
-            if failure and is_first:
-                raise failure
-            return execute_many(queries)
-
-        executor.execute_many = slowly
-        first = threads.submit(executor.gold, database, "SELECT 1")
-        assert started.wait(60)
-        queries = [(database, "SELECT 1"), (database, "SELECT")]
-        others = [threads.submit(executor.gold_many, queries) for _ in range(6)]
-        go_on.set()
-        assert {one.result()[0] for one in others} == {Table(("1",), ((1,),))}
-        assert ran.count("SELECT 1") == (2 if failure else 1)
-        if failure:
-            assert isinstance(first.exception(), failure)
 
 
 def test_a_full_disk_is_the_users_to_mend(

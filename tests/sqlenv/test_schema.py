@@ -17,7 +17,7 @@ from minirl.exchange import UserError
 from sqlenv.cache import DiskCache
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
-from sqlenv.executor.database import check_contents, open_new
+from sqlenv.executor.database import check_contents
 from sqlenv.schema import values
 from sqlenv.schema.reading import (
     Column,
@@ -112,27 +112,6 @@ lines');
     assert [c.examples for c in profiled.tables[0].columns] == shown
     for style in ("omnisql", "profile"):
         assert "two\nlines" not in render_schema(profiled, style=style)
-
-
-def test_names_that_are_not_utf8_are_read_and_what_no_query_can_name_is_left_alone(
-    make_database, tmp_path
-):
-    path = make_database("""
-        CREATE TABLE t (id INTEGER PRIMARY KEY, nQQme TEXT, up INT REFERENCES t(nQQme));
-        INSERT INTO t VALUES (1, 'x', NULL);
-        CREATE TABLE tQQble (a INT);
-        CREATE TABLE u (b TEXT, t INT REFERENCES t(id));
-        INSERT INTO u VALUES ('y', 1);
-    """)
-    path.write_bytes(path.read_bytes().replace(b"QQ", b"\xe4\xff"))
-    for profile in (False, True):
-        schema = read_schema(path, profile=profile)
-        assert schema.column_names() == {"t": ("id", "n\ufffd\ufffdme", "up"), "u": ("b", "t")}
-        assert schema.tables[0].columns[1].examples == ()
-        assert schema.tables[1].columns[0].examples == ("y",)
-        assert ForeignKey("u", ("t",), "t", ("id",)) in schema.foreign_keys
-    index = tmp_path / "index.sqlite"
-    assert build_index(path, schema, index) == 1  # y alone
 
 
 def test_omnisql_style(bands):
@@ -304,35 +283,6 @@ def test_values_in_any_script_and_encoding(tmp_path: Path, encoding: str):
     index = ValueIndex(tmp_path / "i.sqlite")
     for question, value in cases:
         assert [found for *_, found in ask(index, question)] == [value], question
-
-
-def test_values_of_views_and_virtual_tables(tmp_path: Path):
-    path = make_file(
-        tmp_path / "views.sqlite",
-        """
-        CREATE TABLE town (name); INSERT INTO town VALUES ('Oslo');
-        CREATE VIEW loud AS SELECT upper(name) || '!' AS cry FROM town;
-        CREATE VIEW endless AS
-            WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT 'Oslo' || x AS x FROM r;
-        CREATE VIRTUAL TABLE note USING fts5(body); INSERT INTO note VALUES ('Bergen');
-        """,
-    )
-    build_index(path, read_schema(path), tmp_path / "i.sqlite")
-    index = ValueIndex(tmp_path / "i.sqlite")
-    assert ask(index, "Oslo! and Bergen") == [
-        ("note", "body", "Bergen"), ("loud", "cry", "OSLO!"), ("town", "name", "Oslo"),
-    ]  # fmt: skip
-
-
-def test_a_full_disk_is_no_fault_of_the_database(towns, tmp_path, monkeypatch):
-    def open_small(path: Path) -> apsw.Connection:
-        connection = open_new(path)
-        connection.execute("PRAGMA max_page_count = 3")
-        return connection
-
-    monkeypatch.setattr("sqlenv.schema.values.open_new", open_small)
-    with pytest.raises(OSError, match=r"No space left on device: '.*i\.sqlite'"):
-        build_index(towns, read_schema(towns), tmp_path / "i.sqlite")
 
 
 @pytest.mark.parametrize(
