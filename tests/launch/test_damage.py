@@ -130,7 +130,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, tuple[str, ...]]] = {
     ),
     "no root": (shutil.rmtree, "spider_data", ALL),
     "cut questions": (lambda r: cut(r / "dev.json"), "dev.json: ", ASKING),
-    "UTF-16": (overwritten("dev.json", "[{}]".encode("utf-16-le")), "UTF-16", ASKING),
+    "UTF-16": (overwritten("dev.json", "[{}]".encode("utf-16")), "save it as UTF-8", ASKING),
     "no questions": (overwritten("dev.json", b"[]"), "dev.json", ASKING),
     "blank gold": (changed("dev.json", GOLDS[2], " "), "dev/2", ASKING),
     "prediction of another": (
