@@ -172,6 +172,9 @@ class Scorer:
         )
 
 
+_SETTINGS = '{"reward": {"kind": …, …}, "env": {"kind": …, …}, "executor": {…}}'
+
+
 def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> AdapterConfig:
     """Read an adapter's settings from a mapping, also one of OmegaConf's."""
     try:
@@ -180,24 +183,11 @@ def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> Adapter
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         where = ": ".join(filter(None, ("settings of the SQL reward", place)))
-        advice = _advice(first["loc"], first["input"])
-        raise UserError(f"{where}: {first['msg']}{advice}") from None
+        raise UserError(f"{where}: {first['msg']}; settings are {_SETTINGS}") from None
     for clash in clashes(config.reward, config.env):
         if clash.is_there:
             raise UserError(f"settings of the SQL reward: {clash.told(config)}")
     return config
-
-
-def _advice(place: tuple[int | str, ...], given: Any) -> str:
-    """Say where a `kind` goes that stands elsewhere."""
-    if place[:1] == ("kind",) or (not place and isinstance(given, str)):
-        return f'; write {{"reward": {{"kind": "{given}"}}}} (or "env")'
-    is_section = len(place) == 1 and place[0] in ("reward", "env")
-    if is_section and isinstance(given, str):
-        return f'; write {{"{place[0]}": {{"kind": "{given}"}}}}'
-    if is_section and isinstance(given, dict) and "kind" not in given:
-        return f'; write {{"{place[0]}": {{"kind": …}}}}, with its other keys'
-    return ""
 
 
 def scorer_of(config: AdapterConfig) -> Scorer:
