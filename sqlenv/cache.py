@@ -20,8 +20,8 @@ from typing import IO, Any
 from minirl.exchange import UserError
 
 _UNLIMITED = 1 << 60
-_SHARED_BYTES = 20_000_000_000
-"""Size of the shared cache, from which on the oldest entries go."""
+_LIMIT_BYTES = 20_000_000_000
+"""Size of a cache, from which on the oldest entries go."""
 
 
 def cache_folder(name: str) -> Path:
@@ -37,7 +37,7 @@ def shared_cache() -> DiskCache:
 
 @cache
 def _open_shared(folder: Path) -> DiskCache:
-    return DiskCache(folder, limit_bytes=_SHARED_BYTES)
+    return DiskCache(folder)
 
 
 def content_key(kind: str, *parts: Any) -> str:
@@ -48,11 +48,10 @@ def content_key(kind: str, *parts: Any) -> str:
 class DiskCache:
     """A `diskcache` of JSON and of files; each value is on disk as soon as it is set.
 
-    Without a limit nothing is ever evicted. Threads and processes may share one; each thread has
-    its connection.
+    Threads and processes may share one; each thread has its connection.
     """
 
-    def __init__(self, folder: Path, *, limit_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         import diskcache  # 0.1 s, which few commands need
 
         self.folder = folder
@@ -61,9 +60,8 @@ class DiskCache:
                 str(folder),
                 disk=diskcache.JSONDisk,
                 disk_min_file_size=_UNLIMITED,  # all JSON in one file
-                eviction_policy="least-recently-stored" if limit_bytes else "none",
-                size_limit=limit_bytes or _UNLIMITED,
-                cull_limit=10 if limit_bytes else 0,
+                eviction_policy="least-recently-stored",
+                size_limit=_LIMIT_BYTES,
             )
 
     def get(self, key: str) -> Any:
@@ -111,10 +109,6 @@ class DiskCache:
     def __iter__(self) -> Iterator[str]:
         with self._naming():
             return iter(list(self._cache))
-
-    def values(self) -> Iterator[Any]:
-        """Give all values, in the order in which they were set first."""
-        return map(self.get, self)
 
     def close(self) -> None:
         """Close this thread's connection; the next use opens another one."""

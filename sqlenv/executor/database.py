@@ -51,8 +51,6 @@ _LIMITS = {
     apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
     apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
-_SHORTEST_LIMIT_BYTES = 100_000  # of a value: what no generated column of a small file needs
-
 _RACY_NS = 2_000_000_000
 """A file that changed less than this ago may change again within the same tick of the clock."""
 
@@ -74,7 +72,7 @@ DatabaseQuery = tuple[Path, str]
 def connect(
     path: Path,
     *,
-    max_value_bytes: int | None = None,
+    max_value_bytes: int = 2**31 - 1,
     immutable: bool = True,
     vfs: str = "",
 ) -> apsw.Connection:
@@ -82,22 +80,18 @@ def connect(
 
     Args:
         path: The file.
-        max_value_bytes: The longest string or blob, also of what is computed; None for what the
-            file can hold.
+        max_value_bytes: The longest string or blob, also of what is computed.
         immutable: Read the file as if nobody could write it: no lock is asked for.
         vfs: Name of the layer below SQLite; empty for its own.
     """
     uri = f"file:{quote(bytes(path.resolve()))}?mode=ro{'&immutable=1' * immutable}"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(uri, flags=flags, vfs=vfs or None, statementcachesize=0)
-    if max_value_bytes is None:
-        # Text of a UTF-16 file can take half as much again in UTF-8.
-        max_value_bytes = max(2 * path.stat().st_size, _SHORTEST_LIMIT_BYTES)
     for switch, value in _SWITCHES.items():
         connection.config(switch, value)
     for limit, value in _LIMITS.items():
         connection.limit(limit, value)
-    connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(max_value_bytes, 2**31 - 1))
+    connection.limit(apsw.SQLITE_LIMIT_LENGTH, max_value_bytes)
     add_functions(connection)
     for name, value in _PRAGMAS.items():
         connection.pragma(name, value)

@@ -171,8 +171,9 @@ def test_processes_share_a_cache_also_where_one_is_killed(
     shared_cache()._cache.check()  # warns, which is an error here, of anything that is damaged
 
 
-def test_the_shared_cache_is_bounded(tmp_path: Path):
-    disk = DiskCache(tmp_path / "small", limit_bytes=100_000)
+def test_the_shared_cache_is_bounded(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("sqlenv.cache._LIMIT_BYTES", 100_000)
+    disk = DiskCache(tmp_path / "small")
     for number in range(2_000):
         disk[str(number)] = [number] * 100
     assert disk.get("1999") == [1999] * 100
