@@ -25,20 +25,13 @@ SchemaStyle = Literal["omnisql", "profile", "bare"]
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def render_schema(
-    schema: DatabaseSchema,
-    *,
-    style: SchemaStyle = "omnisql",
-    keep: Collection[ColumnKey] | None = None,
-) -> str:
-    """Write the schema as a prompt shows it, or of it the (table, column) pairs to `keep`.
+def render_schema(schema: DatabaseSchema, *, style: SchemaStyle = "omnisql") -> str:
+    """Write the schema as a prompt shows it.
 
     Styles: `omnisql`: CREATE TABLE with a comment and examples behind each column; `profile`:
     PaVeRL-SQL's (appendix B); `bare`: a line a table with names and references alone, the fewest
     tokens that SQLite still takes.
     """
-    if keep is not None:
-        schema = schema.only(keep)
     render = {
         "omnisql": _omnisql_table,
         "profile": _profile_table,
@@ -65,7 +58,7 @@ def sample_columns(
     """
 
     def short(keep: Collection[ColumnKey]) -> bool:
-        return fits(render_schema(schema, style=style, keep=keep))
+        return fits(render_schema(schema.only(keep), style=style))
 
     everything = [(table.name, c.name) for table in schema.tables for c in table.columns]
     if short(everything):
