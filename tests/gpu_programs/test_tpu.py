@@ -11,6 +11,7 @@ from minirl.plan.fit import published_shape
 from . import programs
 
 MODEL = "qwen2.5-coder-0.5b"
+HYBRID = ("qwen3.5-9b", "v5p:2x2x1")
 
 
 @pytest.fixture(params=["v5e:2x2", "v5p:2x2x1"], scope="module")
@@ -48,7 +49,7 @@ def test_arguments_are_donated(topology, name):
 
 @pytest.mark.parametrize(
     ("model", "topology"),
-    [(MODEL, "v5e:2x2"), (MODEL, "v5p:2x2x1"), ("qwen3.5-9b", "v5p:2x2x1")],
+    [(MODEL, "v5e:2x2"), (MODEL, "v5p:2x2x1"), HYBRID],
 )
 def test_devices_do_not_wait_for_each_other_while_they_sample(model, topology):
     loop = programs.sampling_loop(programs.sampler(model, topology, "decode"))
@@ -61,3 +62,10 @@ def test_the_cache_is_updated_in_place(topology, name):
     memory = programs.sampler(MODEL, topology, name).memory
     assert memory.alias_size_in_bytes > 0.99 * memory.output_size_in_bytes
     assert memory.temp_size_in_bytes < 0.1 * memory.output_size_in_bytes
+
+
+def test_states_are_updated_in_place():
+    """But for those with which slots begin: of their prompts, side by side."""
+    memory = programs.sampler(*HYBRID, "decode").memory
+    assert memory.alias_size_in_bytes > 0.99 * memory.output_size_in_bytes
+    assert memory.temp_size_in_bytes < 0.2 * memory.output_size_in_bytes
