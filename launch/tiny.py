@@ -174,7 +174,8 @@ def _shape_keys(shape: TinyConfig) -> dict[str, Any]:
     }
     if shape.kind == "qwen2":
         return keys
-    size = shape.hidden_size // shape.heads
+    # All heads together are twice as wide as the model, as in the models of this kind.
+    size = 2 * shape.hidden_size // shape.heads
     return keys | {
         "model_type": "qwen3_5_text",
         "head_dim": size,

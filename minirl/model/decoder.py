@@ -159,9 +159,9 @@ class _Draw:
         """Return a norm's weights at which it only divides (`Layer._normal`)."""
         return self.constant(size, value=self._norm)
 
-    def in_full(self, function: Callable[[Array], Array]) -> nnx.Param:
-        """Return what a function makes of a key, in fp32 whatever the type of other weights."""
-        return nnx.Param(function(self._rngs.params()).astype(jnp.float32))
+    def made(self, function: Callable[[Array], Array], dtype: Any = None) -> nnx.Param:
+        """Return what a function makes of a key, in a type; None for that of most weights."""
+        return nnx.Param(function(self._rngs.params()).astype(dtype or self._dtype))
 
 
 class Layer(nnx.Module):
@@ -261,6 +261,10 @@ class Block(Layer):
         return flat.reshape(*flat.shape[:2], -1, self.config.head_dim)
 
 
+def _inverse_softplus(x: Array) -> Array:
+    return x + jnp.log(-jnp.expm1(-x))
+
+
 class LinearBlock(Layer):
     """A layer with linear attention (`minirl.model.linear_attention`)."""
 
@@ -277,11 +281,15 @@ class LinearBlock(Layer):
         self.in_a = draw.normal(heads, width, fan_in=width)
         conv = draw.normal(mixed_size, taps, fan_in=taps)
         self.conv = nnx.Param(conv[...][:, None])  # as the files have it
-        # Between memories that last and such that are soon lost.
-        decay = functools.partial(jax.random.uniform, shape=(heads,), minval=0.01, maxval=16.0)
-        self.a_log = draw.in_full(lambda key: jnp.log(decay(key)))
-        self.dt_bias = draw.constant(heads, value=1.0)
-        self.out_norm = draw.in_full(lambda _: jnp.ones(shape.linear_value_head_dim))
+        # As the code of Gated DeltaNet (arXiv:2412.06464) draws them: memories that lose between
+        # 1e-5 and 0.8 of what they hold, a token. With biases of 1, as transformers draws them,
+        # most would lose all of it.
+        uniform = functools.partial(jax.random.uniform, shape=(heads,))
+        self.a_log = draw.made(
+            lambda key: jnp.log(uniform(key, minval=0.01, maxval=16.0)), jnp.float32
+        )
+        self.dt_bias = draw.made(lambda key: _inverse_softplus(0.001 * 100.0 ** uniform(key)))
+        self.out_norm = draw.made(lambda _: jnp.ones(shape.linear_value_head_dim), jnp.float32)
         fan_in = values_size * draw.residual_fan_in
         self.out = draw.normal(width, values_size, fan_in=fan_in)
 

@@ -169,7 +169,10 @@ def _in_chunks(
     beta, from_start = beta[..., None], jnp.exp(total)[..., None]
     k_t = k.swapaxes(-1, -2)
     sides = jnp.concatenate([beta * v, beta * from_start * k], axis=-1)
-    solved = _inverse(beta * (k @ k_t) * decay) @ sides
+    system = beta * (k @ k_t) * decay
+    # With one axis before their own two: XLA's products of arrays with more end a process on CPUs.
+    inverse = _inverse(system.reshape(-1, size, size)).reshape(system.shape)
+    solved = inverse @ sides
     # To the end of the chunk, and over all of it.
     to_end = jnp.exp(total[..., -1:] - total)[..., None]
     over = from_start[..., -1:, :]
@@ -185,10 +188,11 @@ def _in_chunks(
     return o.transpose(1, 0, 3, 2, 4).reshape(B, Z * size, H, U)[:, :T], memory_BHEU
 
 
-def _inverse(matrix: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
+@jax.custom_vjp
+def _inverse(matrix_XCC: Float[Array, "X C C"]) -> Float[Array, "X C C"]:
     """Invert I + L, with L what is below the diagonal of a matrix; C is a power of two.
 
-    From blocks on the diagonal to such of twice their size, as exactly as by substitution:
+    By its halves, as exactly as by substitution:
 
         (A 0; B D)^-1 = (A^-1 0; -D^-1 B A^-1  D^-1)
 
@@ -196,15 +200,27 @@ def _inverse(matrix: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
         Powers of L would lose three digits where keys are alike. LAPACK's solver waits for threads
         that the devices of a CPU's mesh have: all of them could wait for each other.
     """
-    size = matrix.shape[-1]
-    inverse = jnp.ones((matrix.size // size, 1, 1), matrix.dtype)  # of all blocks
-    while (width := inverse.shape[-1]) < size:
-        count = size // (2 * width)
-        blocks = matrix.reshape(-1, count, 2 * width, count, 2 * width)
-        is_own = jnp.eye(count)[None, :, None, :, None]
-        own = (blocks * is_own).sum(axis=3).reshape(-1, 2 * width, 2 * width)
-        first, second = inverse[::2], inverse[1::2]
-        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=2)
-        corner = -second @ own[:, width:, :width] @ first
-        inverse = jnp.concatenate([upper, jnp.concatenate([corner, second], axis=2)], axis=1)
-    return inverse.reshape(matrix.shape)
+    half = matrix_XCC.shape[-1] // 2
+    if half == 0:
+        return jnp.ones_like(matrix_XCC)
+    diagonal = jnp.concatenate([matrix_XCC[:, :half, :half], matrix_XCC[:, half:, half:]])
+    first, second = jnp.split(_inverse(diagonal), 2)
+    corner = -second @ matrix_XCC[:, half:, :half] @ first
+    upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=2)
+    return jnp.concatenate([upper, jnp.concatenate([corner, second], axis=2)], axis=1)
+
+
+def _inverse_forward(matrix_XCC: Array) -> tuple[Array, Array]:
+    inverse_XCC = _inverse(matrix_XCC)
+    return inverse_XCC, inverse_XCC
+
+
+def _inverse_backward(inverse_XCC: Array, gradient_XCC: Array) -> tuple[Array]:
+    transposed_XCC = inverse_XCC.swapaxes(1, 2)
+    # A backward pass is traced where the caller's precision no longer holds.
+    with jax.default_matmul_precision("highest"):
+        product_XCC = transposed_XCC @ gradient_XCC @ transposed_XCC
+    return (jnp.tril(-product_XCC, k=-1),)
+
+
+_inverse.defvjp(_inverse_forward, _inverse_backward)
