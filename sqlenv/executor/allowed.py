@@ -7,15 +7,11 @@ A list of what is dangerous would miss what the next version of SQLite brings. `
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
 
 import apsw
 
 from sqlenv.executor.functions import CLOCK_FUNCTIONS
-from sqlenv.sql.lexer import quoted, tokenize
-
-TableAccess = Literal["plain", "virtual", "foreign"]
-"""A table or view with rows of its own, a virtual table that may be read, or one that may not."""
+from sqlenv.sql.lexer import quoted
 
 _PRAGMAS = frozenset(
     {"table_info", "table_xinfo", "table_list"}
@@ -26,14 +22,10 @@ _SCHEMA_TABLES = frozenset(
     {"sqlite_schema", "sqlite_master", "sqlite_temp_schema", "sqlite_temp_master"}
 )
 _ANY_TABLE = _TABLE_FUNCTIONS | _SCHEMA_TABLES | {f"pragma_{name}" for name in _PRAGMAS}
-_MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab"})
-"""Modules of stock SQLite, of which a database may have virtual tables. An R*Tree is not one: it
-prepares to write when it is opened.
-"""
 # SQLite writes the words in front of the name itself, whatever was there in their place.
 _NO_TABLES = ("create unique index ", "create index ", "create trigger ")
 _TABLES = ("create table ", "create view ")
-_VIRTUAL_TABLE = "create virtual table "
+_LONGEST_START = 20
 CHANCE = frozenset({"random", "randomblob"})  # functions whose value cannot be foreseen
 SCANS = frozenset({"glob", "instr", "like", "replace"})
 """Those that look at one text from each place of another."""
@@ -59,7 +51,7 @@ json_set json_type json_valid jsonb jsonb_array jsonb_array_insert jsonb_extract
 jsonb_group_array jsonb_group_object jsonb_insert jsonb_object jsonb_remove jsonb_replace
 jsonb_set
 
-bm25 highlight match matchinfo offsets regexp snippet
+match regexp
 """
 _FUNCTIONS = frozenset(_NAMES.split()) | CHANCE | CLOCK_FUNCTIONS | SQUARES
 
@@ -68,7 +60,7 @@ def listed() -> list[str]:
     """List all names that a query may use; where another release lists others, what it refused is
     asked again.
     """
-    return sorted({*_PRAGMAS, *_ANY_TABLE, *_MODULES, *_FUNCTIONS})
+    return sorted({*_PRAGMAS, *_ANY_TABLE, *_FUNCTIONS})
 
 
 def forbidden(action: int, first: str | None, second: str | None) -> str:
@@ -111,25 +103,18 @@ def _is_built_in(table: str) -> bool:
     return True
 
 
-def read_kinds(connection: apsw.Connection, codec: str) -> dict[str, TableAccess]:
-    """Say of what kind a database's own tables and views are, by their names in small letters."""
+def read_tables(connection: apsw.Connection, codec: str) -> dict[str, bool]:
+    """Map a database's own tables and views, in small letters, to whether queries may read them: a
+    virtual table runs code of its own.
+    """
     rows = connection.execute(
         "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
     )
-    kinds: dict[str, TableAccess] = {}
+    tables: dict[str, bool] = {}
     for row in rows:
         name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
         # The text alone says it: nothing makes the other columns agree with that.
-        start = sql[: len(_VIRTUAL_TABLE)].lower()
-        if start.startswith(_NO_TABLES):
-            continue
-        kind: TableAccess = "plain" if start.startswith(_TABLES) else "foreign"
-        module = _module(sql) if start == _VIRTUAL_TABLE else ""
-        kinds[name.lower()] = "virtual" if module in _MODULES else kind
-    return kinds
-
-
-def _module(sql: str) -> str:
-    words = tokenize(sql)[3:6]  # the name, USING and the module
-    is_made = len(words) == 3 and words[1].is_word("using")
-    return words[2].text.strip("'") if is_made else ""
+        start = sql[:_LONGEST_START].lower()
+        if not start.startswith(_NO_TABLES):
+            tables[name.lower()] = start.startswith(_TABLES)
+    return tables

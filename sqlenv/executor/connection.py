@@ -26,7 +26,7 @@ import apsw
 
 from minirl.exchange import UserError
 from sqlenv.config import ExecutorConfig
-from sqlenv.executor.allowed import CHANCE, SCANS, SQUARES, forbidden, read_kinds
+from sqlenv.executor.allowed import CHANCE, SCANS, SQUARES, forbidden, read_tables
 from sqlenv.executor.database import check_database, codec_of, connect
 from sqlenv.executor.functions import CLOCK_FUNCTIONS, clock
 from sqlenv.sql.lexer import MAX_QUERY_CHARS, tokenize
@@ -44,8 +44,8 @@ _TEXT_BYTES = 16
 _WIDE_VALUE_BYTES = 16_000
 _ROWS_AT_ONCE = 100  # rows that are read together, of values that are short enough
 _MOST_STRIDE = 2**31 - 1  # steps that SQLite can count at once
-# Full-text search and `SQUARES` take a time with the square of what they get: this long once, a
-# part of it several times.
+# `SQUARES` take a time with the square of what they get: this long once, a part of it several
+# times.
 _SQUARE_VALUE_BYTES = 30_000
 # Calls between two looks at the time that may each take the time of the longest values; of more
 # the values are shorter.
@@ -94,7 +94,7 @@ class Connection:
         try:
             self._connection = self._open()
             self._codec = codec_of(self._connection)
-            self._kinds = read_kinds(self._connection, self._codec)
+            self._tables = read_tables(self._connection, self._codec)
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self._clock = clock(config.now)
@@ -173,7 +173,6 @@ class Connection:
         self._asks_clock = False
         self._spent = False
         self._is_mended = False
-        self._reads_virtual = False
         self._scans = self._squares = 0
         self._limit = self._longest = self._ceiling = self._config.max_value_bytes
         self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._limit)
@@ -244,8 +243,8 @@ class Connection:
         """Bound what a row weighs, which nothing can look at before all of it is in memory."""
         max_bytes = self._config.max_bytes
         ceiling = self._config.max_value_bytes
-        if squares := self._squares or int(self._reads_virtual):
-            ceiling = min(ceiling, _SQUARE_VALUE_BYTES // squares)
+        if self._squares:
+            ceiling = min(ceiling, _SQUARE_VALUE_BYTES // self._squares)
         if self._scans > _LONG_SCANS:
             ceiling = min(ceiling, _LONG_SCANS * self._config.max_value_bytes // self._scans)
         self._ceiling = ceiling
@@ -260,15 +259,11 @@ class Connection:
         self, action: int, first: str | None, second: str | None, *_where: str | None
     ) -> int:
         """Judge one thing that a statement would do, while it is compiled (SQLite calls this)."""
-        # Full-text search asks for this of its own accord, while a query that passed is running.
-        if action == apsw.SQLITE_PRAGMA and first == "data_version" and self._statement:
-            return apsw.SQLITE_OK
-        kind = self._kinds.get(str(first).lower()) if action == apsw.SQLITE_READ else None
-        if kind is None:
+        is_open = self._tables.get(str(first).lower()) if action == apsw.SQLITE_READ else None
+        if is_open is None:
             denied = forbidden(action, first, second)
         else:
-            denied = f"table {first}" if kind == "foreign" else ""
-            self._reads_virtual |= kind == "virtual"
+            denied = "" if is_open else f"table {first}"
         if action == apsw.SQLITE_FUNCTION:
             function = str(second).lower()
             self._scans += function in SCANS

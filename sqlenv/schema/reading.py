@@ -13,12 +13,11 @@ from typing import Any, Literal, NamedTuple
 import apsw
 
 from minirl.exchange import UserError
-from sqlenv.executor.allowed import read_kinds
 from sqlenv.executor.database import Identity, codec_of, identify, reading
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
 
-TableKind = Literal["TABLE", "VIEW", "VIRTUAL TABLE"]
+TableKind = Literal["TABLE", "VIEW"]
 ColumnKey = tuple[str, str]
 """A column: its table and its name."""
 
@@ -33,11 +32,6 @@ class Described(NamedTuple):
 Descriptions = Mapping[ColumnKey, Described]
 """What a data set says of columns, by `described_key`."""
 
-_KINDS: Mapping[str, TableKind] = {
-    "table": "TABLE",
-    "view": "VIEW",
-    "virtual": "VIRTUAL TABLE",
-}
 EXAMPLE_CHARACTERS = 40  # OmniSQL cuts example values here
 SAMPLED_ROWS = 1_000  # rows of a table that are searched for example values
 PROFILED_ROWS = 100_000  # rows of a table among which the most frequent values are counted
@@ -78,7 +72,7 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """One table, view or virtual table."""
+    """One table or view."""
 
     name: str
     columns: tuple[Column, ...]
@@ -137,8 +131,8 @@ def read_schema(
 
     `examples` is the number of distinct, non-empty values to show of each column, the first in the
     table; a `profile` of the whole table has the `span` of numbers, else the most frequent values.
-    Views and virtual tables are there if queries may read them, without values: a view runs code
-    from the file, which may never end.
+    Views have no values, since they run code from the file, which may never end; virtual tables are
+    left out, as from queries.
 
     Raises:
         UserError: The file is missing or is not a SQLite database.
@@ -171,16 +165,14 @@ def _tables(connection: apsw.Connection) -> Iterator[TableSchema]:
     rows = _rows(
         connection,
         "SELECT m.name, l.type FROM sqlite_master AS m JOIN pragma_table_list AS l "
-        "ON l.name = m.name WHERE l.schema = 'main' AND l.type IN ('table', 'view', 'virtual') "
+        "ON l.name = m.name WHERE l.schema = 'main' AND l.type IN ('table', 'view') "
         "AND m.type IN ('table', 'view') "
         r"AND m.name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY m.rowid",
     )
-    allowed = read_kinds(connection, codec_of(connection))
-    for name, kind in rows:
-        if allowed.get(name.lower()) != "foreign":
-            columns = _columns(connection, name, _KINDS[kind])
-            if columns:
-                yield TableSchema(name, columns, _KINDS[kind])
+    for name, own in rows:
+        kind: TableKind = "VIEW" if own == "view" else "TABLE"
+        if columns := _columns(connection, name, kind):
+            yield TableSchema(name, columns, kind)
 
 
 def _columns(connection: apsw.Connection, table: str, kind: TableKind) -> tuple[Column, ...]:

@@ -179,7 +179,7 @@ def test_tables_that_are_not_the_databases_are_denied(executor: Executor, tmp_pa
     answers = {
         "SELECT a FROM carray": Table(("a",), ()),
         "SELECT count(*) FROM pragma_mine": Table(("count(*)",), ((0,),)),
-        "SELECT a FROM [my words]": Table(("a",), ()),
+        "SELECT a FROM [my words]": Denied("table my words"),
         "WITH cte AS (SELECT 1) SELECT count(*) FROM cte": Table(("count(*)",), ((1,),)),
         "SELECT count(*) FROM json_each('[1, 2]')": Table(("count(*)",), ((2,),)),
         "SELECT * FROM inside": Denied("table inside"),
