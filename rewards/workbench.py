@@ -18,12 +18,16 @@ from rewards.expo.reward import ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AnswerConfig
-from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.envs.single_turn import Runner, first_refuting, is_right, witnesses_of
-from sqlenv.evaluators.equality import like_gold
+from sqlenv.dialects import transpile
+from sqlenv.envs.single_turn import (
+    Runner,
+    first_refuting,
+    is_right,
+    judge_reply,
+    witnesses_of,
+)
 from sqlenv.types import (
     Answer,
-    Attempt,
     Example,
     MatchMode,
     Numbers,
@@ -118,7 +122,8 @@ class Workbench:
         numbers: Numbers = "close",
         witnesses: WitnessStore | None = None,
     ) -> None:
-        self._executor, self._numbers, self._witnesses = executor, numbers, witnesses
+        self._executor, self._witnesses = executor, witnesses
+        self._config = AnswerConfig(match=EXPO_MATCH, numbers=numbers)
         self._expo = ExpoReward(ExpoConfig(), executor=executor, numbers=numbers)
         self._progressive = ProgressiveReward(ProgressiveConfig())
 
@@ -127,24 +132,19 @@ class Workbench:
         gold = gold_result(self._executor, example)
         start = time.perf_counter()
         sql = sql if sql.strip() else ""
-        predicted = (
-            run_in_dialect(self._executor.execute, example, sql) if sql else SqlError("no SQL")
-        )
-        predicted = like_gold(predicted, gold, self._numbers)
+        attempt = judge_reply(example, Answer(sql, sql), self._executor, self._config)
+        predicted = attempt.result
         ex = {
-            mode: is_right(example, sql, predicted, self._executor, mode, self._numbers)
+            mode: is_right(example, sql, predicted, self._executor, mode, self._config.numbers)
             for mode in MODES
         }
         by_chance = is_nondeterministic(predicted)
-        right = ex[EXPO_MATCH] and not by_chance
-        attempt = Attempt(Answer(sql, sql), predicted, right)
         files: Sequence[Path] = ()
         if self._witnesses and ex["set"] and not by_chance:
             files = witnesses_of(example, self._witnesses)
-            found = first_refuting(
-                example, sql, files, self._executor, AnswerConfig(numbers=self._numbers)
-            )
-            attempt = replace(attempt, correct=right and found is None, refuted=found)
+            config = self._config.model_copy(update={"match": "set"})
+            found = first_refuting(example, sql, files, self._executor, config)
+            attempt = replace(attempt, correct=attempt.correct and found is None, refuted=found)
         verdict = self._expo.blame(example, attempt)
         asked, shown = on_witness(example, attempt)
         pair = payable(shown.result), gold_result(self._executor, asked)

@@ -16,7 +16,6 @@ from sqlenv.data.layouts import (
     DATASETS,
     SETS,
     TEST_SETS,
-    check_question_file,
     is_below,
     locate,
 )
@@ -59,7 +58,6 @@ def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
     either, and says where the data is.
     """
     if root is not None and root.is_file():
-        check_question_file(root, key="--data-root")
         return root.parent, str(root.absolute())
     path = Path(file)
     if root is None and (path.is_absolute() or path.is_file()):

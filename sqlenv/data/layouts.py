@@ -253,15 +253,6 @@ def other_dataset(layout: Layout, record: Record) -> str:
     return f"of {other} (with {fields}), not of {layout}; {advice}" if other else ""
 
 
-def check_question_file(file: Path, *, key: str) -> None:
-    """Refuse a file whose first record does not have the fields of a data set's questions."""
-    try:
-        find_set(file.parent, file)
-    except UserError:
-        what = "is a file, and not one of questions; give a folder"
-        raise UserError(f"{key} {file}: {what}") from None
-
-
 def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
     """Find a source's question files in a folder; none if they are not there."""
     spec = DATASETS[source.layout]
