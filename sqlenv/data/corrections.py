@@ -118,8 +118,6 @@ def read_corrections(name: str) -> Corrections:
     """
     pin = _PIN.fullmatch(name)
     path = Path(pin["file"] if pin else name)
-    if not path.exists() and Path(name.rpartition("@")[0]).is_file():
-        raise UserError(f"{name}: after @ stand 6 to 64 digits of the file's sha256")
     sha256 = fingerprint(path)
     if pin and not sha256.startswith(pin["hash"]):
         raise UserError(

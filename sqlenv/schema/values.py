@@ -58,8 +58,8 @@ SELECT text, "table", "column" FROM value WHERE value MATCH ? ORDER BY rank, row
 """
 
 
-def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
-    """Write the index of the texts in a database's tables to a new file; count the texts.
+def build_index(database: Path, schema: DatabaseSchema, index: Path) -> None:
+    """Write the index of the texts in a database's tables to a new file.
 
     Numbers written as text are left out, as are empty and long values.
     """
@@ -70,13 +70,11 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
         connection.execute("BEGIN").execute(_INDEX)
         texts = _texts(database, schema)
         connection.executemany(_INSERT, ((*text, " ".join(_words(text[2]))) for text in texts))
-        (count,) = next(connection.execute("SELECT count(*) FROM value"))
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
     except apsw.CorruptError as error:
         raise UserError(f"{database}: the database file is damaged ({error})") from None
     finally:
         connection.close()
-    return int(str(count))
 
 
 def _texts(database: Path, schema: DatabaseSchema) -> Iterator[ValueMatch]:
