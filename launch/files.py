@@ -17,6 +17,7 @@ import apsw
 
 from minirl.exchange import UserError
 from minirl.run.files import whole_file
+from sqlenv.data.records import is_utf16
 from sqlenv.executor.database import fingerprint
 
 _MODEL_FILES = (".json", ".safetensors", ".jinja")
@@ -24,6 +25,7 @@ _MODEL_FILES = (".json", ".safetensors", ".jinja")
 
 def read_text(path: Path) -> str:
     """Read a file of text, with or without a byte order mark; all line ends become line feeds."""
+    data = b""
     try:
         data = path.read_bytes()  # once: it may be a pipe
         text = data.decode("utf-8-sig")
@@ -32,7 +34,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError as error:
-        what = f"byte {error.start} is not UTF-8"
+        what = "it is UTF-16" if is_utf16(data) else f"byte {error.start} is not UTF-8"
         raise UserError(f"{path}: cannot be read as text, {what}; save it as UTF-8") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

@@ -29,6 +29,7 @@ from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Progress
 from sqlenv.data.corruptions import corrupt
 from sqlenv.envs.single_turn import BaseEnvironment
+from sqlenv.schema.spelling import spelled
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Example
 
@@ -103,7 +104,7 @@ def make_lessons(
     assert warm is not None
     with cli.progress_bar("demonstrations") as progress:
         taught = demonstrations(
-            choose_answers(config, train, own), sql.environment(tokenizer),
+            choose_answers(config, sql, train, own), sql.environment(tokenizer),
             mistake_share=warm.mistake_share, repair_share=warm.repair_share,
             seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
         )  # fmt: skip
@@ -143,14 +144,20 @@ class TaughtAnswer:
 
 
 def choose_answers(
-    config: JobConfig, train: Sequence[Example], own: Sequence[Screened]
+    config: JobConfig, sql: SqlSide, train: Sequence[Example], own: Sequence[Screened]
 ) -> list[TaughtAnswer]:
     """Choose what the warm start teaches, by `warm_start.answers`; `examples` of them."""
     warm = config.warm_start
     assert warm is not None
+
+    def gold(example: Example) -> TaughtAnswer:
+        query = example.gold_sql
+        if example.dialect == "sqlite":
+            query = spelled(query, sql.prompts.tables(example))
+        return TaughtAnswer(example, query)
+
     if warm.answers == "gold":
-        asked = _sample(train, warm.examples, config.seed)
-        answers = [TaughtAnswer(example, example.gold_sql) for example in asked]
+        answers = [gold(example) for example in _sample(train, warm.examples, config.seed)]
     else:
         screened = _sample(own, warm.examples, config.seed)
         takes_gold = warm.answers == "own_or_gold"
@@ -158,9 +165,8 @@ def choose_answers(
         answers = [
             answer
             for one in screened
-            for example in [train[one.number]]
-            for answer in own_of(example, one, form)
-            or [TaughtAnswer(example, example.gold_sql)] * takes_gold
+            for answer in own_of(train[one.number], one, form)
+            or ([gold(train[one.number])] if takes_gold else [])
         ]
         _log.info(
             "warm start: %d own right answers to %d of %d questions%s",

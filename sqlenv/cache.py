@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
@@ -19,15 +20,37 @@ from typing import IO, Any
 
 from minirl.exchange import UserError
 
+_log = logging.getLogger(__name__)
 _UNLIMITED = 1 << 60
 _LIMIT_BYTES = 20_000_000_000
 """Size of a cache, from which on the oldest entries go."""
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder for what may be computed again: below MINIRL_CACHE if it is set."""
-    base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    """Return a folder for what may be computed again: below MINIRL_CACHE if it is set, and where
+    the home cannot be written below a folder that lasts as long as this process.
+    """
+    chosen = os.environ.get("MINIRL_CACHE")
+    base = chosen or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    if not chosen and not _can_write(Path(base, "minirl")):
+        _TEMPORARY.append(TemporaryDirectory(prefix="minirl-", ignore_cleanup_errors=True))
+        base = os.environ["MINIRL_CACHE"] = _TEMPORARY[0].name  # for its children too
+        _log.warning(
+            "the cache of gold results and programs is lost at the end, for the home cannot be "
+            "written: set MINIRL_CACHE to a folder"
+        )
     return Path(base).expanduser() / "minirl" / name
+
+
+_TEMPORARY: list[TemporaryDirectory[str]] = []
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.expanduser().mkdir(parents=True, exist_ok=True)
+        return os.access(folder.expanduser(), os.W_OK)
+    except (OSError, RuntimeError):  # the latter where there is no home at all
+        return False
 
 
 def shared_cache() -> DiskCache:
@@ -119,9 +142,6 @@ class DiskCache:
         try:
             yield
         except (OSError, sqlite3.OperationalError) as error:  # a full disk, for example
-            advice = "free some space, or set MINIRL_CACHE to a folder"
-            raise UserError(
-                f"{self.folder}: cannot be read or written ({error}); {advice}"
-            ) from None
+            raise UserError(f"{self.folder}: cannot be read or written ({error})") from None
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise UserError(f"{self.folder}: damaged ({error}); delete it to ask again") from None

@@ -69,6 +69,10 @@ class Prompts:
         """Find the values that a question names, where prompts show them."""
         return self._matcher.matches(example) if self._matcher else ()
 
+    def tables(self, example: Example) -> DatabaseSchema:
+        """Return the schema of an example's database, whatever its question."""
+        return self._schema(example.database)
+
     def schema(self, example: Example) -> DatabaseSchema:
         """Return the schema that an example's prompt shows."""
         return with_matches(self._schema(example.database), self.matches(example))

@@ -13,7 +13,7 @@ from textwrap import shorten
 from minirl.exchange import UserError
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import DATASETS, Location
-from sqlenv.data.records import Record, TableNames, check, read_records
+from sqlenv.data.records import Record, TableNames, check, is_utf16, read_records
 from sqlenv.schema.reading import ColumnKey, Described, Descriptions, described_key
 
 DESCRIPTION_CHARACTERS = 240
@@ -85,6 +85,8 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 def _decoded(content: bytes) -> str:
+    if is_utf16(content):
+        return content.decode("utf-16", errors="replace")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:

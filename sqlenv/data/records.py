@@ -33,6 +33,8 @@ def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
     start = done = count = 0
     with path.open("rb") as file:
         head = file.read(3)
+        if is_utf16(head):
+            raise UserError(f"{path}: is UTF-16; save it as UTF-8")
         file.seek(len(head) if head == codecs.BOM_UTF8 else 0)
         try:
             for start, content in _items(file, is_list=path.suffix != ".jsonl"):
@@ -52,6 +54,11 @@ def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
             ) from error
     if not count:
         raise UserError(f"{path}: expected a list of records, found none")
+
+
+def is_utf16(start: bytes) -> bool:
+    """Tell from the first bytes of a text that its characters have two bytes each."""
+    return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in start[:2]
 
 
 def _items(file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, bytes]]:

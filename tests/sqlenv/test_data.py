@@ -279,7 +279,7 @@ LINES = HEAD.replace("\r\n", ",,\r\n") + 'Name,,"one\r\ntwo\0",text,"x: ""y""",,
 @pytest.mark.parametrize(
     ("content", "file", "expected"),
     [
-        *((CAFE.encode(name), "town.csv", ["the café"]) for name in ("utf-8", "cp1252")),
+        *((CAFE.encode(name), "town.csv", ["the café"]) for name in ("utf-8", "cp1252", "utf-16")),
         (CAFE.encode("utf-8-sig"), "town.csv", ["the café"]),
         # A mark before bytes that are not UTF-8.
         (b"\xef\xbb\xbf" + CAFE.encode("cp1252"), "town.csv", ["the café"]),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from minirl.exchange import UserError
 from sqlenv.cache import DiskCache
+from sqlenv.config import DemoConfig
+from sqlenv.demo import generate
 from sqlenv.executor.database import check_contents
 from sqlenv.schema import values
 from sqlenv.schema.reading import (
@@ -23,6 +28,7 @@ from sqlenv.schema.reading import (
     read_schema,
 )
 from sqlenv.schema.rendering import render_schema, sample_columns
+from sqlenv.schema.spelling import spelled
 from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
 from sqlenv.types import Example
 from tests.vectors import read, read_cases
@@ -180,6 +186,56 @@ def test_a_changed_file_is_read_again(make_database):
     assert read_schema(path).column_names() == {"t": ("a",)}
     make_database("CREATE TABLE u (b);")
     assert read_schema(path).column_names() == {"t": ("a",), "u": ("b",)}
+
+
+# Queries as a schema writes its names: the same results, whatever a data set's own spelling.
+
+SCHEMA = DatabaseSchema((
+    TableSchema("singer", (Column("Name"), Column("age"))),
+    TableSchema("city", (Column("City"), Column("singer_id"))),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(("sql", "written"), read_cases("spelled as a schema"))
+def test_a_query_is_spelled_as_the_schema_writes_names(sql, written):
+    assert spelled(sql, SCHEMA) == written
+
+
+def answers(path: Path, sql: str) -> Any:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        connection.text_factory = bytes
+        try:
+            return connection.execute(sql).fetchall()
+        except sqlite3.OperationalError:
+            return "fails"
+
+
+def same_results(questions: list[dict[str, str]], databases: Path) -> int:
+    """Check that no result differs; return how many queries are written anew."""
+    schemas, changed = {}, 0
+    for one in questions:
+        path = databases / one["db_id"] / f"{one['db_id']}.sqlite"
+        if not path.exists():
+            continue
+        schema = schemas.setdefault(path, None) or read_schema(path, examples=0)
+        schemas[path] = schema
+        new = spelled(one["query"], schema)
+        assert answers(path, new) == answers(path, one["query"])
+        changed += new != one["query"]
+    return changed
+
+
+def test_the_demos_queries_stay_as_they_are(tmp_path):
+    generate(tmp_path, DemoConfig(train_databases=8, validation_databases=1, test_databases=1))
+    questions = json.loads((tmp_path / "train_spider.json").read_text())
+    assert questions
+    assert same_results(questions, tmp_path / "database") == 0
+
+
+def test_no_result_of_spiders_training_queries_changes(shared):
+    root = shared / "data" / "spider_data"
+    questions = json.loads((root / "train_spider.json").read_text())
+    assert same_results(questions[::10], root / "database") > 400
 
 
 # Values that questions name: found with FTS5, shown as OmniSQL shows them.
