@@ -200,11 +200,11 @@ def _is_open(folder: Path) -> bool:
 
 def locate(source: SourceConfig) -> Location:
     """Find a source's files: in OmniSQL's place in its folder, in the folder itself, then in the
-    folders in it by name, of which the first that holds them counts.
+    folders in it, of which only one may hold them.
 
     Raises:
         AbsentError: They are not there, or those of another data set.
-        UserError: They cannot be read, or lack databases.
+        UserError: They cannot be read, lack databases, or are there twice.
     """
     if not source.path.is_dir():
         what = "is a file, not a data set's folder" if source.path.exists() else "does not exist"
@@ -212,13 +212,23 @@ def locate(source: SourceConfig) -> Location:
     check_open(source.path)
     folders = _searched(source)
     problems: list[UserError] = []
-    for root in folders:
-        if files := question_files(root, source):
+    found: dict[tuple[Path, ...], Location] = {}
+    for number, root in enumerate(folders):
+        files = question_files(root, source)
+        if files and files not in found:
+            # A file of one's own may lie away from the databases.
+            others = folders if source.file else ()
             try:
-                # A file of one's own may lie away from the databases.
-                return _location(root, files, source.layout, folders if source.file else ())
+                found[files] = _location(root, files, source.layout, others)
             except UserError as error:
                 problems.append(error)
+        if found and number < 2:
+            break
+    if len(found) > 1:
+        places = " and in ".join(str(one.root) for one in found.values())
+        raise UserError(f"is in {places}; give the folder of one")
+    if found:
+        return next(iter(found.values()))
     problems.sort(key=lambda problem: isinstance(problem, AbsentError))
     raise problems[0] if problems else AbsentError(_nothing_found(source))
 
@@ -281,7 +291,9 @@ def _nothing_found(source: SourceConfig) -> str:
 
 
 def _searched(source: SourceConfig) -> list[Path]:
-    """List the folders that may hold a source: those in its own only if they may be read."""
+    """List the folders that may hold a source: OmniSQL's, its own, and those in it which may be
+    read.
+    """
     root = source.path
     inside = [path for path in sorted(root.glob("*/")) if path.is_dir() and _is_open(path)]
     # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.

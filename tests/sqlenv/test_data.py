@@ -364,9 +364,10 @@ def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
     }
 
 
-def test_of_two_the_first_counts_and_what_is_packed_is_told(tmp_path: Path):
+def test_what_is_there_twice_or_packed_is_told(tmp_path: Path):
     shutil.copytree(make_single(tmp_path / "two", "spider_data"), tmp_path / "two" / "copy")
-    assert locate(SETS["spider-dev"].at(tmp_path / "two")).root.name == "copy"
+    with pytest.raises(UserError, match=r"^is in .*copy and in .*spider_data; give"):
+        locate(SETS["spider-dev"].at(tmp_path / "two"))
     folder = make_single(tmp_path, "bird") / "train"
     shutil.rmtree(folder / "train_databases")
     (folder / "train_databases.zip").touch()
