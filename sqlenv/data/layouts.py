@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from minirl.exchange import UserError
@@ -199,7 +200,7 @@ def _is_open(folder: Path) -> bool:
 
 
 def locate(source: SourceConfig) -> Location:
-    """Find a source's files: in OmniSQL's place in its folder, in the folder itself, then in the
+    """Find a source's files in its folder: OmniSQL's place first, the folder itself, then the
     folders in it, of which only one may hold them.
 
     Raises:
@@ -210,25 +211,25 @@ def locate(source: SourceConfig) -> Location:
         what = "is a file, not a data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
     check_open(source.path)
-    folders = _searched(source)
+    near, inside = _searched(source)
+    # A file of one's own may lie away from the databases.
+    elsewhere = ((), (*near, *inside)) if source.file else ((),)
     problems: list[UserError] = []
-    found: dict[tuple[Path, ...], Location] = {}
-    for number, root in enumerate(folders):
-        files = question_files(root, source)
-        if files and files not in found:
-            # A file of one's own may lie away from the databases.
-            others = folders if source.file else ()
-            try:
-                found[files] = _location(root, files, source.layout, others)
-            except UserError as error:
-                problems.append(error)
-        if found and number < 2:
-            break
-    if len(found) > 1:
-        places = " and in ".join(str(one.root) for one in found.values())
-        raise UserError(f"is in {places}; give the folder of one")
-    if found:
-        return next(iter(found.values()))
+    for others in elsewhere:
+        for folders in (near, inside):
+            found: dict[tuple[Path, ...], Location] = {}
+            for root in folders:
+                files = question_files(root, source)
+                if files and files not in found:
+                    try:
+                        found[files] = _location(root, files, source.layout, others)
+                    except UserError as error:
+                        problems.append(error)
+            if len(found) > 1 and folders is inside:
+                places = " and in ".join(str(one.root) for one in [*found.values()][:2])
+                raise UserError(f"is in {places}; give the folder of one, or move the other away")
+            if found:
+                return next(iter(found.values()))
     problems.sort(key=lambda problem: isinstance(problem, AbsentError))
     raise problems[0] if problems else AbsentError(_nothing_found(source))
 
@@ -278,7 +279,7 @@ def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
 
 def is_below(source: SourceConfig) -> bool:
     """Tell whether a source's files are in one of the folders that are searched."""
-    return any(question_files(root, source) for root in _searched(source))
+    return any(question_files(root, source) for root in chain(*_searched(source)))
 
 
 def _nothing_found(source: SourceConfig) -> str:
@@ -287,14 +288,16 @@ def _nothing_found(source: SourceConfig) -> str:
         return f"{source.layout} has no split {source.split}; it has {', '.join(spec.files)}"
     expected = source.file or " or ".join(spec.files[source.split])
     where = f"in it or a folder in it (layout {source.layout}, split {source.split})"
-    return f"{source.path}: no {expected} {where}; check `path`, `layout` and `split`"
+    problem = f"{source.path}: no {expected} {where}"
+    above = source.path.resolve().parent
+    is_above = bool(question_files(above, source))
+    advice = f"use {above}, which has it" if is_above else "check `path`, `layout` and `split`"
+    return f"{problem}; {advice}"
 
 
-def _searched(source: SourceConfig) -> list[Path]:
-    """List the folders that may hold a source: OmniSQL's, its own, and those in it which may be
-    read.
-    """
+def _searched(source: SourceConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """List the folders that may hold a source, and the folders in its own that may be read."""
     root = source.path
-    inside = [path for path in sorted(root.glob("*/")) if path.is_dir() and _is_open(path)]
+    inside = tuple(path for path in sorted(root.glob("*/")) if path.is_dir() and _is_open(path))
     # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
-    return list(dict.fromkeys([root / DATASETS[source.layout].omnisql, root, *inside]))
+    return (root / DATASETS[source.layout].omnisql, root), inside
