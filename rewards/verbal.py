@@ -13,9 +13,13 @@ from random import Random
 from statistics import fmean
 from typing import Literal
 
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
 from rewards.config import JudgeConfig
 from sqlenv.evaluators.official import same_query
 from sqlenv.sql.answers import block_of
+from sqlenv.sql.extraction import parse
 from sqlenv.types import Observation, Result, Table
 
 RequestKind = Literal["generate", "judge"]
@@ -118,7 +122,7 @@ def _collect(
         for sql, result in zip(queries, task.execute(queries), strict=True):
             if isinstance(result, Table) and len(kept) < config.candidates:
                 choice.executable += 1
-                kept.setdefault(same_query(sql), sql)
+                kept.setdefault(normalise_sql(sql), sql)
         widening = 1 if len(kept) > before else widening * 2
         if all(text is None for text in texts):
             break
@@ -178,3 +182,21 @@ def best(candidates: Sequence[str], scores: Sequence[float], rng: Random) -> str
     highest = max(scores)
     tied = [c for c, score in zip(candidates, scores, strict=True) if highest - score <= 1e-9]
     return rng.choice(tied)
+
+
+def normalise_sql(sql: str) -> str:
+    """Write a query so that spelling does not matter: blanks, comments, case, optional words.
+
+    Strings and quoted names, which may be strings, stay as they are.
+    """
+    tree = parse(sql)
+    if tree is not None:
+        copy = tree.copy()
+        for name in copy.find_all(exp.Identifier):
+            if not name.quoted:
+                name.set("this", name.name.lower())
+        try:
+            return copy.sql(dialect="sqlite", comments=False)
+        except (SqlglotError, RecursionError):
+            pass
+    return same_query(sql)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import DATASETS, Location
 from sqlenv.data.records import Record, TableNames, check, is_utf16, read_records
 from sqlenv.schema.reading import ColumnKey, Described, Descriptions, described_key
+
+_log = logging.getLogger(__name__)
 
 DESCRIPTION_CHARACTERS = 240
 """Full descriptions are cut here: some of BIRD's explain common sense at length."""
@@ -77,11 +80,18 @@ def _rows(file: Path) -> list[dict[str, str]]:
         reader = csv.DictReader(io.StringIO(text, newline=""))
         names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
         reader.fieldnames = [re.sub(r"[\s_]+", "_", name) for name in names]
-        return list(reader)
+        rows = list(reader)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); allow it") from None
     except csv.Error as error:
         raise UserError(f"{file}: not a readable CSV file ({error}); fetch it again") from error
+    if rows and _FIELDS[0] not in reader.fieldnames:
+        _log.warning(
+            "%s: line 1 has no column %s, but %s; its descriptions are not used",
+            file, _FIELDS[0], ", ".join(reader.fieldnames)[:120],
+        )  # fmt: skip
+        return []
+    return rows
 
 
 def _decoded(content: bytes) -> str:

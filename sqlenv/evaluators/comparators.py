@@ -12,9 +12,11 @@ Spider's has no limit of time that works and ends at a gold query that fails, wh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
@@ -37,6 +39,7 @@ from sqlenv.types import (
 )
 
 _LATE = TimedOut("wall")
+_BIRD_S = 30.0  # for both queries
 _JUDGED_CHARS = 1_000_000
 """Longer predictions are wrong unread: what official programs do to a text takes seconds where it
 has megabytes, and the executor runs a tenth of it at most where nobody cuts it."""
@@ -103,9 +106,10 @@ class QueryRuns:
         if known:
             database, sql, result = known
             self._results[database, same_query(sql)] = result
+        self._seconds: dict[tuple[Path, str], float] = {}
         self._cells = 0
         self.is_late = False
-        """Whether a query took longer than it may, since this was reset."""
+        """Whether a query or several together took longer than they may, since this was reset."""
 
     def predicted(self, database: Path, sql: str) -> Result:
         """Run a predicted query."""
@@ -115,12 +119,20 @@ class QueryRuns:
         """Run a gold query."""
         return self._find(database, sql, self._gold)
 
+    def in_time(self, database: Path, sqls: Sequence[str], limit_s: float) -> bool:
+        """Say whether queries that were run took no longer than this together."""
+        seconds = sum(self._seconds.get((database, same_query(sql)), 0.0) for sql in sqls)
+        self.is_late |= seconds > limit_s
+        return seconds <= limit_s
+
     def _find(self, database: Path, sql: str, run: RunQuery) -> Result:
         key = (database, same_query(sql))
         if (known := self._results.get(key)) is not None:
             self.is_late |= known == _LATE
             return known
+        start_s = time.perf_counter()
         result = run(database, sql)
+        self._seconds[key] = time.perf_counter() - start_s
         self.is_late |= result == _LATE
         self._cells += len(result.rows) * result.width if isinstance(result, Table) else 0
         if self._cells > _REMEMBERED_CELLS:
@@ -221,11 +233,15 @@ def _by_rule(case: Case, runs: QueryRuns, *, mode: MatchMode) -> Outcome:
     return Outcome(score, predicted, gold)
 
 
-def _bird(case: Case, runs: QueryRuns, *, score: Callable[[Table, Table], float]) -> Outcome:
-    """Score two results; text that is no UTF-8 fails."""
+def _bird(
+    case: Case, runs: QueryRuns, *, score: Callable[[Table, Table], float], limit_s: float
+) -> Outcome:
+    """Score two results; text that is no UTF-8 fails, and both queries share the limit."""
     predicted, gold = _run_both(case, runs)
-    is_clean = _is_clean(predicted) and _is_clean(gold)
-    return Outcome(score(predicted, gold) if is_clean else 0.0, predicted, gold)
+    if not (_is_clean(predicted) and _is_clean(gold)):
+        return Outcome(0.0, predicted, gold)
+    is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
+    return Outcome(score(predicted, gold) if is_in_time else 0.0, predicted, gold)
 
 
 def _same_rows(predicted: Table, gold: Table) -> float:
@@ -308,9 +324,9 @@ def _all() -> Iterator[Comparator]:
     for mode in get_args(MatchMode):
         yield Comparator(mode, "", "", partial(_by_rule, mode=mode))
     for name, file, score in (("ex", "ex", _same_rows), ("soft_f1", "f1", soft_f1)):
-        function = partial(_bird, score=score)
+        function = partial(_bird, score=score, limit_s=_BIRD_S)
         yield Comparator(f"bird_{name}", _BIRD.format(file), _BIRD_VERSION, function)
-    strict = partial(_bird, score=_strictly_equal)
+    strict = partial(_bird, score=_strictly_equal, limit_s=inf)
     yield Comparator("bird_strict", *_PLATINUM, strict)
     yield Comparator("graded", *_REVISQL, _graded)
     yield Comparator("spider_ex", *_SPIDER, partial(_spider, suite=False))

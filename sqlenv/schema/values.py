@@ -10,6 +10,8 @@ and in scripts without blanks each character is a word.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import threading
 import unicodedata
@@ -71,6 +73,8 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> None:
         texts = _texts(database, schema)
         connection.executemany(_INSERT, ((*text, " ".join(_words(text[2]))) for text in texts))
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
+    except apsw.FullError:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(index)) from None
     except apsw.CorruptError as error:
         raise UserError(f"{database}: the database file is damaged ({error})") from None
     finally:

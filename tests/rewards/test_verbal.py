@@ -9,7 +9,7 @@ import pytest
 
 from minirl.exchange import Message
 from rewards.config import JudgeConfig
-from rewards.verbal import Choice, Task, best, deliberate, mean_scores, parse_scores
+from rewards.verbal import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import SqlError, Table
 from tests.vectors import read
@@ -84,6 +84,14 @@ def test_scores_are_read(case):
 @pytest.mark.parametrize("text", ["<scores>", "<think>", "\n", "SQL1: ", "</think>", "- "])
 def test_long_nonsense_is_read_in_time(text):
     assert parse_scores(text * 100_000, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("pair", "same"),
+    [(pair, True) for pair in CASES["same"]] + [(pair, False) for pair in CASES["different"]],
+)
+def test_spelling_does_not_make_a_candidate(pair, same):
+    assert (normalise_sql(pair[0]) == normalise_sql(pair[1])) is same
 
 
 def test_ten_candidates_and_twenty_judgements():

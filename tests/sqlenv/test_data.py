@@ -298,6 +298,13 @@ def test_files_as_they_come(tmp_path: Path, content: bytes, file: str, expected:
     assert described_key("Town", " NAME\n") == columns[0]
 
 
+def test_a_file_without_the_columns_is_named_and_passed_over(tmp_path: Path, caplog):
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "town.csv").write_bytes(b"a;b;c\r\n1;2;3\r\n")
+    assert full_descriptions(tmp_path) == {}
+    assert "town.csv: line 1 has no column original_column_name, but a;b;c" in caplog.text
+
+
 # Data sets are found by where their files are and what these hold, wherever a folder is given.
 
 SYN = {"db_id": "band", "SpiderSynQuestion": "synonym?", "SpiderQuestion": "?", "query": "SELECT 1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from minirl.exchange import UserError
 from sqlenv.config import OFFICIAL, ExecutorConfig
 from sqlenv.evaluators import equality
 from sqlenv.evaluators.bird import soft_f1
-from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns, compare_cases
+from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns, compare_case, compare_cases
 from sqlenv.evaluators.equality import is_ordered, like_gold, matches
 from sqlenv.evaluators.features import clauses_of
 from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
@@ -102,6 +103,21 @@ def test_slow_queries_are_wrong_and_hold_nothing_up(files):
     assert [one.predicted for one in judged] == ["timeout"] * 4 + ["ok"]
     assert [one.scores["set"] for one in judged] == [0, 0, 0, 0, 1]
     assert [one.is_late for one in judged] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "score", "is_late"),
+    read_cases("where time decides"),
+)
+def test_it_is_told_where_time_decides(name, seconds, score, is_late, files, monkeypatch):
+    database, _ = files
+    clock = itertools.count(0, seconds)  # so that every query takes as long
+    monkeypatch.setattr("sqlenv.evaluators.comparators.time.perf_counter", lambda: next(clock))
+    runs = QueryRuns(lambda _path, _sql: Table(("a",), ((1,),)))
+    judged = compare_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
+    assert (judged.scores[name], judged.is_late) == (score, is_late)
+    known = compare_case(Case("SELECT 1", "SELECT 2", database), [name], runs)
+    assert known == judged
 
 
 def test_settings_take_the_comparators_that_need_nothing_else():
