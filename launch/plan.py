@@ -318,11 +318,15 @@ def _planned(config: JobConfig, shape: ModelConfig, phase: _Phase) -> Plan:
 
 def _fitting(work: Workload, devices: Devices, progress: Progress, phase: _Phase) -> Fit:
     """Plan a phase of a job; raise a `UserError` if it needs more than there is."""
-    found = phase.fit(work, devices, progress)
-    if found.bytes <= devices.room:
-        return found
-    sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in found.largest.items())
-    reason = found.problem or f"{sizes} = {_gib(found.bytes)} a device"
+    needed, problem = devices.held | phase.training_of(work, devices.mesh).least, ""
+    # Compiling takes minutes, and what a large model does not fit by is known without it.
+    if sum(needed.values()) <= devices.room:
+        found = phase.fit(work, devices, progress)
+        if found.bytes <= devices.room:
+            return found
+        needed, problem = found.largest, found.problem
+    sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in needed.items())
+    reason = problem or f"{sizes} = {_gib(sum(needed.values()))} a device"
     raise UserError(
         f"{phase.name} does not fit: {reason}, of {_gib(devices.room)} free; set model.remat=full, "
         f"{phase.section}.batching.micro_batch_tokens=auto or {phase.section}.lora.rank=16, or "

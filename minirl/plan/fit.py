@@ -250,7 +250,7 @@ def _of_update(training: Training, mesh: Mesh | None, tokens: int, compiled: Com
     lowered = dict(training.learner.lower(training.state, batch))
     program = compiled(_gradient(tokens), lowered["gradient"])
     apply = compiled("apply", lowered["apply"])
-    gradient = device_bytes(training.state.params)
+    gradient = training.least["gradient"]
     return {
         "gradient": gradient,
         "batch": program.arguments - training.memory["weights"] - gradient,
@@ -309,6 +309,11 @@ class Training:
     parameters: int
     sizes: Sequence[int]
     largest_shape: Callable[[int], BatchShape]
+
+    @property
+    def least(self) -> Memory:
+        """Return what an update takes, whatever its programs need."""
+        return self.memory | {"gradient": device_bytes(self.state.params)}
 
 
 @dataclass(frozen=True, slots=True)

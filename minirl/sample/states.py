@@ -48,17 +48,17 @@ def opened(
     written: Sequence[Any], prompts: Sequence[Any] | None, rows: CacheRows, *, mesh: Mesh | None
 ) -> list[Any]:
     """Take the states of rows out of the cache; keys and values stay as they are."""
-    of_prompts = prompts or [None] * len(written)
-
-    def open_layer(layer: Any, of_prompts: Any) -> Any:
-        if not isinstance(layer, State):
-            return layer
-        spec = state_spec(layer, mesh)
-        known = ROWS if of_prompts is None else spec
-        run = on_parts(_opened, mesh, inputs=(spec, known, ROWS), outputs=spec)
-        return run(layer, of_prompts, rows)
-
-    return [open_layer(*layer) for layer in zip(written, of_prompts, strict=True)]
+    running, before = list[Any](), None
+    for layer, of_prompts in zip(written, prompts or [None] * len(written), strict=True):
+        if isinstance(layer, State):
+            spec = state_spec(layer, mesh)
+            known = ROWS if of_prompts is None else spec
+            run = on_parts(_opened, mesh, inputs=(spec, known, ROWS), outputs=spec)
+            # One layer after the other: the prompts' states would else be copied of all at once.
+            of_prompts, before = jax.lax.optimization_barrier((of_prompts, before))
+            layer = before = run(layer, of_prompts, rows)
+        running.append(layer)
+    return running
 
 
 def closed(

@@ -27,6 +27,9 @@ from minirl.train.batching import Batch
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
 # for three layers on a CPU), but compile time grows with depth.
 _UNROLLED_LAYERS = 8
+# Shapes of micro-batches whose programs are kept, those of latest use. On a CPU a program takes up
+# to 3,000 memory maps, of which Linux allows a process 65,530.
+_KEPT_SHAPES = 16
 # Micro-batches computed at a time where the device is a CPU and the model has fewer parameters: its
 # operations are too small to keep more than one core busy.
 _CPU_MICRO_BATCHES, _SMALL_MODEL = 2, 50_000_000
@@ -93,6 +96,34 @@ def batch_loss(
     return loss, stats | {"loss": loss, _LOGPROBS: logp_BC}
 
 
+class _ByShape:
+    """A function of a batch, compiled apart for each shape of it; those of latest use are kept."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self._function, self._options = function, options
+        self._kept: dict[tuple[Any, ...], Any] = {}  # the least recently used first
+        self._given_up = 0
+
+    def __call__(self, batch: Batch) -> Any:
+        """Return what to call with a batch of this shape."""
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+        # JAX keeps the programs of a function, so each shape has one of its own.
+        compiled = self._kept.pop(shapes, None)
+        self._kept[shapes] = compiled or jax.jit(partial(self._function), **self._options)
+        if len(self._kept) > _KEPT_SHAPES:
+            self._given_up += self._kept.pop(next(iter(self._kept)))._cache_size()
+        return self._kept[shapes]
+
+    @property
+    def programs(self) -> int:
+        """Return the number of programs compiled so far."""
+        return self._given_up + sum(kept._cache_size() for kept in self._kept.values())
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
 class Learner:
     """The compiled functions of an update; holds no weights but the frozen ones.
 
@@ -143,19 +174,18 @@ class Learner:
             return constrain_params(optax.incremental_update(params, average, 1 - decay), mesh)
 
         # One gradient lies beside the sum of those before.
-        self._accumulate = jax.jit(accumulate, donate_argnums=0)
-        self._zeros, self._logp = jax.jit(zeros), jax.jit(logp)
+        self._accumulate = _ByShape(accumulate, donate_argnums=0)
+        self._zeros, self._logp = jax.jit(zeros), _ByShape(logp)
         self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._apply = jax.jit(apply, donate_argnums=(0, 1))
         self._follow = jax.jit(follow, donate_argnums=0)
-        self._functions: list[Any] = [
-            self._accumulate, self._zeros, self._add, self._logp, self._apply, self._follow
-        ]  # fmt: skip
 
     @property
     def programs(self) -> int:
         """Return the number of programs compiled so far."""
-        return sum(function._cache_size() for function in self._functions)
+        whole: list[Any] = [self._zeros, self._add, self._apply, self._follow]
+        by_shape = self._accumulate.programs + self._logp.programs
+        return by_shape + sum(function._cache_size() for function in whole)
 
     def init(self, params: nnx.State, *, has_average: bool = False) -> TrainState:
         """Start from weights with fresh optimizer state, which is split as the weights are; with
@@ -205,9 +235,10 @@ class Learner:
                 # Without a reference another array of its shape: one program serves both.
                 known = [batch.sampler_logp_BC for batch in chunk]
                 if reference is not None:
-                    known = [self._logp(reference, self._frozen, batch) for batch in chunk]
-                weights = repeat(state.params), repeat(self._frozen)
-                results = list(pool.map(self._accumulate, totals, *weights, chunk, known))
+                    known = [self._logp(batch)(reference, self._frozen, batch) for batch in chunk]
+                compiled = [self._accumulate(batch) for batch in chunk]
+                arguments = totals, repeat(state.params), repeat(self._frozen), chunk, known
+                results = list(pool.map(_call, compiled, *arguments))
                 totals[: len(chunk)] = [total for total, _ in results]
                 numbers += [stats for _, stats in results]
                 losses += [stats["loss"] for _, stats in results]
@@ -245,13 +276,13 @@ class Learner:
         """
         for batch in map(self._put, batches):
             check()
-            yield distributed.whole(self._logp(params, self._frozen, batch))
+            yield distributed.whole(self._logp(batch)(params, self._frozen, batch))
 
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
         """Yield the programs of an update by name, of a state and a batch of shapes and places."""
         gradient = state.params  # which is split as they are
         arguments = (gradient, state.params, self._frozen, batch, batch.sampler_logp_BC)
-        yield "gradient", self._accumulate.lower(*arguments)
+        yield "gradient", self._accumulate(batch).lower(*arguments)
         rate = jax.ShapeDtypeStruct((), jnp.float32)
         yield "apply", self._apply.lower(state.params, state.opt_state, gradient, rate)
 

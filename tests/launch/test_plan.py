@@ -213,6 +213,13 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(uncompiled, monkeypatch):
     assert found["warm_start_bytes"] <= found["room_bytes"]
 
 
+def test_what_weights_alone_exceed_is_refused_before_anything_is_compiled(monkeypatch):
+    monkeypatch.setattr(planner, "compile_program", None)
+    monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 1000.0))
+    with pytest.raises(UserError, match=r"^learning does not fit: weights .* \+ gradient .* free"):
+        make("cpux1", "warm_start=null")
+
+
 def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys, tmp_path):
     plan.main(["--help"])
     told = capsys.readouterr().out.splitlines()

@@ -83,8 +83,8 @@ def test_at_the_start_they_add_nothing_and_merged_the_model_computes_the_same(to
 
 
 def gradient_of(learner, params, batch):
-    total = learner._zeros(params)
-    return learner._accumulate(total, params, learner._frozen, batch, batch.sampler_logp_BC)[0]
+    arguments = learner._zeros(params), params, learner._frozen, batch, batch.sampler_logp_BC
+    return learner._accumulate(batch)(*arguments)[0]
 
 
 def test_gradients_are_those_of_the_whole_matrices_by_the_chain_rule(toy):

@@ -376,7 +376,8 @@ def test_a_signal_is_noticed_after_the_group_or_the_micro_batch(toy, tmp_path, p
     changes: dict[str, Any] = {"judge": told(toy_run.score)} if place == "reward" else {}
     trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, algorithm=algorithm, **changes)
     if place == "reference":
-        trainer._learner._logp = told(trainer._learner._logp)
+        compiled = trainer._learner._logp
+        trainer._learner._logp = lambda batch: told(compiled(batch))
     with preemption.watched(), pytest.raises(Preempted, match="all 0 steps are saved"):
         trainer.run(ignore)
     assert len(calls) == times

@@ -261,3 +261,25 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     assert (stats_of_parts.pop("skipped"), stats_of_parts.pop("learning_rate")) == (0, RATE)
     assert stats_of_parts.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
     assert stats_of_parts == pytest.approx(stats, rel=1e-4)
+
+
+def test_programs_of_the_shapes_of_latest_use_are_kept(scene, groups, monkeypatch):
+    """On a CPU each takes up to thousands of memory maps, of which a process has few."""
+    monkeypatch.setattr(update, "_KEPT_SHAPES", 2)
+    of_shape = [
+        list(batches_of(groups, sizes=SIZES.model_copy(update={"answer_multiple": multiple})))
+        for multiple in (20, 24, 28)
+    ]
+    learner = learner_of(scene)
+    learner._lanes = lambda params: 1
+
+    def programs_and_loss(batches):
+        state = learner.init(jax.tree.map(jnp.copy, scene.params))
+        loss = learner.update(state, batches, rate=1e-2)[1]["loss"]
+        return learner.programs, loss
+
+    first, loss = programs_and_loss(of_shape[0])
+    found = [programs_and_loss(of_shape[number]) for number in (0, 1, 0, 2, 0, 1)]
+    assert [programs - first for programs, _ in found] == [0, 1, 1, 2, 2, 3]
+    assert [one for _, one in found] == pytest.approx([loss] * 6)
+    assert len(learner._accumulate._kept) == 2
