@@ -1,7 +1,7 @@
 """What fits where? `launch.plan` for models and devices.
 
     python benchmarks/plans.py                        # 1.5B to 32B on four topologies
-    python benchmarks/plans.py --models qwen2.5-coder-7b --topologies v5p:4x4x4 h100x8
+    python benchmarks/plans.py --models qwen2.5-coder-7b --topologies v5p:4x4x4,h100x8
 
 Progress-SQL's job: prompts of 6,000 and responses of 8,192 tokens, 8 answers to each of 64 prompts,
 all of them decoded side by side; further arguments `key.sub=value` change it. Needs the compilers,
@@ -26,8 +26,8 @@ _JOB = ("--cfg", "progress.yaml", "sampler.slots=512")
 def main() -> None:
     """Make what is not made yet, and print all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
-    parser.add_argument("--topologies", nargs="+", default=TOPOLOGIES, metavar="CHIPS")
+    for name, default in (("--models", MODELS), ("--topologies", TOPOLOGIES)):
+        parser.add_argument(name, default=default, type=lambda text: text.split(","))
     parser.add_argument("--folder", type=Path, default=Path("runs/plans"))
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     options = parser.parse_intermixed_args()
