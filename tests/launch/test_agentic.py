@@ -235,23 +235,6 @@ def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
     assert made == [(GREEDY, Decode(1, 0.6, top_p=0.95))]
 
 
-def test_the_papers_constants():
-    astra = load_config("astra.yaml", [])
-    assert (astra.train.prompts_per_step, astra.train.group_size) == (128, 8)
-    assert (astra.sampler.top_p, astra.sampler.temperature) == (0.95, 1.0)
-    assert astra.sampler.max_response_tokens == 2048
-    assert astra.train.optimizer.learning_rate == 1e-6
-    assert (astra.env.kind, astra.evaluation.episode) == ("agentic", "agentic")
-    drawn = astra.evaluation
-    assert (drawn.validation_temperature, drawn.vote_temperature, drawn.top_p) == (0.6, 0.6, 0.95)
-    paverl = load_config("paverl.yaml", [])
-    assert (paverl.train.group_size, paverl.sampler.temperature) == (10, 0.8)
-    assert (paverl.train.algorithm.kl_coef, paverl.train.algorithm.kl_estimator) == (0.04, "k3")
-    limits = paverl.sampler.max_prompt_tokens, paverl.sampler.max_response_tokens
-    assert limits == (4096, 2048)
-    assert (paverl.prompt.style, paverl.prompt.schema_style) == ("paverl", "profile")
-
-
 # A whole run.
 
 

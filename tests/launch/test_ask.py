@@ -14,7 +14,7 @@ from launch.evaluation import sampling
 from launch.evaluation.answers import Outcomes, Sampled
 from launch.tables import result_view
 from minirl.exchange import UserError
-from sqlenv.types import Denied, SqlError, Table
+from sqlenv.types import Table
 
 from .conftest import mistake, told_by
 
@@ -152,11 +152,3 @@ def test_cells_are_text_and_nothing_a_terminal_or_rich_would_obey():
     assert "NULL" in first
     assert "1.5" in first
     assert "b'\\x00'" in first
-
-
-@pytest.mark.parametrize(
-    ("result", "line"),
-    [(SqlError("no such table: [x]"), "no such table: [x]"), (Denied("PRAGMA"), "not allowed")],
-)
-def test_a_failure_is_a_line(result, line):
-    assert line in view(result)

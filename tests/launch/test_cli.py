@@ -221,12 +221,10 @@ def test_dry_run_looks_into_a_model_folder(command, dry_run, place, tiny, tmp_pa
     whole = tmp_path / "whole"
     make_tiny(whole, ["select name"], shape, 0)
     models = {
-        name: shutil.copytree(whole, tmp_path / name)
-        for name in ("fp8", "awq", "shape", "missing", "larger")
+        name: shutil.copytree(whole, tmp_path / name) for name in ("quantised", "missing", "larger")
     }
-    for name, method in (("fp8", "fp8"), ("awq", "awq")):
-        set_json(models[name] / "config.json", quantization_config={"quant_method": method})
-    set_json(models["shape"] / "config.json", intermediate_size=24)
+    method = {"quant_method": "fp8"}
+    set_json(models["quantised"] / "config.json", quantization_config=method)
     set_json(models["missing"] / "config.json", num_hidden_layers=2)
     set_json(models["larger"] / "config.json", vocab_size=200)
     embedding = np.zeros((200, 16), np.float32)
@@ -234,9 +232,7 @@ def test_dry_run_looks_into_a_model_folder(command, dry_run, place, tiny, tmp_pa
     save_file(load_file(path) | {"model.embed_tokens.weight": embedding}, path)
     line = ["launch.train", "--cfg", str(tiny), *ROOT, "model.tiny=null", "--dry-run"]
     cases = [
-        ("fp8", "quantised (quantization_config: fp8)"),
-        ("awq", "quantised (quantization_config: awq)"),
-        ("shape", "config.json says (16, 24)"),
+        ("quantised", "quantised (quantization_config: fp8)"),
         ("missing", "tensor model.layers.1.input_layernorm.weight (and 11 more) missing"),
         ("larger", "an embedding of 200 rows"),
     ]

@@ -77,18 +77,18 @@ def test_other_settings_are_another_evaluation(measure, words, name):
         measure(*words)
 
 
-def test_other_questions_at_the_same_place_are_refused(place, measure):
+@pytest.mark.parametrize(
+    ("file", "old", "new", "key"),
+    [
+        ("data/dev.json", "Who is there?", "Who is here?", r"data\.validation"),
+        ("model/model.safetensors", "weights", "WEIGHTS", r"model\.path"),
+    ],
+)
+def test_others_at_the_same_place_are_refused(place, measure, file, old, new, key):
     measure()
-    path = place / "data" / "dev.json"
-    path.write_text(path.read_text().replace("Who is there?", "Who is here?"))
-    with pytest.raises(UserError, match=r"data\.validation: the files are others than when"):
-        measure()
-
-
-def test_other_weights_at_the_same_place_are_refused(place, measure):
-    measure()
-    (place / "model" / "model.safetensors").write_bytes(b"WEIGHTS")
-    with pytest.raises(UserError, match=r"model\.path: the files are others than when"):
+    path = place / file
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(UserError, match=rf"{key}: the files are others than when"):
         measure()
 
 

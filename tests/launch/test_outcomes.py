@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,43 +90,40 @@ def test_bare_queries_where_a_fence_is_asked_for_stop_the_evaluation(asked, tmp_
     assert sheet["measures"]["set"]["mean"] == 1
 
 
-def test_replies_that_are_all_cut_off_stop_the_evaluation(asked, tmp_path, caplog):
-    cut = completion("To answer this, I think step by", finish="length")
-    with serve(Chat(lambda *_: cut)) as chat:
-        with pytest.raises(UserError, match=r"cut off: allow more than endpoint\.max_tokens=99"):
+LENGTHS = itertools.count(4200)
+
+
+def too_long(*_: Any) -> Failure:
+    says = f"{next(LENGTHS)} tokens are more than the context length of 4096"
+    return Failure(400, json.dumps({"error": {"message": says}}))
+
+
+# What the server says to all, and what is told then. Of a real model reasoning that does not end
+# is the way to answer PaVeRL-SQL's prompt: its query is a draft in there.
+OPEN_ENDED = "<think>\nJoin both tables.\n```sql\nSELECT 1\n```"
+NOTHING: dict[str, tuple[Callable[..., str | Failure], str]] = {
+    "cut off": (
+        lambda *_: completion("To answer this, I think step by", finish="length"),
+        r"cut off: allow more than endpoint\.max_tokens=99",
+    ),
+    "open-ended": (lambda *_: OPEN_ENDED, r"; no </think> ends the reasoning in 20 of them$"),
+    "too long": (too_long, r"context length.*; lower endpoint\.max_tokens"),
+    "failing": (lambda *_: Failure(500), r"500: .*told to fail"),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_first_part_without_any_query_stops_the_evaluation(asked, tmp_path, caplog, name):
+    answer, told = NOTHING[name]
+    with serve(Chat(answer)) as chat:
+        with pytest.raises(UserError, match=told):
             evaluate(asked, tmp_path / "out", chat)
-        assert chat.requests == FIRST
+        # Of a server that fails, those that were under way.
+        assert chat.requests <= FIRST + 8 if name == "failing" else chat.requests == FIRST
     counted = "first 20 replies: 20 hold no query (100.0 %), 20 cut off at the limit of tokens "
-    assert f"{counted}(100.0 %); 200 prompt tokens, 80 reply tokens" in caplog.messages
-
-
-def test_reasoning_that_nothing_ends_stops_the_evaluation(asked, tmp_path):
-    """A real model's way to answer PaVeRL-SQL's prompt: the query is a draft in its reasoning."""
-    open_ended = "<think>\nJoin both tables.\n```sql\nSELECT 1\n```"
-    ends = r"; no </think> ends the reasoning in 20 of them$"
-    with serve(Chat(lambda *_: open_ended)) as chat, pytest.raises(UserError, match=ends):
-        evaluate(asked, tmp_path / "out", chat)
-
-
-def test_prompts_that_are_all_too_long_stop_the_evaluation(asked, tmp_path, caplog):
-    counts = itertools.count(4200)
-
-    def refuse(*_):
-        says = f"{next(counts)} tokens are more than the context length of 4096"
-        return Failure(400, json.dumps({"error": {"message": says}}))
-
-    with serve(Chat(refuse)) as chat:
-        with pytest.raises(UserError, match=r"context length.*; lower endpoint\.max_tokens"):
-            evaluate(asked, tmp_path / "out", chat)
-        assert chat.requests == FIRST
-    assert caplog.text.count("refused a request") == 1
-
-
-def test_a_server_that_fails_every_request_stops_the_evaluation(asked, tmp_path):
-    with serve(Chat(lambda *_: Failure(500))) as chat:
-        with pytest.raises(UserError, match=r"500: .*told to fail"):
-            evaluate(asked, tmp_path / "out", chat)
-        assert chat.requests <= FIRST + 8  # those under way
+    counted += "(100.0 %); 200 prompt tokens, 80 reply tokens"
+    assert (counted in caplog.messages) == (name == "cut off")
+    assert caplog.text.count("refused a request") == (name == "too long")
 
 
 # Whatever happens to some is counted, and the others go on.

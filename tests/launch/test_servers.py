@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from launch import eval as evaluation
 from launch.config import EndpointConfig
 from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse, _is_here
 from minirl.exchange import Message, UserError
 from tests.vectors import read
 
 from .chat_server import Body, Chat, Failure, serve
-from .conftest import mistake
 
 pytestmark = pytest.mark.usefixtures("quick")
 SERVERS = read("servers")
@@ -89,16 +87,6 @@ def test_servers_of_this_host_are_known_by_any_name():
     urls = [f"http://{host}:1/v1" for host in HERE]
     assert all(map(_is_here, urls))
     assert not any(map(_is_here, ["http://far.invalid/v1", "http://203.0.113.1/v1", "http:///v1"]))
-
-
-ADDRESSES = ["localhost:8000/v1", "http://", "http:///v1", "http://[::1/v1", "http://a:99999/v1"]
-ADDRESSES += ["ftp://a/v1", "http://a:0/v1", "http://a:b/v1"]
-
-
-@pytest.mark.parametrize("url", ADDRESSES)
-def test_what_is_no_address_is_told_before_anything_is_asked(url):
-    words = ("--endpoint", url, "--model", "m", "--data", "spider-dev")
-    assert f"--endpoint {url}: write a URL" in mistake(evaluation.main, words)
 
 
 # What is no completion though the server says that all went well, and what is told of it.

@@ -1,4 +1,4 @@
-"""Evaluation and rollouts with real SGLang servers: by text, by tokens, under changing weights."""
+"""Evaluation and rollouts with real SGLang servers: by text, under changing weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import yaml
 from flax import nnx
 
 from launch import eval as evaluation
-from launch.build import SqlSide, serving
-from launch.config import JobConfig, TinyConfig, load_config
+from launch.config import TinyConfig
 from launch.tiny import make_tiny
 from minirl.config import (
     BatchingConfig,
@@ -28,13 +26,10 @@ from minirl.config import (
 )
 from minirl.exchange import Message
 from minirl.model import huggingface
-from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import Rollout, flatten
 from minirl.sglang.sampler import Servers, SglangSampler
-from minirl.train.rollouts import make_sampler
 from minirl.train.supervised import Demonstration, Lessons, supervise
-from minirl.types import Decoding, Request, TokenRow
+from minirl.types import Decoding, Request
 from sqlenv.types import Observation
 from tests.plain_model import logits
 
@@ -43,9 +38,6 @@ from .sglang_server import serve
 
 QUESTIONS, JUDGEMENTS = 3, 2
 ANSWERS = tuple(f"<sql>SELECT {number}</sql>" for number in range(4))
-# A call until there is none left, then an answer.
-CALL = "<tool_call>"
-"""The shortest that the tool answers, if with what is wrong: any model learns it."""
 
 
 @pytest.fixture(scope="module")
@@ -118,65 +110,6 @@ def test_a_real_server_writes_candidates_and_judges_them_by_text(sglang_python, 
     assert all(choice["judged"] + choice["left_out"] == JUDGEMENTS for choice in sets)
     assert result["left_out"] > 0
     assert all(choice["sql"] in choice["candidates"] for choice in sets)
-
-
-def agentic_config(place: Path) -> Path:
-    config = yaml.safe_load((place / "verbal.yaml").read_text(encoding="utf-8"))
-    config["env"] = {"kind": "agentic", "calls": 2, "response_chars": 80}
-    config["reward"] = {"kind": "astra"}
-    config["evaluation"]["episode"] = "agentic"
-    limits = {"max_prompt_tokens": 2000, "max_response_tokens": 500, "max_reply_tokens": 80}
-    config["sampler"] |= limits
-    path = place / "agentic.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path
-
-
-def tokens(config: JobConfig, folder: Path, policy: Path) -> list[TokenRow]:
-    """Play tool-calling episodes greedily with the sampler of a job."""
-    model, tokenizer = huggingface.load(policy), ChatTokenizer(policy)
-    limits = config.sampler
-    with (
-        serving(config, policy, folder, limits, lora=None) as servers,
-        SqlSide(config, folder) as sql,
-    ):
-        sampler = make_sampler(
-            model, config.sampler, tokenizer, group_size=1, seed=0, servers=servers
-        )
-        sampler.set_weights(trained(model), version=7)
-        groups = Rollout(
-            sampler,
-            tokenizer,
-            sql.evaluation_environment(),
-            sql.examples("test", limit=8),
-            config=config.sampler,
-            group_size=1,
-            first_episode=0,
-            decoding=Decoding(0.0),
-            max_turns=sql.evaluation_turns,
-        ).play()
-    assert sum(len(episode.turns) > 1 for (episode,) in groups) >= 4
-    return [flatten(episode) for (episode,) in groups]
-
-
-@pytest.mark.timeout(900)
-def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tmp_path):
-    settings = {"candidates": 2, "attempts": 2, "judgements": 1, "max_tokens": 80}
-    place = verbal_folder(tmp_path, settings, questions=8)
-    path = agentic_config(place)
-    asked = load_config(str(path), [])
-    with SqlSide(asked, tmp_path / "shown") as sql:
-        examples = sql.examples("train", limit=24)
-        teach(place, [(sql.evaluation_prompt(one), CALL) for one in examples], steps=40, together=4)
-    with serve(sglang_python, place / "model", tmp_path / "sglang.log") as server:
-        there = [f"rollout.sglang.urls=[{server}]"]
-        native, served = (
-            tokens(load_config(str(path), more), tmp_path / f"tokens{len(more)}", place / "model")
-            for more in ([], there)
-        )
-    for ours, theirs in zip(native, served, strict=True):
-        assert ours.ids.tolist() == theirs.ids.tolist()
-        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
 
 
 # Weights that change while a server writes: tokens know which ones sampled them.

@@ -7,13 +7,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from launch import eval as evaluation
 from launch import train
 from launch.config import load_config
 from launch.policy import find_subject
-from minirl.exchange import UserError
 
 from .chat_server import Chat, serve
 from .conftest import loaded
@@ -33,11 +30,6 @@ def ask(chat: Chat, spider: Path, out: Path, *more: str) -> dict[str, Any]:
 
 
 # A run.
-
-
-def test_without_a_model_the_ways_to_name_one_are_told():
-    with pytest.raises(UserError, match=r"--checkpoint.*--endpoint.*--predictions"):
-        find("--data", "test")
 
 
 def find(*line: str) -> tuple[Any, Path | None]:

@@ -158,7 +158,6 @@ def test_a_folder_is_written_as_it_was_read(tmp_path):
         ({"model_type": "mistral", "sliding_window": 1024}, "sliding_window = 1024 is shorter"),
         ({"model_type": "mistral", "max_position_embeddings": 8192}, "sliding_window = 4096"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised (quantization_config: fp8)"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised"),
     ],
     ids=str,
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from minirl.config import (
     Algorithm,
@@ -23,7 +23,6 @@ from minirl.config import (
     Expo,
     Grpo,
     Gspo,
-    TrainConfig,
 )
 from minirl.exchange import CreditSpan
 from minirl.train import losses
@@ -404,7 +403,7 @@ def test_the_only_update_of_a_step_clips_no_rounding():
         assert 0 < abs(correction - 1) < 0.008
 
 
-# Presets, and settings that contradict each other.
+# Presets.
 
 
 PRESETS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce_pp", "expo")
@@ -433,62 +432,9 @@ def test_presets_are_defaults_of_one_class():
     assert (Expo().kl_coef, Expo().kl_estimator, Expo().kl_in) == (0.01, "k1", "credit")
 
 
-class Together(BaseModel):
-    """The settings of a run, as a job holds them."""
-
-    train: TrainConfig
-
-
-def refused(settings):
-    """Return the path of the setting that is refused; None where none is."""
-    try:
-        Together.model_validate({"train": settings})
-    except ValidationError as error:
-        (mistake,) = error.errors()
-        assert mistake["type"] == "contradiction"
-        return ".".join(map(str, (*mistake["loc"], mistake["ctx"]["key"])))
-    return None
-
-
-def algorithm(kind, **settings):
-    return {"algorithm": {"kind": kind, **settings}}
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"group_size": 1}, "train.group_size"),
-        ({"group_size": 1, **algorithm("expo", correctness_filter="mixed")}, "train.group_size"),
-        (algorithm("grpo", kl_coef=0.1, kl_estimator="k1"), "train.algorithm.grpo.kl_estimator"),
-        (algorithm("expo", ratio_level="sequence"), "train.algorithm.expo.ratio_level"),
-        (algorithm("gspo", kl_coef=0.1, kl_in="credit"), "train.algorithm.gspo.ratio_level"),
-        (algorithm("gspo", correction_level="token"), "train.algorithm.gspo.correction_level"),
-        (algorithm("grpo", aggregation_divisor=3), "train.algorithm.grpo.aggregation_divisor"),
-        ({"mini_batches": 65}, "train.mini_batches"),
-        (
-            {"optimizer": {"schedule": "ramp_cosine", "warmup_steps": 3}},
-            "train.optimizer.warmup_steps",
-        ),
-    ],
-)
-def test_contradictions_are_refused_by_their_key(settings, key):
-    assert refused(settings) == key
-
-
-@pytest.mark.parametrize("kind", PRESETS)
-def test_presets_do_not_contradict_themselves(kind):
-    assert refused(algorithm(kind)) is None
-    # Those without a group take one trajectory.
-    is_alone = kind in ("reinforce_pp", "expo")
-    assert refused({"group_size": 1, **algorithm(kind)}) == (
-        None if is_alone else "train.group_size"
-    )
-
-
 # Credit of characters reaches the tokens that were sampled, wherever their borders are.
 
 
-SPANS = json.loads((Path(__file__).parents[1] / "data" / "credit.json").read_text())["spans"]
 TEXTS = ["SELECT name FROM singer WHERE city = 'Zürich' AND name LIKE '%東京%'"] * 3
 
 
@@ -515,7 +461,7 @@ def reply(ids, text, *, finish="stop"):
     return Reply(tuple(ids), (0.0,) * len(ids), text, finish, (0,) * len(ids))
 
 
-@pytest.mark.parametrize("case", SPANS, ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", CREDIT["spans"], ids=lambda case: case["id"])
 def test_tokens_lie_where_their_first_character_does(case):
     pieces = case["pieces"]
     text = "".join(pieces).removesuffix("<end>")

@@ -17,6 +17,7 @@ from minirl.exchange import Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
 
 from .byte_bpe import train_tokenizer
+from .test_weights import check_line
 
 TEXTS = ["How many singers are there?", "SELECT count(*) FROM singer", "user assistant tool"]
 
@@ -155,13 +156,6 @@ def test_a_template_without_an_end_of_turn_keeps_all_its_glue(tmp_path):
     assert tokenizer.encode_next(FEEDBACK, closed=True) == open_ids
 
 
-@pytest.mark.parametrize(
-    ("eos", "expected"), [(None, (2,)), (2, (2,)), (0, (0, 2)), ([2, 0], (2, 0))]
-)
-def test_stop_ids(tmp_path, eos, expected):
-    assert ChatTokenizer(write_folder(tmp_path, PLAIN, eos=eos)).stop_ids == expected
-
-
 def set_config(folder: Path, **facts: object) -> Path:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
@@ -170,10 +164,15 @@ def set_config(folder: Path, **facts: object) -> Path:
 
 @pytest.mark.parametrize(
     ("eos", "also", "expected"),
-    [(None, 1, (2, 1)), (None, [1, 2], (2, 1)), (0, 1, (0, 2, 1)), ([2, 0], 2, (2, 0))],
+    [
+        *((None, [], (2,)), (2, [], (2,)), (0, [], (0, 2)), ([2, 0], [], (2, 0))),
+        *((None, 1, (2, 1)), (None, [1, 2], (2, 1)), (0, 1, (0, 2, 1)), ([2, 0], 2, (2, 0))),
+    ],
 )
 def test_stop_tokens_of_all_files_count(tmp_path, eos, also, expected):
-    folder = set_config(write_folder(tmp_path, PLAIN, eos=eos), eos_token_id=also)
+    folder = write_folder(tmp_path, PLAIN, eos=eos)
+    if also:
+        set_config(folder, eos_token_id=also)
     assert ChatTokenizer(folder).stop_ids == expected
 
 
@@ -241,11 +240,7 @@ def test_the_template_may_be_a_file_of_its_own(tmp_path, plain):
 )
 def test_a_broken_folder_is_one_clear_line(tmp_path, change, message):
     folder = write_folder(tmp_path / "model", PLAIN, eos=2)
-    change(folder)
-    with pytest.raises(UserError, match=message) as caught:
-        ChatTokenizer(folder)
-    assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    check_line(ChatTokenizer, folder, change, message)
 
 
 ALTERNATE = (

@@ -162,12 +162,18 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def set_config(**changes):
+def change_config(change):
     def apply(folder: Path) -> None:
         path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        config = json.loads(path.read_text())
+        change(config)
+        path.write_text(json.dumps(config))
 
     return apply
+
+
+def set_config(**changes):
+    return change_config(lambda config: config.update(changes))
 
 
 def set_text(text: str, name: str = "config.json"):
@@ -184,6 +190,16 @@ def only_index(text: str):
 
 NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
 INDEX = "model.safetensors.index.json"
+
+
+def check_line(read, folder: Path, change, message: str) -> None:
+    """Break a folder; check that whoever reads it then is told so in a line."""
+    change(folder)
+    with pytest.raises(UserError) as caught:
+        read(folder)
+    assert message in str(caught.value)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +231,7 @@ INDEX = "model.safetensors.index.json"
     ],
 )
 def test_a_broken_folder_is_one_clear_line(folder, change, message):
-    change(folder)
-    with pytest.raises(UserError) as caught:
-        huggingface.load(folder)
-    assert message in str(caught.value)
-    assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    check_line(huggingface.load, folder, change, message)
 
 
 MEASURE = """
