@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
-from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 VOCAB = 64
@@ -21,31 +19,22 @@ class Fake:
             bytes, a function of the right answer, `hang` until told otherwise, or `drop`.
         down: Endless faults: every answer is dropped.
         held: Called with a request before it is answered; it may wait.
-        given: What was answered well, by endpoint.
         ports: Of clients, of all requests.
         hanging: Names of the requests that hung.
         aborted: Names of those that were taken back.
     """
 
-    def __init__(
-        self,
-        *,
-        port=0,
-        architectures=("Toy",),
-        delay_s=0.0,
-        reply=(10, 11, STOP),
-    ):
+    def __init__(self, *, architectures=("Toy",), reply=(10, 11, STOP)):
         self.architectures = list(architectures)
         self.reply = list(reply)
-        self.weights, self.folder, self.delay_s = "default", "", delay_s
-        self.faults, self.given, self.bodies = {}, Counter(), []
+        self.weights, self.folder = "default", ""
+        self.faults, self.bodies = {}, []
         self.hanging, self.aborted = [], []
         self.ports: list[int] = []
         self.held = lambda body: None
         self.down, self.paused, self.hung = False, False, threading.Event()
-        self.model_path = ""
         self.adapters: dict[str, str] = {}
-        self.version, self.context, self.order = "0.5.23", 4096, []
+        self.order: list[str] = []
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -68,7 +57,7 @@ class Fake:
             def handle_error(self, request, client_address):
                 """Clients go away, as they may."""
 
-        self._server = Server(("127.0.0.1", port), Handler)
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
@@ -108,7 +97,6 @@ class Fake:
         handler.send_header("content-length", str(len(text)))
         handler.end_headers()
         handler.wfile.write(text)
-        self.given[path] += status == 200 and fault is None
 
     def drop(self, handler):
         handler.close_connection = True
@@ -120,22 +108,16 @@ class Fake:
         return getattr(self, f"on_{name}", lambda _: (200, {}))(body)
 
     def on_model_info(self, _):
-        names = self.architectures
-        return 200, {
-            "is_generation": True,
-            "weight_version": self.weights,
-            "architectures": names,
-            "model_path": self.model_path,
-        }
+        return 200, {"weight_version": self.weights, "architectures": self.architectures}
 
     def on_health(self, _):
         return (503 if self.paused else 200), {}
 
     def on_server_info(self, _):
-        return 200, {"version": self.version}
+        return 200, {"version": "0.5.23"}
 
     def on_v1_models(self, _):
-        return 200, {"data": [{"max_model_len": self.context}]}
+        return 200, {"data": [{"max_model_len": 4096}]}
 
     def on_pause_generation(self, _):
         self.paused = True
@@ -170,7 +152,6 @@ class Fake:
         self.bodies.append(body)
         sent, settings = body["input_ids"], body["sampling_params"]
         began = self.weights
-        time.sleep(self.delay_s)
         self.held(body)
         meta = {
             "id": body.get("rid"),

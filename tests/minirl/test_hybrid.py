@@ -6,13 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from flax import nnx
 
-from minirl.run import preemption
 from minirl.types import Decoding, Request
-from tests.plain_model import arrays, assert_same
 
-from . import test_update, toy_run
+from . import test_update
 from .test_sampler import expected_logprobs, prompt
 
 PLAIN = Decoding()
@@ -81,35 +78,9 @@ def groups(scene):
 
 
 def test_the_learner_computes_shared_prompts_as_rows_of_their_own(scene, groups):
-    """In one list and in pieces, whatever is computed again: loss and gradients."""
+    """Loss and gradients."""
     test_update.test_shared_prompts_equal_rows_of_their_own(scene, groups, "grpo")
-    test_update.test_what_is_computed_again_does_not_change_the_gradient(scene, groups)
 
 
 def test_parts_of_a_group_add_up(scene, groups, monkeypatch):
     test_update.test_parts_of_a_group_add_up(scene, groups, monkeypatch)
-
-
-class DiedError(Exception):
-    """Stands for a kill: the trainer it went through is not used again."""
-
-
-def die():
-    raise DiedError
-
-
-def test_a_run_that_is_killed_goes_on_as_if_it_never_was(toy, tmp_path):
-    """States are not saved: a prompt's and a slot's are computed again."""
-    whole = toy_run.take_course(toy, tmp_path / "whole", "hybrid")
-    toy_run.run(whole, "hybrid", lambda *_: None)
-    killed = toy_run.take_course(toy, tmp_path / "run", "hybrid")
-    toy_run.arm(killed, "advance", 3, die)
-    with preemption.watched(), pytest.raises(DiedError):
-        toy_run.run(killed, "hybrid", lambda *_: None)
-    trainer = toy_run.take_course(toy, tmp_path / "run", "hybrid")
-    assert trainer.steps_done == 2
-    toy_run.run(trainer, "hybrid", lambda *_: None)
-    assert toy_run.without_times(tmp_path / "run") == toy_run.without_times(tmp_path / "whole")
-    assert_same(trainer._state, whole._state)
-    changed = arrays(trainer._state.params)["layers.linear.in_qkv"]
-    assert (changed != arrays(nnx.state(toy.model(hybrid=True)))["layers.linear.in_qkv"]).any()

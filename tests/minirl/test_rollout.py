@@ -281,15 +281,27 @@ def test_several_turns_on_the_native_sampler(toy):
     assert compilations() - before <= 8
 
 
-def test_two_runs_agree_bit_by_bit_whatever_the_environments_take(toy):
-    def once(delay_s):
-        sampler = toy.sampler(toy.model())
+def test_runs_agree_whatever_the_environments_take(toy):
+    """Bit by bit where results are taken in order, as they are on a CPU; in any order each episode
+    says the same, for it has a random stream of its own.
+    """
+
+    def once(delay_s, **settings):
+        sampler = toy.sampler(toy.model(), **settings)
+        assert sampler.is_repeatable == settings.get("repeatable", True)
         environment = Turns(toy.Message, turns=2, delay_s=delay_s)
         limits = config(max_reply_tokens=9)
         groups = play(toy, sampler, environment, ["AB", "CDE"], group_size=4, config=limits)
         return groups, replace(sampler.work)
 
-    assert once(0.02) == once(0.0)
+    in_order, work = once(0.0)
+    assert once(0.02) == (in_order, work)
+    hasty, _ = once(0.02, repeatable=False)
+    ours, theirs = (
+        [[turn.reply.ids for turn in one.turns] for group in groups for one in group]
+        for groups in (in_order, hasty)
+    )
+    assert ours == theirs
 
 
 class Timed(Script):
@@ -368,26 +380,6 @@ def test_a_slow_query_does_not_stop_the_others(toy, monkeypatch, slow_s, in_orde
 
     assert idle_share(is_repeatable=True) > in_order
     assert idle_share(is_repeatable=False) <= 0.02
-
-
-def test_a_native_sampler_takes_results_in_order_on_a_cpu_or_as_it_is_told(toy):
-    model = toy.model()
-    sampler = toy.sampler(model)
-    assert sampler.is_repeatable
-    hasty = toy.sampler(model, repeatable=False)
-    assert not hasty.is_repeatable
-
-    def once(sampler, delay_s):
-        environment = Turns(toy.Message, turns=2, delay_s=delay_s)
-        limits = config(max_reply_tokens=9)
-        return play(toy, sampler, environment, ["AB", "CDE"], group_size=4, config=limits)
-
-    # Each episode has a random stream of its own: what it says is the same in any order.
-    said = [
-        [[turn.reply.ids for turn in one.turns] for group in groups for one in group]
-        for groups in (once(sampler, 0.0), once(hasty, 0.02))
-    ]
-    assert said[0] == said[1]
 
 
 class Unordered(Script):

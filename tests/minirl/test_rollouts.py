@@ -133,21 +133,6 @@ def test_servers_measure_the_average_and_sample_with_the_weights(fake, begin, mo
     assert {name.split("-")[1] for name in sampled} >= {str(n) for n in range(1, STEPS - 1)}
 
 
-def holding(fake, number):
-    """Hold the request with this number; return what lets it go on, and the requests so far."""
-    go, bodies, lock = threading.Event(), [], threading.Lock()
-
-    def hold(body):
-        with lock:  # each request has a thread of its own
-            bodies.append(body)
-            is_held = len(bodies) == number
-        if is_held:
-            go.wait(60)
-
-    fake.held = hold
-    return go, bodies
-
-
 def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):
     seen = []
 
@@ -208,7 +193,8 @@ def test_a_run_without_servers_is_saved_and_goes_on_as_if_nothing_had_been(fake,
 
 
 def test_a_signal_is_noticed_while_a_round_is_waited_for(fake, begin):
-    go, _ = holding(fake, 1)
+    go = threading.Event()
+    fake.held = lambda _: go.wait(60)
     trainer = begin(lag=1)
     main = threading.main_thread().ident
     assert main is not None

@@ -415,10 +415,16 @@ def test_what_is_wrong_with_a_server_is_said_at_the_start(fakes, serve, change, 
         serve(fakes, wait_s=0.5 if "down" in change else 30)
 
 
-def test_a_server_that_takes_no_weights_is_refused_at_the_first_push(fakes, serve):
-    fakes[1].faults["/update_weights_from_disk"] = [400]
-    with pytest.raises(UserError, match=r"does not take the learner's weights .* same path"):
-        serve(fakes)
+LORA = LoraConfig(rank=2)
+
+
+@pytest.mark.parametrize(
+    ("lora", "path"), [(None, "/update_weights_from_disk"), (LORA, "/load_lora_adapter")]
+)
+def test_a_server_that_takes_no_weights_is_refused_at_the_first_push(fakes, serve, lora, path):
+    fakes[1].faults[path] = [400]
+    with pytest.raises(UserError, match=r"does not take the learner's weights"):
+        serve(fakes, lora=lora)
 
 
 def test_a_request_that_is_refused_is_sent_once_and_stops_the_run(fakes, serve):
@@ -468,10 +474,6 @@ def test_counts_hold_under_many_faults(fakes, serve):
 # Adapters: one name a version, replies of one version, nothing paused, none lost.
 
 
-pytestmark = pytest.mark.usefixtures("soon")
-LORA = LoraConfig(rank=2)
-
-
 def test_adapters_alone_are_pushed_and_requests_name_them(fakes, serve):
     servers = serve(fakes, lora=LORA)
     for name in "abc":
@@ -496,19 +498,6 @@ def test_a_reply_ends_with_the_adapters_that_it_began_with(fakes, serve):
     assert under_way.result(60).versions == ("a",) * 3
     assert ask(servers)[0].versions == ("b",) * 3
     assert numbers(servers)["retries"] == 0
-
-
-def test_a_server_that_was_restarted_is_given_the_adapters_again(fakes, serve):
-    servers = serve(fakes, lora=LORA)
-    for fake in fakes:
-        fake.adapters.clear()
-    fakes[0].faults["/generate"] = ["drop"]
-    fakes[1].faults["/generate"] = ["drop"]
-    (found,) = ask(servers)
-    assert found.versions == ("a",) * 3
-    wait_until(lambda: numbers(servers)["servers"] == 2)
-    send(servers, "b")
-    assert [{*fake.adapters} for fake in fakes] == [{"a", "b"}] * 2
 
 
 def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes, serve):
@@ -543,13 +532,6 @@ def test_a_server_whose_weights_below_the_adapters_change_is_started_anew(fakes,
     wait_until(lambda: numbers_are(servers, servers=2, taken_back=1, restarted=1))
     assert fakes[0].adapters
     assert SEEN["failed_stale"] >= 1
-
-
-def test_a_server_without_lora_is_refused_at_the_first_push(fakes, serve):
-    for fake in fakes:
-        fake.faults["/load_lora_adapter"] = [400]
-    with pytest.raises(UserError, match="does not take the learner's weights"):
-        serve(fakes, lora=LORA)
 
 
 def test_launched_servers_have_room_for_the_adapters_and_for_no_others(toy):
