@@ -237,14 +237,18 @@ class Program:
     problem: str = ""
 
 
-def compile_program(lowered: Lowered, *, level: str = "UNKNOWN") -> Program:
-    """Compile a program for its devices, with an effort to make it fast: JAX's `O0` to `O3`."""
+def compile_program(
+    lowered: Lowered, *, level: str = "UNKNOWN", options: dict[str, Any] | None = None
+) -> Program:
+    """Compile a program for its devices, with an effort to make it fast: JAX's `O0` to `O3`, and
+    XLA's own options.
+    """
     started = perf_counter()
     try:
         with warnings.catch_warnings(), _optimization_level(level):
             # A program for devices that are not here is kept, but cannot be read again.
             warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation")
-            compiled = lowered.compile()
+            compiled = lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:
         problem = " ".join(str(error).split())
         if "RESOURCE_EXHAUSTED" not in problem:

@@ -56,6 +56,9 @@ Commands let JAX take as much of a GPU (`XLA_CLIENT_MEM_FRACTION`)."""
 # How much a compiler does to make a program fast: so libtpu compiles two to three times as quickly.
 # With more it also fills memory that is left (a gradient of the 0.5B model: 9.1 GiB, and not 8.1).
 _LEVELS = {"tpu": "O1"}
+# A CPU's compiler has planned the memory before it writes machine code, and need not write good one
+# of what the run does not run.
+_UNRUN = {"cpu": {"xla_backend_optimization_level": 0}}
 # Those of a sampler and of an update.
 _PROGRAMS = 5
 # A CPU's process keeps its compiled programs in memory: a run has the sampler's two in about three
@@ -66,7 +69,6 @@ _SIZES = 8
 
 # Bytes of a device by kind.
 Memory = dict[str, float]
-Compiler = Callable[[str, Lowered], Program]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,14 @@ class Workload:
     def dtype(self) -> Any:
         """Return the type of the computation."""
         return jnp.dtype(self.source.dtype)
+
+    @property
+    def first_sampled(self) -> LoraConfig | None:
+        """Return the adapters of the model that samples first: a trained one is measured before its
+        warm start, without any.
+        """
+        has_base = self.warm_start is not None and self.source.path is not None
+        return None if has_base else self.train.lora
 
     @property
     def longest_prefix(self) -> int:
@@ -201,21 +211,25 @@ def fit_warm_start(
 
 
 class _Compiler:
-    """Compiles programs by name, each once, for the devices of a job; `grown` is the most that one
-    of them took of this process's memory, in bytes.
+    """Compiles programs by name, each once, for the devices of a job: as the run will, which then
+    finds them compiled, or with less effort where it has none of that shape (`is_run=False`).
+
+    `grown` is the most that one of them took of this process's memory, in bytes.
     """
 
     def __init__(self, devices: Devices, progress: Progress) -> None:
-        self._level = _LEVELS.get(devices.local[0].platform, "UNKNOWN")
+        platform = devices.local[0].platform
+        self._level, self._unrun = _LEVELS.get(platform, "UNKNOWN"), _UNRUN.get(platform)
         self._progress, self.programs, self.grown = progress, dict[str, Program](), 0.0
 
-    def __call__(self, name: str, lowered: Lowered) -> Program:
+    def __call__(self, name: str, lowered: Lowered, *, is_run: bool = True) -> Program:
         if name not in self.programs:
             done = len(self.programs)
             self._progress(done, max(done + 1, _PROGRAMS), f"compiling {name}")
             memory.trim()
             before = memory.resident_bytes()
-            self.programs[name] = compile_program(lowered, level=self._level)
+            options = None if is_run else self._unrun
+            self.programs[name] = compile_program(lowered, level=self._level, options=options)
             self.grown = max(self.grown, memory.resident_bytes() - before)
         return self.programs[name]
 
@@ -227,7 +241,7 @@ class _Compiler:
         return next(filter(None, problems), "")
 
 
-def _of_sampler(sampling: Sampling, compiled: Compiler) -> Memory:
+def _of_sampler(sampling: Sampling, compiled: _Compiler) -> Memory:
     """Compile a sampler's programs, and return what it needs."""
     lowered = lowered_programs(sampling.model, sampling.cache)
     programs = {name: compiled(name, program) for name, program in lowered.items()}
@@ -236,19 +250,19 @@ def _of_sampler(sampling: Sampling, compiled: Compiler) -> Memory:
     # While the copy is made there is no cache yet.
     temporaries.append(sampling.received + prepare.temporaries - size)
     return {
-        "sampler's weights": decode.arguments - size,
+        "sampler's weights": decode.arguments + sampling.adapters - size,
         "cache": size,
         "sampler's temporaries": max(temporaries),
     }
 
 
-def _of_update(training: Training, mesh: Mesh | None, tokens: int, compiled: Compiler) -> Memory:
+def _of_update(training: Training, mesh: Mesh | None, tokens: int, compiled: _Compiler) -> Memory:
     """Compile an update's programs for micro-batches of so many tokens, and return what they need
     besides the learner's state.
     """
     batch = abstract_batch(training.largest_shape(tokens), mesh)
     lowered = dict(training.learner.lower(training.state, batch))
-    program = compiled(_gradient(tokens), lowered["gradient"])
+    program = compiled(_gradient(tokens), lowered["gradient"], is_run=training.is_exact)
     apply = compiled("apply", lowered["apply"])
     gradient = training.least["gradient"]
     return {
@@ -300,7 +314,7 @@ class Training:
     """The learner's side of a phase: shapes and places of the trained weights and of the
     optimizer's state, bytes of a device by kind that it holds all the time, and the model's
     parameters; the sizes of a micro-batch to choose from, in tokens and rising, and the shape that
-    takes the most of each.
+    takes the most of each, which is one that the run has (`is_exact`) or bounds them.
     """
 
     learner: Learner
@@ -309,6 +323,7 @@ class Training:
     parameters: int
     sizes: Sequence[int]
     largest_shape: Callable[[int], BatchShape]
+    is_exact: bool = False
 
     @property
     def least(self) -> Memory:
@@ -318,11 +333,12 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The native sampler's side, on the devices of one of the processes that sample.
+    """The native sampler's side, on the devices of one of the processes that sample: the model that
+    samples first, with its cache.
 
     Bytes are those of a device: of the cache and of what it may take (`cache_room`), of the copy of
-    frozen weights that it holds all the time (`frozen`), and of the trained weights that come from
-    other devices before a rollout (`received`).
+    frozen weights that it holds all the time (`frozen`), of the trained weights that come from
+    other devices before a rollout (`received`), and of the `adapters` that later models have.
     """
 
     model: Decoder
@@ -331,6 +347,7 @@ class Sampling:
     cache_room: float
     frozen: float
     received: float
+    adapters: float
 
 
 def published_shape(name: str) -> ModelConfig:
@@ -401,7 +418,8 @@ def warm_start_of(work: Workload, mesh: Mesh | None, lessons: Lessons | None = N
         shapes = lessons.shapes(config.model_copy(update={"batching": batching}), parts=parts)
         return max(shapes, key=lambda shape: (shape.tokens, shape.cells))
 
-    return Training(learner, state, held, parameters, sizes, largest)
+    exact = lessons is not None
+    return Training(learner, state, held, parameters, sizes, largest, exact)
 
 
 def _of_tokens(batching: BatchingConfig, tokens: int) -> BatchingConfig:
@@ -428,22 +446,35 @@ def sampling_of(
     """Describe the native sampler's side of a workload; `devices` are those of one
     process, of so much memory each, of which the learner holds some.
     """
-    graph, weights = nnx.split(abstract_model(work.model, work.source, None, lora=work.train.lora))
+    learned, first = (
+        abstract_model(work.model, work.source, None, lora=lora)
+        for lora in (work.train.lora, work.first_sampled)
+    )
+    weights = nnx.state(learned)
     # A job of one device has no mesh, and its programs name none: the run finds these compiled.
     local = None
     if mesh is not None:
         local = local_mesh(weights, devices, dtype=work.dtype, memory_bytes=memory_bytes)
-    model = nnx.merge(graph, copy_shapes(weights, local, work.dtype))
-    model.mesh = local
-    _, params, frozen = split(model)
+
+    def copied(model: Decoder) -> Decoder:
+        graph, weights = nnx.split(model)
+        copy = nnx.merge(graph, copy_shapes(weights, local, work.dtype))
+        copy.mesh = local
+        return copy
+
+    model, (_, params, frozen) = copied(first), split(copied(learned))
     is_copied = mesh is not None and mesh.size > 1
     # On a single device the learner's own weights are read.
-    copied = [device_bytes(part) if is_copied else 0.0 for part in (frozen, params)]
-    held_bytes += device_bytes((params, frozen)) + copied[0]
+    held_frozen, received = (device_bytes(one) if is_copied else 0.0 for one in (frozen, params))
+    copy_bytes = device_bytes((params, frozen))
+    held_bytes += copy_bytes + held_frozen
     room = cache_room(memory_bytes, held_bytes=held_bytes, platform=devices[0].platform)
     cache = _largest_cache(work, mesh, local, room=room)
     arrays = cache_shapes(cache, work.model, dtype=work.dtype, mesh=local)
-    return Sampling(model, cache, device_bytes(arrays), room, *copied)
+    adapters = copy_bytes - device_bytes(nnx.state(model))
+    # On no mesh the sampler's own program makes the copy, of the learner's weights.
+    model = first if local is None else model
+    return Sampling(model, cache, device_bytes(arrays), room, held_frozen, received, adapters)
 
 
 def _largest_cache(

@@ -124,7 +124,7 @@ def decode(
         key: Of the sampler's seed.
         steps: How many tokens.
         any_top_p: Whether any token is drawn from a nucleus.
-        stop_ids: What a reply ends with.
+        stop_ids: What a reply ends with, where there are states.
 
     Returns:
         `keys`; by step, WS, the tokens and their log-probabilities (`sample`).

@@ -68,6 +68,8 @@ class NativeSampler:
         self.work = Work()
         self._config, self._tokenizer, self._dtype = config, tokenizer, model.dtype
         self._stop_ids = frozenset(tokenizer.stop_ids)
+        # Keys need no end, so one program serves all tokenizers, and a plan, which has none.
+        self._ends_of_states = tuple(sorted(self._stop_ids)) if model.config.hybrid else ()
         self._key = jax.random.key(seed)
         self._graph, self._frozen, self._mesh = local_model(model)
         known = config.repeatable
@@ -223,7 +225,7 @@ class NativeSampler:
             self._key,
             np.int32(steps),
             any_top_p=self._any_top_p,
-            stop_ids=tuple(sorted(self._stop_ids)),
+            stop_ids=self._ends_of_states,
         )
         self._cache = cache._replace(slots=slots)
         by_slot = (np.asarray(array_WS)[:steps].swapaxes(0, 1) for array_WS in drawn)

@@ -8,14 +8,35 @@ from typing import NamedTuple
 
 import jax
 import pytest
+from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 
-from minirl.config import LoraConfig, ModelSource, OptimizerConfig, SamplerConfig, TrainConfig
+from minirl.config import (
+    BatchingConfig,
+    LoraConfig,
+    ModelSource,
+    OptimizerConfig,
+    SamplerConfig,
+    SftConfig,
+    TrainConfig,
+)
 from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
+from minirl.model.lora import add_adapters
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh
 from minirl.plan.compile import compile_program, parse_topology
-from minirl.plan.fit import Workload, abstract_batch, published_shape, training_of
+from minirl.plan.fit import (
+    Devices,
+    Workload,
+    abstract_batch,
+    fit,
+    fit_warm_start,
+    published_shape,
+    training_of,
+)
 from minirl.train.batching import BatchShape
+from minirl.train.supervised import Demonstration, Lessons, supervise
+from minirl.types import Decoding, Request
 
 SHAPE = ModelConfig(
     vocab_size=64,
@@ -132,6 +153,49 @@ def test_an_effort_to_compile_is_that_of_one_program():
     before = jax.config.values["jax_optimization_level"]
     assert compile_program(jax.jit(lambda x: x + 1).lower(1.0), level="O1").arguments == 4
     assert jax.config.values["jax_optimization_level"] == before
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Return what names the programs that have been compiled, in a cache of their own."""
+    folder, before = tmp_path / "compiled", jax.config.values["jax_compilation_cache_dir"]
+
+    def use(place):
+        jax.config.update("jax_compilation_cache_dir", str(place))
+        compilation_cache.reset_cache()
+
+    use(folder)
+    yield lambda: {path.name for path in folder.glob("*-cache")}
+    use(before)
+
+
+def test_a_run_reads_what_its_plan_compiled(toy, tmp_path, compiled):
+    """The programs of the model that is measured first, and those of the warm start."""
+    model, lora = nnx.clone(toy.model()), LoraConfig(rank=2)
+    sizes = BatchingConfig(micro_batch_tokens=64)
+    warm = SftConfig(steps=1, groups_per_step=2, group_size=2, lora=lora, batching=sizes)
+    limits = SamplerConfig(slots=2, max_prompt_tokens=20, max_response_tokens=20)
+    measured = limits.model_copy(update={"max_prompt_tokens": 48})
+    source, train = ModelSource(path=tmp_path, dtype="float32"), TrainConfig(lora=lora)
+    work = Workload(model.config, source, limits, train, measured, warm)
+    taught = [Demonstration(((toy.Message("user", "ABCD"),),), (), text) for text in ("EF", "GH")]
+    lessons = Lessons.of(taught, toy.Tokenizer(), warm, seed=0)
+    devices = Devices(None, jax.local_devices()[:1], 2.0**34)
+    fit(work, devices, lambda *_: None)
+    fit_warm_start(work, devices, lambda *_: None, lessons)
+    planned = compiled()
+    # So that nothing is found in memory.
+    jax.clear_caches()
+    sampler = toy.sampler(
+        model, **measured.model_dump(include={"slots", "max_prompt_tokens", "max_response_tokens"})
+    )
+    toy.run(sampler, [Request(e, tuple(range(4, 40 + e)), 4, Decoding()) for e in range(2)])
+    add_adapters(model, lora, seed=0)
+    supervise(model, lessons, warm, folder=tmp_path / "warm")
+    new = {name.partition("-")[0] for name in compiled() - planned}
+    large = {"jit_prepare", "jit_fill", "jit_decode", "jit_accumulate", "jit_apply"}
+    assert large <= {name.partition("-")[0] for name in planned}
+    assert not new & large
 
 
 def test_more_devices_than_prompts_share_layers():
