@@ -16,7 +16,7 @@ from minirl.exchange import UserError
 from minirl.model.tokenizer import ChatTokenizer
 from tests.minirl.fake_sglang import Fake
 
-from .conftest import TINY, loaded, verbal_folder
+from .conftest import TINY, json_lines, loaded, verbal_folder
 
 QUESTIONS = 3
 REPLY = "<sql>SELECT 1</sql>"
@@ -43,46 +43,35 @@ def fake(place: Path) -> Iterator[Fake]:
     server.close()
 
 
-NAMED = Path("evals", "model-sglang-spider-test-greedy-seed0")
+OUT = Path("evals", "model-sglang-spider-test-vote@2-seed0")
 """The folder of results that nobody names: its name has the sampler."""
 
 
-def run(command: Any, place: Path, fake: Fake, out: Path, *more: str) -> dict[str, Any]:
-    command.main(
+def run(place: Path, fake: Fake, *more: str) -> dict[str, Any]:
+    evaluation.main(
         [
             *("--cfg", str(place / "verbal.yaml"), "--checkpoint", str(place / "model")),
-            *("--accel", "cpu", *(() if out == NAMED else ("--out", str(out)))),
+            *("--accel", "cpu", "--decode", "vote@2"),
             *(f"rollout.sglang.urls=[{fake.url}]", LONG, *more),
         ]
     )
-    report = loaded(out)
+    report = loaded(OUT)
     return {"questions": len(report["questions"]), **report["notes"]}
 
 
-def test_votes_of_a_checkpoint_are_sampled_by_the_servers(place, fake, tmp_path):
-    out = tmp_path / "out"
-    result = run(evaluation, place, fake, out, "--decode", "vote@2")
+def test_votes_of_a_checkpoint_are_sampled_by_the_servers(place, fake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(place, fake)
     assert (result["sampler"], result["questions"]) == ("sglang", QUESTIONS)
     assert len(fake.bodies) == 2 * QUESTIONS
     assert result["servers"] == {"sglang/requests": 2 * QUESTIONS}
     assert {body["sampling_params"]["temperature"] for body in fake.bodies} == {0.8}
     # The checkpoint's weights came before the first of them, once, and their copy is gone.
     assert fake.order.count("/update_weights_from_disk") == 1
-    assert not list((out / "weights").iterdir())
-    verdicts = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    assert not list((OUT / "weights").iterdir())
+    verdicts = json_lines(OUT / "predictions.jsonl")
     assert {verdict["sql"].replace(" ", "") for verdict in verdicts} == {"SELECT1"}
-    run(evaluation, place, fake, out, "--decode", "vote@2")  # nobody is asked
+    run(place, fake)  # nobody is asked
     assert len(fake.bodies) == 2 * QUESTIONS
     with pytest.raises(UserError, match="--out"):
-        run(evaluation, place, fake, out, "--decode", "vote@2", "rollout.backend=native")
-
-
-def test_an_interrupted_evaluation_goes_on_with_the_rest(place, fake, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run(evaluation, place, fake, NAMED)
-    answers = NAMED / "answers.jsonl"
-    answers.write_text(answers.read_text().splitlines(keepends=True)[0])
-    before = len(fake.bodies)
-    result = run(evaluation, place, fake, NAMED)
-    assert len(fake.bodies) - before == QUESTIONS - 1
-    assert result["questions"] == QUESTIONS
+        run(place, fake, "--out", str(OUT), "rollout.backend=native")
