@@ -23,7 +23,7 @@ from .toy_run import SMOOTH, spread
 
 ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1)}
 # The same of a model with linear attention.
-HYBRIDS = {"hybrid_adapters": "adapters"}
+HYBRIDS = {"hybrid": "grpo", "hybrid_adapters": "adapters"}
 GROUPS, G = 8, 4
 
 

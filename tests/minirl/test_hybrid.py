@@ -78,8 +78,9 @@ def groups(scene):
 
 
 def test_the_learner_computes_shared_prompts_as_rows_of_their_own(scene, groups):
-    """Loss and gradients."""
+    """In one list and in pieces, whatever is computed again: loss and gradients."""
     test_update.test_shared_prompts_equal_rows_of_their_own(scene, groups, "grpo")
+    test_update.test_what_is_computed_again_does_not_change_the_gradient(scene, groups)
 
 
 def test_parts_of_a_group_add_up(scene, groups, monkeypatch):

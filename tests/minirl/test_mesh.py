@@ -33,7 +33,7 @@ WIDE = {"micro_batch_tokens": 1024, "answer_multiple": 384}
 def plain(toy):
     """What one device computes."""
     found = {}
-    for name in ("gspo", "adapters", "hybrid_adapters"):
+    for name in ("gspo", "adapters", "hybrid", "hybrid_adapters"):
         learner, state = start(toy, None, algorithm=name)
         reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
         found[name] = learner.update(state, batches(), reference=reference, rate=RATE)[:2]
@@ -41,14 +41,14 @@ def plain(toy):
 
 
 # One micro-batch, and two of one shape: rows so wide that each part has a single group at a time.
-# The last does not divide the two heads of linear attention's keys; all weights of such a model are
-# split in `tests/launch/test_hosts.py`.
+# The last does not divide the two heads of linear attention's keys.
 @pytest.mark.parametrize(
     ("shape", "algorithm", "sizes"),
     [
         ({"fsdp": 4, "tensor": 2}, "adapters", {}),
         ({"fsdp": 8}, "gspo", {}),
         ({"data": 2, "fsdp": 2, "tensor": 2}, "gspo", WIDE),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, "hybrid", {}),
         ({"fsdp": 2, "tensor": 4}, "hybrid_adapters", {}),
     ],
 )
