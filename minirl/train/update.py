@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
@@ -120,10 +120,6 @@ class _ByShape:
         return self._given_up + sum(kept._cache_size() for kept in self._kept.values())
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
 class Learner:
     """The compiled functions of an update; holds no weights but the frozen ones.
 
@@ -179,13 +175,14 @@ class Learner:
         self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._apply = jax.jit(apply, donate_argnums=(0, 1))
         self._follow = jax.jit(follow, donate_argnums=0)
+        self._by_shape = self._accumulate, self._logp
+        self._whole: list[Any] = [self._zeros, self._add, self._apply, self._follow]
 
     @property
     def programs(self) -> int:
         """Return the number of programs compiled so far."""
-        whole: list[Any] = [self._zeros, self._add, self._apply, self._follow]
-        by_shape = self._accumulate.programs + self._logp.programs
-        return by_shape + sum(function._cache_size() for function in whole)
+        by_shape = sum(function.programs for function in self._by_shape)
+        return by_shape + sum(function._cache_size() for function in self._whole)
 
     def init(self, params: nnx.State, *, has_average: bool = False) -> TrainState:
         """Start from weights with fresh optimizer state, which is split as the weights are; with
@@ -236,9 +233,12 @@ class Learner:
                 known = [batch.sampler_logp_BC for batch in chunk]
                 if reference is not None:
                     known = [self._logp(batch)(reference, self._frozen, batch) for batch in chunk]
-                compiled = [self._accumulate(batch) for batch in chunk]
-                arguments = totals, repeat(state.params), repeat(self._frozen), chunk, known
-                results = list(pool.map(_call, compiled, *arguments))
+                weights = state.params, self._frozen
+                running = [
+                    pool.submit(self._accumulate(batch), total, *weights, batch, logp_BC)
+                    for total, batch, logp_BC in zip(totals, chunk, known, strict=False)
+                ]
+                results = [one.result() for one in running]
                 totals[: len(chunk)] = [total for total, _ in results]
                 numbers += [stats for _, stats in results]
                 losses += [stats["loss"] for _, stats in results]

@@ -158,13 +158,20 @@ def test_an_effort_to_compile_is_that_of_one_program():
 @pytest.fixture
 def compiled(tmp_path):
     """Return what names the programs that have been compiled, in a cache of their own."""
-    folder, before = tmp_path / "compiled", jax.config.values["jax_compilation_cache_dir"]
+    folder = tmp_path / "compiled"
+    # Whatever a machine compiles it in, each is written.
+    settings = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: jax.config.values[name] for name in settings}
 
-    def use(place):
-        jax.config.update("jax_compilation_cache_dir", str(place))
+    def use(values):
+        for name, value in values.items():
+            jax.config.update(name, value)
         compilation_cache.reset_cache()
 
-    use(folder)
+    use(settings)
     yield lambda: {path.name for path in folder.glob("*-cache")}
     use(before)
 
