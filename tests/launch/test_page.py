@@ -144,6 +144,20 @@ def test_an_evaluation_says_what_it_is_of(page, place):
     page.wait('document.querySelectorAll("tr[data-id]").length === 1')
 
 
+def test_runs_of_which_one_has_another_rule_say_by_which_each_is_judged(page, place):
+    other = write_scores(place / "other.json", [{"ex": 1.0}] * 4)
+    page.open(write_page(other, make_run(place / "one-rule-seed0")))
+    table = "#verdict .scores > .card > table"
+    heads = page.texts(f"{table} th")
+    first, second = (
+        dict(zip(heads, page.texts(f"{table} tbody tr:nth-child({row}) td"), strict=True))
+        for row in (1, 2)
+    )
+    assert first["judged by"] == "ex"
+    assert second["judged by"] == "set"
+    assert second["gain in points"] == "+22.5 [+7.5, +37.5]"
+
+
 def test_a_run_that_goes_on_says_of_how_many_steps(page, place):
     folder = make_run(place / "two-stages")
     (folder / "result.json").unlink()

@@ -39,9 +39,11 @@ function verdict() {
 
 /** The rule that answers are judged by: the chosen one, or what counts in the runs. */
 const ruleOf = () => data.rules.includes(address().rule) ? address().rule : data.rules[0];
+/** The same where it is one of these, else their first. */
+const ruleIn = rules => Object.hasOwn(rules, ruleOf()) ? ruleOf() : Object.keys(rules)[0];
 /** Give what was measured of a run by place. */
 const placesOf = run => Object.fromEntries(
-  Object.entries(run.measured).map(([where, rules]) => [where, entry(rules, ruleOf()) ?? Object.values(rules)[0]]));
+  Object.entries(run.measured).map(([where, rules]) => [where, rules[ruleIn(rules)]]));
 
 /** Name a configuration, with how many of its seeds are finished, and give these. */
 function seedsOf(group) {
@@ -62,7 +64,8 @@ function overSeeds(group) {
 /** What is said of a run in a line, by heads. */
 function factsOf(run, n) {
   const {kind, replies, failing, finished, result, gains, settings, numbers} = run, measured = placesOf(run);
-  const [tests, ...stages] = ["run", "warm start", "reinforcement"].map(stage => entry(gains[stage] ?? {}, ruleOf()) ?? {}), {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
+  const [tests, ...stages] = ["run", "warm start", "reinforcement"].map(stage => gains[stage] ?? {}).map(rules => rules[ruleIn(rules)] ?? {});
+  const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
   const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
   const ends = `set=held-out&a=${n}.before&b=${n}.after`;
   const flip = (name, count) => h("a", {class: name, href: `#${ends}&flip=${name}&to=questions`},
@@ -77,12 +80,12 @@ function factsOf(run, n) {
     "flipped to right": Number.isFinite(tests.only_second) ? flip("right", tests.only_second) : "–",
     "flipped to wrong": Number.isFinite(tests.only_first) ? flip("wrong", tests.only_first) : "–",
     "more than chance?": tests.ci95 ? chance(tests.p) : "–",
-    "judged by": data.rules.length ? ruleOf() : "–",
+    "judged by": ruleIn(Object.values(run.measured).at(-1) ?? {}) ?? "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
     "queries that fail": Object.values(failing).map(count => count.toLocaleString("en")).join(" → "),
     screened: screened(run.screening),
-    replies: Object.keys(replies).length ? Object.entries(replies).map(([where, line]) =>
-      h("div", {}, where === "answers" ? line : `${where}: ${line}`)) : "–",
+    replies: Object.keys(replies).length ? h("details", {class: "small"}, h("summary", {}, "counts"),
+      Object.entries(replies).map(([where, line]) => h("div", {}, where === "answers" ? line : `${where}: ${line}`))) : "–",
     decoding: result.decode ?? "–",
     steps: kind === "evaluation" ? "–" : finished ? steps
       : `not finished: ${steps} of ${planned || "?"} steps so far`,
