@@ -327,10 +327,18 @@ def _fitting(work: Workload, devices: Devices, progress: Progress, phase: _Phase
         needed, problem = found.largest, found.problem
     sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in needed.items())
     reason = problem or f"{sizes} = {_gib(sum(needed.values()))} a device"
+    section, learned = phase.section, getattr(work, phase.section)
+    tokens = learned.batching.micro_batch_tokens
+    settings = {
+        "model.remat=full": work.source.remat != "full",
+        f"{section}.batching.micro_batch_tokens=auto": tokens != "auto",
+        f"{section}.lora.rank=16": learned.lora is None,
+    }
+    helpful = " or ".join(name for name, is_unset in settings.items() if is_unset)
+    advice = f"set {helpful}, or " if helpful else ""
     raise UserError(
-        f"{phase.name} does not fit: {reason}, of {_gib(devices.room)} free; set model.remat=full, "
-        f"{phase.section}.batching.micro_batch_tokens=auto or {phase.section}.lora.rank=16, or "
-        "take fewer sampler.slots, shorter lengths, a smaller model or more devices"
+        f"{phase.name} does not fit: {reason}, of {_gib(devices.room)} free; {advice}take fewer "
+        "sampler.slots, shorter lengths, a smaller model or more devices"
     )
 
 
