@@ -30,11 +30,13 @@ def test_devices_do_not_wait_for_each_other_while_they_sample(case):
 
 
 def test_the_cache_is_updated_in_place(case):
-    """States with which slots begin, those of their prompts, are copied for one layer at a time."""
+    """States with which slots begin, those of their prompts, are copied: XLA's CUDA compiler does it
+    for several layers at once.
+    """
     memory = programs.sampler(*case, "decode").memory
     kept = memory.output_size_in_bytes
     assert memory.alias_size_in_bytes > 0.99 * kept
-    assert memory.temp_size_in_bytes < 0.1 * kept
+    assert memory.temp_size_in_bytes < (0.15 if case == HYBRID else 0.1) * kept
 
 
 @pytest.mark.parametrize("name", ["fill", "decode"])
