@@ -36,7 +36,7 @@ def test_the_cache_is_updated_in_place(case):
     memory = programs.sampler(*case, "decode").memory
     kept = memory.output_size_in_bytes
     assert memory.alias_size_in_bytes > 0.99 * kept
-    assert memory.temp_size_in_bytes < (0.15 if case == HYBRID else 0.1) * kept
+    assert memory.temp_size_in_bytes < (0.2 if case == HYBRID else 0.1) * kept
 
 
 @pytest.mark.parametrize("name", ["fill", "decode"])
