@@ -56,11 +56,11 @@ class State(NamedTuple):
     """What rows leave to the tokens after them.
 
     Attributes:
-        memory_BHEU: In fp32.
+        memory_BHUE: In fp32.
         tails: Of queries, keys and values, the last W - 1 before the convolution.
     """
 
-    memory_BHEU: Any
+    memory_BHUE: Any
     tails: Any
 
 
@@ -74,7 +74,7 @@ def no_state(inputs: Inputs, kernels: Kernels) -> State:
     H, U, W = kernels.v_HUW.shape
     shapes = ((B, W - 1, K, E), (B, W - 1, K, E), (B, W - 1, H, U))
     tails = tuple(jnp.zeros(shape, inputs.k_BTKE.dtype) for shape in shapes)
-    return State(jnp.zeros((B, H, E, U), jnp.float32), tails)
+    return State(jnp.zeros((B, H, U, E), jnp.float32), tails)
 
 
 def run(
@@ -101,7 +101,7 @@ def run(
     g_BTH, beta_BTH = (jnp.where(is_token_BT1, x, 0.0) for x in (g_BTH, beta_BTH))
     rule = _of_one_token if T == 1 else _in_chunks
     with jax.default_matmul_precision("highest"):
-        o_BTHU, memory = rule(q, k, v, g_BTH, beta_BTH, state.memory_BHEU)
+        o_BTHU, memory = rule(q, k, v, g_BTH, beta_BTH, state.memory_BHUE)
     tails = jax.tree.map(lambda array: _window(array, count_B, array.shape[1] - T), extended)
     return o_BTHU.astype(dtype), State(memory, tails)
 
@@ -129,19 +129,19 @@ def _unit(x: Array) -> Array:
 
 
 def _of_one_token(
-    q: Array, k: Array, v: Array, g_BTH: Array, beta_BTH: Array, memory_BHEU: Array
+    q: Array, k: Array, v: Array, g_BTH: Array, beta_BTH: Array, memory_BHUE: Array
 ) -> tuple[Array, Array]:
     """Run the rule for one token a row, without a product that would reorder the memory."""
-    q_BHE1, k_BHE1 = q[:, 0, :, :, None], k[:, 0, :, :, None]
-    memory_BHEU = memory_BHEU * jnp.exp(g_BTH[:, 0])[..., None, None]
-    known_BHU = jnp.sum(memory_BHEU * k_BHE1, axis=2)
+    q_BH1E, k_BH1E = q[:, 0, :, None], k[:, 0, :, None]
+    memory_BHUE = memory_BHUE * jnp.exp(g_BTH[:, 0])[..., None, None]
+    known_BHU = jnp.sum(memory_BHUE * k_BH1E, axis=3)
     u_BHU = beta_BTH[:, 0, :, None] * (v[:, 0] - known_BHU)
-    memory_BHEU = memory_BHEU + k_BHE1 * u_BHU[:, :, None]
-    return jnp.sum(memory_BHEU * q_BHE1, axis=2)[:, None], memory_BHEU
+    memory_BHUE = memory_BHUE + u_BHU[..., None] * k_BH1E
+    return jnp.sum(memory_BHUE * q_BH1E, axis=3)[:, None], memory_BHUE
 
 
 def _in_chunks(
-    q: Array, k: Array, v: Array, g_BTH: Array, beta_BTH: Array, memory_BHEU: Array
+    q: Array, k: Array, v: Array, g_BTH: Array, beta_BTH: Array, memory_BHUE: Array
 ) -> tuple[Array, Array]:
     """Run the rule for chunks of C tokens, one after the other (section 3.3).
 
@@ -184,8 +184,8 @@ def _in_chunks(
         outputs = q @ memory + scores @ corrections
         return over * memory + k.swapaxes(-1, -2) @ corrections, outputs
 
-    memory_BHEU, o = jax.lax.scan(add, memory_BHEU, xs)
-    return o.transpose(1, 0, 3, 2, 4).reshape(B, Z * size, H, U)[:, :T], memory_BHEU
+    memory_BHEU, o = jax.lax.scan(add, memory_BHUE.swapaxes(2, 3), xs)
+    return o.transpose(1, 0, 3, 2, 4).reshape(B, Z * size, H, U)[:, :T], memory_BHEU.swapaxes(2, 3)
 
 
 @jax.custom_vjp

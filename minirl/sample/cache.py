@@ -221,7 +221,7 @@ def state_shapes(config: ModelConfig, rows: int, dtype: Any, mesh: Mesh | None) 
         dims = (rows, shape.linear_conv_kernel_dim - 1, heads, size)
         return array(dims, ("batch", "position", head, "head_size"), dtype)
 
-    memory = array((rows, H, E, U), ("batch", head, "head_size", "head_size"), jnp.float32)
+    memory = array((rows, H, U, E), ("batch", head, "head_size", "head_size"), jnp.float32)
     return State(memory, (tail(K, E), tail(K, E), tail(H, U)))
 
 

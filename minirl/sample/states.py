@@ -95,7 +95,7 @@ def _closed(state: State, new: State, rows: CacheRows) -> State:
     if rows.row_B is None:
         return new
     # Several rows without new tokens may be of one number, which another one may have too.
-    row_B = jnp.where(rows.count_B > 0, rows.row_B, len(state.memory_BHEU))
+    row_B = jnp.where(rows.count_B > 0, rows.row_B, len(state.memory_BHUE))
     return jax.tree.map(lambda array, x: array.at[row_B].set(x, mode="drop"), state, new)
 
 

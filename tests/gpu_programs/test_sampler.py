@@ -30,13 +30,11 @@ def test_devices_do_not_wait_for_each_other_while_they_sample(case):
 
 
 def test_the_cache_is_updated_in_place(case):
-    """States with which slots begin, those of their prompts, are copied: XLA's CUDA compiler does it
-    for several layers at once.
-    """
+    """But for states with which slots begin, those of their prompts: on a mesh they are copied."""
     memory = programs.sampler(*case, "decode").memory
     kept = memory.output_size_in_bytes
     assert memory.alias_size_in_bytes > 0.99 * kept
-    assert memory.temp_size_in_bytes < (0.2 if case == HYBRID else 0.1) * kept
+    assert memory.temp_size_in_bytes < (0.15 if case == HYBRID else 0.1) * kept
 
 
 @pytest.mark.parametrize("name", ["fill", "decode"])

@@ -25,7 +25,7 @@ def drawn(T, *, seed=0, decay=1.0):
     inputs = Inputs(*values, g_BTH, jax.nn.sigmoid(normal(B, T, H)))
     kernels = Kernels(normal(K, E, W), normal(K, E, W), normal(H, U, W))
     tails = (normal(B, W - 1, K, E), normal(B, W - 1, K, E), normal(B, W - 1, H, U))
-    return inputs, kernels, State(normal(B, H, E, U), tails)
+    return inputs, kernels, State(normal(B, H, U, E), tails)
 
 
 def token_by_token(inputs, kernels, state, count_B):
