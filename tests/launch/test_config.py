@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -16,12 +15,13 @@ from launch.evaluation.answers import Decode
 from minirl.exchange import UserError
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import SingleTurnConfig
+from tests.vectors import read
 
 from .conftest import ROOT, mistake
 
 DEMO = "progress-demo.yaml"
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
-CASES = json.loads((Path(__file__).parents[1] / "data" / "settings.json").read_text())
+CASES = read("settings")
 
 
 def message(name: str | Path, *overrides: str) -> str:

@@ -76,8 +76,12 @@ def test_a_process_that_leaves_alone_ends_the_others(copies, tmp_path):
     assert "another task died" in first[2] or "another process" in first[2]
 
 
-# The gap between sampler and learner is all rounding, of which linear attention has more.
-@pytest.mark.parametrize(("course", "rounding"), [("short", 1e-5), ("hybrid", 5e-5)])
+# The gap between sampler and learner is all rounding, of which linear attention has more; beside it
+# a hybrid has the layers of all models.
+@pytest.mark.parametrize(
+    ("course", "rounding"),
+    [pytest.param("short", 1e-5, marks=pytest.mark.nightly), ("hybrid", 5e-5)],
+)
 def test_two_processes_of_which_one_is_killed_run_as_one_device_does(
     copies, tmp_path, course, rounding
 ):

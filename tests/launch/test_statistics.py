@@ -8,7 +8,6 @@ from math import comb
 import numpy as np
 import pytest
 
-from launch.evaluation import statistics
 from launch.evaluation.statistics import (
     database_interval,
     mean_interval,
@@ -108,30 +107,6 @@ def test_a_paired_difference_has_both_intervals():
     assert (found.only_first, found.only_second) == (4, 4)
     assert found.ci95_databases == (-3 / 8, 3 / 8)
     assert found.ci95 == (-6 / 16, 6 / 16)
-
-
-@pytest.mark.parametrize(("kind", "least"), [("rates", 0.87), ("differences", 0.87)])
-def test_the_interval_over_databases_covers_where_databases_differ(kind, least, monkeypatch):
-    """Of 20 databases drawn from many; the interval over questions covers these databases only."""
-    monkeypatch.setattr(statistics, "RESAMPLES", 500)
-    rng = np.random.default_rng(1)
-    names = [str(name) for name in range(20) for _ in range(20)]
-    covered = {"databases": 0, "questions": 0}
-    for _ in range(300):
-        chances = np.repeat(rng.beta(2, 2, 20), 20)  # the mean of all is 1/2
-        right = (rng.random(400) < chances).astype(float)
-        if kind == "differences":
-            right -= rng.random(400) < 0.5
-        truth = 0.5 if kind == "rates" else 0.0
-        intervals = {
-            "databases": database_interval([*right], names),
-            "questions": mean_interval([*right]),
-        }
-        for name, found in intervals.items():
-            low, high = found or (1.0, 0.0)
-            covered[name] += low <= truth <= high
-    assert least < covered["databases"] / 300 < 0.99
-    assert covered["questions"] / 300 < 0.85
 
 
 def test_intervals_of_no_question_are_refused():

@@ -1,15 +1,12 @@
-"""A hybrid of linear and full attention in the native sampler and in the learner."""
+"""A hybrid of linear and full attention in the native sampler."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import numpy as np
 import pytest
 
 from minirl.types import Decoding, Request
 
-from . import test_update
 from .test_sampler import expected_logprobs, prompt
 
 PLAIN = Decoding()
@@ -65,23 +62,3 @@ def test_a_prompt_begins_with_another_ones_state_only_where_that_is_all_of_it(to
     assert sampler.work.filled == 39 + (45 - 39) + 29 + (41 - 39)
     for request in requests:
         check(toy, model, request, replies[request.episode])
-
-
-@pytest.fixture(scope="module")
-def scene(toy):
-    return test_update.Scene(partial(toy.model, hybrid=True))
-
-
-@pytest.fixture(scope="module")
-def groups(scene):
-    return test_update.make_groups(scene)
-
-
-def test_the_learner_computes_shared_prompts_as_rows_of_their_own(scene, groups):
-    """In one list and in pieces, whatever is computed again: loss and gradients."""
-    test_update.test_shared_prompts_equal_rows_of_their_own(scene, groups, "grpo")
-    test_update.test_what_is_computed_again_does_not_change_the_gradient(scene, groups)
-
-
-def test_parts_of_a_group_add_up(scene, groups, monkeypatch):
-    test_update.test_parts_of_a_group_add_up(scene, groups, monkeypatch)

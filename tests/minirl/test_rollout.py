@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from minirl.config import SamplerConfig
-from minirl.sample import rollout
 from minirl.sample.decode import compilations
 from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply, Trajectory, Turn, Work
@@ -302,84 +301,6 @@ def test_runs_agree_whatever_the_environments_take(toy):
         for groups in (in_order, hasty)
     )
     assert ours == theirs
-
-
-class Timed(Script):
-    """A device with 64 slots in simulated time: a step of all takes 20 ms, a reply 50 to 450."""
-
-    def __init__(self, *, is_repeatable):
-        super().__init__([[7]] * 2, stop_ids=[7])
-        self.is_repeatable, self.random = is_repeatable, random.Random(0)
-        self.slots, self.left, self.now_s, self.idle_s, self.ends_s = set(), {}, 0.0, 0.0, []
-
-    def idle_until(self, end_s):
-        self.idle_s += max(end_s - self.now_s, 0)
-        self.now_s = max(end_s, self.now_s)
-
-    def advance(self, *, max_steps):
-        for request in [*self.waiting]:
-            if request.episode in self.slots or len(self.slots) < 64:
-                self.slots.add(request.episode)
-                self.waiting.remove(request)
-                self.left[request.episode] = (self.random.randint(50, 450), request)
-        if not self.left:
-            if not self.is_repeatable:
-                self.idle_until(min(end_s for end_s in self.ends_s if end_s > self.now_s))
-            return []
-        steps = min(max_steps, min(left for left, _ in self.left.values()))
-        self.now_s += 0.02 * steps
-        self.left = {n: (left - steps, request) for n, (left, request) in self.left.items()}
-        ended = [request for left, request in self.left.values() if not left]
-        for request in ended:
-            del self.left[request.episode]
-        return [(request.episode, self._reply(request)) for request in ended]
-
-    def release(self, episode):
-        super().release(episode)
-        self.slots.discard(episode)
-
-
-class Simulated:
-    """Threads, and what is called in them, in the time of a device."""
-
-    def __init__(self, device, environment):
-        self.device, self.environment = device, environment
-
-    def submit(self, function, *given):
-        value, device = function(*given), self.device
-        end_s = device.now_s + self.environment.took_s
-        device.ends_s.append(end_s)
-        return SimpleNamespace(
-            done=lambda: device.now_s >= end_s,
-            exception=lambda: device.idle_until(end_s),  # whoever asks waits, and the device too
-            result=lambda: value,
-            add_done_callback=lambda _: None,
-        )
-
-    def shutdown(self, **_): ...
-
-
-@pytest.mark.parametrize(("slow_s", "in_order"), [(1.0, 0.4), (3.0, 0.65)])
-def test_a_slow_query_does_not_stop_the_others(toy, monkeypatch, slow_s, in_order):
-    """Unless the run is to be repeated: of one query in twenty the device waits for nearly all."""
-
-    class Slow(Turns):
-        took_s = 0.0
-
-        def step(self, episode, reply):
-            self.took_s = slow_s if self.random.random() < 0.05 else 0.005
-            return super().step(episode, reply)
-
-    def idle_share(*, is_repeatable):
-        device, environment = Timed(is_repeatable=is_repeatable), Slow(toy.Message, turns=2)
-        threads = lambda *_, **__: Simulated(device, environment)  # noqa: E731
-        monkeypatch.setattr(rollout, "ThreadPoolExecutor", threads)
-        limits = config(slots=64, max_response_tokens=2000)
-        play(toy, device, environment, ["A"] * 64, group_size=8, config=limits, max_turns=2)
-        return device.idle_s / device.now_s
-
-    assert idle_share(is_repeatable=True) > in_order
-    assert idle_share(is_repeatable=False) <= 0.02
 
 
 class Unordered(Script):

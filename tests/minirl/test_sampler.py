@@ -390,12 +390,6 @@ def test_tokens_come_in_their_shares(temperature):
     np.testing.assert_allclose(logprobs, np.log(shares)[ids], atol=1e-6)
 
 
-def test_temperature_zero_takes_the_likeliest_and_reports_temperature_one():
-    ids, logprobs = draw(SHARES[::-1], temperature=0.0)
-    assert set(ids.tolist()) == {4}
-    np.testing.assert_allclose(logprobs, np.log(0.5), atol=1e-6)
-
-
 def test_top_p_cuts_the_tail_and_leaves_log_probabilities_alone():
     # 1/2 + 1/4 reaches 0.7; the two kept tokens then have 2/3 and 1/3.
     nucleus = np.array([2 / 3, 1 / 3, 0, 0, 0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 from functools import partial
 from typing import Any
 
@@ -12,19 +15,28 @@ import optax
 import pytest
 from flax import nnx
 
-from minirl.config import BatchingConfig, Grpo, Gspo
+from minirl.config import BatchingConfig, Grpo, OptimizerConfig
+from minirl.model import logprobs
+from minirl.model.decoder import Decoder
+from minirl.model.lora import described
+from minirl.model.sharding import MATRICES, param_path
+from minirl.sample.decode import sample
 from minirl.train import batching, update
 from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
+from minirl.train.optimizer import learning_rate, make_optimizer
 from minirl.train.update import Learner, batch_loss
 from minirl.types import TokenRow
 from tests.plain_model import plain_attention, plain_recurrence
+from tests.vectors import read
+
+from .conftest import TOY
 
 VOCAB = 64
 TEMPERATURE = 0.8
 RATE = 1024.0
 G = 3
-ALGORITHMS = {"grpo": Grpo(kl_coef=0.3), "gspo": Gspo(kl_coef=0.3)}
+ALGORITHM = Grpo(kl_coef=0.3)
 # Log-ratios around the bounds log(.8) = -.22 and log(1.2) = .18, none near one.
 LOG_RATIOS = (-0.5, -0.1, 0.0, 0.1, 0.4)
 # Prompt lengths, and lengths of the turns of each row: sampled, observed, sampled, ...
@@ -36,6 +48,10 @@ GROUPS = (
 # Ids after the prompt that all rows of a group begin with.
 COMMON = (0, 1, 2)
 SIZES = BatchingConfig(micro_batch_tokens=200, prompt_multiple=12, answer_multiple=20)
+SETTINGS: dict[str, Any] = {
+    "function": partial(policy_loss, ALGORITHM),
+    "temperature": TEMPERATURE,
+}
 
 
 def plain_logprobs(model, ids_BT):
@@ -46,19 +62,17 @@ def plain_logprobs(model, ids_BT):
     return jnp.take_along_axis(logp_BTV, ids_BT[:, 1:, None], axis=-1)[..., 0]
 
 
-def plain_loss(algorithm, logp, reference_logp, rows):
+def plain_loss(logp, reference_logp, rows):
     """Write the objective out, row by row: the mean over rows of means over tokens."""
     total = 0.0
     for b, row in enumerate(rows):
         actions = np.flatnonzero(row.is_action)
         new, old = logp[b, actions - 1], jnp.asarray(row.old_logprobs[actions])
         ratio = jnp.exp(new - old)
-        if algorithm.ratio_level == "sequence":
-            ratio = jnp.exp(jnp.mean(new - old)) * jnp.ones_like(new)
         clipped = jnp.clip(ratio, 0.8, 1.2)
         objective = jnp.minimum(ratio * row.advantage, clipped * row.advantage)
         gap = reference_logp[b, actions - 1] - new
-        objective -= algorithm.kl_coef * (jnp.exp(gap) - gap - 1)
+        objective -= ALGORITHM.kl_coef * (jnp.exp(gap) - gap - 1)
         total -= jnp.mean(objective)
     return total / len(rows)
 
@@ -83,9 +97,7 @@ class Scene:
             lambda params, ids_BT: plain_logprobs(nnx.merge(self.graph, params), ids_BT)
         )
         self.plain_pull_back = jax.jit(self._plain_pull_back)
-        self.gradients = {
-            name: jax.jit(jax.value_and_grad(self._loss(name), has_aux=True)) for name in ALGORITHMS
-        }
+        self.gradient = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
 
     def _plain_pull_back(self, params, ids_BT, slope_BT):
         def total(params):
@@ -93,33 +105,40 @@ class Scene:
 
         return jax.grad(total)(params)
 
-    def _loss(self, name):
-        settings: dict[str, Any] = {"function": loss_of(name), "temperature": TEMPERATURE}
+    def _loss(self, params, batch):
+        reference = nnx.merge(self.graph, self.reference)
+        logp_BC, *_ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
+        return batch_loss(params, nnx.State({}), batch, logp_BC, graph=self.graph, **SETTINGS)
 
-        def loss(params, batch):
-            reference = nnx.merge(self.graph, self.reference)
-            logp_BC, *_ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
-            return batch_loss(params, nnx.State({}), batch, logp_BC, graph=self.graph, **settings)
-
-        return loss
-
-    def loss_and_gradient(self, name, batch):
-        (loss, stats), gradient = self.gradients[name](self.params, batch)
+    def loss_and_gradient(self, batch):
+        (loss, stats), gradient = self.gradient(self.params, batch)
         stats.pop("logprobs")
         return float(loss), {key: float(value) for key, value in stats.items()}, gradient
 
 
-def loss_of(name):
-    return partial(policy_loss, ALGORITHMS[name])
-
-
 def learner_of(scene):
-    return Learner(scene.model, loss_of("grpo"), optax.sgd(1.0), temperature=TEMPERATURE)
+    return Learner(scene.model, SETTINGS["function"], optax.sgd(1.0), temperature=TEMPERATURE)
 
 
-@pytest.fixture(scope="module")
-def scene(toy):
-    return Scene(toy.model)
+@functools.cache
+def made(*, hybrid):
+    """Make a scene, and its groups."""
+    scene = Scene(partial(TOY.model, hybrid=hybrid))
+    return scene, make_groups(scene)
+
+
+@pytest.fixture
+def scene():
+    return made(hybrid=False)[0]
+
+
+@pytest.fixture
+def groups():
+    return made(hybrid=False)[1]
+
+
+# Of full attention alone, and of linear attention too.
+BOTH = pytest.mark.parametrize("hybrid", [False, True])
 
 
 def stack(rows):
@@ -127,11 +146,6 @@ def stack(rows):
     for b, row in enumerate(rows):
         ids_BT[b, : len(row.ids)] = row.ids
     return ids_BT
-
-
-@pytest.fixture(scope="module")
-def groups(scene):
-    return make_groups(scene)
 
 
 def make_groups(scene):
@@ -176,32 +190,33 @@ def assert_close(tree, other, *, rtol=5e-5):
         )
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo"])
-def test_shared_prompts_equal_rows_of_their_own(scene, groups, name):
+@BOTH
+def test_shared_prompts_equal_rows_of_their_own(hybrid):
+    scene, groups = made(hybrid=hybrid)
     rows = [row for group in groups for row in group]
-    algorithm = ALGORITHMS[name]
     ids_BT = stack(rows)
     logp_BT = scene.plain_logprobs(scene.params, ids_BT)
     reference_logp_BT = scene.plain_logprobs(scene.reference, ids_BT)
     expected, slope_BT = jax.value_and_grad(
-        lambda logp_BT: plain_loss(algorithm, logp_BT, reference_logp_BT, rows)
+        lambda logp_BT: plain_loss(logp_BT, reference_logp_BT, rows)
     )(logp_BT)
     (batch,) = batches_of(groups)
-    loss, _, gradient = scene.loss_and_gradient(name, batch)
+    loss, _, gradient = scene.loss_and_gradient(batch)
     assert loss == pytest.approx(float(expected), rel=1e-5)
     assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
 
 
-def test_what_is_computed_again_does_not_change_the_gradient(scene, groups):
+@BOTH
+def test_what_is_computed_again_does_not_change_the_gradient(hybrid):
+    scene, groups = made(hybrid=hybrid)
     (batch,) = batches_of(groups)
-    settings: dict[str, Any] = {"function": loss_of("grpo"), "temperature": TEMPERATURE}
 
     def gradient(kind):
         def loss(params):
             model = nnx.merge(scene.graph, params)
             model.remat = kind
             arguments = (nnx.state(model), nnx.State({}), batch, batch.sampler_logp_BC)
-            return batch_loss(*arguments, graph=nnx.graphdef(model), **settings)[0]
+            return batch_loss(*arguments, graph=nnx.graphdef(model), **SETTINGS)[0]
 
         return jax.jit(jax.grad(loss))(scene.params)
 
@@ -211,15 +226,17 @@ def test_what_is_computed_again_does_not_change_the_gradient(scene, groups):
         assert optax.tree.norm(apart) < 1e-5 * optax.tree.norm(expected)
 
 
-def test_parts_of_a_group_add_up(scene, groups, monkeypatch):
+@BOTH
+def test_parts_of_a_group_add_up(monkeypatch, hybrid):
+    scene, groups = made(hybrid=hybrid)
     (whole,) = batches_of(groups)
-    _, _, expected = scene.loss_and_gradient("grpo", whole)
+    _, _, expected = scene.loss_and_gradient(whole)
     # Each row is computed alone, in a list of one length: one program serves all.
     monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
     sizes = SIZES.model_copy(update={"micro_batch_tokens": 24})
     parts = list(batches := batches_of(groups, sizes=sizes))
     assert len(parts) == 3 * len(groups)
-    found = [scene.loss_and_gradient("grpo", part)[2] for part in parts]
+    found = [scene.loss_and_gradient(part)[2] for part in parts]
     assert_close(jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found), expected)
     back = batches.read_back(part.sampler_logp_BC for part in parts)
     for group, rows in zip(groups, back, strict=True):
@@ -246,7 +263,7 @@ def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
 
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     (batch,) = batches_of(groups, aggregation="token_mean")
-    _, stats, whole = scene.loss_and_gradient("grpo", batch)
+    _, stats, whole = scene.loss_and_gradient(batch)
     smaller = SIZES.model_copy(update={"micro_batch_tokens": 80})
     batches = [*batches_of(groups, sizes=smaller, aggregation="token_mean")]
     assert len(batches) == 2
@@ -283,3 +300,187 @@ def test_programs_of_the_shapes_of_latest_use_are_kept(scene, groups, monkeypatc
     assert [programs - first for programs, _ in found] == [0, 1, 1, 2, 2, 3]
     assert [one for _, one in found] == pytest.approx([loss] * 6)
     assert len(learner._accumulate._kept) == 2
+
+
+# What a model in bfloat16 sums in fp32: logits in learner and sampler, the embedding's gradient.
+# Numbers in bfloat16 have eight bits: from 16 to 32 they are .125 apart, from 256 to 512 two apart.
+
+
+# Of a hidden state of ones the logits are 16.0625, 16 and 16.125; the first would round to 16.
+TABLE_VD = [[16.0, 0.0625], [16.0, 0.0], [16.0, 0.125]]
+LOGPROBS = np.array([0.0625, 0.0, 0.125]) - math.log(sum(map(math.exp, (0.0625, 0.0, 0.125))))
+# Numbers in fp32 are 2e-6 apart from 16 to 32.
+ROUNDED = 1e-5
+
+
+@pytest.fixture(params=[1000, 1])
+def at_once(request, monkeypatch):
+    """Compute the logits of all tokens at once, or one by one."""
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * 3 * request.param)
+
+
+def judge(hidden_BCD, table_VD, target_BC):
+    is_trained_BC = jnp.ones(target_BC.shape, bool)
+    project = functools.partial(logprobs.project, temperature=1.0)
+    return jax.jit(project)(hidden_BCD, table_VD, target_BC, is_trained_BC)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("param_dtype", [jnp.bfloat16, jnp.float32])
+def test_logits_of_the_learner(param_dtype):
+    hidden_BCD = jnp.ones((1, 3, 2), jnp.bfloat16)
+    table_VD = jnp.array(TABLE_VD, param_dtype)
+    found, entropy = judge(hidden_BCD, table_VD, jnp.arange(3)[None])
+    np.testing.assert_allclose(found[0], LOGPROBS, rtol=ROUNDED)
+    np.testing.assert_allclose(entropy[0], -np.sum(np.exp(LOGPROBS) * LOGPROBS), rtol=ROUNDED)
+
+
+def model_of(toy, **changes):
+    """Describe a decoder that computes in bfloat16 on weights in fp32."""
+    return described(dataclasses.replace(toy.CONFIG, **changes), dtype=jnp.bfloat16)
+
+
+def test_logits_of_the_sampler(toy):
+    model = model_of(toy, vocab_size=3, hidden_size=2)
+    model.unembed = nnx.Param(jnp.array(TABLE_VD))
+    logits_SV = jax.jit(lambda: model.logits(jnp.ones((4, 2), jnp.bfloat16)))()
+    np.testing.assert_array_equal(logits_SV, [[16.0625, 16.0, 16.125]] * 4)
+    ids_S, logprobs_S = sample(
+        logits_SV, jax.random.split(jax.random.key(0), 4), jnp.ones(4), jnp.ones(4),
+        any_top_p=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(logprobs_S, LOGPROBS[ids_S], rtol=ROUNDED)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_gradient_of_the_output_table():
+    """Of two words with equal logits each has half: 257 ones and 1 / 64 give 128.5 and 1 / 128."""
+    hidden_BCD = jnp.ones((1, 258, 1), jnp.bfloat16).at[0, 7].set(1 / 64)
+    target_BC = jnp.zeros((1, 258), jnp.int32)
+    gradient_VD = jax.grad(lambda table_VD: judge(hidden_BCD, table_VD, target_BC)[0].sum())(
+        jnp.zeros((2, 1))
+    )
+    np.testing.assert_array_equal(gradient_VD[:, 0], [128.5 + 1 / 128, -128.5 - 1 / 128])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_gradient_of_the_embedding(toy, monkeypatch, tied):
+    """A token that stands 513 times; tied, the output adds 3 to every word."""
+    graph, shapes = nnx.split(model_of(toy, tie_word_embeddings=tied))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    tokens_BT = jnp.full((2, 257), 5).at[1, 256].set(6)
+    seen = []
+
+    def no_layers(_, body, x_BTD, caches, **rest):
+        seen.append(x_BTD)
+        return x_BTD, caches
+
+    monkeypatch.setattr(Decoder, "_run_layers", no_layers)
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        model = nnx.merge(graph, params)
+        model(tokens_BT, jnp.zeros_like(tokens_BT), None)
+        ones_BTD = jnp.ones((1, 3, toy.CONFIG.hidden_size), jnp.bfloat16)
+        return seen.pop().astype(jnp.float32).sum() + model.logits(ones_BTD).sum()
+
+    found_VD = gradient(params)["embed"][...]
+    rest = 3.0 if tied else 0.0
+    np.testing.assert_array_equal(found_VD[5], 513 + rest)
+    np.testing.assert_array_equal(found_VD[6], 1 + rest)
+    np.testing.assert_array_equal(found_VD[7], rest)
+
+
+# How far each optimizer moves a weight: learning rates, clipping, decay, Muon's rotations.
+
+
+RAMP = read("schedule")["ramp_cosine"]
+
+
+def moves_of(config, gradients, *, start=0.0):
+    """Return how far an optimizer moves a single weight down at each of these gradients."""
+    optimizer, rate = make_optimizer(config), learning_rate(config, steps=len(gradients))
+    weight, moves = jnp.array(start), []
+    state = optimizer.init(weight)
+    for step, gradient in enumerate(gradients):
+        updates: Any = optimizer.update(jnp.array(gradient), state, weight)
+        moves.append(-float(rate(step) * updates[0]))
+        state = updates[1]
+    return moves
+
+
+def test_warm_up_and_cosine():
+    # Adam moves a weight by the learning rate when gradients stay the same.
+    rising = OptimizerConfig(learning_rate=0.1, warmup_steps=4, weight_decay=0.0)
+    constant = moves_of(rising, [1.0] * 6)
+    # 1/4 of the rate, then even steps up to all of it.
+    np.testing.assert_allclose(constant, [0.025, 0.04375, 0.0625, 0.08125, 0.1, 0.1], rtol=1e-4)
+    cosine = moves_of(rising.model_copy(update={"schedule": "cosine"}), [1.0] * 9)
+    np.testing.assert_allclose(cosine[:4], constant[:4], rtol=1e-4)
+    # Down to a tenth over 5 steps: .1 (.1 + .9 (1 + cos(pi t / 5)) / 2).
+    expected = [0.01 + 0.045 * (1 + math.cos(math.pi * t / 5)) for t in range(5)]
+    np.testing.assert_allclose(cosine[4:], expected, rtol=1e-4)
+
+
+def test_flat_ramp_cosine():
+    """PaVeRL-SQL's learning rate."""
+    config = OptimizerConfig(
+        learning_rate=1e-5,
+        schedule="ramp_cosine",
+        final_fraction=RAMP["final_fraction"],
+    )
+    rate = learning_rate(config, steps=RAMP["steps"])
+    counts = jnp.array([int(count) for count in RAMP["shares"]])
+    shares = np.array(jax.jit(rate)(counts)) / 1e-5
+    np.testing.assert_allclose(shares, list(RAMP["shares"].values()), atol=1e-6)
+    # Beyond the end it stays low.
+    assert float(rate(2000)) == pytest.approx(1e-7)
+
+
+def test_gradients_are_clipped_to_the_norm():
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.0, max_grad_norm=2.0)
+    clipped = moves_of(config, [1.0, 100.0, -50.0])
+    np.testing.assert_allclose(clipped, moves_of(config, [1.0, 2.0, -2.0]), rtol=1e-5)
+
+
+def test_weights_decay_apart_from_the_gradient():
+    config = OptimizerConfig(learning_rate=0.5, weight_decay=0.1)
+    # The rate, and a tenth of the weight 2 times the rate.
+    np.testing.assert_allclose(moves_of(config, [3.0], start=2.0), [0.5 + 0.1], rtol=1e-4)
+
+
+def test_muon_turns_the_gradients_of_matrices_into_rotations(toy):
+    config = OptimizerConfig(kind="muon", weight_decay=0.0, max_grad_norm=1e9)
+    params = nnx.split(toy.model())[1]
+    rng = np.random.default_rng(0)
+    gradient = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), params)
+    optimizer = make_optimizer(config)
+    updates, _ = jax.jit(optimizer.update)(gradient, jax.jit(optimizer.init)(params), params)
+    # The steps are .2 x rate, here 1, in root mean square.
+    for path, update_leaf in jax.tree.leaves_with_path(updates):
+        name = param_path(path).rpartition(".")[2]
+        moved = np.asarray(update_leaf)
+        if name in MATRICES:
+            scale = 0.2 * max(moved.shape[1:]) ** 0.5
+            values = np.linalg.svd(moved / scale)[1]
+            # A random gradient has values near 0 and near 2.
+            assert 0.3 < values.min() <= values.max() < 1.3, name
+        else:  # Adam's first step has one size, whatever the gradient.
+            np.testing.assert_allclose(np.abs(moved), np.abs(moved).max(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_first_moment_takes_half_in_bfloat16(kind):
+    params = {"layers": {"q": jnp.zeros((2, 16, 8))}, "embed": jnp.zeros((16, 8))}
+
+    def sizes(moments):
+        rule = make_optimizer(OptimizerConfig(kind=kind, moments=moments))
+        leaves = jax.tree.leaves_with_path(jax.eval_shape(rule.init, params))
+        names = [
+            (jax.tree_util.keystr(path), leaf.size * leaf.dtype.itemsize) for path, leaf in leaves
+        ]
+        return [sum(size for name, size in names if f".{m}" in name) for m in ("mu", "nu")]
+
+    whole, less = sizes("float32"), sizes("bfloat16")
+    assert (2 * less[0], less[1]) == tuple(whole)
