@@ -29,13 +29,14 @@ from launch.pool import process_pool
 from minirl.exchange import UserError
 from minirl.exchange.settings import at_home
 from minirl.run.files import naming, whole_file
+from rewards.execution import gold_result
 from rewards.workbench import Workbench
 from sqlenv.cache import shared_cache
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
-from sqlenv.types import Example, Numbers
+from sqlenv.types import Example, Numbers, Table
 from sqlenv.witness.store import WitnessStore
 
 
@@ -123,8 +124,7 @@ def _scorer(
         bench = Workbench(executor, numbers, WitnessStore(shared_cache(), match="set"))
 
         def work(pair: Pair) -> tuple[Mapping[str, Any], bool]:
-            found = bench.score(*pair)
-            return found.record(), found.gold_ran
+            return bench.score(*pair), isinstance(gold_result(executor, pair[0]), Table)
 
         yield work
 

@@ -6,16 +6,15 @@ No family is trained on here: each has its paper's settings, and all see the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import ExpoConfig, ProgressiveConfig
 from rewards.execution import gold_result, is_nondeterministic, on_witness, payable
-from rewards.expo.reward import ClauseVerdict, ExpoReward
-from rewards.progress.diagnosis import Diagnosis
+from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import transpile
@@ -28,6 +27,7 @@ from sqlenv.envs.single_turn import (
 )
 from sqlenv.types import (
     Answer,
+    Attempt,
     Example,
     MatchMode,
     Numbers,
@@ -46,71 +46,6 @@ EXPO_MATCH: MatchMode = "bag_ordered"
 """What EXPO-SQL takes for a match: its differences know order and duplicates."""
 
 
-@dataclass(frozen=True, slots=True)
-class PairScore:
-    """One prediction beside its gold query.
-
-    Attributes:
-        ex: Execution accuracy under each comparator.
-        rewards: EXPO-SQL's reward of each clause, in the order of the text.
-        expo: Their mean, EXPO-SQL's total.
-        paverl: PaVeRL-SQL's reward.
-        gold_ran: Whether the gold query gave a table; where it did not, nothing is right.
-        nondeterministic: Right by `ex` it may be, but no family pays for it.
-        seconds: Wall time to run and score it; the gold result is there already.
-        witnesses: How many small databases a prediction that is right by `set` was tried on.
-        told_by: The number of the first of them on which it is wrong, from 1; None where it is
-            right on all.
-    """
-
-    status: PairStatus
-    ex: Mapping[MatchMode, bool]
-    diagnosis: Diagnosis
-    lexical: float
-    verdict: ClauseVerdict
-    rewards: tuple[float, ...]
-    expo: float
-    ex_f: float
-    ex_b: float
-    paverl: float
-    csmr: float
-    gold_ran: bool
-    nondeterministic: bool = False
-    seconds: float = 0.0
-    witnesses: int = 0
-    told_by: int | None = None
-
-    def record(self) -> dict[str, Any]:
-        """Write it for programs, as JSON has it."""
-        verdict, diagnosis = self.verdict, self.diagnosis
-        blamed = (verdict.clauses[number].kind for number in sorted(verdict.blamed))
-        clauses = zip(verdict.clauses, self.rewards, strict=True)
-        witness = {"asked": self.witnesses, "told_by": self.told_by}
-        return {
-            "status": self.status,
-            **({"nondeterministic": True} if self.nondeterministic else {}),
-            "ex": dict(self.ex),
-            "progress": {
-                "struct": diagnosis.struct,
-                "lex": self.lexical,
-                "tags": list(diagnosis.tags),
-            },
-            "expo": {
-                "case": verdict.case,
-                "diff_types": sorted(verdict.differences),
-                "error_clauses": list(dict.fromkeys(blamed)),
-                "rewards": [
-                    {"clause": clause.kind, "start": clause.start, "end": clause.end, "reward": r}
-                    for clause, r in clauses
-                ],
-            },
-            "paverl": {"ex_f": self.ex_f, "ex_b": self.ex_b, "reward": self.paverl},
-            "astra": {"csmr": self.csmr},
-            **({"witness": witness} if self.witnesses else {}),
-            "seconds": round(self.seconds, 6),
-        }
-
-
 class Workbench:
     """Runs predictions and asks every family, and witnesses if there are any: what one refutes is
     scored on it, as in training. One thread at a time.
@@ -127,9 +62,13 @@ class Workbench:
         self._expo = ExpoReward(ExpoConfig(), executor=executor, numbers=numbers)
         self._progressive = ProgressiveReward(ProgressiveConfig())
 
-    def score(self, example: Example, sql: str) -> PairScore:
-        """Score one query; no text whatever raises."""
-        gold = gold_result(self._executor, example)
+    def score(self, example: Example, sql: str) -> dict[str, Any]:
+        """Score one query; no text whatever raises. The record is that of docs/rewards.md, as JSON
+        has it, and `seconds` leave out the gold query, whose result is there already.
+
+        `nondeterministic`, where it stands: right by `ex` it may be, but no family pays for it.
+        """
+        gold_result(self._executor, example)
         start = time.perf_counter()
         sql = sql if sql.strip() else ""
         attempt = judge_reply(example, Answer(sql, sql), self._executor, self._config)
@@ -145,29 +84,42 @@ class Workbench:
             config = self._config.model_copy(update={"match": "set"})
             found = first_refuting(example, sql, files, self._executor, config)
             attempt = replace(attempt, correct=attempt.correct and found is None, refuted=found)
-        verdict = self._expo.blame(example, attempt)
+        told_by = attempt.refuted.number if attempt.refuted else None
         asked, shown = on_witness(example, attempt)
         pair = payable(shown.result), gold_result(self._executor, asked)
         share = fractional_accuracy(*pair)
+        paid = sum(payment(share, ran=isinstance(predicted, Table)).values())
         alignment = self._progressive.align(example, sql)
-        return PairScore(
-            status=_status(example, sql, predicted),
-            ex=ex,
-            diagnosis=alignment.diagnosis,
-            lexical=alignment.lexical,
-            verdict=verdict,
-            rewards=tuple(self._expo.clause_rewards(verdict)),
-            expo=self._expo.mean_reward(verdict),
-            ex_f=share,
-            ex_b=binary_accuracy(*pair),
-            paverl=sum(payment(share, ran=isinstance(predicted, Table)).values()),
-            csmr=csmr(*pair),
-            gold_ran=isinstance(gold, Table),
-            nondeterministic=by_chance,
-            seconds=time.perf_counter() - start,
-            witnesses=len(files),
-            told_by=attempt.refuted.number if attempt.refuted else None,
-        )
+        return {
+            "status": _status(example, sql, predicted),
+            **({"nondeterministic": True} if by_chance else {}),
+            "ex": ex,
+            "progress": {
+                "struct": alignment.diagnosis.struct,
+                "lex": alignment.lexical,
+                "tags": list(alignment.diagnosis.tags),
+            },
+            "expo": self._blame(example, attempt),
+            "paverl": {"ex_f": share, "ex_b": binary_accuracy(*pair), "reward": paid},
+            "astra": {"csmr": csmr(*pair)},
+            **({"witness": {"asked": len(files), "told_by": told_by}} if files else {}),
+            "seconds": round(time.perf_counter() - start, 6),
+        }
+
+    def _blame(self, example: Example, attempt: Attempt) -> dict[str, Any]:
+        verdict = self._expo.blame(example, attempt)
+        blamed = (verdict.clauses[number].kind for number in sorted(verdict.blamed))
+        clauses = zip(verdict.clauses, self._expo.clause_rewards(verdict), strict=True)
+        return {
+            "case": verdict.case,
+            "diff_types": sorted(verdict.differences),
+            "error_clauses": list(dict.fromkeys(blamed)),
+            "rewards": [
+                {"clause": clause.kind, "start": clause.start, "end": clause.end, "reward": reward}
+                for clause, reward in clauses
+            ],
+            "reward": self._expo.mean_reward(verdict),
+        }
 
 
 def _status(example: Example, sql: str, predicted: Result) -> PairStatus:

@@ -318,7 +318,10 @@ class _Judge:
 
         bench = self._bench = self._bench or Workbench(self._executor)
         scored = (bench.score(example, sql) for example, sql in asked)
-        rows = [(one.diagnosis.struct, one.lexical, one.expo) for one in scored]
+        rows = [
+            (one["progress"]["struct"], one["progress"]["lex"], one["expo"]["reward"])
+            for one in scored
+        ]
         return dict(zip(TEXTUAL, map(list, zip(*rows, strict=True)), strict=True))
 
     def _on_witnesses(self, asked: Sequence[_Asked]) -> list[float]:

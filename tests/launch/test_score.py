@@ -25,7 +25,7 @@ def test_one_pair_as_json(database, capsys):
     assert {name: [*part] for name, part in record.items() if isinstance(part, dict)} == {
         "ex": ["set", "bag", "bag_ordered", "test_suite"],
         "progress": ["struct", "lex", "tags"],
-        "expo": ["case", "diff_types", "error_clauses", "rewards"],
+        "expo": ["case", "diff_types", "error_clauses", "rewards", "reward"],
         "paverl": ["ex_f", "ex_b", "reward"],
         "astra": ["csmr"],
     }
