@@ -59,7 +59,7 @@ class Agentic(BaseEnvironment[AgenticConfig]):
         holds. Of several calls the first is run. A call that cannot be read is answered with what
         is wrong, and is one of the calls.
         """
-        config, example = self._config, episode.example
+        config, example = self.config, episode.example
         answer = answer_of(reply, config.wrapping)
         call = read_call(answer, config)
         final = call if isinstance(call, Call) and call.is_final else None
@@ -71,7 +71,7 @@ class Agentic(BaseEnvironment[AgenticConfig]):
             result: Result = SqlError(call.why)
             attempt = Attempt(answer.with_sql(""), result, correct=False, kind="bad_call")
         else:
-            result = run_in_dialect(self._executor.execute, example, call.sql)
+            result = run_in_dialect(self.executor.execute, example, call.sql)
             read = answer.with_sql(call.sql)
             attempt = replace(self._judge(example, read, result), kind="call")
         # As SQLite gave it: numbers written as the gold result's would tell what is right.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, cast, get_args
 
@@ -45,25 +45,25 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class BaseEnvironment(ABC, Generic[Config]):
-    """How every environment begins. Stateless, so that threads can share one."""
+    """How every environment begins. Stateless, so that threads can share one.
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        executor: Runner,
-        first_prompt: FirstPrompt,
-        witnesses: WitnessStore | None = None,
-    ) -> None:
-        self._config = config
-        self._executor = executor
-        self._first_prompt = first_prompt
-        self._witnesses = witnesses
+    Attributes:
+        executor: Runs queries.
+        first_prompt: Writes the messages before the first reply.
+        witnesses: Databases on which an answer has to be right too; None where nobody asks them.
+    """
+
+    config: Config
+    _: KW_ONLY
+    executor: Runner
+    first_prompt: FirstPrompt
+    witnesses: WitnessStore | None = None
 
     def reset(self, example: Example) -> tuple[Episode, Observation]:
         """Ask the question."""
-        return Episode(example), self._first_prompt(example)
+        return Episode(example), self.first_prompt(example)
 
     @abstractmethod
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
@@ -73,11 +73,11 @@ class BaseEnvironment(ABC, Generic[Config]):
         self, example: Example, reply: str | Answer, result: Result | None = None
     ) -> Attempt:
         """Judge a reply as `judge_reply` does, and on the witnesses if there are any."""
-        attempt = judge_reply(example, reply, self._executor, self._config, result=result)
-        if not (attempt.correct and self._witnesses):
+        attempt = judge_reply(example, reply, self.executor, self.config, result=result)
+        if not (attempt.correct and self.witnesses):
             return attempt
-        files = witnesses_of(example, self._witnesses)
-        found = first_refuting(example, attempt.sql, files, self._executor, self._config)
+        files = witnesses_of(example, self.witnesses)
+        found = first_refuting(example, attempt.sql, files, self.executor, self.config)
         return replace(attempt, correct=found is None, refuted=found)
 
 
