@@ -18,9 +18,9 @@ from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.config import FROZEN_NOW, AgenticConfig, EnvConfig
 from sqlenv.prompts import (
     ASKED_FOR,
+    DB_ID,
     REASONING,
     agent_observation,
-    astra,
     first_observation,
     judge_observation,
 )
@@ -189,7 +189,7 @@ class ReplyFormat:
         assert self.agent is not None
         if self.brief:
             return f"{_thought(sql)} {write_call(sql, self.agent)}"
-        db_id = astra.DB_ID.format(db_id=example.db_id)
+        db_id = DB_ID.format(db_id=example.db_id)
         return write_call(wrapped(sql, "fence"), self.agent, db_id=db_id)
 
     def last(self, sql: str) -> str:

@@ -10,7 +10,7 @@ from rewards.config import ProgressiveConfig
 from rewards.execution import columns_of, first_match, is_correct, is_executable
 from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
 from sqlenv.memory import cached
-from sqlenv.prompts.tags import TAG_SENTENCES
+from sqlenv.prompts import tag_sentences
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Episode, Example
 
@@ -71,7 +71,7 @@ class ProgressiveReward:
             "struct/last": last.diagnosis.struct,
             "lexical/last": last.lexical,
             # A tag that no episode of a step has is a zero in its metrics, not a gap.
-            **{f"tag/{tag}": float(tag in last.diagnosis.tags) for tag in TAG_SENTENCES},
+            **{f"tag/{tag}": float(tag in last.diagnosis.tags) for tag in tag_sentences()},
         }
 
     def _ends(self, episode: Episode) -> tuple[Alignment, Alignment]:

@@ -1,14 +1,16 @@
-"""Prompts: one module of templates a paper, and the functions that fill them."""
+"""Prompts: a file of templates for each paper, and the functions that fill them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 from minirl.exchange import Message
 from sqlenv.config import AgenticConfig
-from sqlenv.prompts import astra, demo, omnisql, paverl, progress, short
-from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.types import ENGINES, Example, Observation, Wrapping
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "short", "demo"]
@@ -23,8 +25,23 @@ ASKED_FOR: dict[PromptStyle, Wrapping | None] = {
 REASONING: frozenset[PromptStyle] = frozenset({"progress", "omnisql", "paverl"})
 """Styles that ask for reasoning before the query."""
 
+DB_ID = "{db_id}/{db_id}.sqlite"
+"""How a call of SQL-ASTRA's tool names the database."""
+
 Undiagnosed = Literal["close", "runs", "fails"]
 """Why a wrong query has no tags: its structure is the gold's, or the two could not be compared."""
+
+
+@cache
+def _templates(name: str) -> Mapping[str, Any]:
+    return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def tag_sentences() -> Mapping[str, str]:
+    """Return what the diagnostic tags say to the model: one neutral sentence each, the gold never
+    named.
+    """
+    return _templates("progress")["tags"]
 
 
 def first_observation(example: Example, schema_text: str, *, style: PromptStyle) -> Observation:
@@ -33,15 +50,15 @@ def first_observation(example: Example, schema_text: str, *, style: PromptStyle)
     Evidence stands on a line of its own before the question; PaVeRL's prompt has a section for it.
     """
     details = {"db_engine": _engine(example), "db_details": schema_text}
+    templates = _templates(style)
     if style == "paverl":
-        text = paverl.USER.format(**details, **_paverl_fields(example))
+        text = templates["user"].format(**details, **_paverl_fields(example))
         return (Message("user", text),)
     evidence = example.evidence.strip()
     question = "\n".join(filter(None, (evidence, example.question.strip())))
-    template = {"progress": progress, "omnisql": omnisql, "short": short, "demo": demo}[style]
-    message = Message("user", template.USER.format(**details, question=question))
+    message = Message("user", templates["user"].format(**details, question=question))
     if style == "progress":
-        return (Message("system", progress.SYSTEM.format(**details)), message)
+        return (Message("system", templates["system"].format(**details)), message)
     return (message,)
 
 
@@ -54,12 +71,14 @@ def agent_observation(
     """
     *before, question = first_observation(example, schema_text, style=style)
     if style == "demo":
-        return (Message("user", question.content + demo.CALL.format(tool=config.tool)),)
-    db_id = astra.DB_ID.format(db_id=example.db_id)
-    call = astra.CALL.format(tool=config.tool, db_id=db_id)
+        call = _templates("demo")["call"].format(tool=config.tool)
+        return (Message("user", question.content + call),)
+    templates = _templates("astra")
+    db_id = DB_ID.format(db_id=example.db_id)
+    call = templates["call"].format(tool=config.tool, db_id=db_id)
     if config.finish_tool is not None:
-        call += astra.FINISH.format(finish_tool=config.finish_tool)
-    system = astra.SYSTEM.format(calls=config.calls)
+        call += templates["finish"].format(finish_tool=config.finish_tool)
+    system = templates["system"].format(calls=config.calls)
     return (Message("system", system), *before, Message("user", question.content + call))
 
 
@@ -77,21 +96,21 @@ def feedback_text(
     `form` is where the prompt asked for the query; the paper's is `sql_tag`. None is the demo's,
     whose words leave out the form and the sentences of the tags.
     """
-    template = progress if form else demo
+    templates = _templates("progress" if form else "demo")
     if tags:
-        descriptions = " ".join(TAG_SENTENCES[tag] for tag in tags)
-        issues = template.FEEDBACK.format(
+        descriptions = " ".join(tag_sentences()[tag] for tag in tags)
+        issues = templates["feedback"].format(
             error_codes=", ".join(tags), error_descriptions=descriptions
         )
     else:
-        issues = template.GENERIC_FEEDBACK.format(generic=template.GENERIC[undiagnosed])
-    return issues + template.REVISE[form].format(db_engine=_engine(example))
+        issues = templates["generic_feedback"].format(generic=templates["generic"][undiagnosed])
+    return issues + templates["revise"][form].format(db_engine=_engine(example))
 
 
 def judge_observation(example: Example, schema_text: str, queries: Sequence[str]) -> Observation:
     """Ask for a score between 0 and 1 of every query (PaVeRL-SQL, appendix A, prompt 2)."""
     numbered = [(f"SQL{index}", query) for index, query in enumerate(queries, start=1)]
-    text = paverl.JUDGE.format(
+    text = _templates("paverl")["judge"].format(
         db_engine=_engine(example),
         db_details=schema_text,
         count=len(queries),
@@ -108,5 +127,5 @@ def _engine(example: Example) -> str:
 
 def _paverl_fields(example: Example) -> dict[str, str]:
     evidence = example.evidence.strip()
-    context = paverl.CONTEXT.format(evidence=evidence) if evidence else ""
+    context = _templates("paverl")["context"].format(evidence=evidence) if evidence else ""
     return {"context": context, "question": example.question.strip()}

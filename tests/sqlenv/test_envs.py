@@ -26,8 +26,8 @@ from sqlenv.prompts import (
     feedback_text,
     first_observation,
     judge_observation,
+    tag_sentences,
 )
-from sqlenv.prompts.tags import TAG_SENTENCES
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Attempt,
@@ -97,7 +97,7 @@ def test_diagnosed_goes_on_until_the_first_match(runner, example):
     ((message,), end) = told
     assert message.role == "user"
     assert "WHERE_ERROR, SELECT_ERROR" in message.content
-    assert TAG_SENTENCES["WHERE_ERROR"] in message.content
+    assert tag_sentences()["WHERE_ERROR"] in message.content
     assert end is None
     assert [attempt.correct for attempt in episode.attempts] == [False, True]
     assert [attempt.tags for attempt in episode.attempts] == [TAGS, ()]
@@ -407,7 +407,7 @@ def test_progress_feedback_names_tags_and_sentences():
     text = feedback_text(replace(EXAMPLE, dialect="mysql"), tags)
     assert text.startswith(
         "Feedback: your previous SQL has structural issues: WHERE_ERROR, SELECT_ERROR, "
-        f"{' '.join(TAG_SENTENCES[tag] for tag in tags)} "
+        f"{' '.join(tag_sentences()[tag] for tag in tags)} "
         "Revise your previous answer using these issues. "
     )
     assert text.endswith("Do not output any text outside those tags.")
