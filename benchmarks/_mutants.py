@@ -18,7 +18,7 @@ from sqlenv.data.corruptions import (
     without,
     without_negation,
 )
-from sqlenv.witness.columns import ColumnNames, column_key, read_tree
+from sqlenv.witness.focus import ColumnNames, column_key, read_tree
 
 _CLAUSES = ("distinct", "where", "group", "having", "order", "limit")
 _FUNCTIONS = (exp.Max, exp.Min, exp.Avg, exp.Sum, exp.Abs, exp.Lower)

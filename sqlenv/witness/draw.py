@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,8 @@ from sqlenv.witness.focus import focus_of
 from sqlenv.witness.source import read_source
 from sqlenv.witness.variants import make_variant
 
+_log = logging.getLogger(__name__)
+
 _SPARE = 4
 """Variants beyond those that are asked for: some are no witnesses, or the gold finds nothing."""
 # A gold query may be a product of tables.
@@ -26,23 +28,12 @@ _STEPS, _STRIDE, _MOST_ROWS = 200_000, 1_000, 5_000
 _NUMBERING = (exp.RowNumber, exp.Lag, exp.Lead)
 
 
-@dataclass(frozen=True, slots=True)
-class Witnesses:
-    """The witnesses of a gold query.
-
-    Attributes:
-        contents: Each database, as SQLite serialises it.
-        reason: Why there is none; empty where there is one.
-    """
-
-    contents: tuple[bytes, ...] = ()
-    reason: str = ""
-
-
 def draw_witnesses(
     gold: str, database: Path, *, mode: MatchMode = "set", count: int = 8
-) -> Witnesses:
+) -> tuple[bytes, ...]:
     """Draw witnesses of a gold query of SQLite; those on which it finds something go first.
+
+    Returns the databases as SQLite serialises them; none where none can be made, which is logged.
 
     A variant on which the gold fails, or on which its result depends on the order in which SQLite
     reads rows (a tie at a LIMIT), is none.
@@ -61,7 +52,7 @@ def draw_witnesses(
         source = read_source(database)
         focus = focus_of(gold, source)
         if focus is None:
-            return Witnesses(reason="the gold query cannot be parsed")
+            return _none(database, "the gold query cannot be parsed")
         for number in range(count + _SPARE):
             variant = make_variant(source, focus, seed=number)
             result = decided_result(variant, gold, mode)
@@ -70,11 +61,16 @@ def draw_witnesses(
                 found.append((finds_nothing, variant.serialize("main")))
             variant.close()
     except (apsw.Error, UnicodeDecodeError) as error:
-        return Witnesses(reason=f"SQLite cannot make a variant: {error}")
+        return _none(database, f"SQLite cannot make a variant: {error}")
     if not found:
-        return Witnesses(reason="the gold query fails or is undecided on every variant")
+        return _none(database, "the gold query fails or is undecided on every variant")
     found.sort(key=lambda one: one[0])
-    return Witnesses(tuple(contents for _, contents in found[:count]))
+    return tuple(contents for _, contents in found[:count])
+
+
+def _none(database: Path, why: str) -> tuple[bytes, ...]:
+    _log.info("%s: no witness of a gold query: %s", database.stem, why)
+    return ()
 
 
 def decided_result(variant: apsw.Connection, gold: str, mode: MatchMode) -> Table | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
 from io import BytesIO
@@ -14,8 +13,6 @@ from sqlenv.evaluators.official import as_spider_runs
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import ExecutionMatch, MatchMode
 from sqlenv.witness.draw import draw_witnesses
-
-_log = logging.getLogger(__name__)
 
 VERSION = 9
 """Of how witnesses are made: another one makes them anew."""
@@ -75,11 +72,9 @@ class WitnessStore:
 
     def _make(self, key: str, database: Path, gold: str) -> tuple[Path, ...]:
         made = draw_witnesses(gold, database, mode=self._mode, count=self._count)
-        if made.reason:
-            _log.info("%s: no witness of a gold query: %s", database.stem, made.reason)
-        for number, contents in enumerate(made.contents):
+        for number, contents in enumerate(made):
             self._cache.store_file(f"{key} {number}", BytesIO(contents))
-        self._cache[key] = len(made.contents)
+        self._cache[key] = len(made)
         stored = self._read(key)
         assert stored is not None
         return stored
