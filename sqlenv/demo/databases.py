@@ -21,21 +21,6 @@ _PARENTS_USED = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class DemoColumn:
-    """A column of one database."""
-
-    name: str
-    concept: Concept
-
-    @property
-    def type(self) -> str:
-        """Name the SQLite type."""
-        if self.concept.kind == "number" and self.concept.step == 0.5:
-            return "REAL"
-        return "INTEGER" if self.concept.kind in ("key", "number") else "TEXT"
-
-
-@dataclass(frozen=True, slots=True)
 class Parent:
     """A foreign key: its column, the table it refers to, and the word that leads there."""
 
@@ -46,10 +31,10 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class DemoTable:
-    """A table of one database; `names` starts with the one in SQL, then come its synonyms."""
+    """A table of one database; names start with the one in SQL, then come synonyms."""
 
     names: tuple[str, ...]
-    columns: tuple[DemoColumn, ...]
+    columns: tuple[Concept, ...]
     parents: tuple[Parent, ...]
 
     @property
@@ -57,9 +42,9 @@ class DemoTable:
         """Give the name in SQL."""
         return self.names[0]
 
-    def of_kind(self, *kinds: ColumnKind) -> list[DemoColumn]:
+    def of_kind(self, *kinds: ColumnKind) -> list[Concept]:
         """List the columns of these kinds."""
-        return [column for column in self.columns if column.concept.kind in kinds]
+        return [column for column in self.columns if column.kind in kinds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +111,8 @@ def _own_name_first(names: Sequence[str], rng: Random) -> tuple[str, ...]:
 
 
 def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Random) -> DemoTable:
-    drawn = [DemoColumn(_own_name_first(one.names, rng)[0], one) for one in entity.columns]
-    label = [column for column in drawn if column.concept.kind == "label"]
+    drawn = [one._replace(names=_own_name_first(one.names, rng)) for one in entity.columns]
+    label = [column for column in drawn if column.kind == "label"]
     kept = _keep_columns([column for column in drawn if column not in label], rng)
     parents = tuple(
         Parent(f"{names[table][0]}_id", names[table][0], preposition)
@@ -135,14 +120,14 @@ def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Rando
         if table in names
     )
     names_of_keys = ("id", *(key.column for key in parents))
-    keys = [DemoColumn(name, Concept(name, "key")) for name in names_of_keys]
+    keys = [Concept((name,), "key") for name in names_of_keys]
     return DemoTable(names[entity.names[0]], (keys[0], *label, *kept, *keys[1:]), parents)
 
 
-def _keep_columns(columns: list[DemoColumn], rng: Random) -> list[DemoColumn]:
+def _keep_columns(columns: list[Concept], rng: Random) -> list[Concept]:
     """Keep a column of numbers and one of categories, where there are any, and some others."""
     rng.shuffle(columns)
-    first = [[c for c in columns if c.concept.kind == kind][:1] for kind in ("number", "category")]
+    first = [[c for c in columns if c.kind == kind][:1] for kind in ("number", "category")]
     kept = [*first[0], *first[1]]
     rest = [column for column in columns if column not in kept]
     kept += rest[: rng.randint(0, min(3, len(rest)))]
@@ -157,12 +142,12 @@ def _draw_rows(
     cities: Sequence[str],
     rng: Random,
 ) -> list[DemoRow]:
-    columns = {c.name: _draw_cells(c.concept, count, cities, rng) for c in table.columns}
+    columns = {c.name: _draw_cells(c, count, cities, rng) for c in table.columns}
     for parent in table.parents:
         ids = [row["id"] for row in rows[parent.table]]
         used = rng.sample(ids, max(2, round(len(ids) * _PARENTS_USED)))
         columns[parent.column] = [rng.choice(used) for _ in range(count)]
-    named = {column.concept.name: column.name for column in table.columns}
+    named = {column.pool: column.name for column in table.columns}
     if "city" in named and "country" in named:
         of_city = [COUNTRY_OF_CITY[str(city)] for city in columns[named["city"]]]
         columns[named["country"]] = of_city
@@ -192,9 +177,9 @@ def _contact(concept: Concept, rng: Random) -> str:
 
 
 def _pool(concept: Concept, cities: Sequence[str]) -> Sequence[str]:
-    if concept.name == "city":
+    if concept.pool == "city":
         return cities
-    if concept.name == "country":
+    if concept.pool == "country":
         return list(dict.fromkeys(COUNTRY_OF_CITY[city] for city in cities))
     return POOLS[concept.pool]
 

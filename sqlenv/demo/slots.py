@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from string import Formatter
 
-from sqlenv.demo.databases import Cell, DemoColumn, DemoDatabase, DemoRow, DemoTable, Parent
-from sqlenv.demo.vocabulary import PLURALS, WORDS, ColumnKind, QuestionKind, plural
+from sqlenv.demo.databases import Cell, DemoDatabase, DemoRow, DemoTable, Parent
+from sqlenv.demo.vocabulary import PLURALS, WORDS, ColumnKind, Concept, QuestionKind, plural
 
 _SYNONYM_RATE = 0.1
 # What two tables may share; "level" of a course and of a nurse, say, are not the same thing.
@@ -41,7 +41,7 @@ class Draw:
     rows: list[Sequence[DemoRow]]
     witness: list[DemoRow]
     rng: Random
-    columns: dict[str, DemoColumn] = field(default_factory=dict)
+    columns: dict[str, Concept] = field(default_factory=dict)
     sql: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
 
@@ -140,16 +140,16 @@ def _column(draw: Draw, name: str) -> str:
     return draw.columns[name].name
 
 
-def _suitable(draw: Draw, name: str) -> list[DemoColumn]:
+def _suitable(draw: Draw, name: str) -> list[Concept]:
     table, first = draw.tables[_place(name)], draw.columns.get("x1")
     match name[0]:
         case "c" | "d":
             return table.of_kind("label") * 3 + table.of_kind("number", "category")
         case "a":
-            return [one for one in table.of_kind("number") if one.concept.can_average]
+            return [one for one in table.of_kind("number") if one.can_average]
         case _ if name == "x2" and first:
-            shared = {first.concept.name} & {*_SHARED}
-            return [one for one in table.of_kind("category") if one.concept.name in shared]
+            shared = {first.pool} & {*_SHARED}
+            return [one for one in table.of_kind("category") if one.pool in shared]
     return table.of_kind(_KINDS[name[0]])
 
 
@@ -190,7 +190,7 @@ def _pattern(draw: Draw, name: str) -> str:
 
 
 def _function(draw: Draw, name: str) -> str:
-    can_add = draw.columns["a" + name[1]].concept.can_add
+    can_add = draw.columns["a" + name[1]].can_add
     return draw.rng.choice(("AVG", "AVG", "MAX", "MIN") + ("SUM", "SUM") * can_add)
 
 
@@ -236,8 +236,7 @@ def _noun(draw: Draw, name: str) -> str:
         own, *others = draw.tables[_place(name)].names
         others = others[:1]
     elif column:
-        own = column.name
-        others = [one for one in column.concept.names if one != own]
+        own, *others = column.names
     else:
         own, others = draw.sql[name], []
     swap = bool(others) and draw.rng.random() < _SYNONYM_RATE
@@ -249,14 +248,14 @@ def _noun(draw: Draw, name: str) -> str:
 
 def _is(draw: Draw, number: str, *, column: str = "x", value: str = "v") -> list[str]:
     noun, literal = _noun(draw, column + number), draw.sql[value + number]
-    before = draw.columns[column + number].concept.before
+    before = draw.columns[column + number].before
     short = [f"{words} {literal}" for words in before]
     return [f"with {noun} {literal}", f"whose {noun} is {literal}", *short]
 
 
 def _compare(draw: Draw, number: str) -> list[str]:
     sign, threshold = draw.sql["o" + number], draw.sql["k" + number]
-    noun, meaning = _noun(draw, "n" + number), draw.columns["n" + number].concept
+    noun, meaning = _noun(draw, "n" + number), draw.columns["n" + number]
     be = "are" if noun in PLURALS else "is"
     plain = [text.format(n=noun, be=be, k=threshold) for text in WORDS["compare"][sign]]
     special = dict(zip("><", meaning.comparisons, strict=True)).get(sign)
@@ -274,7 +273,7 @@ def _extremes(draw: Draw, number: str, noun: str) -> list[str]:
     plain = [f"{noun} with the {word} {spoken}" for word in WORDS["extreme"][direction]]
     own = draw.columns["n" + number]
     found = {
-        column.name: column.concept.extremes[direction == "ASC"]
+        column.name: column.extremes[direction == "ASC"]
         for column in draw.tables[_place(number)].of_kind("number")
     }
     adjective = found.pop(own.name)

@@ -17,18 +17,17 @@ ColumnKind = Literal["key", "label", "number", "category", "sparse"]
 
 
 class Concept(NamedTuple):
-    """What a column holds; `name` and synonym are what it may be called.
+    """What a column holds; of what it may be called a database takes the first name.
 
     Values are of a pool or, numbers, of a range. Words are empty where English has none.
     """
 
-    name: str
+    names: tuple[str, ...]
     kind: ColumnKind
     pool: str = ""
     low: int = 0
     high: int = 0
     step: float = 1
-    synonym: str = ""
     before: Sequence[str] = ()
     extremes: Sequence[str] = ("", "")
     comparisons: Sequence[str] = ("", "")
@@ -36,9 +35,16 @@ class Concept(NamedTuple):
     can_average: bool = True
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """List what it may be called."""
-        return tuple(filter(None, (self.name, self.synonym)))
+    def name(self) -> str:
+        """Give the name in SQL."""
+        return self.names[0]
+
+    @property
+    def type(self) -> str:
+        """Name the SQLite type."""
+        if self.kind == "number" and self.step == 0.5:
+            return "REAL"
+        return "INTEGER" if self.kind in ("key", "number") else "TEXT"
 
     def of(self, values: str | None) -> Concept:
         """Take another pool, or another range such as 6-18; None for its own."""
@@ -91,7 +97,9 @@ def _entity(columns: Mapping[str, str | None], **given: Any) -> Entity:
 WORDS = _read("words")
 _KINDS: tuple[ColumnKind, ...] = ("label", "number", "category", "sparse")
 CONCEPTS = {
-    name: Concept(name, kind, **given) for kind in _KINDS for name, given in WORDS[kind].items()
+    name: Concept((name, *given.pop("synonyms", ())), kind, **given)
+    for kind in _KINDS
+    for name, given in WORDS[kind].items()
 }
 PLURALS = WORDS["plurals"].split()
 COUNTRY_OF_CITY = {city: country for country, some in WORDS["cities"].items() for city in some}
