@@ -25,7 +25,7 @@ from rewards.adapters import scoring
 from rewards.adapters.scoring import AdapterConfig, example_of, read_settings
 from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward, replies_of
-from rewards.adapters.verl import compute_score, compute_scores
+from rewards.adapters.verl import compute_score
 from sqlenv.config import ExecutorConfig, SingleTurnConfig
 
 from .conftest import interpreter_of
@@ -220,15 +220,11 @@ def test_verl_gets_a_score_accuracy_and_parts(database):
     assert right == {"score": 3.0, "acc": 1.0, **parts, **why}
     why["sql"] = "SELECT name FROM singer"
     assert wrong == {"score": 1.0, "acc": 0.0, **parts, "reward/match": 0.0, **why}
-    # A batch at once, also with rows as JSON text; calls by name, as verl's manager has them.
-    batch = {
-        "data_sources": ["spider"] * 3,
-        "solution_strs": [GOOD, ALL, "no idea"],
-        "ground_truths": [GOLD] * 3,
-        "extra_infos": [info, json.dumps({"database": str(database)}), info],
-    }
-    *both, none = compute_scores(**batch, settings=ONE_SHOT)
-    assert both == [right, wrong]
+    # Also with a row as JSON text; by name, as verl's managers call it.
+    row = json.dumps({"database": str(database)})
+    named = {"data_source": "spider", "solution_str": ALL, "ground_truth": GOLD, "extra_info": row}
+    assert compute_score(**named, settings=ONE_SHOT) == wrong
+    none = compute_score(**named | {"solution_str": "no idea"}, settings=ONE_SHOT)
     assert (none["score"], none["status"], none["sql_found"]) == (0.0, "no_sql", 0.0)
     with pytest.raises(UserError, match=r"'\[1\]' is no row: give a mapping with `database`"):
         compute_score("spider", GOOD, GOLD, "[1]", settings=ONE_SHOT)
