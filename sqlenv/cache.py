@@ -12,11 +12,11 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import Any
 
 from minirl.exchange import UserError
 
@@ -96,38 +96,28 @@ class DiskCache:
         with self._naming():
             self._cache.set(key, value, retry=True)
 
-    def open_file(self, key: str) -> IO[bytes] | None:
-        """Open a file that was stored; None where there is none."""
-        with self._naming():
-            try:
-                return self._cache.get(key, read=True)
-            except FileNotFoundError:  # evicted at this moment
-                return None
-
-    def store_file(self, key: str, file: IO[bytes]) -> None:
-        """Store a copy of a file, from where it stands, unless there is one: whoever has opened
-        that may go on to read it by its path.
-        """
-        start = file.tell()
-        with self._naming():
-            if self._cache.add(key, file, read=True, retry=True):
-                return
-            if (stored := self.open_file(key)) is not None:
-                stored.close()
-                return
-            file.seek(start)  # its file was deleted
-            self._cache.set(key, file, read=True, retry=True)
-
     def made_file(self, key: str, make: Callable[[Path], object]) -> Path:
-        """Return the path of a stored file, which is made first where there is none."""
-        while (stored := self.open_file(key)) is None:
+        """Return the path of a stored file, which is made first where there is none.
+
+        Of two that make it at a time the first one's stays: others may go on to read it.
+        """
+        while (path := self._stored(key)) is None:
             with TemporaryDirectory() as folder:
                 made = Path(folder) / "made"
                 make(made)
-                with made.open("rb") as file:
-                    self.store_file(key, file)
-        with stored:
-            return Path(stored.name)
+                with made.open("rb") as file, self._naming():
+                    is_first = self._cache.add(key, file, read=True, retry=True)
+                    if not is_first and self._stored(key) is None:  # its file was deleted
+                        file.seek(0)
+                        self._cache.set(key, file, read=True, retry=True)
+        return path
+
+    def _stored(self, key: str) -> Path | None:
+        with self._naming(), suppress(FileNotFoundError):  # evicted at this moment
+            if file := self._cache.get(key, read=True):
+                with file:
+                    return Path(file.name)
+        return None
 
     def __iter__(self) -> Iterator[str]:
         with self._naming():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from io import BytesIO
+from functools import cache, partial
 from pathlib import Path
 
 from sqlenv.cache import DiskCache, content_key, shared_cache
@@ -65,28 +65,18 @@ class WitnessStore:
             with self._lock:
                 making = self._making.setdefault(key, threading.Lock())
             with making:  # of one gold query at a time; others do not wait
-                if (found := self._read(key)) is None:
-                    found = self._make(key, database, gold)
-                self._found[key] = found
+                found = self._found[key] = self._files(key, database, gold)
         return found
 
-    def _make(self, key: str, database: Path, gold: str) -> tuple[Path, ...]:
-        made = draw_witnesses(gold, database, mode=self._mode, count=self._count)
-        for number, contents in enumerate(made):
-            self._cache.store_file(f"{key} {number}", BytesIO(contents))
-        self._cache[key] = len(made)
-        stored = self._read(key)
-        assert stored is not None
-        return stored
-
-    def _read(self, key: str) -> tuple[Path, ...] | None:
+    def _files(self, key: str, database: Path, gold: str) -> tuple[Path, ...]:
+        draw = cache(partial(draw_witnesses, gold, database, mode=self._mode, count=self._count))
         if (count := self._cache.get(key)) is None:
-            return None
-        files = []
-        for number in range(count):
-            file = self._cache.open_file(f"{key} {number}")
-            if file is None:
-                return None
-            with file:
-                files.append(Path(file.name))
-        return tuple(files)
+            count = self._cache[key] = len(draw())
+
+        def write(number: int, file: Path) -> None:
+            file.write_bytes(draw()[number])
+
+        return tuple(
+            self._cache.made_file(f"{key} {number}", partial(write, number))
+            for number in range(count)
+        )

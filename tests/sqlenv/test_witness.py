@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from io import BytesIO
 from pathlib import Path
 
 import apsw
@@ -177,13 +176,22 @@ def test_witnesses_are_kept_by_what_is_in_the_database(shop: Path, cache: DiskCa
         assert set(other).isdisjoint(first)
 
 
-def test_two_makers_at_a_time_leave_each_other_their_files(shop: Path, cache: DiskCache) -> None:
-    first = WitnessStore(cache, match="set", count=2)
-    found = first.of(shop, SUM)
-    cache.store_file(next(key for key in cache if key.endswith(" 0")), BytesIO(b"of another one"))
-    assert [file.read_bytes()[:6] for file in found] == [b"SQLite"] * 2
-    found[0].unlink()
-    assert [file.read_bytes()[:6] for file in first.of(shop, SUM)] == [b"SQLite"] * 2
+def test_two_makers_at_a_time_leave_each_other_their_files(cache: DiskCache) -> None:
+    found = []
+
+    def make(file: Path) -> None:
+        found.append(cache.made_file("one", lambda first: first.write_bytes(b"first")))
+        file.write_bytes(b"second")
+
+    assert [cache.made_file("one", make)] == found
+    assert found[0].read_bytes() == b"first"
+
+
+def test_a_witness_whose_file_is_gone_is_made_again(shop: Path, cache: DiskCache) -> None:
+    store = WitnessStore(cache, match="set", count=2)
+    contents = [file.read_bytes() for file in store.of(shop, SUM)]
+    store.of(shop, SUM)[0].unlink()
+    assert [file.read_bytes() for file in store.of(shop, SUM)] == contents
 
 
 def test_witnesses_of_spiders_rule_know_no_distinct(shop: Path, cache: DiskCache) -> None:
