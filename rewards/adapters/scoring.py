@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -110,7 +109,6 @@ class Scorer:
         self._feedback = partial(feedback, form=form)
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
         self._told: set[object] = set()
-        self._threads = ThreadPoolExecutor(config.executor.threads, thread_name_prefix="rewards")
 
     def environment(self, *, replies: int) -> BaseEnvironment:
         """Build the environment of the settings, for episodes of at most so many replies."""
@@ -163,7 +161,7 @@ class Scorer:
 
     def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Scored]:
         """Score episodes on all workers, in order."""
-        return list(self._threads.map(lambda pair: self.score(*pair), episodes))
+        return self._executor.map(lambda pair: self.score(*pair), episodes)
 
     def _build(self, env: EnvConfig, *, feedback: Feedback) -> BaseEnvironment:
         # The first prompt is the trainer's: it stands in the data.
