@@ -122,7 +122,7 @@ class ValueMatcher:
     """
 
     def __init__(self, disk: DiskCache) -> None:
-        self._disk, self._lock = disk, threading.Lock()
+        self._disk = disk
         self._index = lru_cache(maxsize=_OPEN)(self._open_index)
         self._asking: dict[str, threading.Lock] = {}
 
@@ -132,9 +132,7 @@ class ValueMatcher:
         contents = fingerprint(example.database)
         key = content_key("values", _VERSION, contents, asked)
         if (known := self._disk.get(key)) is None:
-            with self._lock:
-                asking = self._asking.setdefault(contents, threading.Lock())
-            with asking:
+            with self._asking.setdefault(contents, threading.Lock()):
                 known = self._index(example.database, contents).matches(asked)
             self._disk[key] = known
         return tuple((table, column, value) for table, column, value in known)

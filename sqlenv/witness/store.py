@@ -45,7 +45,6 @@ class WitnessStore:
     def __init__(self, cache: DiskCache, *, match: ExecutionMatch, count: int = 8) -> None:
         self._cache, self._count = cache, count
         self._mode, self._is_spider = _MODE_OF[match], match.endswith("spider_ex")
-        self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}
         self._found: dict[str, tuple[Path, ...]] = {}
 
@@ -62,9 +61,8 @@ class WitnessStore:
         key = content_key("witnesses", *parts)
         found = self._found.get(key)
         if found is None or not all(map(Path.exists, found)):  # the cache drops the oldest
-            with self._lock:
-                making = self._making.setdefault(key, threading.Lock())
-            with making:  # of one gold query at a time; others do not wait
+            # Of one gold query at a time; others do not wait.
+            with self._making.setdefault(key, threading.Lock()):
                 found = self._found[key] = self._files(key, database, gold)
         return found
 
