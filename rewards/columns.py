@@ -25,7 +25,9 @@ from sqlenv.envs.single_turn import Runner
 from sqlenv.evaluators.equality import matches
 from sqlenv.types import Attempt, Episode, Example, Result, Table, Value
 
-_DEFAULTS = PaverlConfig()
+TAU = PaverlConfig().extra_columns
+ALL_COLUMNS = 10.0  # reward of all gold columns; of some, times EX_f (section III-C)
+EXECUTED = 0.5  # reward of a query that runs without a gold column
 _SHORTEST_SQL = 16  # the released program never runs a shorter query
 # The largest difference of numbers of rows in the released reward, and in the released evaluator.
 _ROW_CUTOFF, _EVALUATED_ROW_CUTOFF = 5, 30
@@ -46,11 +48,10 @@ class PaverlReward:
     def __call__(self, episode: Episode) -> Score:
         """Score an episode by its answer; see `payment`."""
         answer = episode.final_attempt
-        config = self._config
         if answer is None or not is_executable(answer) or self._is_too_short(answer.sql):
-            parts = payment(0.0, config, ran=False)
+            parts = payment(0.0, ran=False)
         else:
-            parts = payment(self._share(episode, answer), config, ran=True)
+            parts = payment(self._share(episode, answer), ran=True)
         return Score(sum(parts.values()), is_correct(episode), parts)
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
@@ -79,10 +80,9 @@ class PaverlReward:
         return payable(answer.result), gold_result(self._executor, example)
 
 
-def payment(share: float, config: PaverlConfig = _DEFAULTS, *, ran: bool) -> dict[str, float]:
+def payment(share: float, *, ran: bool) -> dict[str, float]:
     """Pay a share of gold columns; without any, for a query that ran (III-C)."""
-    executed = config.executed if ran and not share else 0.0
-    return {"columns": config.all_columns * share, "executed": executed}
+    return {"columns": ALL_COLUMNS * share, "executed": EXECUTED if ran and not share else 0.0}
 
 
 def fractional_accuracy(predicted: Result, gold: Result) -> float:
@@ -102,9 +102,7 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
     return sum(column in found for column in _bags(gold)) / gold.width
 
 
-def binary_accuracy(
-    predicted: Result, gold: Result, *, extra_columns: int = _DEFAULTS.extra_columns
-) -> float:
+def binary_accuracy(predicted: Result, gold: Result, *, extra_columns: int = TAU) -> float:
     """Tell whether all gold columns are there, with few others (EX_b, PaVeRL-SQL, III-A).
 
     Others are those that equal no gold column: fewer than `extra_columns` (tau) of them.

@@ -95,12 +95,6 @@ class PaverlConfig(Settings):
     extra_columns: int = Field(default=5, ge=1)
     """Number of extra columns at which EX_b is 0 (tau)."""
 
-    all_columns: float = 10.0
-    """Reward of all gold columns; of some, times EX_f."""
-
-    executed: float = 0.5
-    """Reward of a query that runs without a gold column."""
-
 
 class AtrConfig(Settings):
     """SQL-ASTRA's aggregated trajectory reward."""

@@ -91,10 +91,13 @@ def test_the_released_evaluator_allows_thirty_rows_more_or_fewer(rows, score):
     assert released_accuracy(pred, gold) == pytest.approx(0 if rows > 10 else score)
 
 
-def test_the_rewards_numbers_are_settings():
+def test_the_reward_is_ten_times_the_share_of_gold_columns_or_half_a_point():
     gold, one, none = table([[1, 2]]), table([[1]]), table([[3]])
-    numbers: dict[str, Any] = {"all_columns": 2, "executed": 0.25}
-    assert [reward(pred, gold, **numbers).total for pred in (gold, one, none)] == [2, 1, 0.25]
+    assert [reward(pred, gold).total for pred in (gold, one, none)] == [10, 5, 0.5]
+
+
+def test_the_number_of_extra_columns_is_a_setting():
+    gold = table([[1, 2]])
     wide = table([[1, 2, 3, 4, 5]])
     paid = [reward(wide, gold, payoff="binary", extra_columns=tau).total for tau in (3, 4)]
     assert paid == [0.5, 10]
