@@ -221,21 +221,14 @@ def labels_of(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     return diagnosis.tags if diagnosis.pred_parsed else (UNPARSED,)
 
 
-def mismatches(labels: Collection[str]) -> dict[str, bool]:
-    """Tell in which categories a prediction differs, from its labels."""
-    return {
-        category: UNPARSED in labels or not own.isdisjoint(labels)
-        for category, own in CATEGORIES.items()
-    }
-
-
 def mismatch_rates(labels: Iterable[Collection[str]]) -> dict[str, float]:
     """Return the share of predictions that differ in each category, and their mean, `average`.
 
     All are 0 without predictions.
     """
-    found = [mismatches(each) for each in labels]
+    found = list(labels)
     rates = {
-        category: fmean(one[category] for one in found) if found else 0.0 for category in CATEGORIES
+        category: fmean(UNPARSED in one or not own.isdisjoint(one) for one in found or [()])
+        for category, own in CATEGORIES.items()
     }
     return {**rates, "average": fmean(rates.values())}
