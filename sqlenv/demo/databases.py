@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import apsw
@@ -31,11 +31,12 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class DemoTable:
-    """A table of one database; names start with the one in SQL, then come synonyms."""
+    """A table of one database and its rows; names start with the one in SQL, then come synonyms."""
 
     names: tuple[str, ...]
     columns: tuple[Concept, ...]
     parents: tuple[Parent, ...]
+    rows: Sequence[DemoRow] = ()
 
     @property
     def name(self) -> str:
@@ -49,16 +50,11 @@ class DemoTable:
 
 @dataclass(frozen=True, slots=True)
 class DemoDatabase:
-    """A schema with its rows, parents before children."""
+    """Tables by their names in SQL, parents before children."""
 
     db_id: str
     domain: str
-    tables: tuple[DemoTable, ...]
-    rows: Mapping[str, Sequence[DemoRow]]
-
-    def table(self, name: str) -> DemoTable:
-        """Find a table by its name in SQL."""
-        return next(table for table in self.tables if table.name == name)
+    tables: Mapping[str, DemoTable]
 
 
 def draw_schema(domain: str, rng: Random) -> tuple[DemoTable, ...]:
@@ -81,24 +77,25 @@ def draw_schema(domain: str, rng: Random) -> tuple[DemoTable, ...]:
 def fill(db_id: str, domain: str, tables: tuple[DemoTable, ...], rng: Random) -> DemoDatabase:
     """Draw rows for a schema."""
     cities = rng.sample(POOLS["city"], 7)
-    rows: dict[str, list[DemoRow]] = {}
+    filled: dict[str, DemoTable] = {}
     for table in tables:
         count = rng.randint(*(_LABELLED_ROWS if table.of_kind("label") else _ROWS))
-        rows[table.name] = _draw_rows(table, count, rows, cities, rng)
-    return DemoDatabase(db_id, domain, tables, rows)
+        rows = _draw_rows(table, count, filled, cities, rng)
+        filled[table.name] = replace(table, rows=rows)
+    return DemoDatabase(db_id, domain, filled)
 
 
 def build(database: DemoDatabase) -> apsw.Connection:
     """Make the database in memory; the same database gives the same bytes."""
     connection = apsw.Connection(":memory:")
     connection.execute("PRAGMA page_size = 1024; BEGIN")
-    for table in database.tables:
+    for table in database.tables.values():
         lines = [f"{column.name} {column.type}" for column in table.columns]
         lines[0] += " PRIMARY KEY"
         lines += [f"FOREIGN KEY ({key.column}) REFERENCES {key.table}(id)" for key in table.parents]
         connection.execute(f"CREATE TABLE {table.name} (\n  " + ",\n  ".join(lines) + "\n)")
         marks = ", ".join("?" * len(table.columns))
-        rows = [tuple(row.values()) for row in database.rows[table.name]]
+        rows = [tuple(row.values()) for row in table.rows]
         connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", rows)
     connection.execute("COMMIT")
     return connection
@@ -138,13 +135,13 @@ def _keep_columns(columns: list[Concept], rng: Random) -> list[Concept]:
 def _draw_rows(
     table: DemoTable,
     count: int,
-    rows: Mapping[str, Sequence[DemoRow]],
+    above: Mapping[str, DemoTable],
     cities: Sequence[str],
     rng: Random,
 ) -> list[DemoRow]:
     columns = {c.name: _draw_cells(c, count, cities, rng) for c in table.columns}
     for parent in table.parents:
-        ids = [row["id"] for row in rows[parent.table]]
+        ids = [row["id"] for row in above[parent.table].rows]
         used = rng.sample(ids, max(2, round(len(ids) * _PARENTS_USED)))
         columns[parent.column] = [rng.choice(used) for _ in range(count)]
     named = {column.pool: column.name for column in table.columns}

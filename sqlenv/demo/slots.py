@@ -29,7 +29,6 @@ class Draw:
 
     Attributes:
         parents: The foreign key that leads to each table; None for the first.
-        rows: All rows of each table.
         witness: One row of each table, joined to each other; values come from these rows, so that
             filters on several columns have an answer.
         columns: The column behind each slot that has one.
@@ -38,7 +37,6 @@ class Draw:
 
     tables: list[DemoTable]
     parents: list[Parent | None]
-    rows: list[Sequence[DemoRow]]
     witness: list[DemoRow]
     rng: Random
     columns: dict[str, Concept] = field(default_factory=dict)
@@ -49,8 +47,7 @@ class Draw:
 def draw_slots(kind: QuestionKind, database: DemoDatabase, rng: Random) -> Draw:
     """Choose tables, and fill every slot of the queries of a kind; or raise `UnfitError`."""
     tables, parents = _scene(kind.scene, database, rng)
-    rows = [database.rows[table.name] for table in tables]
-    draw = Draw(tables, parents, rows, _joined_rows(parents, rows, rng), rng)
+    draw = Draw(tables, parents, _joined_rows(tables, parents, rng), rng)
     names = _slot_names(" ".join((kind.sql, *kind.keys, *kind.weaker)))
     for letter, fill in _FILL.items():
         for name in names:
@@ -78,7 +75,7 @@ def _slot_names(template: str) -> list[str]:
 def _scene(
     scene: str, database: DemoDatabase, rng: Random
 ) -> tuple[list[DemoTable], list[Parent | None]]:
-    tables = database.tables
+    tables = [*database.tables.values()]
     if scene == "one":
         return [rng.choice(tables)], [None]
     if scene == "twins":
@@ -90,23 +87,23 @@ def _scene(
     child = rng.choice(children)
     parents = rng.sample(child.parents, 2) if scene == "link" else [rng.choice(child.parents)]
     if scene == "chain":
-        above = database.table(parents[0].table).parents
+        above = database.tables[parents[0].table].parents
         if not above:
             raise UnfitError
         parents.append(rng.choice(above))
-    return [child, *(database.table(parent.table) for parent in parents)], [None, *parents]
+    return [child, *(database.tables[parent.table] for parent in parents)], [None, *parents]
 
 
 def _joined_rows(
-    parents: Sequence[Parent | None], rows: Sequence[Sequence[DemoRow]], rng: Random
+    tables: Sequence[DemoTable], parents: Sequence[Parent | None], rng: Random
 ) -> list[DemoRow]:
-    joined = [rng.choice(rows[0])]
-    for parent, candidates in zip(parents[1:], rows[1:], strict=True):
+    joined = [rng.choice(tables[0].rows)]
+    for table, parent in zip(tables[1:], parents[1:], strict=True):
         if parent is None:
-            joined.append(rng.choice(candidates))
+            joined.append(rng.choice(table.rows))
         else:
             child = next(row for row in reversed(joined) if parent.column in row)
-            joined.append(next(row for row in candidates if row["id"] == child[parent.column]))
+            joined.append(next(row for row in table.rows if row["id"] == child[parent.column]))
     return joined
 
 
@@ -163,7 +160,7 @@ def _literal(cell: Cell) -> str:
 
 def _values(draw: Draw, name: str, letter: str) -> list[Cell]:
     column = draw.columns[letter + name[1]].name
-    return list(dict.fromkeys(row[column] for row in draw.rows[_place(name)]))
+    return list(dict.fromkeys(row[column] for row in draw.tables[_place(name)].rows))
 
 
 def _second_value(draw: Draw, name: str) -> str:
