@@ -17,7 +17,8 @@ from rewards.expo.clauses import scan_clauses
 from rewards.expo.differences import differences
 from sqlenv.cache import DiskCache, content_key
 from sqlenv.config import DataConfig
-from sqlenv.data.sources import Check, Checked, by_running, gold_for_sqlite, issues_of
+from sqlenv.data.sources import Check, Checked, by_running, issues_of
+from sqlenv.dialects import transpile
 from sqlenv.evaluators.equality import is_ordered
 from sqlenv.executor import Executor
 from sqlenv.executor.database import fingerprint
@@ -63,7 +64,7 @@ def _check(example: Example, plain: Executor) -> tuple[tuple[tuple[str, ...], st
     """Return the issues of a gold query and a note, and whether a machine with less to do would
     find the same.
     """
-    sql = gold_for_sqlite(example)
+    sql = transpile(example.gold_sql, example.dialect)
     first = sql if isinstance(sql, SqlError) else plain.gold(example.database, sql)
     if not isinstance(sql, str) or not isinstance(first, Table):
         return (issues_of(first), f"fails: {describe_failure(first)}"), first not in TRANSIENT

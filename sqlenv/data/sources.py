@@ -17,7 +17,7 @@ from sqlenv.data.corrections import Corrections, read_corrections
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
 from sqlenv.data.questions import QuestionTable, level_of, open_tables
 from sqlenv.data.records import QuestionRecord
-from sqlenv.dialects import NAMES, transpile
+from sqlenv.dialects import NAMES, run_many, transpile
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, SqlError, Table, describe_failure
 
@@ -272,7 +272,7 @@ class Pool:
 
 def _look(example: Example) -> Checked:
     """Look at a gold query without running it."""
-    if example.dialect != "sqlite" and isinstance(no := gold_for_sqlite(example), SqlError):
+    if isinstance(no := transpile(example.gold_sql, example.dialect), SqlError):
         return Checked(example, (NOT_TRANSPILED,), no.message)
     return Checked(example)
 
@@ -283,8 +283,8 @@ def by_running(executor: Executor | None) -> Check | None:
         return None
 
     def look(examples: Sequence[Example]) -> Iterator[Checked]:
-        queries = [(example.database, str(gold_for_sqlite(example))) for example in examples]
-        results = executor.gold_many(queries)
+        queries = [(example, example.gold_sql) for example in examples]
+        results = run_many(executor.gold_many, queries)
         for example, result in zip(examples, results, strict=True):
             yield Checked(example, issues_of(result), describe_failure(result))
 
@@ -298,8 +298,3 @@ def issues_of(result: Result) -> tuple[str, ...]:
     if not result.rows:
         return ("empty",)
     return ("scalar",) * (len(result.rows) == result.width == 1)
-
-
-def gold_for_sqlite(example: Example) -> str | SqlError:
-    """Write the gold query for SQLite."""
-    return transpile(example.gold_sql, example.dialect)

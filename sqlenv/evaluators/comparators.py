@@ -241,15 +241,7 @@ def _bird(
     if not (_is_clean(predicted) and _is_clean(gold)):
         return Outcome(0.0, predicted, gold)
     is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
-    return Outcome(score(predicted, gold) if is_in_time else 0.0, predicted, gold)
-
-
-def _same_rows(predicted: Table, gold: Table) -> float:
-    return float(matches(predicted, gold, mode="set"))
-
-
-def _strictly_equal(predicted: Table, gold: Table) -> float:
-    return float(is_strictly_equal(predicted, gold))
+    return Outcome(float(is_in_time and score(predicted, gold)), predicted, gold)
 
 
 def _graded(case: Case, runs: QueryRuns) -> Outcome:
@@ -323,10 +315,11 @@ _SPIDER2 = ("xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py", "e12c
 def _all() -> Iterator[Comparator]:
     for mode in get_args(MatchMode):
         yield Comparator(mode, "", "", partial(_by_rule, mode=mode))
-    for name, file, score in (("ex", "ex", _same_rows), ("soft_f1", "f1", soft_f1)):
+    same_rows = partial(matches, mode="set")
+    for name, file, score in (("ex", "ex", same_rows), ("soft_f1", "f1", soft_f1)):
         function = partial(_bird, score=score, limit_s=_BIRD_S)
         yield Comparator(f"bird_{name}", _BIRD.format(file), _BIRD_VERSION, function)
-    strict = partial(_bird, score=_strictly_equal, limit_s=inf)
+    strict = partial(_bird, score=is_strictly_equal, limit_s=inf)
     yield Comparator("bird_strict", *_PLATINUM, strict)
     yield Comparator("graded", *_REVISQL, _graded)
     yield Comparator("spider_ex", *_SPIDER, partial(_spider, suite=False))
