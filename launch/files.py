@@ -39,12 +39,6 @@ def read_text(path: Path) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def numbered_lines(path: Path) -> list[tuple[int, str]]:
-    """Read the lines of a file that are not blank, with their numbers, from 1."""
-    lines = enumerate(read_text(path).split("\n"), 1)
-    return [(number, line) for number, line in lines if line.strip()]
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """Ask for the known word that is most like another one; empty where none is like it."""
     found = difflib.get_close_matches(word, list(known), n=1)

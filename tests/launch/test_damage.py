@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from launch import eval as evaluating
-from launch import score as scoring
+from launch import score
 
 from .small_sets import GOLDS, make_spider
 
-EVAL, PAIRS = "launch.eval", "launch.score --file"
+EVAL = "launch.eval"
 DATABASE = Path("database", "pets", "pets.sqlite")
 SHOP = Path("database", "shop", "shop.sqlite")
 
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def make_inputs(root: Path) -> Path:
-    """Make a Spider folder with a database of several pages, right predictions and pairs."""
+    """Make a Spider folder with a database of several pages, and right predictions."""
     make_spider(root)
     connection = sqlite3.connect(root / DATABASE)
     connection.execute("PRAGMA synchronous = off")
@@ -38,37 +38,27 @@ def make_inputs(root: Path) -> Path:
     connection.commit()
     connection.close()
     (root / "p.sql").write_text("".join(f"{gold}\n" for gold in GOLDS))
-    where = [root / DATABASE] * 3 + [root / SHOP] * 2
-    pairs = [
-        {"id": number, "database": str(path), "gold_sql": gold, "pred": gold}
-        for number, (path, gold) in enumerate(zip(where, GOLDS, strict=True))
-    ]
-    (root / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     return root
 
 
-def arguments(command: str, root: Path) -> list[str]:
+def arguments(root: Path) -> list[str]:
     """Give the arguments of a command that reads the folder."""
     data = ["--predictions", str(root / "p.sql"), "--data-root", str(root)]
-    return {
-        EVAL: [*data, "--data", "spider-dev", "--json", str(root.parent / "out" / "o.json")],
-        PAIRS: ["--file", str(root / "pairs.jsonl"), "--json"],
-    }[command]
+    return [*data, "--data", "spider-dev", "--json", str(root.parent / "out" / "o.json")]
 
 
 @pytest.fixture
-def run(ended) -> Callable[[str, list[str]], tuple[int | str | None, str, str]]:
-    """Return what runs a command by its name."""
-    mains = {EVAL: evaluating.main, PAIRS: scoring.main}
-    return lambda command, words: ended(mains[command], *words)
+def run(ended) -> Callable[[list[str]], tuple[int | str | None, str, str]]:
+    """Return what runs the command."""
+    return lambda words: ended(evaluating.main, *words)
 
 
 @pytest.fixture
-def refused(run, root) -> Callable[..., str]:
+def refused(run, root) -> Callable[[list[str]], str]:
     """Return what gives the line of a command that is refused; nothing may be left of it."""
 
-    def refused(command: str, words: list[str]) -> str:
-        status, out, err = run(command, words)
+    def refused(words: list[str]) -> str:
+        status, out, err = run(words)
         line = err.splitlines()[-1]
         assert (status, out, "Traceback" in err) == (2, "", False), err
         assert line.startswith("error: ")
@@ -115,62 +105,32 @@ def changed(name: str, old: str, new: str) -> Callable[[Path], object]:
     return lambda root: replace(root / name, old, new)
 
 
-ALL, ASKING = (EVAL, PAIRS), (EVAL,)
-# What breaks the folder, what the line has to name, and the commands that read it. Whatever else
-# may be wrong with a database or a question file: tests/sqlenv/test_executor.py and test_datasets.
-DAMAGES: dict[str, tuple[Callable[[Path], object], str, tuple[str, ...]]] = {
+# What breaks the folder, and what the line has to name. Whatever else may be wrong with a database
+# or a question file: tests/sqlenv/test_executor.py and test_datasets.
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "journal behind a link": (
-        lambda r: beside(link(r / DATABASE), "-journal"), "pets.db-journal: ", ALL
+        lambda r: beside(link(r / DATABASE), "-journal"), "pets.db-journal: "
     ),
-    "noise": (lambda r: overwrite(r / DATABASE, 8192, b"\xa5" * 8192), "pets.sqlite: ", ALL),
-    "cut database": (lambda r: cut(r / DATABASE), "pets.sqlite: ", ALL),
-    "no databases": (lambda r: shutil.rmtree(r / "database"), "database", ASKING),
-    "another suite": (
-        lambda r: shutil.rmtree(r / "test_suite_database" / "pets"), "pets", (EVAL,)
-    ),
-    "no root": (shutil.rmtree, "spider_data", ALL),
-    "cut questions": (lambda r: cut(r / "dev.json"), "dev.json: ", ASKING),
-    "UTF-16": (overwritten("dev.json", "[{}]".encode("utf-16")), "dev.json: ", ASKING),
-    "no questions": (overwritten("dev.json", b"[]"), "dev.json", ASKING),
-    "blank gold": (changed("dev.json", GOLDS[2], " "), "dev/2", ASKING),
-    "prediction of another": (
-        changed("p.sql", GOLDS[3], f"{GOLDS[3]}\tpets"), "p.sql:4: ", ASKING
-    ),
-    "no predictions": (lambda r: (r / "p.sql").unlink(), "p.sql: ", ASKING),
-    "deep pairs": (overwritten("pairs.jsonl", b"[" * 20_000 + b"\n"), "pairs.jsonl:1: ", (PAIRS,)),
-    "Latin-1": (overwritten("pairs.jsonl", b'{"id": "\xc4"}\n'), "pairs.jsonl: ", (PAIRS,)),
-    "pair without gold": (changed("pairs.jsonl", GOLDS[2], " "), "pairs.jsonl:3: ", (PAIRS,)),
-    "pair of no database": (
-        changed("pairs.jsonl", "shop.sqlite", "gone"), "pairs.jsonl:4: ", (PAIRS,)
-    ),
-    "no name of a file": (
-        changed("pairs.jsonl", "shop.sqlite", "\\u0000"), "pairs.jsonl:4: ", (PAIRS,)
-    ),
+    "noise": (lambda r: overwrite(r / DATABASE, 8192, b"\xa5" * 8192), "pets.sqlite: "),
+    "cut database": (lambda r: cut(r / DATABASE), "pets.sqlite: "),
+    "no databases": (lambda r: shutil.rmtree(r / "database"), "database"),
+    "another suite": (lambda r: shutil.rmtree(r / "test_suite_database" / "pets"), "pets"),
+    "no root": (shutil.rmtree, "spider_data"),
+    "cut questions": (lambda r: cut(r / "dev.json"), "dev.json: "),
+    "UTF-16": (overwritten("dev.json", "[{}]".encode("utf-16")), "dev.json: "),
+    "no questions": (overwritten("dev.json", b"[]"), "dev.json"),
+    "blank gold": (changed("dev.json", GOLDS[2], " "), "dev/2"),
+    "prediction of another": (changed("p.sql", GOLDS[3], f"{GOLDS[3]}\tpets"), "p.sql:4: "),
+    "Latin-1": (overwritten("p.sql", b"SELECT '\xc4'\n"), "p.sql: "),
+    "no predictions": (lambda r: (r / "p.sql").unlink(), "p.sql: "),
 }  # fmt: skip
-# Each damage by one command, and all commands in turn.
-CASES = [
-    (name, commands[number % len(commands)])
-    for number, (name, (_, _, commands)) in enumerate(DAMAGES.items())
-]
 
 
-@pytest.mark.parametrize(("name", "command"), CASES)
-def test_a_line_names_what_is_damaged(root, refused, name, command):
-    do, named, _ = DAMAGES[name]
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_line_names_what_is_damaged(root, refused, name):
+    do, named = DAMAGES[name]
     do(root)
-    assert named in refused(command, arguments(command, root))
-
-
-def test_an_older_file_stays_and_a_new_one_is_whole_or_not_there(root, run):
-    """Also where a database is lost on the way."""
-    old = root / "old.jsonl"
-    old.write_text("old\n")
-    os.truncate(root / SHOP, 4096)
-    for command in (PAIRS,):
-        for out, named in ((old, "old.jsonl"), (root / "old_2.jsonl", "shop.sqlite")):
-            status, _, err = run(command, [*arguments(command, root), str(out)])
-            assert (status, named in err, old.read_text()) == (2, True, "old\n")
-    assert [path.name for path in root.glob("*old*")] + [*root.glob(".*")] == ["old.jsonl"]
+    assert named in refused(arguments(root))
 
 
 @pytest.mark.parametrize(
@@ -184,18 +144,15 @@ def test_an_older_file_stays_and_a_new_one_is_whole_or_not_there(root, run):
 )
 def test_what_official_programs_read_is_judged(root, run, change):
     change(root)
-    assert run(EVAL, [*arguments(EVAL, root), "--comparators", "bird_ex"])[0] == 0
+    assert run([*arguments(root), "--comparators", "bird_ex"])[0] == 0
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert sheet["measures"]["bird_ex"]["mean"] == 1
-    status, out, _ = run(PAIRS, arguments(PAIRS, root))
-    assert status == 0
-    assert [json.loads(line)["ex"]["set"] for line in out.splitlines()] == [True] * 5
 
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
     """Also to a standard output that takes text alone, which is that of a process."""
     root = make_inputs(tmp_path / os.fsdecode(b"n\xe4\xff") / "spider_data")
-    done = command(EVAL, *arguments(EVAL, root), cwd=tmp_path)
+    done = command(EVAL, *arguments(root), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert sheet["measures"]["spider_ts"]["mean"] == 1
@@ -203,9 +160,7 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
 
 def test_a_full_disk_names_the_file(root, run):
     """/dev/full is always full."""
-    status, _, err = run(PAIRS, [*arguments(PAIRS, root), "/dev/full"])
-    assert (status, err.splitlines()[-1].startswith("error: /dev/full: ")) == (2, True)
-    status, _, err = run(EVAL, [*arguments(EVAL, root)[:-1], "/dev/full"])
+    status, _, err = run([*arguments(root)[:-1], "/dev/full"])
     assert (status, "--json /dev/full" in err) == (2, True)
 
 
@@ -214,18 +169,17 @@ def test_a_full_disk_names_the_file(root, run):
     ["SELECT name FROM pet WHERE age = 1" + " OR age = 1" * 200_000, "[" * 2_000_000],
     ids=["conditions", "names"],
 )
-def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, run, text):
-    """Reading it took 3 to 19 s a pair, of which the limits of a query say nothing."""
-    pair = {"id": 1, "database": str(root / DATABASE), "gold_sql": GOLDS[0], "pred": text}
-    (root / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
-    status, out, _ = run(PAIRS, [*arguments(PAIRS, root), "--timeout-s", "1"])
+def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, run, ended, text):
+    """Reading it took 3 to 19 s a query, of which the limits of a query say nothing."""
+    pair = ["--db", str(root / DATABASE), "--gold", GOLDS[0], "--pred", text]
+    status, out, _ = ended(score.main, *pair, "--timeout-s", "1")
     record = json.loads(out)
     assert (status, record["status"]) == (0, "too_large")
     assert record["seconds"] < 1
     path = root / "p.jsonl"
     path.write_text("".join(json.dumps({"pred": sql}) + "\n" for sql in [text, *GOLDS[1:]]))
-    words = ["--predictions", str(path), *arguments(EVAL, root)[2:], "--timeout-s", "1"]
-    assert run(EVAL, words)[0] == 0
+    words = ["--predictions", str(path), *arguments(root)[2:], "--timeout-s", "1"]
+    assert run(words)[0] == 0
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert [one["scores"]["spider_ex"] for one in sheet["questions"]] == [0, 1, 1, 1, 1]
     assert (sheet["questions"][0]["status"], sheet["late"]) == ("too_large", [])

@@ -12,7 +12,6 @@ import yaml
 from launch import options, report
 from launch.config import SPLITS, dump, load_config
 from launch.run_folder import check_place, claimed
-from launch.score import make_pair
 from minirl.run.checkpoint import Checkpoints, best_step, read_params
 from minirl.train.update import TrainState
 
@@ -66,7 +65,5 @@ def test_a_home_is_the_same_in_files_settings_and_options(tiny, tmp_path):
     assert [*map(str, places), found.file, found.corrections] == [
         f"{home}/{name}" for name in ("r", "m", "d", "p", "f.json", "c.json")
     ]
-    pair = {"database": "~/x.sqlite", "gold_sql": "SELECT 1", "pred": "SELECT 1"}
-    assert make_pair(pair)[0].database == home / "x.sqlite"
     words = options.with_home(["--out=~/o", "m=~/r", "data.validation=~", "a~/b", "--n=5"])
     assert words == [f"--out={home}/o", f"m={home}/r", "data.validation=~", "a~/b", "--n=5"]

@@ -184,7 +184,7 @@ def test_the_shared_cache_is_bounded(tmp_path: Path, monkeypatch):
 def test_processes_find_what_one_process_finds(downloads, run, empty_cache, monkeypatch):
     alone = run(downloads, "--data", "bird-train", "synsql")
     empty_cache("cache-of-processes")
-    monkeypatch.setattr("launch.pool._ALONE", 0)  # few questions are enough
+    monkeypatch.setattr("launch.data.preparation._ALONE", 0)  # few questions are enough
     assert run(downloads, "--data", "bird-train", "synsql", "executor.workers=2") == alone
 
 
