@@ -16,7 +16,7 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import permutation_test
 
 from launch import cli
-from launch.build import REFUTED, SqlSide, load_model, model_folder, serving
+from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
 from launch.data.contamination import check_overlap
 from launch.data.preflight import describe_sampler, rooted
@@ -32,17 +32,16 @@ from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_
 from launch.evaluation.sampling import Evaluator
 from launch.files import write_json
 from launch.plan import plan_memory
+from launch.reporting.answer import show_run
 from launch.reporting.runs import gains
 from launch.run_folder import RESULT, check_alike, claim_data, claimed, fingerprints
 from launch.screening import kept, screen
-from launch.tables import RunResult, show_run
 from launch.warm_start import own_answers, refuse_early, start_model
 from minirl.config import OptimizerConfig
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
-from minirl.run.metrics import read_metrics
 from minirl.train.optimizer import learning_rate
 from minirl.train.trainer import Trainer
 from minirl.types import Progress
@@ -116,11 +115,10 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         "seed": config.seed,
         "accelerator": accelerator,
         **notes,
-        **_course(folder),
         "seconds": round(perf_counter() - began, 1),
     }
     write_json(folder / RESULT, result)
-    show_run(RunResult.model_validate(result), folder)
+    show_run(folder)
 
 
 def _questions(
@@ -277,34 +275,6 @@ def _gain(measured: Mapping[str, Report]) -> dict[str, Any]:
         "failing": {place: one.failing for place, one in measured.items()},
         "outcomes": {place: asdict(one.outcomes) for place, one in measured.items()},
     }
-
-
-def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
-    """Average turns, reward parts and what witnesses refute over the first and last steps; list
-    validation accuracies.
-    """
-    # Null stands for what is no number.
-    lines = [
-        {name: value for name, value in line.items() if value is not None}
-        for line in read_metrics(folder)
-    ]
-    first, last = lines[:steps], lines[-steps:]
-
-    def mean(name: str, part: Sequence[dict[str, float]]) -> float:
-        return round(sum(line.get(name, 0.0) for line in part) / len(part), 6)
-
-    names = sorted({name for line in lines for name in line if name.startswith("reward/")})
-    found: dict[str, Any] = {}
-    for end, part in (("", last), ("_first", first)):
-        found[f"mean_turns{end}"] = mean("rollout/turns", part)
-        rewards = {name.removeprefix("reward/"): mean(name, part) for name in names}
-        found[f"rewards{end}"] = rewards
-    for end, part in (("", last), ("_first", first)):
-        if luck := [line[REFUTED] for line in part if REFUTED in line]:
-            found[f"refuted_share{end}"] = round(sum(luck) / len(luck), 6)
-    key = "validation/accuracy"
-    curve = [[line["step"], round(line[key], 6)] for line in lines if key in line]
-    return {**found, "validation_curve": curve}
 
 
 # Orders that the test of a rise compares with; where there are fewer, all of them.

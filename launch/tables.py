@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
-from pydantic import BaseModel
 from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from launch import cli
-from launch.evaluation.results import STAGES, Report
+from launch.evaluation.results import Report
 from launch.evaluation.statistics import Paired
 from sqlenv.types import Result, Table, describe_failure
 
@@ -125,79 +123,6 @@ def _show_measures(report: Report, by: Collection[str]) -> None:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
-
-
-class Accuracy(BaseModel):
-    """What result.json says of a place by one measure."""
-
-    mean: float
-    ci95: tuple[float, float]
-    ci95_databases: tuple[float, float] | None = None
-
-
-class RunResult(BaseModel):
-    """What result.json holds that the terminal shows: by place or by stage, then by measure."""
-
-    questions: int
-    databases: int
-    rule: str
-    accuracy: Mapping[str, Mapping[str, Accuracy]]
-    gains: Mapping[str, Mapping[str, Paired]]
-    failing: Mapping[str, int]
-    mean_turns_first: float
-    mean_turns: float
-    rewards_first: Mapping[str, float]
-    rewards: Mapping[str, float]
-    refuted_share_first: float | None = None
-    refuted_share: float | None = None
-
-    def rows(self, rule: str) -> Iterator[Cells]:
-        """Show accuracy at every place, and below it what was gained since an earlier one; of the
-        measure that counts also over databases, and how many questions were won and lost.
-        """
-        is_first, over = rule == self.rule, f"  over {self.databases} databases"
-        accuracy = [each[rule] for each in self.accuracy.values()]
-        name = "execution accuracy" if is_first else rule
-        yield f"{name} [95 %]", *(percent(one.mean, one.ci95, " %") for one in accuracy)
-        if is_first and any(one.ci95_databases for one in accuracy):
-            yield over, *(interval(one.ci95_databases) for one in accuracy)
-        for start, title in _SINCE.items():
-            stages = {end: stage for stage, (begin, end) in STAGES.items() if begin == start}
-            names = [stages.get(place, "") for place in self.accuracy]
-            tests = [self.gains.get(stage, {}).get(rule) for stage in names]
-            if not any(tests):
-                continue
-            yield title, *(percent(one.difference, one.ci95) if one else "" for one in tests)
-            if is_first and any(one and one.ci95_databases for one in tests):
-                yield over, *(interval(one and one.ci95_databases) for one in tests)
-            if is_first:
-                yield "  questions won, lost", *(flips(one) if one else "" for one in tests)
-
-
-# Where a gain is counted from.
-_SINCE = {"before": "gain in points [95 %]", "between": "  by reinforcement"}
-
-
-def show_run(found: RunResult, folder: Path) -> None:
-    """Print what a run learned, where it is, and the command that shows more."""
-    rows: list[Cells] = [("", *found.accuracy)]
-    for rule in found.accuracy["after"]:
-        rows += found.rows(rule)
-    rows.append(("queries that fail", *(f"{count:,}" for count in found.failing.values())))
-    show_table(f"{found.questions:,} held-out questions, judged by {found.rule}", rows)
-    rows = [("", "first steps", "last steps")]
-    rows.append(("turns", f"{found.mean_turns_first:.2f}", f"{found.mean_turns:.2f}"))
-    if found.refuted_share is not None and found.refuted_share_first is not None:
-        luck = (f"{100 * one:.1f} %" for one in (found.refuted_share_first, found.refuted_share))
-        rows.append(("right by luck", *luck))
-    rows += [
-        (f"reward: {name}", f"{found.rewards_first[name]:.3f}", f"{value:.3f}")
-        for name, value in found.rewards.items()
-    ]
-    show_table("Training episodes", rows)
-    cli.output.print(f"Run folder: {folder}", soft_wrap=True)
-    command = cli.command("launch.report", folder)
-    cli.output.print(f"To look at it: {command}", soft_wrap=True)
 
 
 def percent(share: float, ci95: Sequence[float], unit: str = "", sign: str = "") -> str:

@@ -20,10 +20,8 @@ from launch import cli, options
 from launch.config import SPLITS, JobConfig, dump, load_config
 from launch.data.preflight import check_data, check_inputs, check_model
 from launch.run_folder import RESULT, check_place, check_settings
-from launch.tables import RunResult, show_run
 from minirl.exchange import UserError
 from minirl.run import preemption
-from minirl.run.files import read_json
 
 
 def train(
@@ -70,8 +68,10 @@ def train(
     check_settings(config.folder, resolved)
     result = config.folder / RESULT
     if result.exists() and not dry_run:
+        from launch.reporting.answer import show_run
+
         cli.output.print(f"This run is complete: {result}", soft_wrap=True)
-        show_run(read_json(result, RunResult, advice="delete it to make it again"), config.folder)
+        show_run(config.folder)
         cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
     check_inputs(config)

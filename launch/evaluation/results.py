@@ -362,33 +362,3 @@ def _command(path: Path) -> str:
         return "python -m launch.eval, as it was made (a file of answers: --predictions FILE)"
     answers = f"--predictions {folder / PREDICTIONS}"
     return f"python -m launch.eval {answers} --data NAME --data-root DIR --out FOLDER"
-
-
-def read_result(path: str | Path) -> list[dict[str, Any]]:
-    """Read an evaluation as flat records, for `pandas.DataFrame` or anything else.
-
-    Args:
-        path: A folder of launch.eval, the file that its `--json` names, or a run of launch.train.
-
-    Returns:
-        A record for each question: the fields of `QuestionVerdict` in order, a key for each measure
-        in place of `scores`. The records of a run begin with `place`, one of `PLACES`.
-
-    Raises:
-        UserError: There is no evaluation.
-    """
-    folder = Path(path)
-    places = [folder / name for name in PLACES if (folder / name / VERDICTS).exists()]
-    if not places:
-        return [_flat(one) for one in read_report(folder).questions]
-    return [
-        {"place": place.name, **_flat(one)}
-        for place in places
-        for one in read_place(place).questions
-    ]
-
-
-def _flat(one: QuestionVerdict) -> dict[str, Any]:
-    fields = asdict(one)
-    scores, at = fields.pop("scores"), [*fields].index("sql") + 1
-    return dict([*[*fields.items()][:at], *scores.items(), *[*fields.items()][at:]])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from launch import cli
 from launch.evaluation.results import Report
 from launch.evaluation.statistics import Paired
-from launch.reporting.runs import Run, gain, gains, shared_rules
+from launch.reporting.runs import Run, gain, gains, metrics_of, read_runs, shared_rules
 from launch.tables import interval, percent
 from minirl.train.advice import LIVE_SHARE, advice
 
@@ -45,6 +47,15 @@ def answer(runs: Sequence[Run], numbers: Sequence[MetricSeries]) -> list[str]:
         if not (found and run.is_finished)
     )
     return [*found, *states]
+
+
+def show_run(folder: Path) -> None:
+    """Print what a run learned, where it is, and the command that shows more."""
+    (run,) = read_runs([("", folder)])
+    command = cli.command("launch.report", folder)
+    said = answer([run], [metrics_of(run)])
+    for line in (*said, f"Run folder: {folder}", f"To look at it: {command}"):
+        cli.output.print(line, soft_wrap=True)
 
 
 def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:

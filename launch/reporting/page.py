@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,13 +23,13 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
 from launch.evaluation.results import QuestionVerdict
-from launch.records import RECORDS, read_groups, read_json_lines
+from launch.records import RECORDS, read_groups
 from launch.reporting.answer import answer
 from launch.reporting.pairing import pair_results
 from launch.reporting.runs import (
-    METRICS,
     Run,
     gains,
+    metrics_of,
     read_mapping,
     shared_rules,
     without_seed,
@@ -189,7 +188,7 @@ def _said(run: Run) -> dict[str, Any]:
         "settings": settings,
         "result": result,
         "versions": run.versions,
-        "numbers": _numbers(run),
+        "numbers": metrics_of(run),
         # With the folder: the run may have been made in another place.
         "command": f"python -m launch.train --cfg {run.folder}/{CONFIG} run.dir={run.folder}"
         if run.is_training
@@ -205,27 +204,6 @@ def _said(run: Run) -> dict[str, Any]:
             for stage, each in gains(run.reports).items()
         },
     }
-
-
-def _numbers(run: Run) -> dict[str, list[Any]]:
-    if run.folder is None or not run.is_training:
-        return {}
-    found = (line for line in read_json_lines(run.folder / METRICS) if isinstance(line, dict))
-    lines = [line for line in found if _has_step(line)]
-    names = dict.fromkeys(name for line in lines for name in line)
-    columns = {name: [line.get(name) for line in lines] for name in names}
-    return {
-        name: [_short(one) if isinstance(one, float) else one for one in column]
-        for name, column in columns.items()
-    }
-
-
-def _has_step(line: Mapping[str, Any]) -> bool:
-    return isinstance(line.get("step"), int)
-
-
-def _short(number: float) -> float | None:
-    return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
 _Place = tuple[str, Iterable[Group], Mapping[str, Mapping[str, float]] | None]

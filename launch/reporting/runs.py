@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from launch.evaluation.results import (
     read_report,
 )
 from launch.evaluation.statistics import Paired, paired_difference
+from launch.records import read_json_lines
 from launch.run_folder import CONFIG, RESULT, VERSIONS
 from minirl.exchange import UserError
 from minirl.run.files import PART
@@ -201,6 +203,28 @@ def gains(reports: Mapping[str, Report]) -> dict[str, dict[str, Paired]]:
             tests = {rule: gain(first, second, rule) for rule in second.measures}
             found[stage] = {rule: test for rule, test in tests.items() if test}
     return found
+
+
+def metrics_of(run: Run) -> dict[str, list[Any]]:
+    """Read the metrics of a run by name, in the order of its steps; none of an evaluation."""
+    if run.folder is None or not run.is_training:
+        return {}
+    found = (line for line in read_json_lines(run.folder / METRICS) if isinstance(line, dict))
+    lines = [line for line in found if _has_step(line)]
+    names = dict.fromkeys(name for line in lines for name in line)
+    columns = {name: [line.get(name) for line in lines] for name in names}
+    return {
+        name: [_short(one) if isinstance(one, float) else one for one in column]
+        for name, column in columns.items()
+    }
+
+
+def _has_step(line: Mapping[str, Any]) -> bool:
+    return isinstance(line.get("step"), int)
+
+
+def _short(number: float) -> float | None:
+    return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

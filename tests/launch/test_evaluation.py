@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from launch import read_result
 from launch.evaluation.answers import Sampled
 from launch.evaluation.questions import own_set, rule_of
 from launch.evaluation.results import (
@@ -16,6 +15,7 @@ from launch.evaluation.results import (
     Report,
     ReportSettings,
     as_json,
+    read_report,
     summarise,
     write_result,
 )
@@ -35,20 +35,13 @@ def result(*verdicts: QuestionVerdict) -> Report:
     return summarise(settings, verdicts, seed=0)
 
 
-def test_a_result_is_read_as_flat_records(tmp_path):
+def test_a_result_is_read_as_it_was_written(tmp_path):
     right = replace(verdict(1), scores={"set": 1.0, "ex_f": 0.5}, reply="So: SELECT 1")
-    for place in (tmp_path / "alone", tmp_path / "run" / "before", tmp_path / "run" / "after"):
-        write_result(place, result(right, replace(right, id="2")))
-    (tmp_path / "one.json").write_text(as_json(result(right)))
-    first, second = read_result(tmp_path / "alone")
-    assert (first["id"], second["id"]) == ("1", "2")
-    assert (first["set"], first["ex_f"], first["reply"]) == (1.0, 0.5, "So: SELECT 1")
-    assert read_result(tmp_path / "one.json") == [first]
-    assert [one["place"] for one in read_result(tmp_path / "run")] == [
-        *["before"] * 2,
-        *["after"] * 2,
-    ]
-    assert read_result(tmp_path / "run")[0] == {"place": "before", **first}
+    written = result(right, verdict(2))
+    write_result(tmp_path / "folder", written)
+    (tmp_path / "one.json").write_text(as_json(written))
+    for path in (tmp_path / "folder", tmp_path / "one.json"):
+        assert asdict(read_report(path))["questions"] == asdict(written)["questions"]
 
 
 @pytest.mark.parametrize("content", [b'{"pred": "SELECT 1"}\n', b"[1]\n", b"{\n", b"\xff\n"])
@@ -59,7 +52,7 @@ def test_a_damaged_or_older_result_is_refused_with_the_command(tmp_path, content
     with pytest.raises(
         UserError, match=r"predictions\.jsonl: line 2: .*launch\.eval --predictions"
     ):
-        read_result(tmp_path)
+        read_report(tmp_path)
 
 
 def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):

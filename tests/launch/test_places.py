@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launch import job, read_result
+from launch import job
 from launch.build import SqlSide
 from launch.config import JobConfig, load_config
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
@@ -23,7 +23,6 @@ from launch.evaluation.results import (
     with_samples,
 )
 from launch.reporting.runs import gain, gains, shared_rules
-from launch.tables import RunResult
 from sqlenv.types import Answer, Example
 
 PLACES = ("before", "between", "after")
@@ -101,9 +100,6 @@ def test_a_place_has_greedy_answers_and_samples(config, measured, asked):
         )
         assert report.failing == 6 - count
         assert read_place(config.folder / place) == report
-    flat = read_result(config.folder)
-    assert [one["place"] for one in flat] == [place for place in PLACES for _ in range(6)]
-    assert [one["mean@4"] for one in flat[::6]] == [0.25, 0.5, 1.0]
 
 
 def test_a_result_has_every_place_and_the_gain_of_every_stage(measured):
@@ -126,11 +122,6 @@ def test_a_result_has_every_place_and_the_gain_of_every_stage(measured):
             "pass@4": (0, 0),
         },
     }
-    learned = {"mean_turns_first": 1, "mean_turns": 1, "rewards_first": {}, "rewards": {}}
-    shown = RunResult.model_validate({**found, **learned})
-    assert [row[0] for row in shown.rows("mean@4")] == [
-        *("mean@4 [95 %]", "gain in points [95 %]", "  by reinforcement")
-    ]
     # A tiny model has no place between.
     del measured["between"]
     assert job._gain(measured)["gains"].keys() == {"run"}

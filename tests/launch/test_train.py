@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launch.config import load_config
-from launch.job import _course
 from launch.policy import find_policy
+from launch.reporting.answer import show_run
 from minirl.exchange import UserError
 from tests.minirl.toy_run import without_times
 
@@ -26,10 +26,6 @@ def test_a_run_leaves_what_was_promised(place):
     assert low <= gain["difference"] <= high
     means = [result["accuracy"][place][result["rule"]]["mean"] for place in ("before", "after")]
     assert gain["difference"] == pytest.approx(means[1] - means[0], abs=1e-6)
-    assert [step for step, _ in result["validation_curve"]] == [2, 3]
-    assert 1 <= result["mean_turns"] <= 2
-    parts = result["rewards"]
-    assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"], abs=1e-5)
     data = json.loads((folder / "data.json").read_text())
     assert [data[split]["questions"] for split in ("train", "validation", "test")] == [24, 4, 6]
     assert (folder / "versions.json").is_file()
@@ -52,6 +48,9 @@ def test_every_step_has_its_metrics(place):
         # fp32 without dropout: sampler and learner see the same probabilities.
         assert 0 <= line["mismatch/gap_max"] < 1e-4
         assert line["update/entropy"] > 0
+        assert 1 <= line["rollout/turns"] <= 2
+        parts = [value for name, value in line.items() if name.startswith("reward/")]
+        assert 2 * line["reward/total"] == pytest.approx(sum(parts), abs=1e-5)
     # At the first step the policy is the start; weight decay and the KL term then move it.
     assert metrics[0]["update/kl"] == 0
     assert metrics[2]["update/kl"] > metrics[1]["update/kl"] > 0
@@ -92,7 +91,7 @@ def test_episodes_are_recorded(place):
 def test_output_is_for_people_and_a_complete_run_is_left_alone(command, place, tiny):
     shown = (place / "stdout.txt").read_text()
     assert "launch.report finished" in shown.splitlines()[-1]
-    assert re.search(r"gain in points.*│ +-?[\d.]+ \[-?[\d.]+, -?[\d.]+\] +│", shown)
+    assert re.search(r"learned: .[\d.]+ points \[.*\], from [\d.]+ to [\d.]+ % of 6 que", shown)
     log = (place / "stderr.txt").read_text()
     for phase in ("warm start: 3/3", "accuracy before: 6/6", "learning: 3/3", "accuracy after"):
         assert phase in log
@@ -102,7 +101,7 @@ def test_output_is_for_people_and_a_complete_run_is_left_alone(command, place, t
     (status, out, _), (other, _, err) = told_by(command, line, [*line, "seed=4"], cwd=place)
     assert (status, other) == (0, 2)
     assert "finished/result.json" in out
-    assert shown in out  # the table, and how to look at the run
+    assert shown in out  # what was learned, and how to look at the run
     assert "seed" in err.splitlines()[-1]
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
 
@@ -117,16 +116,15 @@ def test_a_native_run_imports_nothing_that_talks_to_servers(command, tmp_path):
 # A run that is stopped is the run that is not.
 
 
-def test_a_number_that_was_none_does_not_end_a_run(tmp_path):
-    """A reward that is NaN is null in the metrics."""
-    lines = [
-        {"step": 1, "rollout/turns": 1.0, "reward/total": None, "validation/accuracy": None},
-        {"step": 2, "rollout/turns": 3.0, "reward/total": 1.0, "validation/accuracy": 0.5},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
-    found = _course(tmp_path)
-    assert (found["mean_turns"], found["rewards"]) == (2.0, {"total": 0.5})
-    assert found["validation_curve"] == [[2, 0.5]]
+def test_a_number_that_was_none_does_not_end_a_run(place, tmp_path, capsys):
+    """A share that is NaN is null in the metrics."""
+    shutil.copytree(place / "finished", run := tmp_path / "run")
+    names = ("rollout/no_query_share", "groups/live_share", "reward/total")
+    lines = [{**line, **dict.fromkeys(names)} for line in json_lines(run / "metrics.jsonl")]
+    lines[-1]["rollout/no_query_share"] = 0.5
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    show_run(run)
+    assert "In training, 50 % of the episodes ended without SQL" in capsys.readouterr().out
 
 
 STOPPED = """
