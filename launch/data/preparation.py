@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from launch.cli import progress_bar
 from launch.config import JobConfig
-from launch.data.contamination import OverlapIndex
 from launch.data.gold_checks import check_gold
 from launch.data.prompts import Prompts
 from minirl.exchange import UserError
@@ -49,21 +48,18 @@ def prepare(
     look at, a line each, and yield what is to be told.
     """
     pools: dict[str, Pool] = {}
-    # Sets to measure by come before those to learn from: `OverlapIndex` wants it.
-    for name in sorted(sources, key=lambda name: sources[name].split == "train"):
+    for name in sources:
         with progress_bar(f"reading {name}"):
             pools[name] = Pool(sources[name], _everything(job, sources[name]))
-    overlaps, most = OverlapIndex(), sum(len(pool.table) for pool in pools.values())
+    most = sum(len(pool.table) for pool in pools.values())
     with process_pool(partial(open_inspector, job), job.executor, most=most) as do:
         for name, pool in pools.items():
-            add = overlaps.learn if sources[name].split == "train" else overlaps.measure
             issues, done = Counter[str](), 0
             rest = (example for _, example in pool.draw())
             with progress_bar(f"checking {name}") as update:
                 while batch := [*islice(rest, _BATCH)]:
                     # Questions of one database follow one another: it is opened once.
                     for checked in do(sorted(batch, key=lambda one: one.database)):
-                        add(name, checked.example)
                         issues.update(checked.issues)
                         if {*checked.issues} - {"scalar"}:
                             write(_line(checked))
@@ -71,8 +67,6 @@ def prepare(
                     update(done, len(pool.table), "")
             told = ", ".join(f"{count:,} {issue}" for issue, count in sorted(issues.items()))
             yield f"{name}: {done:,} of {len(pool.table):,} questions checked: {told or 'all well'}"
-    found = [f"contamination: {one.line()}" for one in overlaps.overlaps()]
-    yield from found or ["contamination: none found"]
 
 
 def _everything(job: JobConfig, source: SourceConfig) -> DataConfig:
