@@ -14,17 +14,14 @@ from typing import Any
 from launch import cli
 from launch.build import SqlSide, load_model, serving
 from launch.config import JobConfig
-from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import AnswerFile, Decode, Sampled
 from launch.evaluation.sampling import Evaluator
-from launch.files import digest, model_digest, short, write_json, write_text
+from launch.files import write_json, write_text
 from launch.run_folder import SCREENED_SHARES, SCREENING
 from minirl.exchange import UserError
 from minirl.run import distributed
 from minirl.run.files import read_lines
 from minirl.train.rollouts import spread
-from sqlenv.cache import cache_folder
-from sqlenv.data.loading import question_digest
 from sqlenv.envs.build import max_replies
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Example
@@ -76,8 +73,7 @@ def screen(
 ) -> list[Screened]:
     """Sample answers to training questions by the model of a folder, or what is left of it.
 
-    The run folder has the answers so far and what they come to, and is read by a resumed run. What
-    they come to is in the cache too, by the contents of all that decides it, for other runs.
+    The run folder has the answers so far and what they come to, and is read by a resumed run.
     """
     path = folder / SCREENING
     if distributed.from_first(path.exists):
@@ -88,17 +84,12 @@ def screen(
     size = min(limit or len(train), len(set(strata)))
     order = spread(strata, size, Random(f"{config.seed} screening"), first=size)[:limit]
     asked = [train[number] for number in order]
-    cached = cache_folder("screening") / f"{_digest(config, sql, order, asked, model)}.jsonl"
-    if distributed.from_first(cached.exists):
-        _log.info("screening: another run of these settings had the same, %s", cached)
-        found = _read(cached)
-    else:
-        sampled = _sample(config, folder, sql, asked, model)
-        found = [
-            _screened(number, example, one)
-            for number, example, one in zip(order, asked, sampled, strict=True)
-        ]
-    distributed.from_first(lambda: _write(folder, found, cached))
+    sampled = _sample(config, folder, sql, asked, model)
+    found = [
+        _screened(number, example, one)
+        for number, example, one in zip(order, asked, sampled, strict=True)
+    ]
+    distributed.from_first(lambda: _write(folder, found))
     return found
 
 
@@ -106,30 +97,6 @@ def _read(path: Path) -> list[Screened]:
     advice = f"delete it to screen again: {path}"
     lines = distributed.from_first(lambda: list(read_lines(path, Screened, advice=advice)))
     return [screened for _, screened in lines]
-
-
-def _digest(
-    config: JobConfig, sql: SqlSide, order: Sequence[int], asked: Sequence[Example], model: Path
-) -> str:
-    """Digest all that decides a screening: weights, questions, databases, prompts, settings."""
-    tokenizer = read_tokenizer(config, model)
-    prompts = (sql.training_prompt(example, tokenizer) for example in asked)
-    databases = {example.database for example in asked}
-    facts = [
-        model_digest(model),
-        config.model.dtype,
-        [*order],
-        question_digest(asked),
-        digest([path for path in databases if path.is_file()]),
-        [[(message.role, message.content) for message in prompt] for prompt in prompts],
-        config.train.group_size,
-        config.seed,
-        config.sampler.model_dump(exclude={"slots", "cache_gb"}),
-        config.executor.model_dump(mode="json", exclude={"workers"}),
-        config.prompt.template,
-        config.env.model_dump(mode="json"),
-    ]
-    return short(json.dumps(facts).encode())
 
 
 def _sample(
@@ -169,7 +136,7 @@ def _screened(number: int, example: Example, sampled: Sampled) -> Screened:
     )  # fmt: skip
 
 
-def _write(folder: Path, found: Sequence[Screened], cached: Path) -> None:
+def _write(folder: Path, found: Sequence[Screened]) -> None:
     every, parts = shares(found), by_part(found)
     write_json(folder / SCREENED_SHARES, {"all": every, **parts})
     for name, part in {"all": every, **parts["difficulty"]}.items():
@@ -178,8 +145,7 @@ def _write(folder: Path, found: Sequence[Screened], cached: Path) -> None:
             "screening, %s: of %d questions %s right", name, part["questions"], ", ".join(told)
         )
     text = "".join(f"{json.dumps(asdict(one))}\n" for one in found)
-    for path in (cached, folder / SCREENING):
-        write_text(path, text)
+    write_text(folder / SCREENING, text)
 
 
 def shares(found: Sequence[Screened]) -> dict[str, Any]:
