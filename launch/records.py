@@ -278,67 +278,73 @@ _KEPT = ("id", "evidence", "gold_result", "prompt", "trajectories")
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedQuestion:
-    """A question of an evaluation, what was answered, and what came of it.
-
-    Attributes:
-        tags: In what the answer `sql` differs from the gold query.
-        right: Which of the samples are right.
-        gold, results: What the gold query and the first samples gave, as `shown` has it; None where
-            nothing could be judged.
+class QueryOutcome:
+    """What came of a query: whether it is right, and what it and the gold query gave, as `shown`
+    has it; None where nothing could be judged.
     """
 
-    example: Example
-    sampled: Sampled
-    sql: str
-    tags: Sequence[str]
-    right: Sequence[bool]
-    gold: Mapping[str, Any] | None
-    results: Sequence[Mapping[str, Any] | None]
+    is_right: bool
+    predicted: Mapping[str, Any] | None = None
+    gold: Mapping[str, Any] | None = None
 
 
 def write_answers(
-    folder: Path, judged: Sequence[JudgedQuestion], prompts: Sequence[Observation]
+    folder: Path, lines: Sequence[Mapping[str, Any]], prompts: Sequence[Observation]
 ) -> None:
     """Write down the questions of an evaluation, with what they were asked by if that is known."""
     with whole_file(folder / RECORDS) as file:
         file.write(json.dumps({"step": 0, "version": RECORDS_VERSION}) + "\n")
-        for number, one in enumerate(judged):
-            line = {"step": number + 1, **answer_line(one)}
+        for number, one in enumerate(lines):
+            line = {"step": number + 1, **one}
             if prompts:
                 line["prompt"] = "\n".join(message.content for message in prompts[number])
             file.write(json.dumps(line) + "\n")
 
 
-def answer_line(one: JudgedQuestion) -> dict[str, Any]:
-    """Write down a question of an evaluation and its first samples."""
-    example, line = one.example, one.sampled.line
+def answer_line(
+    example: Example,
+    sampled: Sampled,
+    sql: str,
+    tags: Sequence[str],
+    outcomes: Sequence[QueryOutcome],
+) -> dict[str, Any]:
+    """Write down a question of an evaluation and its first samples: what came of each, and in what
+    the answer `sql` differs from the gold query.
+    """
+    line = sampled.line
     if line is not None:
         # The verdicts of the evaluation take the place of the environment's.
-        for member, correct in zip(line["trajectories"], one.right, strict=False):
+        for member, found in zip(line["trajectories"], outcomes, strict=False):
             for turn in member["turns"][-1:]:
                 if turn.get("kind", "answer") == "answer":
-                    turn["correct"] = correct
+                    turn["correct"] = found.is_right
     else:
-        gold = {"gold_result": one.gold} if one.gold and example.gold_sql else {}
-        turns = [_answer(one, number) for number in range(len(one.results))]
+        gold = {"gold_result": outcomes[0].gold} if outcomes[0].gold and example.gold_sql else {}
         line = {**question(example, None), **gold}
-        line["trajectories"] = [{"turns": [turn]} for turn in turns]
+        line["trajectories"] = [
+            {
+                "turns": [
+                    _answer(sampled, number, tags if sampled.queries[number] == sql else (), one)
+                ]
+            }
+            for number, one in enumerate(outcomes[:RECORDED_SAMPLES])
+        ]
     return {key: line[key] for key in _KEPT if key in line}
 
 
-def _answer(one: JudgedQuestion, number: int) -> dict[str, Any]:
-    sampled, correct, result = one.sampled, one.right[number], one.results[number]
-    sql = sampled.queries[number]
-    tags = [tag for tag in one.tags if tag != "none"] if sql == one.sql and not correct else []
+def _answer(
+    sampled: Sampled, number: int, tags: Sequence[str], outcome: QueryOutcome
+) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if sampled.replies:
         end = sampled.ends[number] if sampled.ends else "stop"
         said = {"reply": sampled.replies[number], "finish": end}
     if sampled.places and sampled.places[number] >= 0:
         said["place"] = sampled.places[number]
-    said |= {"sql": sql, "kind": "answer", "correct": correct, "tags": tags}
-    return said if result is None else {**said, "result": result}
+    tags = [] if outcome.is_right else [tag for tag in tags if tag != "none"]
+    said |= {"sql": sampled.queries[number], "kind": "answer", "correct": outcome.is_right}
+    said["tags"] = tags
+    return said if outcome.predicted is None else {**said, "result": outcome.predicted}
 
 
 def read_groups(

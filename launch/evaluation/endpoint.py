@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
 import signal
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,14 +32,6 @@ _TOO_LONG = re.compile(
 """How servers say that a prompt is too long."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """What bounds a reply: all servers know the first, but for OpenAI's reasoning models."""
-_WITHOUT = {
-    "seed": "endpoint.send_seed=false",
-    "temperature": "endpoint.temperature=null",
-    "top_p": "evaluation.top_p=1",
-    "chat_template_kwargs": "prompt.template={}",
-}
-"""Fields of a request that some services refuse, and the setting that leaves each out."""
-_NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PASSING = (408, 409, 429)  # statuses below 500 that the client asks again after
 _FINISHES: Mapping[End, re.Pattern[str]] = {
     "failed": re.compile("error|abort|insufficient", re.I),
@@ -172,10 +160,9 @@ class Endpoint:
                 http_client=self._openai.DefaultAsyncHttpxClient(trust_env=not _is_here(self._url)),
             )
         except Exception as error:  # noqa: BLE001 (no kind that it knows, no address, no file)
-            found = (name for name in os.environ if name.upper() in _NETWORK)
             raise UserError(
-                f"{self._url}: {', '.join(found)} cannot be used ({_brief(error)}); unset it, or "
-                "name this host in NO_PROXY"
+                f"{self._url}: a proxy or a certificate of the environment (HTTP_PROXY, ALL_PROXY, "
+                f"SSL_CERT_FILE, ...) cannot be used: {_brief(error)}"
             ) from None
 
     async def _call(self, client: Any, request: ModelRequest) -> ModelResponse:
@@ -185,7 +172,7 @@ class Endpoint:
             return self._read(await client.chat.completions.create(**self._body(request)))
         except self._openai.APIStatusError as error:
             end, problem = self._status(error)
-            if end == "refused" and limit == _LIMITS[0] and _names(problem, limit):
+            if end == "refused" and limit == _LIMITS[0] and re.search(rf"\b{limit}\b", problem):
                 self._limit = _LIMITS[1]
                 return await self._call(client, request)
         except self._openai.OpenAIError as error:  # no connection, or out of time
@@ -197,17 +184,20 @@ class Endpoint:
 
     def _status(self, error: Any) -> tuple[End, str]:
         """Say how a request ended and why; a `UserError` where that is not its own fault."""
-        status, problem = error.status_code, f"{error.status_code}: {_reason(error)}"
+        status = error.status_code
+        problem = f"{status}: {_line(error.response.text) or _brief(error)}"
         # Some servers answer 500. A key without credit also speaks of a limit of tokens (402, 403).
         if (status in _REFUSED or status >= 500) and _TOO_LONG.search(problem):
             return "too_long", problem
         if status in _REFUSED:
-            advice = (f"; set {one}" for name, one in _WITHOUT.items() if _names(problem, name))
-            return "refused", problem + next(advice, "")
+            return "refused", problem
         if status in _PASSING:
             raise self._given_up(problem) from None
         if status < 500:
-            raise UserError(self._advice(status, problem)) from None
+            raise UserError(
+                f"{self._url}: {problem}; check --endpoint (it ends with /v1), --model "
+                f"{self._model} and the key in {KEY}"
+            ) from None
         return "failed", f"{problem}, after {self._config.retries + 1} tries"
 
     def _given_up(self, problem: str) -> UserError:
@@ -239,11 +229,7 @@ class Endpoint:
             message = choice.message
             content = message.content
         except (AttributeError, LookupError, TypeError):
-            said = (
-                completion.to_dict(warnings=False) if hasattr(completion, "to_dict") else completion
-            )
-            told = _line(said) or "empty"
-            raise ValueError(f"the answer is no chat completion: {told}") from None
+            raise ValueError(f"the answer is no chat completion: {_line(completion)}") from None
         finish = f"{getattr(choice, 'finish_reason', None)}"
         end = next((end for end, reason in _FINISHES.items() if reason.search(finish)), "stop")
         if end == "failed":
@@ -267,14 +253,6 @@ class Endpoint:
             self._warned.add(kind)
             _log.warning("%s: %s", self._url, problem)
 
-    def _advice(self, status: int, problem: str) -> str:
-        what = {
-            401: f"set {KEY} to a key that it takes",
-            403: f"set {KEY} to a key that may use {self._model}",
-            404: f"check --endpoint (it ends with /v1) and --model {self._model}",
-        }
-        return f"{self._url}: {problem}; {what.get(status, 'check --endpoint and --model')}"
-
 
 def _text(message: Any, content: Any) -> str:
     """Return a reply with its reasoning, which some servers give apart, as the model wrote both."""
@@ -284,32 +262,8 @@ def _text(message: Any, content: Any) -> str:
 
 
 def _is_here(url: str) -> bool:
-    """Tell whether a server is on this host."""
-    with suppress(OSError, UnicodeError):  # unknown, which its proxy may know
-        found = ip_address(socket.getaddrinfo(urlsplit(url).hostname, None)[0][4][0])
-        return found.is_loopback or found.is_unspecified
-    return False
-
-
-def _names(problem: str, field: str) -> bool:
-    return re.search(rf"\b{field}\b", problem) is not None
-
-
-def _reason(error: Any) -> str:
-    """Say why a server refused, whatever the form of its answer: JSON's texts, or the text."""
-    text = error.response.text
-    with suppress(ValueError, RecursionError):
-        text = _line(json.loads(text))
-    return _line(text) or _brief(error)
-
-
-def _words(value: Any) -> Iterator[str]:
-    """Yield all texts in a value of JSON."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _words(one)
+    """Tell whether a server is on this host, which no proxy stands before."""
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 
 
 def _brief(error: Exception) -> str:
@@ -317,9 +271,9 @@ def _brief(error: Exception) -> str:
     return _line(f"{error} {error.__cause__ or ''}") or type(error).__name__
 
 
-def _line(value: Any) -> str:
-    """Put all texts of a value into a line."""
-    return " ".join(" ".join(_words(value)).split())[:_SHOWN_CHARS]
+def _line(said: object) -> str:
+    """Write what a server says in a line."""
+    return " ".join(str(said).split())[:_SHOWN_CHARS]
 
 
 def _sound(text: str) -> str:

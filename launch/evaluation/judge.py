@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from launch.evaluation.results import (
     write_result,
 )
 from launch.files import digest, versions, write_text
-from launch.records import RECORDED_SAMPLES, JudgedQuestion, shown, write_answers
+from launch.records import QueryOutcome, answer_line, shown, write_answers
 from sqlenv.cache import shared_cache
 from sqlenv.data.loading import question_digest
 from sqlenv.dialects import run_many, transpile
@@ -82,10 +82,10 @@ def judge_answers(
         timeout_s=executor.config.timeout_s,
         versions=versions("minirl-sql"),
     )
-    verdicts, judged = judge(questions, samples, decode, executor)
+    verdicts, lines = judge(questions, samples, decode, executor)
     report = summarise(settings, verdicts, seed=seed, notes=notes)
     if folder:
-        write_answers(folder, judged, prompts)
+        write_answers(folder, lines, prompts)
         write_result(folder, report)
     if path:
         write_text(path, as_json(report))
@@ -110,25 +110,16 @@ def _origin(name: str, questions: QuestionSet) -> str:
 
 def judge(
     questions: QuestionSet, samples: Sequence[Sampled], decode: Decode, executor: Executor
-) -> tuple[list[QuestionVerdict], list[JudgedQuestion]]:
+) -> tuple[list[QuestionVerdict], list[dict[str, Any]]]:
     """Judge the samples of all questions by the first measure, and the answers by all measures.
 
-    Returns the verdicts, and what came of each question's samples; a `UserError` if a database
-    cannot be used.
+    Returns the verdicts, and the lines of `trajectories.jsonl`; a `UserError` if a database cannot
+    be used.
     """
     with ThreadPoolExecutor(1) as thread:  # while the workers are busy
         databases = questions.databases | questions.suite_files
         checked = thread.submit(check_databases, databases)
         return _Judge(questions, executor, thread, checked).run(samples, decode)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What came of a query: whether it is right, and what it and the gold query gave."""
-
-    is_right: bool
-    predicted: Mapping[str, Any] | None = None
-    gold: Mapping[str, Any] | None = None
 
 
 class _Judge:
@@ -146,10 +137,10 @@ class _Judge:
 
     def run(
         self, sampled: Sequence[Sampled], decode: Decode
-    ) -> tuple[list[QuestionVerdict], list[JudgedQuestion]]:
+    ) -> tuple[list[QuestionVerdict], list[dict[str, Any]]]:
         samples = [one.queries for one in sampled]
         answers = [each[0] for each in samples]
-        outcomes: list[list[_Outcome]] = []
+        outcomes: list[list[QueryOutcome]] = []
         if len(samples[0]) > 1:
             numbered = zip(self._examples, samples, strict=True)
             asked = [[(example, sql) for sql in each] for example, each in numbered]
@@ -171,14 +162,18 @@ class _Judge:
         columns = (self._examples, sampled, answers, outcomes, labels.result())
         rows = [*zip(*columns, strict=True)]
         verdicts = [self._verdict(*row, one) for row, one in zip(rows, judged, strict=True)]
-        return verdicts, [_judged(*row) for row in rows]
+        lines = [
+            answer_line(example, one, sql, labels["tags"], found)
+            for example, one, sql, found, labels in rows
+        ]
+        return verdicts, lines
 
     def _verdict(
         self,
         example: Example,
         sampled: Sampled,
         sql: str,
-        outcomes: Sequence[_Outcome],
+        outcomes: Sequence[QueryOutcome],
         labels: Mapping[str, Any],
         one: CaseVerdict | None,
     ) -> QuestionVerdict:
@@ -207,10 +202,10 @@ class _Judge:
             **labels,
         )
 
-    def _outcome(self, one: CaseVerdict | None) -> _Outcome:
+    def _outcome(self, one: CaseVerdict | None) -> QueryOutcome:
         if one is None:
-            return _Outcome(is_right=False)
-        return _Outcome(one.scores[self._measures[0]] == 1, one.predicted, one.gold)
+            return QueryOutcome(is_right=False)
+        return QueryOutcome(one.scores[self._measures[0]] == 1, one.predicted, one.gold)
 
     def _votes(self, asked: Sequence[_Asked], by: VoteBy) -> list[str | None]:
         config = self._executor.config
@@ -362,28 +357,10 @@ def _on_sqlite(example: Example, sql: str) -> str:
     return text if isinstance(text, str) else "not transpiled"
 
 
-def _first_right(queries: Sequence[str], outcomes: Sequence[_Outcome]) -> str:
+def _first_right(queries: Sequence[str], outcomes: Sequence[QueryOutcome]) -> str:
     """Choose as an oracle would: the first query that is right, else the first one."""
     pairs = zip(queries, outcomes, strict=True)
     return next((sql for sql, one in pairs if one.is_right), queries[0])
-
-
-def _judged(
-    example: Example,
-    sampled: Sampled,
-    sql: str,
-    outcomes: Sequence[_Outcome],
-    labels: Mapping[str, Any],
-) -> JudgedQuestion:
-    return JudgedQuestion(
-        example,
-        sampled,
-        sql,
-        labels["tags"],
-        [one.is_right for one in outcomes],
-        outcomes[0].gold,
-        [one.predicted for one in outcomes[:RECORDED_SAMPLES]],
-    )
 
 
 def _parts(sampled: Sampled, episode: int) -> Mapping[str, float]:

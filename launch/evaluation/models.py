@@ -6,8 +6,8 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -347,26 +347,23 @@ Play = Generator[list[ReplyRequest], Sequence[ModelResponse], Sampled]
 _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What became of the answers so far, by question, and those that hold no query."""
+def _outcomes(answers: Sequence[ModelResponse], wrapping: Wrapping) -> Outcomes:
+    """Count what became of answers that were to hold a query."""
+    return Outcomes.total(
+        Outcomes.of(
+            answer_of(one.text or "", wrapping).sql,
+            one.end,
+            prompt_tokens=one.prompt_tokens,
+            reply_tokens=one.completion_tokens,
+        )
+        for one in answers
+    )
 
-    wrapping: Wrapping
-    outcomes: defaultdict[str, list[Outcomes]]
-    unread: list[str] = field(default_factory=list)
 
-    def add(
-        self, name: str, asked: Sequence[ReplyRequest], answers: Sequence[ModelResponse]
-    ) -> None:
-        """Count the answers that were to hold a query."""
-        for ask, answer in zip(asked, answers, strict=True):
-            if ask.kind == "generate":
-                query = answer_of(answer.text or "", self.wrapping).sql
-                read, written = answer.prompt_tokens, answer.completion_tokens
-                self.outcomes[name].append(
-                    Outcomes.of(query, answer.end, prompt_tokens=read, reply_tokens=written)
-                )
-                self.unread += [answer.text] if answer.text and not query else []
+def _unread(answers: Iterable[ModelResponse], wrapping: Wrapping) -> list[str]:
+    """List the texts that hold no query."""
+    texts = (one.text for one in answers if one.text)
+    return [text for text in texts if not answer_of(text, wrapping).sql]
 
 
 def _ask(
@@ -385,7 +382,8 @@ def _ask(
     It is an error if no request of a kind has an answer; with `waits`, of the few questions that
     come first that may be their own fault.
     """
-    found, tally = dict[str, Sampled](), _Tally(config.answer_wrapping, defaultdict(list))
+    found, wrapping = dict[str, Sampled](), config.answer_wrapping
+    written: defaultdict[str, list[ModelResponse]] = defaultdict(list)  # that were to hold a query
     limit, is_seen = f"endpoint.max_tokens={config.endpoint.max_tokens}", False
     for part in parts_of(len(examples), first, size=_CHUNK):
         plays = {one.id: play(one) for one in examples[part]}
@@ -396,19 +394,22 @@ def _ask(
             if client.refusal and not is_few:
                 raise UserError(client.refusal)
             for name, each in zip(list(wishes), answers, strict=True):
-                tally.add(name, wishes.pop(name), each)
+                asked = zip(wishes.pop(name), each, strict=True)
+                written[name] += [answer for ask, answer in asked if ask.kind == "generate"]
                 try:
                     wishes[name] = plays[name].send(each)
                 except StopIteration as end:
                     found[name] = end.value
             if not is_seen:
-                counted = Outcomes.total(chain.from_iterable(tally.outcomes.values()))
-                look(counted, tally.unread, tally.wrapping, limit=limit, stops=True)
+                first_ones = [*chain.from_iterable(written.values())]
+                counted, unread = _outcomes(first_ones, wrapping), _unread(first_ones, wrapping)
+                look(counted, unread, wrapping, limit=limit, stops=True)
                 is_seen = True
             show(len(found), len(examples), f"{client.written:,} tokens written")
-    outcomes = {name: Outcomes.total(each) for name, each in tally.outcomes.items()}
-    samples = [replace(found[one.id], outcomes=outcomes[one.id]) for one in examples]
-    return samples, tally.unread
+    samples = [
+        replace(found[one.id], outcomes=_outcomes(written[one.id], wrapping)) for one in examples
+    ]
+    return samples, _unread(chain.from_iterable(written.values()), wrapping)
 
 
 def _once(example: Example, config: JobConfig, sql: SqlSide, samples: int) -> Play:

@@ -19,7 +19,7 @@ from launch.evaluation.results import (
     summarise,
     write_result,
 )
-from launch.records import JudgedQuestion, write_answers
+from launch.records import QueryOutcome, answer_line, write_answers
 from minirl.exchange import UserError
 from sqlenv.config import AnswerConfig
 from sqlenv.types import Example
@@ -63,8 +63,9 @@ def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
     line = {"id": "1", "trajectories": [{"turns": turns}]}
     example = Example("1", "?", "emp", database, sql)
     seen = {"status": "ok", "rows": [["ann"]]}
+    outcome = QueryOutcome(is_right=True, predicted=seen, gold=seen)
     judged = [
-        JudgedQuestion(example, Sampled((sql,), line=one), sql, ("none",), [True], seen, [seen])
+        answer_line(example, Sampled((sql,), line=one), sql, ("none",), [outcome])
         for one in (line, None)
     ]
     write_answers(tmp_path, judged, ())

@@ -45,8 +45,10 @@ def judged(
         for n, each in enumerate(samples)
     ]
     with Executor(limits) as executor:
-        found, judged = judge(questions, sampled, Decode(len(samples[0]), 0.8), executor)
-    return found, [[*one.right] for one in judged]
+        found, lines = judge(questions, sampled, Decode(len(samples[0]), 0.8), executor)
+    return found, [
+        [member["turns"][-1]["correct"] for member in line["trajectories"]] for line in lines
+    ]
 
 
 def test_thirty_questions(database):
