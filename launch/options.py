@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,10 +34,6 @@ AcceleratorOption = Annotated[
 ]
 Overrides = Annotated[
     str, Parameter(help="settings in place of the config's, key.sub=value: train.steps=20")
-]
-SeedOption = Annotated[
-    int | None,
-    Parameter(help="seed of samples and weights; the setting seed", validator=Number(gte=0)),
 ]
 LimitOption = Annotated[
     int | None,
@@ -126,19 +121,13 @@ def _bind(words: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArgume
             # An option that is not there at all is no option without its argument.
             said = said if error.keyword or missing.tokens else f"{missing.name} is missing."
         if isinstance(error, UnknownOptionError):
-            said = f"{said} {_elsewhere(error.token.value)}".rstrip()
+            said = f"{said} {_as_setting(error.token.value)}".rstrip()
         name = ".".join(["python -m launch", *words[:1]])
         raise UserError(f"{name}: {said} See --help.") from None
 
 
-def _elsewhere(option: str) -> str:
-    """Name the commands that have an option which this one lacks, or the setting of that name."""
-    for name in COMMANDS:
-        import_module(f"launch.{name}")
-    options = {name: app[name].assemble_argument_collection() for name in COMMANDS}
-    names = [name for name, known in options.items() if any(option in one.names for one in known)]
-    if names:
-        return f"It is an option of {', '.join(f'launch.{name}' for name in sorted(names))}."
+def _as_setting(option: str) -> str:
+    """Name the setting that an unknown option may mean."""
     from launch.config import settings_named  # much to import, for a mistake alone
 
     found = settings_named(option.lstrip("-").replace("-", "_"))
@@ -169,11 +158,6 @@ def with_file(arguments: Sequence[str]) -> list[str]:
         if word == "--json" and is_alone:
             words[at] = f"--json={STDOUT}"
     return words
-
-
-def with_seed(overrides: Sequence[str], seed: int | None) -> list[str]:
-    """Add `--seed` to the settings."""
-    return [*overrides, *([] if seed is None else [f"seed={seed}"])]
 
 
 def write_result(path: Path | None, result: Any) -> None:

@@ -59,11 +59,10 @@ def plan(
         ),
     ],
     model: options.ModelOption = None,
-    seed: options.SeedOption = None,
     json: options.JsonOption = None,
 ) -> None:
     """Plan a job."""
-    config = load_config(cfg, options.with_seed(overrides, seed))
+    config = load_config(cfg, overrides)
     with cli.progress_bar("plan") as progress:
         found = make_plan(config, topology, model=model, progress=progress)
     if json != options.STDOUT:

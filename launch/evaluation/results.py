@@ -11,9 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import AliasChoices, Field
+from typing import Any
 
 from launch.evaluation.answers import NO_REPLIES, Outcomes
 from launch.evaluation.statistics import database_interval, mean_interval, pass_at_k
@@ -73,7 +71,7 @@ class QuestionVerdict:
     db_id: str
     difficulty: str
     question: str
-    gold_sql: Annotated[str, Field(validation_alias=AliasChoices("gold_sql", "gold"))]
+    gold_sql: str
     sql: str
     scores: Mapping[str, float]
     status: str = ""

@@ -141,7 +141,7 @@ class Payload:
             for where, one in run.reports.items()
             if (words := one.notes.get("hint"))
         ]
-        self.notes += [f"{run.name}: {words}" for words in (*run.notes, *missing, *hints)]
+        self.notes += [f"{run.name}: {words}" for words in (*missing, *hints)]
 
     def _add(
         self, view: str, groups: Iterable[Group], scores: Mapping[str, Mapping[str, float]] | None
@@ -296,11 +296,7 @@ def _is_right(member: Mapping[str, Any]) -> bool:
 
 
 def _for_javascript(group: Group) -> Group:
-    """Count characters, up to a place, as JavaScript does, which counts some of them twice; a name
-    of earlier versions is read.
-    """
-    if "gold" in group:
-        group["gold_sql"] = group.pop("gold")
+    """Count characters, up to a place, as JavaScript does, which counts some of them twice."""
     for member in group["trajectories"]:
         for span in member.get("spans", ()):
             text = member["turns"][span[0]]["reply"]

@@ -15,7 +15,6 @@ import yaml
 
 from launch.evaluation.results import (
     PLACES,
-    PREDICTIONS,
     STAGES,
     VERDICTS,
     Report,
@@ -46,7 +45,6 @@ class Run:
         reports: Verdicts on held-out questions, by place in order; `answers` are those of an
             evaluation.
         settings, result, versions: Its files; empty where they are missing or not whole.
-        notes: What is missing, a line each.
     """
 
     name: str
@@ -56,7 +54,6 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
-    notes: Sequence[str] = ()
 
     @property
     def is_training(self) -> bool:
@@ -154,13 +151,8 @@ def _read(name: str, row: str, path: Path) -> Run:
         for where, place in places.items()
         if (place / VERDICTS).exists()
     }
-    notes = [
-        f"{place}: of an older version; python -m launch.eval --checkpoint {path} measures again"
-        for where, place in places.items()
-        if where not in reports and (place / PREDICTIONS).exists()
-    ]
     files["result"] = read_mapping(path / RESULT)
-    return Run(name, row, path, reports, **files, notes=notes)
+    return Run(name, row, path, reports, **files)
 
 
 def _named(report: Report, name: str) -> Report:

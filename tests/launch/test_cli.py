@@ -21,7 +21,7 @@ from launch.tiny import make_tiny
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 
-from .conftest import MANY, check_mistakes, mistake, told_by
+from .conftest import MANY, check_mistakes, told_by
 from .small_sets import GOLDS, make_bird, make_spider
 
 ROOT = "data.demo=null", "data.root=data"
@@ -71,12 +71,6 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
             words,
         )
         assert (status, [word for word in shown if word not in out]) == (0, [])
-
-
-def test_an_unknown_option_is_explained_without_our_sources(monkeypatch):
-    monkeypatch.setattr(Path, "read_text", None)
-    told = mistake(train.main, ["--cfg", "x", "--checkpoint", "y"])
-    assert "It is an option of launch.ask, launch.eval, launch.export." in told
 
 
 def test_a_printed_command_can_be_typed_where_it_was_printed(tmp_path, monkeypatch):

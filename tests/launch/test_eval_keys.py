@@ -68,7 +68,7 @@ def test_answers_that_are_there_are_judged_again_and_not_sampled(place, measure)
         (["sampler.temperature=0.5"], "sampler.temperature"),
         (["--decode", "vote@2"], "decode"),
         (["prompt.example_values=1"], "prompt.example_values"),
-        (["--seed", "3"], "seed"),
+        (["seed=3"], "seed"),
     ],
 )
 def test_other_settings_are_another_evaluation(measure, words, name):

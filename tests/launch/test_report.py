@@ -84,16 +84,6 @@ def test_the_verdict_counts_for_more_than_what_a_group_says(place):
     assert asked["seen"][-1]["right"] == 1 - right
 
 
-def test_names_of_earlier_versions_are_read(place):
-    folder = make_run(place / "earlier", steps=1, questions=1)
-    shown = opened(write_page(folder))
-    old = [folder / name for name in ("trajectories.jsonl", "after/predictions.jsonl")]
-    for path in old:
-        assert '"gold_sql": ' in path.read_text()
-        path.write_text(path.read_text().replace('"gold_sql": ', '"gold": '))
-    assert opened(write_page(folder)) == shown
-
-
 def test_places_of_credit_are_those_of_javascript(place):
     folder = make_run(place / "astral", steps=1, questions=2)
     path = folder / "trajectories.jsonl"
@@ -194,16 +184,13 @@ def test_what_helps_is_said_where_few_groups_were_live(place, capsys):
         assert ("data.train.pass_rate" in printed) == told
 
 
-def test_verdicts_that_are_cut_off_are_refused_and_older_ones_told(place):
+def test_verdicts_that_are_cut_off_are_refused(place):
     folder = make_run(place / "cut-answers")
     path = folder / "before" / "predictions.jsonl"
     text = path.read_text()
     path.write_text(f"{text[:1000]}\n")
     with pytest.raises(UserError, match=r"before/predictions\.jsonl: line \d+: "):
         write_page(folder)
-    (folder / "before" / "verdicts.json").unlink()
-    [note] = opened(write_page(folder))["overview"]["notes"]
-    assert note.endswith(f"python -m launch.eval --checkpoint {folder} measures again")
 
 
 def test_records_that_are_none_are_left_out(place):
