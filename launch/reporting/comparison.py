@@ -140,6 +140,14 @@ class Comparison:
             ],
         }
 
+    def differences(self) -> list[dict[str, Any]]:
+        """Give the differences from the base, for the page."""
+        base = self.rows[0].name
+        return [
+            {"base": base, "run": f"{each.row.name}, {' '.join(each.key)}", **asdict(each.test)}
+            for each in self.gains
+        ]
+
     def _tables(self) -> list[tuple[str, int, Lines]]:
         """Give the papers' table (a row a run, a column a test set and measure) and the gains:
         title, number of columns that name a row, and lines.

@@ -18,10 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import sqlglot
-from sqlglot.errors import SqlglotError
-from sqlglot.tokens import TokenType
-
 from launch.evaluation.results import QuestionVerdict
 from launch.records import RECORDS, read_groups
 from launch.reporting.answer import answer
@@ -48,7 +44,6 @@ _VIEWS = {
     "answers": "evaluation",
     "after": "after learning",
 }
-_CLASSES = {TokenType.STRING: "s", TokenType.NUMBER: "n"}
 _SCRIPTS = (
     "page.js",
     "verdict.js",
@@ -75,7 +70,7 @@ class Payload:
         runs: What is said of each run, with its metrics.
         views: Names of the places where questions were seen: of a run and a step, `0.before`.
         questions: Each question that was seen, with the piece that holds it and the verdict.
-        pieces: Groups, and the tokens of their queries, packed.
+        pieces: Groups, packed.
         notes: What is missing, a line each.
         rules: What answers are judged by; what all runs share comes first.
         apart: Those that some runs do not have, or have by another program.
@@ -166,12 +161,7 @@ class Payload:
                 more = {"scores": own} if len(own) > 1 else {}
                 entry["seen"].append({**seen, "right": count, "total": total, **more})
                 _set_beside(group)
-            queries = {turn.get("sql") for one in part for turn in _turns(one)}
-            queries |= {group.get("gold_sql") for group in part}
-            tokens = {
-                sql: found for sql in sorted(filter(None, queries)) if (found := tokens_of(sql))
-            }
-            self.pieces.append(packed({"groups": part, "tokens": tokens}))
+            self.pieces.append(packed({"groups": part}))
 
 
 def _said(run: Run) -> dict[str, Any]:
@@ -315,27 +305,6 @@ def packed(value: Any) -> str:
     """Write a value as base64 of compressed JSON, which no text in it can leave."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
-
-
-def tokens_of(sql: str) -> list[tuple[int, int, str]]:
-    """Give the tokens of a query that are coloured: start, length and class.
-
-    Classes are k for keywords, s for strings and n for numbers; there are none of a text that is no
-    SQL, or that JavaScript counts otherwise.
-    """
-    if max(sql, default="") > "\uffff":
-        return []
-    try:
-        found = sqlglot.tokenize(sql, read="sqlite")
-    except (SqlglotError, RecursionError):
-        return []
-    names = (TokenType.VAR, TokenType.IDENTIFIER)
-    return [
-        (token.start, token.end - token.start + 1, _CLASSES.get(token.token_type, "k"))
-        for token in found
-        if token.token_type in _CLASSES
-        or (token.token_type not in names and token.text[:1].isalpha())
-    ]
 
 
 def render(payload: Payload) -> str:

@@ -10,7 +10,6 @@ import pytest
 
 from launch import report
 from launch.records import shown
-from launch.reporting.page import tokens_of
 from launch.reporting.runs import shown_names
 from minirl.exchange import UserError
 from sqlenv.types import Denied, SqlError, Table
@@ -98,15 +97,6 @@ def test_places_of_credit_are_those_of_javascript(place):
     spans = [text[2 * a : 2 * b].decode("utf-16-le") for _, a, b, _ in found["spans"]]
     assert spans == ["a", "b"]
     assert found["turns"][0]["place"] == found["spans"][0][1]
-
-
-def test_tokens_of_a_query():
-    sql = "SELECT name FROM t WHERE x = 'it''s' AND y > 2.5"
-    found = {sql[at : at + length]: kind for at, length, kind in tokens_of(sql)}
-    assert (found["SELECT"], found["'it''s'"], found["2.5"]) == ("k", "s", "n")
-    assert "name" not in found
-    for text in ("", "'", "SELECT \U0001f600", "\x00", "(" * 5000):
-        assert isinstance(tokens_of(text), list)
 
 
 def test_results_are_bounded():
@@ -237,8 +227,9 @@ def test_names_are_the_ends_of_paths_that_tell_runs_and_configurations_apart(pla
 def test_a_base_may_be_called_as_its_row(place, capsys):
     arms = place / "rows-of-arms"
     runs = [make_run(arms / f"two-seed{n}" / "stage2", steps=1, seed=n) for n in range(2)]
-    write_page(*runs, against="two-seed1/stage2", out=place / "rows.html")
-    assert "Beside two-seed1/stage2/after" in capsys.readouterr().out
+    named = [f"first={runs[0]}", f"second={runs[1]}"]
+    write_page(*named, against="second", out=place / "rows.html")
+    assert "Beside second" in capsys.readouterr().out
 
 
 def test_mistakes_are_told(place, run):

@@ -18,10 +18,14 @@ function paint(text, layers) {
 }
 
 /** The layers of a query's keywords, strings and numbers, from a place of a text on. */
-const sqlLayers = (sql, tokens, place = 0) => (entry(tokens, sql) ?? []).map(([from, length, kind]) =>
-  ({from: place + from, to: place + from + length, class: kind}));
-const sqlText = (sql, tokens, marks = []) =>
-  h("div", {class: "sql"}, paint(sql, [...sqlLayers(sql, tokens), ...marks]));
+const sqlLayers = (sql, place = 0) => [...sql.matchAll(SQL)].map(({index, 0: {length}, groups}) =>
+  ({from: place + index, to: place + index + length, class: ["s", "n", "k"].find(kind => groups[kind]) ?? ""}));
+const KEYWORDS = "all and as asc avg between by case cast count cross desc distinct else end except exists from full " +
+  "group having in inner intersect is join left like limit max min not null offset on or order outer over partition " +
+  "recursive right select sum then union using values when where with";
+const SQL = new RegExp(`(?<s>'(?:[^']|'')*')|"[^"]*"|\\b(?<n>\\d+(?:\\.\\d+)?)\\b|\\b(?<k>${
+  KEYWORDS.replaceAll(" ", "|")})\\b`, "gi");
+const sqlText = (sql, marks = []) => h("div", {class: "sql"}, paint(sql, [...sqlLayers(sql), ...marks]));
 
 /** Mark the words of each of two queries that are not in the other, by their longest common sequence. */
 function differences(one, other) {
@@ -46,11 +50,11 @@ function sidesOf(question, state) {
   const sides = found.filter(({seen}, n) => seen && seen !== found[n + 1]?.seen);
   if (!sides.length) sides.push({side: "b", seen: question.seen.at(-1)});
   return Promise.all(sides.map(async each => {
-    const {groups, tokens} = await unpack(`piece${each.seen.piece}`), group = groups[each.seen.at];
+    const {groups} = await unpack(`piece${each.seen.piece}`), group = groups[each.seen.at];
     const all = group.trajectories, worth = n => all[n].advantage ?? all[n].reward ?? 0;
     const order = [...all.keys()].sort((x, y) => worth(y) - worth(x));
     const at = order.find(n => String(n) === state[`n${each.side}`]) ?? order[0];
-    return {...each, group, tokens, order, at, member: all[at]};
+    return {...each, group, order, at, member: all[at]};
   }));
 }
 
@@ -59,7 +63,7 @@ async function detail(id) {
   const home = h("a", {id: "back", href: link({q: null, na: null, nb: null, to: "questions"})}, "← all questions");
   if (!question) return fill($("detail"), h("p", {class: "note"}, `No question is called ${id}.`), home);
   const state = chosen({...address(), set: question.set});
-  const sides = await sidesOf(question, state), [{group, tokens}] = sides;
+  const sides = await sidesOf(question, state), [{group}] = sides;
   if (here !== location.hash) return null; // another one is looked at by now
   const rows = filtered(state).map(([each]) => each), at = rows.indexOf(question);
   const finals = sides.map(({member}) => lastTurn(member).sql), isPair = finals.length > 1 && finals.every(Boolean);
@@ -74,7 +78,7 @@ async function detail(id) {
     h("p", {class: "row"}, [question.id, question.db && `database ${question.db}`, question.level, ...question.clauses]
       .map(each => each && h("span", {class: "chip"}, each))),
     group.evidence && h("p", {class: "small muted"}, `Evidence: ${group.evidence}`),
-    h("div", {class: "card"}, who("gold query"), question.gold_sql ? sqlText(question.gold_sql, tokens) : "not recorded",
+    h("div", {class: "card"}, who("gold query"), question.gold_sql ? sqlText(question.gold_sql) : "not recorded",
       goldResult(group.gold_result)),
     question.seen.length > 1 && h("div", {class: "row small muted"}, "seen", question.seen.map(seen =>
       h("a", {class: "button", title: "Show on the right", href: link({b: seen.view, nb: null}), "aria-current":
@@ -86,7 +90,7 @@ const pane = (side, marks) => h("section", {class: "pane card"},
   h("div", {class: "row"}, h("h2", {}, data.views[side.seen.view]), verdictOf(side.member.correct)),
   side.order.length > 1 && members(side),
   who("final query", marks && ["words that the other one lacks are ", h("span", {class: "changed"}, "marked")]),
-  sqlText(lastTurn(side.member).sql || "no query", side.tokens, marks),
+  sqlText(lastTurn(side.member).sql || "no query", marks),
   earned(side.member), legend(side.member), side.member.turns.map((turn, n) => turnOf(turn, n, side)));
 
 /** The trajectories of a group, side by side. */
@@ -134,7 +138,7 @@ const KINDS = {call: "call of the tool", bad_call: "call that cannot be read"};
 const ENDINGS = {ok: "runs, wrong result", error: "fails", timeout: "takes too long", too_large: "too large",
   denied: "not allowed"};
 
-function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}) {
+function turnOf(turn, n, {member: {spans = []}, group, seen}) {
   const {reply = "", sql = "", place = -1, result, correct} = turn;
   const observed = (n ? turn.observation : group.prompt) ?? "", most = largest(spans.map(span => span[3]));
   const layers = spans.filter(span => span[0] === n).map(([, from, to, value]) =>
@@ -145,7 +149,7 @@ function turnOf(turn, n, {member: {spans = []}, group, tokens, seen}) {
       h("pre", {}, observed.trim())),
     h("div", {class: "said wrote"},
       who(`reply ${n + 1}`, entry(KINDS, turn.kind) ?? "answer", entry(ENDS, turn.finish)),
-      h("pre", {}, reply ? paint(reply, [...place < 0 ? [] : sqlLayers(sql, tokens, place), ...layers])
+      h("pre", {}, reply ? paint(reply, [...place < 0 ? [] : sqlLayers(sql, place), ...layers])
         : "the text of the reply was not recorded")),
     h("div", {class: "row small"}, correct || !result ? verdictOf(correct)
       : h("b", {class: "wrong"}, `✗ ${entry(ENDINGS, result.status) ?? result.status}`),
