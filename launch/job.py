@@ -18,8 +18,7 @@ from scipy.stats import permutation_test
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
-from launch.data.contamination import check_overlap
-from launch.data.preflight import describe_sampler, rooted
+from launch.data.preflight import check_overlap, describe_sampler, rooted
 from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled, hint, unread_of
 from launch.evaluation.judge import judge_answers

@@ -28,8 +28,7 @@ from cyclopts import Parameter
 
 from launch import cli, options
 from launch.config import JobConfig, load_config
-from launch.data import preparation
-from launch.data.gold_checks import check_for
+from launch.data.checks import check_for, check_sets
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
@@ -100,7 +99,7 @@ def prepare(
         _export(export, out, job, root, sources if names or root.is_file() else {})
         return
     with whole_file(out) as file:
-        for told in preparation.prepare(job, sources, lambda line: file.write(line + "\n")):
+        for told in check_sets(job, sources, lambda line: file.write(line + "\n")):
             cli.output.print(told, soft_wrap=True)
     cli.output.print(f"Golds to look at, one a line: {out}", soft_wrap=True)
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}", soft_wrap=True)

@@ -15,7 +15,7 @@ from flax import nnx
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder
 from launch.config import JobConfig, dump
-from launch.data.contamination import check_overlap
+from launch.data.preflight import check_overlap
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.plan import plan_warm_start, refuse_warm_start
 from launch.run_folder import WARM, WARM_MODEL, claimed

@@ -1,12 +1,17 @@
-"""Answers from whatever speaks OpenAI's chat completions: a service, SGLang, vLLM."""
+"""Answers from whatever speaks OpenAI's chat completions (a service, SGLang, vLLM), each paid for
+once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import os
 import re
 import signal
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,8 +19,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from launch.config import EndpointConfig
-from launch.evaluation.answers import End
+from launch.evaluation.answers import AnswerFile, End
+from launch.files import short
 from minirl.exchange import UserError, broken, reply_text
+from rewards.verbal import ReplyRequest
 from sqlenv.types import Observation
 
 KEY = "OPENAI_API_KEY"
@@ -252,6 +259,97 @@ class Endpoint:
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning("%s: %s", self._url, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class PaidAnswer:
+    """A line of `answers.jsonl` of an endpoint: which request of which question, and the answer.
+
+    Attributes:
+        kind: What the answer is for, so that costs can be told apart; `number` counts those of one
+            kind and question.
+        prompt: Digest of the messages.
+    """
+
+    id: str
+    kind: str
+    number: int
+    prompt: str
+    answer: ModelResponse
+
+
+_AnswerKey = tuple[str, str, int, str]
+
+
+class CachedClient:
+    """Asks a model only what it has not answered before.
+
+    A request without an answer costs nothing, and that is known until the end of the process only.
+    `cost` counts calls and tokens by kind of request, thinking included; whoever answers may not
+    count tokens.
+    """
+
+    def __init__(self, model: Endpoint, file: AnswerFile, *, seed: int) -> None:
+        self._model, self._file, self._seed = model, file, seed
+        self._known: dict[_AnswerKey, ModelResponse] = {}
+        self._reasons: dict[str, ModelResponse] = {}  # the first without a text of each kind
+        self.cost: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for one in file.lines(PaidAnswer):
+            self._known[one.id, one.kind, one.number, one.prompt] = one.answer
+            self._pay(one.kind, one.answer)
+
+    def answers(
+        self, wishes: Sequence[tuple[str, Sequence[ReplyRequest]]]
+    ) -> list[list[ModelResponse]]:
+        """Return the answers to what is asked about each question, which is given by its name."""
+        keys = [[self._key(name, ask) for ask in asks] for name, asks in wishes]
+        asked = {
+            self._request(key, ask): key
+            for each, (_, asks) in zip(keys, wishes, strict=True)
+            for key, ask in zip(each, asks, strict=True)
+            if key not in self._known
+        }
+
+        def record(request: ModelRequest, answer: ModelResponse) -> None:
+            key = asked[request]
+            self._known[key] = answer
+            if answer.text is None:
+                self._reasons.setdefault(request.kind, answer)
+                return
+            self._file.append([PaidAnswer(*key, answer)])
+            self._pay(request.kind, answer)
+
+        self._model.answer(list(asked), record)
+        return [[self._known[key] for key in each] for each in keys]
+
+    @property
+    def written(self) -> int:
+        """Count the tokens of all answers."""
+        return sum(cost["completion_tokens"] for cost in self.cost.values())
+
+    @property
+    def refusal(self) -> str:
+        """Say of which kind no request has an answer, and why; empty where there is none."""
+        for kind, answer in self._reasons.items():
+            if kind not in self.cost:
+                what = "failed" if answer.end == "failed" else "was refused"
+                longer = "; lower endpoint.max_tokens, or serve a longer context"
+                advice = longer if answer.end == "too_long" else ""
+                return f"every {kind} request {what}: {answer.refusal}{advice}"
+        return ""
+
+    def _pay(self, kind: str, answer: ModelResponse) -> None:
+        tokens = {name: getattr(answer, name) for name in ("prompt_tokens", "completion_tokens")}
+        self.cost[kind].update({"calls": 1, **tokens})
+
+    def _key(self, name: str, ask: ReplyRequest) -> _AnswerKey:
+        said = [(message.role, message.content) for message in ask.messages]
+        return name, ask.kind, ask.number, short(json.dumps(said).encode())
+
+    def _request(self, key: _AnswerKey, ask: ReplyRequest) -> ModelRequest:
+        stream = f"{self._seed} {' '.join(map(str, key[:3]))}"
+        seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
+        return ModelRequest(ask.kind, ask.messages, seed)
 
 
 def _text(message: Any, content: Any) -> str:

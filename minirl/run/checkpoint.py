@@ -55,11 +55,6 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
-        if (self._folder / _OPTIMIZER).is_dir():
-            raise UserError(
-                f"{self._folder}: checkpoints of an earlier version, which alone can resume that "
-                "run; set run.dir to another folder"
-            )
         with _writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         newest, best = (

@@ -162,7 +162,7 @@ def test_what_a_test_set_has_is_refused(root, caplog, spoil, below, overrides, s
 
 
 def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
-    caplog.set_level(logging.INFO, "launch.data.contamination")
+    caplog.set_level(logging.INFO, "launch.data.preflight")
     # Spider-Syn's training questions are Spider's in other words; neither is measured on.
     both = "[{layout: spider, path: ., split: train}, {layout: spider-syn, path: ., split: train}]"
     check_questions(job(root, f"data.train.sources={both}", TOTAL))

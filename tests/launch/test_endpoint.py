@@ -6,8 +6,7 @@ import pytest
 
 from launch.config import EndpointConfig
 from launch.evaluation.answers import AnswerFile
-from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse
-from launch.evaluation.models import CachedClient
+from launch.evaluation.endpoint import CachedClient, Endpoint, ModelRequest, ModelResponse
 from minirl.exchange import Message, UserError
 from rewards.verbal import ReplyRequest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.data.gold_checks import break_ties, check_gold
+from launch.data.checks import break_ties, check_gold
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.data.preparation import process_pool
+from launch.data.checks import process_pool
 from sqlenv.config import ExecutorConfig
 from tests.waiting import is_alive, wait_until
 
@@ -66,7 +66,7 @@ SLEEPERS = """
 import os, sys, time
 from contextlib import contextmanager
 from pathlib import Path
-from launch.data.preparation import process_pool
+from launch.data.checks import process_pool
 from sqlenv.config import ExecutorConfig
 
 @contextmanager

@@ -86,12 +86,6 @@ def test_the_newest_and_the_best_are_kept_also_across_a_resume(tmp_path):
     assert steps_in(tmp_path) == [5, 6]
 
 
-def test_a_run_of_an_earlier_version_is_left_as_it_is(tmp_path):
-    (tmp_path / "optimizer" / "1").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"earlier version.*run\.dir"):
-        Checkpoints(tmp_path)
-
-
 def test_a_checkpoint_of_a_stop_is_one_of_the_newest_and_never_the_best(tmp_path):
     save_all(tmp_path, {2: 0.9, 4: 0.1, 6: None})
     with closing(Checkpoints(tmp_path)) as checkpoints:
