@@ -16,7 +16,6 @@ from launch.files import nearest, write_json
 from minirl.exchange import UserError
 from minirl.exchange.settings import at_home
 
-_LONGEST_S = 1_000_000
 STDOUT = Path("-")
 """What `--json` names where it names no file."""
 
@@ -52,14 +51,9 @@ ModelOption = Annotated[
 ]
 
 
-def _check_seconds(_kind: Any, seconds: float | None) -> None:
-    if seconds is not None and not 0 < seconds <= _LONGEST_S:
-        raise ValueError(f"Write a number of seconds above 0, {_LONGEST_S:,} at most.")
-
-
 TimeoutOption = Annotated[
     float | None,
-    Parameter(help="wall time of one query, in seconds", validator=_check_seconds),
+    Parameter(help="wall time of one query, in seconds", validator=Number(gt=0, lte=1_000_000)),
 ]
 DialectOption = Annotated[
     str, Parameter(help="what queries are written in where a record does not say it")

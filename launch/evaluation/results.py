@@ -330,7 +330,7 @@ def read_report(path: Path) -> Report:
         UserError: It is damaged, or of an older version.
     """
     is_folder = path.is_dir()
-    advice = f"no result of launch.eval, or an older one; make it again: {_command(path)}"
+    advice = "no result of launch.eval, or an older one; repeat the command that made it"
     report = read_json(path / VERDICTS if is_folder else path, Report, advice=advice)
     file = path / PREDICTIONS if is_folder else path
     if is_folder:
@@ -351,12 +351,3 @@ def read_place(folder: Path) -> Report:
     if not (samples / VERDICTS).exists():
         return report
     return with_samples(report, read_report(samples))
-
-
-def _command(path: Path) -> str:
-    """Write the command that judges the answers of a result again."""
-    folder = path if path.is_dir() else path.parent
-    if not (folder / PREDICTIONS).exists():
-        return "python -m launch.eval, as it was made (a file of answers: --predictions FILE)"
-    answers = f"--predictions {folder / PREDICTIONS}"
-    return f"python -m launch.eval {answers} --data NAME --data-root DIR --out FOLDER"

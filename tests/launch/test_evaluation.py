@@ -45,13 +45,11 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b'{"pred": "SELECT 1"}\n', b"[1]\n", b"{\n", b"\xff\n"])
-def test_a_damaged_or_older_result_is_refused_with_the_command(tmp_path, content):
+def test_a_damaged_or_older_result_is_refused(tmp_path, content):
     write_result(tmp_path, result(verdict(0)))
     with (tmp_path / "predictions.jsonl").open("ab") as file:
         file.write(content)
-    with pytest.raises(
-        UserError, match=r"predictions\.jsonl: line 2: .*launch\.eval --predictions"
-    ):
+    with pytest.raises(UserError, match=r"predictions\.jsonl: line 2: .*repeat the command"):
         read_report(tmp_path)
 
 
