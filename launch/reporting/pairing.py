@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from operator import eq
 from typing import Any
 
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
 IndexPair = tuple[int | None, int | None]
 """Places in the gold result and in the other one; None where a side has no column or row."""
-_SOUGHT = 50  # rows of each side among which the most alike are paired
+_ALIKE = 10**6  # more than all distances together: results have few rows, of at most 100 columns
 
 ResultRows = Sequence[Sequence[Any]]
 
@@ -36,51 +38,35 @@ class Pairing:
 def pair_results(gold: ResultRows, own: ResultRows, *, widths: tuple[int, int]) -> Pairing:
     """Pair the columns and rows of two results of these widths.
 
-    Columns with the same bag of values belong together, those at the same place first; then those
-    that share most values, and what is left in order. Rows that are equal in the paired columns
-    belong together; then those that share most cells, and two lone rows in any case.
+    Columns that share most values belong together, and what is left in order. Rows that share most
+    cells of the paired columns belong together, and two lone rows in any case.
     """
-    columns = _columns(gold, own, widths)
+    bags, others = (
+        [Counter(_key(row[n]) for row in rows) for n in range(width)]
+        for rows, width in zip((gold, own), widths, strict=True)
+    )
+    found = _matched([[2 * (a & b).total() + (a == b) for b in others] for a in bags])
+    found |= dict(zip(*_free(found, widths), strict=False))
+    columns = _in_order(found, widths)
     both = [(a, b) for a, b in columns if a is not None and b is not None]
     left = [tuple(_key(row[a]) for a, _ in both) for row in gold]
     right = [tuple(_key(row[b]) for _, b in both) for row in own]
     sizes, is_lone = (len(left), len(right)), len(left) == len(right) == 1
-    rows = _equal(left, right)
-    rest, other = _free(rows, sizes)
-    near = product(rest[:_SOUGHT], other[:_SOUGHT])
-    rows |= _matched({(n, m): is_lone + sum(map(eq, left[n], right[m])) for n, m in near})
+    rows = _matched([[2 * sum(map(eq, a, b)) + (a == b or is_lone) for b in right] for a in left])
     return Pairing(columns, _in_order(rows, sizes))
 
 
-def _columns(gold: ResultRows, own: ResultRows, sizes: tuple[int, int]) -> list[IndexPair]:
-    bags, others = (
-        [Counter(_key(row[n]) for row in rows) for n in range(width)]
-        for rows, width in zip((gold, own), sizes, strict=True)
-    )
-    places = product(*map(range, sizes))
-    found = _matched({(n, m): 1 + (n == m) for n, m in places if bags[n] == others[m]})
-    near = product(*_free(found, sizes))
-    found |= _matched({(n, m): (bags[n] & others[m]).total() for n, m in near})
-    found |= dict(zip(*_free(found, sizes), strict=False))
-    return _in_order(found, sizes)
-
-
-def _equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> dict[int, int]:
-    places: dict[Hashable, list[int]] = {}
-    for n, row in reversed(list(enumerate(right))):
-        places.setdefault(row, []).append(n)
-    return {n: places[row].pop() for n, row in enumerate(left) if places.get(row)}
-
-
-def _matched(alike: Mapping[tuple[int, int], int]) -> dict[int, int]:
-    """Pair what is most alike first; what has nothing in common stays alone."""
-    found: dict[int, int] = {}
-    taken = set[int]()
-    for n, m in sorted(alike, key=alike.__getitem__, reverse=True):
-        if alike[n, m] and n not in found and m not in taken:
-            found[n] = m
-            taken.add(m)
-    return found
+def _matched(alike: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Pair what is most alike together, of equals what is nearest; what has nothing in common stays
+    alone.
+    """
+    found = np.array(alike)
+    if not found.size:
+        return {}
+    n, m = np.indices(found.shape)
+    worth = np.where(found > 0, _ALIKE * found - (n - m) ** 2, 0)
+    pairs = np.transpose(linear_sum_assignment(worth, maximize=True)).tolist()
+    return {n: m for n, m in pairs if found[n, m]}
 
 
 def _free(found: Mapping[int, int], sizes: tuple[int, int]) -> tuple[list[int], list[int]]:
