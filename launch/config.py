@@ -12,7 +12,6 @@ from pydantic_core import PydanticCustomError
 
 import rewards.config
 from launch import config_merge
-from launch.files import nearest
 from minirl.config import (
     MeshConfig,
     ModelSource,
@@ -419,7 +418,7 @@ def _explain(error: ValidationError, raw: Any) -> str:
 def _meant(path: str) -> str:
     """Ask for the setting that an unknown key may mean: one of the same name, or a similar one."""
     same = settings_named(path.rpartition(".")[2], section=path.partition(".")[0])
-    return f"did you mean {same[0]}? " if same else nearest(path, _keys(JobConfig, ""))
+    return f"did you mean {same[0]}? " if same else config_merge.nearest(path, _keys(JobConfig, ""))
 
 
 def settings_named(name: str, *, section: str = "") -> list[str]:

@@ -6,13 +6,13 @@ replace. Where it names another `kind` of a section, nothing of the base's secti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launch.files import nearest
 from minirl.config import Grpo
 from minirl.exchange import UserError
 from rewards.config import ProgressiveConfig
@@ -30,6 +30,12 @@ _PACKAGED = Path(__file__).parent / "configs"
 def packaged() -> list[str]:
     """List the names of the configs that come with the project."""
     return sorted(path.name for path in _PACKAGED.glob("*.yaml"))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Ask for the known word that is most like another one; empty where none is like it."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {found[0]}? " if found else ""
 
 
 def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:

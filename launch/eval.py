@@ -231,7 +231,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
     from launch.evaluation.judge import judge_answers
     from launch.evaluation.questions import check_databases
     from launch.evaluation.results import read_report
-    from launch.run_folder import claim_data, claimed, fingerprints
+    from launch.files import claim_data, claimed, fingerprints
 
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.

@@ -1,25 +1,55 @@
-"""Files: read as a user may have written them, written whole or not at all, known by contents."""
+"""Files and folders: read as a user may have written them, written whole or not at all, known by
+contents; a folder of results belongs to the settings and questions that it was made with.
+"""
 
 from __future__ import annotations
 
-import difflib
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import apsw
+import yaml
 
+from launch.config import flat
 from minirl.exchange import UserError
-from minirl.run.files import whole_file
+from minirl.run.files import PART, read_json, whole_file
+from sqlenv.data.loading import question_digest
 from sqlenv.data.records import is_utf16
 from sqlenv.executor.database import fingerprint
+from sqlenv.types import Example
 
+_log = logging.getLogger(__name__)
+
+CONFIG, VERSIONS, DATA, RESULT = "config.yaml", "versions.json", "data.json", "result.json"
+ANSWERS = "answers.jsonl"
+"""What was answered in an evaluation, or in a place of a run, so far."""
+WARM = "warm"
+"""Where a run folder keeps what belongs to its warm start."""
+SCREENING, SCREENED_SHARES = "screening.jsonl", "screening.json"
+"""What a run's screening found: a line for each question, and the shares that they come to."""
+WARM_MODEL = Path(WARM, "model")
+"""The model that it made."""
+_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
+_ELSEWHERE = ("rollout.sglang.", "run.dir", "run.tracker")
+_ELSEWHERE += ("executor.workers", "train.env_workers")
+# What a smaller memory needs; numbers differ by rounding alone, as on another mesh.
+_ELSEWHERE += ("train.batching.", "warm_start.batching.", "model.remat")
+_ELSEWHERE += ("sampler.slots", "sampler.cache_gb")
+_MODEL = "model"  # in data.json
+# With only these files a folder is still free.
+_BEFORE_WORK = frozenset({CONFIG, VERSIONS, DATA})
+_ADVICE = "delete it to go on"
 _MODEL_FILES = (".json", ".safetensors", ".jinja")
 
 
@@ -37,12 +67,6 @@ def read_text(path: Path) -> str:
         what = "it is UTF-16" if is_utf16(data) else f"byte {error.start} is not UTF-8"
         raise UserError(f"{path}: cannot be read as text, {what}; save it as UTF-8") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Ask for the known word that is most like another one; empty where none is like it."""
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {found[0]}? " if found else ""
 
 
 def check_new(path: Path, option: str) -> None:
@@ -92,3 +116,171 @@ def versions(*libraries: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:  # the SQL side works without the learner's
             found[name] = "not installed"
     return found
+
+
+def run_of(where: Path) -> Path | None:
+    """Return the run folder of a checkpoint: itself, or that of its `checkpoints/N`; None for what
+    is neither.
+    """
+    if (where / "config.json").is_file():
+        return None  # a model's folder
+    run = where.resolve().parent.parent
+    if (where / CONFIG).is_file():
+        return where
+    return run if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file() else None
+
+
+def check_settings(folder: Path, settings: str, *, key: str = "run.dir") -> None:
+    """Raise a `UserError` if a folder was made with other settings, or holds something else.
+
+    Settings are YAML of everything that decides what will be in the folder, which may be missing or
+    empty; `key` is what a person sets to name another one.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; set {key} to another folder")
+    names = _names(folder)
+    if names and CONFIG not in names:
+        raise UserError(
+            f"{folder}: holds files that are not a run (such as {min(names)}); "
+            f"set {key} to another folder"
+        )
+    if names <= _BEFORE_WORK:
+        return
+    try:
+        text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
+        old = _deciding(yaml.safe_load(text))
+    except (yaml.YAMLError, AttributeError) as error:
+        raise UserError(f"{folder / CONFIG}: is damaged ({error!s:.60}); bring it back") from None
+    new = _deciding(yaml.safe_load(settings))
+    for name in dict.fromkeys([*new, *old]):
+        if old.get(name) != new.get(name):
+            raise UserError(
+                f"{folder}: holds results of other settings ({name} is {old.get(name)!r} there "
+                f"and {new.get(name)!r} here); set {key} to another folder"
+            )
+
+
+def _names(folder: Path) -> set[str]:
+    """List what is in a folder, but what a kill left of a file being written."""
+    paths = folder.iterdir() if folder.exists() else ()
+    return {path.name for path in paths if not path.match(f".*{PART}")}
+
+
+def _deciding(values: dict[str, Any]) -> dict[str, Any]:
+    """Flatten settings but those of devices, memory, cores, servers and trackers."""
+    found = flat({key: value for key, value in values.items() if key != "mesh"})
+    return {key: value for key, value in found if not key.startswith(_ELSEWHERE)}
+
+
+def check_place(folder: Path, *, key: str) -> None:
+    """Raise a `UserError` if a folder cannot be made or written; nothing is left there."""
+    path = folder.absolute()
+    ground = next(place for place in (path, *path.parents) if place.exists())
+    try:
+        # What may be written is not always writable: a full disk, /proc, a file system mounted so.
+        with TemporaryDirectory(prefix=".", dir=ground):
+            pass
+    except OSError as error:
+        raise UserError(f"{key} {folder}: {ground} cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[Path]:
+    """Make a folder with its settings and versions, and lock it until the block ends.
+
+    What was made for it is removed again if no work came to it.
+
+    Raises:
+        UserError: The folder belongs to other settings or to another process.
+    """
+    fresh = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder, key=key)
+        check_settings(folder, settings, key=key)
+        write_text(folder / CONFIG, settings)
+        _note_versions(folder / VERSIONS)
+        yield folder
+    finally:
+        if fresh and _names(folder) <= _BEFORE_WORK:
+            with suppress(OSError):  # something else came to a parent in the meantime
+                for path in folder.iterdir():
+                    path.unlink()
+                for path in fresh:
+                    path.rmdir()
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path, *, key: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{folder}: another process writes here; wait for it, or set {key} to another folder"
+        ) from None
+    except OSError as error:
+        _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
+
+
+def fingerprints(
+    splits: Mapping[Any, Sequence[Example]], model: Path | None = None
+) -> dict[str, Any]:
+    """Return number and fingerprint of the questions of each split, and the fingerprint of a model
+    that is none of the run's own.
+    """
+    facts: dict[str, Any] = {
+        name: {"questions": len(each), "fingerprint": question_digest(each)}
+        for name, each in splits.items()
+    }
+    return facts if model is None else {**facts, _MODEL: {"fingerprint": model_digest(model)}}
+
+
+def check_alike(found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Raise a `UserError` if this process has read something else than the first."""
+    for name in found:
+        if found[name] != facts[name]:
+            raise UserError(
+                f"{_told(name)}: this process has read something else than process 0; give all "
+                "hosts the same files (a gold query that takes too long on one is dropped there: "
+                "see executor.timeout_s)"
+            )
+
+
+def claim_data(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Note the `fingerprints` of what a run begins with; a `UserError` if it began with others."""
+    path = folder / DATA
+    old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else {}
+    if changed := [name for name in facts if old.get(name, facts[name]) != facts[name]]:
+        raise UserError(
+            f"{_told(changed[0])}: the files are others than when {folder} was begun; "
+            f"bring them back, or start in another folder ({path} may be deleted to go on)"
+        )
+    write_json(path, facts)
+    return facts
+
+
+def check_base(run: Path, model: Path) -> None:
+    """Raise a `UserError` if a run's adapters belong to other weights than a folder has now."""
+    path = run / DATA
+    old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else {}
+    if old.get(_MODEL, found := fingerprints({}, model)[_MODEL]) != found:
+        raise UserError(
+            f"{_told(_MODEL)}: {model} holds other weights than those under the adapters of {run}; "
+            "bring them back"
+        )
+
+
+def _told(name: str) -> str:
+    return "model.path" if name == _MODEL else f"data.{name}"
+
+
+def _note_versions(path: Path) -> None:
+    now = versions(*_LIBRARIES)
+    then = read_json(path, dict[str, str], advice=_ADVICE) if path.exists() else now
+    for name in (name for name in now if then.get(name) != now[name]):
+        _log.warning(
+            "%s: was begun with %s %s, now %s: numbers may differ",
+            path.parent, name, then.get(name), now[name],
+        )  # fmt: skip
+    write_json(path, now)

@@ -29,11 +29,10 @@ from launch.evaluation.questions import (
 )
 from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
 from launch.evaluation.sampling import Evaluator
-from launch.files import write_json
+from launch.files import RESULT, check_alike, claim_data, claimed, fingerprints, write_json
 from launch.plan import plan_memory
 from launch.reporting.answer import show_run
 from launch.reporting.runs import gains
-from launch.run_folder import RESULT, check_alike, claim_data, claimed, fingerprints
 from launch.screening import kept, screen
 from launch.warm_start import own_answers, refuse_early, start_model
 from minirl.config import OptimizerConfig

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.validators import Number
 
-from launch.files import nearest, write_json
+from launch.config_merge import nearest
+from launch.files import write_json
 from minirl.exchange import UserError
 from minirl.exchange.settings import at_home
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from launch import cli
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
-from launch.run_folder import CONFIG, WARM_MODEL, check_base, run_of
+from launch.files import CONFIG, WARM_MODEL, check_base, run_of
 from minirl.config import LoraConfig, RolloutConfig
 from minirl.exchange import UserError
 

@@ -16,8 +16,7 @@ from launch.build import SqlSide, load_model, serving
 from launch.config import JobConfig
 from launch.evaluation.answers import AnswerFile, Decode, Sampled
 from launch.evaluation.sampling import Evaluator
-from launch.files import write_json, write_text
-from launch.run_folder import SCREENED_SHARES, SCREENING
+from launch.files import SCREENED_SHARES, SCREENING, write_json, write_text
 from minirl.exchange import UserError
 from minirl.run import distributed
 from minirl.run.files import read_lines

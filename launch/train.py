@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from launch import cli, options
 from launch.config import SPLITS, JobConfig, Split, dump, load_config
 from launch.data.preflight import check_data, check_inputs, check_model, describe_passes
-from launch.run_folder import RESULT, check_place, check_settings
+from launch.files import RESULT, check_place, check_settings
 from minirl.exchange import UserError
 from minirl.run import preemption
 

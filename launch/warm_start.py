@@ -17,8 +17,8 @@ from launch.build import SqlSide, load_model, model_folder
 from launch.config import JobConfig, dump
 from launch.data.preflight import check_overlap
 from launch.data.prompts import ReplyFormat, read_tokenizer
+from launch.files import WARM, WARM_MODEL, claimed
 from launch.plan import plan_warm_start, refuse_warm_start
-from launch.run_folder import WARM, WARM_MODEL, claimed
 from launch.screening import Screened, screen
 from minirl.exchange import UserError
 from minirl.model import huggingface

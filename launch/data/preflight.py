@@ -16,7 +16,7 @@ from random import Random
 
 from launch.config import SPLITS, DataSection, JobConfig, Split
 from launch.data.checks import check_for
-from launch.run_folder import check_place
+from launch.files import check_place
 from minirl.config import SGLANG_PYTHON
 from minirl.exchange import UserError, named
 from minirl.model.config import check_folder

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from launch.run_folder import ANSWERS
+from launch.files import ANSWERS
 from minirl.exchange import UserError
 from minirl.run.files import keep_lines, naming
 from sqlenv.evaluators.votes import VoteBy

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.evaluation.results import QuestionVerdict
+from launch.files import CONFIG, SCREENED_SHARES, flat
 from launch.records import RECORDS, read_groups
 from launch.reporting.answer import answer
 from launch.reporting.pairing import pair_results
@@ -30,7 +31,6 @@ from launch.reporting.runs import (
     shared_rules,
     without_seed,
 )
-from launch.run_folder import CONFIG, SCREENED_SHARES, flat
 from sqlenv.evaluators.features import clauses_of
 
 _QUESTIONS = 64  # questions of an evaluation in a piece

@@ -22,8 +22,8 @@ from launch.evaluation.results import (
     read_report,
 )
 from launch.evaluation.statistics import Paired, paired_difference
+from launch.files import CONFIG, RESULT, VERSIONS
 from launch.records import read_json_lines
-from launch.run_folder import CONFIG, RESULT, VERSIONS
 from minirl.exchange import UserError
 from minirl.run.files import PART
 

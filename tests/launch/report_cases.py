@@ -28,8 +28,7 @@ from launch.evaluation.results import (
     write_result,
 )
 from launch.evaluation.statistics import mean_interval, paired_difference
-from launch.files import write_text
-from launch.run_folder import SCREENED_SHARES
+from launch.files import SCREENED_SHARES, write_text
 
 from .conftest import json_lines, write_lines
 

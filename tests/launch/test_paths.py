@@ -11,7 +11,7 @@ import yaml
 
 from launch import options, report
 from launch.config import SPLITS, dump, load_config
-from launch.run_folder import check_place, claimed
+from launch.files import check_place, claimed
 from minirl.run.checkpoint import Checkpoints, best_step, read_params
 from minirl.train.update import TrainState
 

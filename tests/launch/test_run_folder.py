@@ -11,7 +11,7 @@ import yaml
 
 import minirl.errors
 from launch.config import JobConfig, dump, load_config
-from launch.run_folder import (
+from launch.files import (
     check_alike,
     check_base,
     check_settings,
