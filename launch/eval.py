@@ -178,11 +178,10 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     from launch.evaluation.results import ModelFacts
     from launch.policy import PLAIN, find_policy, find_subject
 
-    checkpoint: Path | None = None
     if given.predictions:
         config = load_config(PLAIN, [*settings, "prompt.example_values=0"])
     else:
-        config, checkpoint = find_subject(
+        config = find_subject(
             given.cfg, settings, checkpoint=given.checkpoint, endpoint=given.endpoint
         )
     limits = config.evaluation
@@ -208,7 +207,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         config = config.for_untrained()
         facts = ModelFacts(name, given.model)
         return EndpointSource(config, decode, facts, given.endpoint), split
-    policy = find_policy(config, checkpoint)
+    policy = find_policy(config, given.checkpoint)
     accelerator = cli.use_accelerator(given.accel)
     return CheckpointSource.of(config, decode, policy, accelerator), split
 

@@ -97,10 +97,9 @@ def find_subject(
     *,
     checkpoint: Path | None,
     endpoint: str | None,
-) -> tuple[JobConfig, Path | None]:
-    """Return the job that an evaluation goes by, and the folder of the policy if one is named.
-
-    Without a config a run has its own, and all else that of plain.yaml.
+) -> JobConfig:
+    """Return the job that an evaluation goes by: without a config a run has its own, and all else
+    that of plain.yaml.
 
     Raises:
         UserError: There is nothing to evaluate, or a config is wrong.
@@ -111,18 +110,15 @@ def find_subject(
             f"`{_COMMAND} --endpoint URL --model NAME {_SET}`, "
             f"`{_COMMAND} --predictions FILE {_SET}`"
         )
-    run = run_of(checkpoint) if checkpoint else None
     if cfg:
-        config = load_config(cfg, overrides)
-    elif run:
-        config = _own_config(run, overrides)
-    else:
-        config = load_config(PLAIN, overrides)
-        prompt = config.prompt
-        said = f"prompt.style={prompt.style} (--show-prompt prints one), "
-        said += f"prompt.schema_style={prompt.schema_style}, one reply."
-        cli.output.print(f"Settings of {PLAIN}: {said}", soft_wrap=True)
-    return config, checkpoint
+        return load_config(cfg, overrides)
+    if checkpoint and (run := run_of(checkpoint)):
+        return _own_config(run, overrides)
+    config = load_config(PLAIN, overrides)
+    said = f"prompt.style={config.prompt.style} (--show-prompt prints one), "
+    said += f"prompt.schema_style={config.prompt.schema_style}, one reply."
+    cli.output.print(f"Settings of {PLAIN}: {said}", soft_wrap=True)
+    return config
 
 
 def _own_config(run: Path, overrides: Sequence[str]) -> JobConfig:

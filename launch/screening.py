@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -136,13 +136,10 @@ def _screened(number: int, example: Example, sampled: Sampled) -> Screened:
 
 
 def _write(folder: Path, found: Sequence[Screened]) -> None:
-    every, parts = shares(found), by_part(found)
-    write_json(folder / SCREENED_SHARES, {"all": every, **parts})
-    for name, part in {"all": every, **parts["difficulty"]}.items():
-        told = (f"{100 * part[kind]:.0f} % {kind}" for kind in ("never", "sometimes", "always"))
-        _log.info(
-            "screening, %s: of %d questions %s right", name, part["questions"], ", ".join(told)
-        )
+    every = shares(found)
+    write_json(folder / SCREENED_SHARES, {"all": every})
+    told = (f"{100 * every[kind]:.0f} % {kind}" for kind in ("never", "sometimes", "always"))
+    _log.info("screening: of %d questions %s right", every["questions"], ", ".join(told))
     text = "".join(f"{json.dumps(asdict(one))}\n" for one in found)
     write_text(folder / SCREENING, text)
 
@@ -158,23 +155,6 @@ def shares(found: Sequence[Screened]) -> dict[str, Any]:
         "sometimes": sum(0 < one.right < one.samples for one in found) / count,
         "always": sum(one.right == one.samples for one in found) / count,
         "right": sum(one.rate for one in found) / count,
-    }
-
-
-def by_part(found: Sequence[Screened]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Give the `shares` by level of difficulty and by database."""
-    keys: dict[str, Callable[[Screened], str]] = {
-        "difficulty": lambda one: one.difficulty or "unknown",
-        "database": lambda one: one.db_id,
-    }
-    parts: dict[str, defaultdict[str, list[Screened]]] = {}
-    for name, key in keys.items():
-        parts[name] = defaultdict(list)
-        for one in found:
-            parts[name][key(one)].append(one)
-    return {
-        name: {key: shares(each) for key, each in sorted(part.items())}
-        for name, part in parts.items()
     }
 
 

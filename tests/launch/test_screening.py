@@ -13,7 +13,7 @@ import pytest
 from launch import screening
 from launch.config import load_config
 from launch.evaluation.answers import Sampled
-from launch.screening import OwnAnswer, Screened, by_part, kept, screen, shares
+from launch.screening import OwnAnswer, Screened, kept, screen, shares
 from launch.warm_start import choose_answers
 from minirl.exchange import UserError
 from sqlenv.types import Example
@@ -77,17 +77,11 @@ def test_a_reply_that_a_limit_ended_is_not_learned(job):
     assert found.right == 2
 
 
-def test_shares_are_told_by_level_and_database():
+def test_shares_are_told():
     found = [one(0, 0), one(1, 2), replace(one(2, 4), difficulty="hard"), one(3, 1)]
     assert shares(found) == {
         "questions": 4, "never": 0.25, "sometimes": 0.5, "always": 0.25, "right": 7 / 16
     }  # fmt: skip
-    parts = by_part(found)
-    assert {name: each["questions"] for name, each in parts["database"].items()} == {
-        "db0": 2, "db1": 1, "db2": 1
-    }  # fmt: skip
-    assert parts["difficulty"]["hard"]["always"] == 1
-    assert parts["difficulty"]["unknown"]["questions"] == 3
 
 
 def test_questions_are_kept_by_the_share_of_right_answers(job):

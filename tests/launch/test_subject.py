@@ -32,7 +32,7 @@ def ask(chat: Chat, spider: Path, out: Path, *more: str) -> dict[str, Any]:
 # A run.
 
 
-def find(*line: str) -> tuple[Any, Path | None]:
+def find(*line: str) -> Any:
     """Find what a command line evaluates."""
     found = evaluation.main.parse(line)
     options = found.get("given", evaluation.EvalOptions())
@@ -42,9 +42,9 @@ def find(*line: str) -> tuple[Any, Path | None]:
 
 def test_settings_of_the_command_line_change_those_of_the_run(place):
     run = str(place / "finished")
-    config, _ = find("--checkpoint", run, "seed=7", "evaluation.top_p=0.5", "mesh={data: 1}")
+    config = find("--checkpoint", run, "seed=7", "evaluation.top_p=0.5", "mesh={data: 1}")
     assert (config.seed, config.evaluation.top_p, config.mesh.data) == (7, 0.5, 1)
-    assert find("--checkpoint", run)[0].mesh == "auto"
+    assert find("--checkpoint", run).mesh == "auto"
 
 
 # Any other model.
