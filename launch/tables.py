@@ -42,17 +42,28 @@ def result_view(result: Result) -> RenderableType:
 def show_table(
     title: str, lines: Sequence[Cells], *, naming: int = 1, sections: Sequence[int] = ()
 ) -> None:
-    """Print rows, of which the first has the heads and each begins with `naming` names; cells that
-    do not fit the terminal are folded. Sections end after these rows.
+    """Print rows, of which the first has the heads, so that they fit the terminal: columns that do
+    not come in tables of their own, which all have the first `naming` ones. Sections end after
+    these rows.
     """
-    heads = [
-        Column(head, overflow="fold", justify="left" if n < naming else "right")
-        for n, head in enumerate(lines[0])
-    ]
-    table = RichTable(*heads, title=title)
-    for number, row in enumerate(lines[1:], 1):
-        table.add_row(*row, end_section=number in sections)
-    cli.output.print(table)
+    columns = list(zip(*lines, strict=True))
+    names, rest = columns[:naming], columns[naming:]
+    while rest:
+        shown = [*names, rest.pop(0)]
+        while rest and _width([*shown, rest[0]]) <= cli.output.width:
+            shown.append(rest.pop(0))
+        heads = [
+            Column(column[0], overflow="fold", justify="left" if n < naming else "right")
+            for n, column in enumerate(shown)
+        ]
+        table = RichTable(*heads, title=title)
+        for number, row in enumerate(zip(*(column[1:] for column in shown), strict=True), 1):
+            table.add_row(*row, end_section=number in sections)
+        cli.output.print(table)
+
+
+def _width(columns: Sequence[Cells]) -> int:
+    return 1 + sum(max(map(len, column)) + 3 for column in columns)
 
 
 _SHOWN_MEASURES = 3

@@ -58,9 +58,9 @@ def test_texts_are_printed_as_they_are(printed, text):
     assert text in shown.getvalue()
 
 
-@pytest.mark.parametrize("width", [40, 59, 80])
+@pytest.mark.parametrize("width", [20, 40, 59, 80])
 def test_tables_fit_a_terminal_of_any_width(printed, width):
-    """Cells that do not fit are folded."""
+    """Columns that do not fit come below, with the names."""
     file = printed(width)
     numbers = ("20.0 % [16.7, 23.7]", "44.2 % [39.9, 48.6]", "24.2 [20.3, 28.3]")
     rows = [("", "before", "between", "after"), ("accuracy [95 %]", *numbers), ("bird", *"123")]
@@ -68,6 +68,7 @@ def test_tables_fit_a_terminal_of_any_width(printed, width):
     text = file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert all(word in text for word in ("before", "after", "[16.7,", *"123"))
+    assert text.count("bird") == text.count("┏━")
 
 
 @contextmanager
