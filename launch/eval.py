@@ -20,13 +20,14 @@ K run, judges them, and the best one answers. Run the same command again to resu
 from __future__ import annotations
 
 import gc
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
@@ -345,6 +346,14 @@ def _folder(source: Source, given: EvalOptions) -> Path | None:
     )
 
 
+def _is_address(url: str) -> bool:
+    """Tell whether a URL names a host, and a port that there can be."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    return False
+
+
 def _check(given: EvalOptions) -> None:
     is_file, is_split = given.predictions is not None, given.data in SPLITS
     url, model, out = given.endpoint or "", given.model, given.path
@@ -371,7 +380,9 @@ def _check(given: EvalOptions) -> None:
         "--endpoint: say --model NAME too": url and not model,
         "--model: say --endpoint URL too": model and not url and not is_file,
         f"--endpoint {url}: write a URL, such as http://127.0.0.1:30000/v1": url
-        and not url.startswith(("http://", "https://")),
+        and not _is_address(url),
+        "--endpoint: a URL without user and password; a key is read from OPENAI_API_KEY": "@"
+        in url.partition("://")[2].partition("/")[0],
         "--endpoint needs the openai package: pip install '.[openai]'": url
         and find_spec("openai") is None,
     }
