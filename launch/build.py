@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
@@ -219,13 +219,16 @@ class SqlSide:
         return self.prompts.training(example, self.prompts.render(schema))
 
     def check_training_prompts(self, train: Sequence[Example], tokenizer: ChatTokenizer) -> None:
-        """Raise a `UserError` if no training prompt fits; evaluations count those that do not."""
+        """Raise a `UserError` if no training prompt fits."""
         prompts = (self.training_prompt(example, tokenizer) for example in train)
         limit = self._config.sampler.max_prompt_tokens
-        if all(len(tokenizer.encode_chat(prompt)) > limit for prompt in prompts):
-            raise UserError(
-                f"sampler.max_prompt_tokens: no training prompt fits {limit} tokens; allow more"
-            )
+        _check_prompts("training", prompts, tokenizer, key="sampler", limit=limit)
+
+    def check_test_prompts(self, test: Sequence[Example], tokenizer: ChatTokenizer) -> None:
+        """Raise a `UserError` if no prompt of an evaluation fits; one that does not is counted."""
+        key = "sampler" if self._config.evaluation.max_prompt_tokens is None else "evaluation"
+        limit = self._config.evaluation_sampler.max_prompt_tokens
+        _check_prompts("test", map(self.evaluation_prompt, test), tokenizer, key=key, limit=limit)
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
         """Say what a final episode adds to the metrics."""
@@ -245,6 +248,15 @@ class SqlSide:
             numbers["rollout/calls"] = float(len(kinds))
             numbers["rollout/bad_calls"] = float(kinds.count("bad_call"))
         return numbers
+
+
+def _check_prompts(
+    kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer, *, key: str, limit: int
+) -> None:
+    if all(len(tokenizer.encode_chat(prompt)) > limit for prompt in prompts):
+        raise UserError(
+            f"{key}.max_prompt_tokens: no {kind} prompt fits {limit} tokens; allow more"
+        )
 
 
 def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:

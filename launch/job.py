@@ -70,6 +70,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         config = plan_memory(config, read_config(source), folder)
         tokenizer = read_tokenizer(config, source)
         sql.check_training_prompts(examples, tokenizer)
+        sql.check_test_prompts(test, tokenizer)
         refuse_early(config, folder, sql, examples, source)
         measured = _measure_base(config, test, sql, folder, source) if config.has_base else {}
         start_from, examples = _start(config, folder, sql, examples)

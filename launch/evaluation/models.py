@@ -190,6 +190,7 @@ class CheckpointSource(Source):
         config = self.config
         # Weights that cannot be read leave nothing in the folder.
         model, tokenizer = load_policy(self.policy, config)
+        sql.check_test_prompts(examples, tokenizer)
         # A run is asked as in its training, where replies have rewards.
         is_trained = self.policy.run is not None or sql.evaluation_turns > 1
         limits = config.evaluation_sampler
