@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -14,13 +14,24 @@ from typing import Any
 from launch import cli
 from launch.build import SqlSide, load_model, serving
 from launch.config import JobConfig
+from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import AnswerFile, Decode, Sampled
 from launch.evaluation.sampling import Evaluator
-from launch.files import SCREENED_SHARES, SCREENING, write_json, write_text
+from launch.files import (
+    SCREENED_SHARES,
+    SCREENING,
+    digest,
+    model_digest,
+    short,
+    write_json,
+    write_text,
+)
 from minirl.exchange import UserError
 from minirl.run import distributed
 from minirl.run.files import read_lines
 from minirl.train.rollouts import spread
+from sqlenv.cache import cache_folder
+from sqlenv.data.loading import question_digest
 from sqlenv.envs.build import max_replies
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Example
@@ -72,7 +83,8 @@ def screen(
 ) -> list[Screened]:
     """Sample answers to training questions by the model of a folder, or what is left of it.
 
-    The run folder has the answers so far and what they come to, and is read by a resumed run.
+    The run folder has the answers so far and what they come to, and is read by a resumed run. What
+    they come to is in the cache too, by the contents of all that decides it, for other runs.
     """
     path = folder / SCREENING
     if distributed.from_first(path.exists):
@@ -83,12 +95,17 @@ def screen(
     size = min(limit or len(train), len(set(strata)))
     order = spread(strata, size, Random(f"{config.seed} screening"), first=size)[:limit]
     asked = [train[number] for number in order]
-    sampled = _sample(config, folder, sql, asked, model)
-    found = [
-        _screened(number, example, one)
-        for number, example, one in zip(order, asked, sampled, strict=True)
-    ]
-    distributed.from_first(lambda: _write(folder, found))
+    cached = cache_folder("screening") / f"{_digest(config, sql, order, asked, model)}.jsonl"
+    if distributed.from_first(cached.exists):
+        _log.info("screening: another run of these settings had the same, %s", cached)
+        found = _read(cached)
+    else:
+        sampled = _sample(config, folder, sql, asked, model)
+        found = [
+            _screened(number, example, one)
+            for number, example, one in zip(order, asked, sampled, strict=True)
+        ]
+    distributed.from_first(lambda: _write(folder, found, cached))
     return found
 
 
@@ -96,6 +113,30 @@ def _read(path: Path) -> list[Screened]:
     advice = f"delete it to screen again: {path}"
     lines = distributed.from_first(lambda: list(read_lines(path, Screened, advice=advice)))
     return [screened for _, screened in lines]
+
+
+def _digest(
+    config: JobConfig, sql: SqlSide, order: Sequence[int], asked: Sequence[Example], model: Path
+) -> str:
+    """Digest all that decides a screening: weights, questions, databases, prompts, settings."""
+    tokenizer = read_tokenizer(config, model)
+    prompts = (sql.training_prompt(example, tokenizer) for example in asked)
+    databases = {example.database for example in asked}
+    facts = [
+        model_digest(model),
+        config.model.dtype,
+        [*order],
+        question_digest(asked),
+        digest([path for path in databases if path.is_file()]),
+        [[(message.role, message.content) for message in prompt] for prompt in prompts],
+        config.train.group_size,
+        config.seed,
+        config.sampler.model_dump(exclude={"slots", "cache_gb"}),
+        config.executor.model_dump(mode="json", exclude={"workers"}),
+        config.prompt.template,
+        config.env.model_dump(mode="json"),
+    ]
+    return short(json.dumps(facts).encode())
 
 
 def _sample(
@@ -135,13 +176,17 @@ def _screened(number: int, example: Example, sampled: Sampled) -> Screened:
     )  # fmt: skip
 
 
-def _write(folder: Path, found: Sequence[Screened]) -> None:
-    every = shares(found)
-    write_json(folder / SCREENED_SHARES, {"all": every})
-    told = (f"{100 * every[kind]:.0f} % {kind}" for kind in ("never", "sometimes", "always"))
-    _log.info("screening: of %d questions %s right", every["questions"], ", ".join(told))
+def _write(folder: Path, found: Sequence[Screened], cached: Path) -> None:
+    every, parts = shares(found), by_part(found)
+    write_json(folder / SCREENED_SHARES, {"all": every, **parts})
+    for name, part in {"all": every, **parts["difficulty"]}.items():
+        told = (f"{100 * part[kind]:.0f} % {kind}" for kind in ("never", "sometimes", "always"))
+        _log.info(
+            "screening, %s: of %d questions %s right", name, part["questions"], ", ".join(told)
+        )
     text = "".join(f"{json.dumps(asdict(one))}\n" for one in found)
-    write_text(folder / SCREENING, text)
+    for path in (cached, folder / SCREENING):
+        write_text(path, text)
 
 
 def shares(found: Sequence[Screened]) -> dict[str, Any]:
@@ -155,6 +200,23 @@ def shares(found: Sequence[Screened]) -> dict[str, Any]:
         "sometimes": sum(0 < one.right < one.samples for one in found) / count,
         "always": sum(one.right == one.samples for one in found) / count,
         "right": sum(one.rate for one in found) / count,
+    }
+
+
+def by_part(found: Sequence[Screened]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Give the `shares` by level of difficulty and by database."""
+    keys: dict[str, Callable[[Screened], str]] = {
+        "difficulty": lambda one: one.difficulty or "unknown",
+        "database": lambda one: one.db_id,
+    }
+    parts: dict[str, defaultdict[str, list[Screened]]] = {}
+    for name, key in keys.items():
+        parts[name] = defaultdict(list)
+        for one in found:
+            parts[name][key(one)].append(one)
+    return {
+        name: {key: shares(each) for key, each in sorted(part.items())}
+        for name, part in parts.items()
     }
 
 

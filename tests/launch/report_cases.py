@@ -211,7 +211,8 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
 def write_screening(folder: Path) -> None:
     """Write what a screening of 800 questions came to."""
     part = {"questions": 800, "never": 0.35, "sometimes": 0.3, "always": 0.35, "right": 0.5}
-    (folder / SCREENED_SHARES).write_text(json.dumps({"all": part}), encoding="utf-8")
+    parts = {"difficulty": {"easy": part}, "database": {"<b>pets": part}}
+    (folder / SCREENED_SHARES).write_text(json.dumps({"all": part, **parts}), encoding="utf-8")
 
 
 def make_run(

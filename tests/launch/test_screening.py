@@ -13,7 +13,7 @@ import pytest
 from launch import screening
 from launch.config import load_config
 from launch.evaluation.answers import Sampled
-from launch.screening import OwnAnswer, Screened, kept, screen, shares
+from launch.screening import OwnAnswer, Screened, by_part, kept, screen, shares
 from launch.warm_start import choose_answers
 from minirl.exchange import UserError
 from sqlenv.types import Example
@@ -52,6 +52,7 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
         return [answers] * len(questions)
 
     monkeypatch.setattr(screening, "_sample", sample)
+    monkeypatch.setattr(screening, "_digest", lambda _config, _sql, order, *_: f"of {len(order)}")
     found = screen(job, tmp_path, cast(Any, None), TRAIN, Path("model"))
     assert len(asked[0]) == len(found) == 6
     # Spread over the databases.
@@ -77,11 +78,17 @@ def test_a_reply_that_a_limit_ended_is_not_learned(job):
     assert found.right == 2
 
 
-def test_shares_are_told():
+def test_shares_are_told_by_level_and_database():
     found = [one(0, 0), one(1, 2), replace(one(2, 4), difficulty="hard"), one(3, 1)]
     assert shares(found) == {
         "questions": 4, "never": 0.25, "sometimes": 0.5, "always": 0.25, "right": 7 / 16
     }  # fmt: skip
+    parts = by_part(found)
+    assert {name: each["questions"] for name, each in parts["database"].items()} == {
+        "db0": 2, "db1": 1, "db2": 1
+    }  # fmt: skip
+    assert parts["difficulty"]["hard"]["always"] == 1
+    assert parts["difficulty"]["unknown"]["questions"] == 3
 
 
 def test_questions_are_kept_by_the_share_of_right_answers(job):
@@ -124,6 +131,11 @@ before(AnswerFile, "write", lambda self, *_: self._path.exists() and os.kill(os.
 """
 
 
+UNASKED = """
+before(NativeSampler, "advance", lambda *_: os.kill(os.getpid(), 9))
+"""
+
+
 @pytest.mark.timeout(600)
 def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
     """The kills in the warm start and while learning are those of test_train and test_trainer."""
@@ -134,6 +146,7 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
     ]  # fmt: skip
 
     def run(name: str, code: str, *more: str) -> subprocess.CompletedProcess[str]:
+        code = f"import os\nos.environ['MINIRL_CACHE'] = {str(tmp_path / 'cache')!r}\n{code}"
         return command(*line, f"run.dir={name}", *more, cwd=tmp_path, code=f"{code}cli.run(main)")
 
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -152,3 +165,11 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
     for part in ("", "warm"):
         assert without_times(whole / part) == without_times(stopped / part)
+    # Another run of these settings finds the screening in the cache, and samples nothing.
+    done = run("third", f"{STOPPED}{UNASKED}", "--only", "warm-start")
+    assert done.returncode == 0, done.stderr
+    third = tmp_path / "third" / "screening.jsonl"
+    assert third.read_bytes() == (whole / "screening.jsonl").read_bytes()
+    # Of another seed it does not.
+    done = run("fourth", f"{STOPPED}{UNASKED}", "--only", "warm-start", "seed=1")
+    assert done.returncode == -9, done.stderr

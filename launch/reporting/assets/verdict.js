@@ -96,9 +96,17 @@ function factsOf(run, n) {
   };
 }
 
-/** Say which shares of the screened questions teach. */
-const screened = ({all}) => !all ? "–" : `${all.questions.toLocaleString("en")} questions: ${
-  ["never", "sometimes", "always"].map(kind => `${percent(all[kind])} ${kind}`).join(", ")} right`;
+/** Show which shares of the screened questions teach, by level and database in a table to open. */
+function screened({all, ...parts}) {
+  if (!all) return "–";
+  const kinds = ["never", "sometimes", "always"];
+  const rows = Object.values(parts).flatMap(part => Object.entries(part));
+  return [`${all.questions.toLocaleString("en")} questions: `,
+    kinds.map(kind => `${percent(all[kind])} ${kind}`).join(", "), " right",
+    h("details", {class: "small"}, h("summary", {}, "by level and database"), h("div", {class: "scroll"}, table(
+      ["", "questions", ...kinds.map(kind => `${kind} right`), "of all answers"],
+      rows.map(([name, part]) => [name, part.questions, ...[...kinds, "right"].map(kind => percent(part[kind]))]))))];
+}
 
 /** Show means with their intervals on one scale, from 0 to 100 %; what has none is not finished. */
 const intervals = rows => rows.map(([name, each]) => {
