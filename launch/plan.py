@@ -47,6 +47,9 @@ _SMALL_SHARE = 1 / 256
 # Shares of a GPU's free memory for the weights and the cache of an SGLang server: the rest is for
 # its activations and CUDA graphs, which take more of what a learner on the same GPU leaves.
 _STATIC = {"apart": 0.85, "shared": 0.8}
+# What SGLang gives to states of linear attention, of what it gives to keys and values
+# (`--mamba-full-memory-ratio`).
+_STATES = 0.9
 
 
 def plan(
@@ -148,6 +151,7 @@ def _servers(
         xla = math.ceil(100 * taken / memory_bytes) / 100
         static = _STATIC[place] * (1 - xla) * memory_bytes
         cache = gpus * static - itemsize * learner.parameters
+        cache /= 1 + _STATES * bool(shape.hybrid)
         found[place] = {
             "xla_client_mem_fraction": xla,
             "mem_fraction_static": _STATIC[place],

@@ -17,7 +17,7 @@ from launch.config import JobConfig
 from launch.policy import PolicySource
 from minirl.exchange import UserError
 from minirl.model import huggingface
-from minirl.model.config import read_config
+from minirl.model.config import read_config, text_keys
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, merged_tensors, trained
 from minirl.model.tokenizer import ChatTokenizer
@@ -94,7 +94,8 @@ def _own_dtype(source: PolicySource) -> str:
     """Return what a run computed in, and so sampled with; or the type of a folder's weights."""
     if source.run is not None:
         return source.run.model.dtype
-    config = read_json(source.model / "config.json", dict[str, Any], advice="copy it again")
+    path = source.model / "config.json"
+    config = text_keys(read_json(path, dict[str, Any], advice="copy it again"))
     found = config.get("dtype") or config.get("torch_dtype")
     return found if found in ("bfloat16", "float16") else "float32"
 

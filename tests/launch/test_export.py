@@ -192,6 +192,13 @@ def test_types_are_as_asked_for(place, tmp_path):
         assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_the_own_type_of_a_model_with_a_tower_is_that_of_its_decoder(tmp_path):
+    content = {"model_type": "qwen3_5", "text_config": {"dtype": "bfloat16"}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    source: Any = SimpleNamespace(run=None, model=tmp_path)
+    assert weights._own_dtype(source) == "bfloat16"
+
+
 def interrupted(*_arguments: Any, **_named: Any) -> None:
     raise KeyboardInterrupt
 

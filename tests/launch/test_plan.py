@@ -19,7 +19,7 @@ from launch.config import load_config
 from launch.tiny import tiny_shape
 from launch.warm_start import start_model
 from minirl.exchange import UserError
-from minirl.model.config import read_config
+from minirl.model.config import Hybrid, read_config
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
@@ -115,8 +115,9 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     shape = replace(shape, head_dim=16)
     learner = Fit(0, None, 10**9, None, {"all": 30e9}, {}, {}, "")
 
-    def servers(*overrides, memory=80e9):
-        return plan._servers(config("model.dtype=bfloat16", *overrides), shape, memory, learner)
+    def servers(*overrides, memory=80e9, **changes):
+        asked = config("model.dtype=bfloat16", *overrides)
+        return plan._servers(asked, replace(shape, **changes), memory, learner)
 
     found = servers("rollout.sglang.launch=2")
     assert found["apart"]["cache_tokens"] == (0.85 * 80e9 - 2e9) // 128
@@ -125,6 +126,10 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     assert found["shared"]["cache_tokens"] == (0.8 * 0.6 * 80e9 - 2e9) // 128
     two = servers("rollout.sglang.launch=1", 'rollout.sglang.devices=["0,1"]')
     assert two["apart"]["cache_tokens"] == (2 * 0.85 * 80e9 - 2e9) // 128
+    # States of linear attention take nine tenths of what keys and values do, of one layer of four.
+    layers = {"num_hidden_layers": 8, "hybrid": Hybrid(2, 4, 16, 16, 4, 0.25)}
+    mixed = servers("rollout.sglang.launch=2", **layers)["apart"]
+    assert mixed["cache_tokens"] == (0.85 * 80e9 - 2e9) / 1.9 // 128
     none = servers("rollout.sglang.launch=1", memory=31e9)["shared"]
     assert "no room" in plan._server_line("shared", none)
     assert "mem-fraction-static=0.8" in plan._server_line("shared", found["shared"])

@@ -45,6 +45,8 @@ GROUPS = (
     (1, ((5, 3, 2), (1,), (6,))),
     (11, ((2, 2, 3, 1, 4), (7, 1, 1), (13,))),
 )
+# Over the borders of linear attention's chunks of 64 tokens.
+LONG_GROUPS = ((70, ((66,), (3,), (20, 5, 40))), (130, ((64,), (1,), (70,))))
 # Ids after the prompt that all rows of a group begin with.
 COMMON = (0, 1, 2)
 SIZES = BatchingConfig(micro_batch_tokens=200, prompt_multiple=12, answer_multiple=20)
@@ -121,10 +123,10 @@ def learner_of(scene):
 
 
 @functools.cache
-def made(*, hybrid):
+def made(*, hybrid, lengths=GROUPS):
     """Make a scene, and its groups."""
     scene = Scene(partial(TOY.model, hybrid=hybrid))
-    return scene, make_groups(scene)
+    return scene, make_groups(scene, lengths)
 
 
 @pytest.fixture
@@ -148,11 +150,11 @@ def stack(rows):
     return ids_BT
 
 
-def make_groups(scene):
+def make_groups(scene, lengths):
     """Make groups of single- and multi-turn rows, sampled by an old policy at known log-ratios."""
     rng = np.random.default_rng(3)
     groups = []
-    for prompt_length, turns_of_rows in GROUPS:
+    for prompt_length, turns_of_rows in lengths:
         prompt = rng.integers(4, 60, prompt_length).tolist()
         common = rng.integers(4, 60, COMMON[len(groups)]).tolist()
         group = []
@@ -190,9 +192,11 @@ def assert_close(tree, other, *, rtol=5e-5):
         )
 
 
-@BOTH
-def test_shared_prompts_equal_rows_of_their_own(hybrid):
-    scene, groups = made(hybrid=hybrid)
+@pytest.mark.parametrize(
+    ("hybrid", "lengths"), [(False, GROUPS), (True, GROUPS), (True, LONG_GROUPS)]
+)
+def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
+    scene, groups = made(hybrid=hybrid, lengths=lengths)
     rows = [row for group in groups for row in group]
     ids_BT = stack(rows)
     logp_BT = scene.plain_logprobs(scene.params, ids_BT)
@@ -200,7 +204,8 @@ def test_shared_prompts_equal_rows_of_their_own(hybrid):
     expected, slope_BT = jax.value_and_grad(
         lambda logp_BT: plain_loss(logp_BT, reference_logp_BT, rows)
     )(logp_BT)
-    (batch,) = batches_of(groups)
+    sizes = SIZES.model_copy(update={"micro_batch_tokens": 1000})
+    (batch,) = batches_of(groups, sizes=sizes)
     loss, _, gradient = scene.loss_and_gradient(batch)
     assert loss == pytest.approx(float(expected), rel=1e-5)
     assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
