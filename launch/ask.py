@@ -4,7 +4,8 @@
     python -m launch.ask --checkpoint Qwen2.5-Coder-0.5B-Instruct --db shop.sqlite < questions.txt
 
 A run is asked with its own prompt, form of a reply and limits, a Hugging Face folder with those of
-plain.yaml, for one greedy reply. Queries are read-only. Exit status 1: none of them gave a table.
+plain.yaml, or with those of --cfg, for one greedy reply. Queries are read-only. Exit status 1: none
+of them gave a table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cyclopts import Parameter
 
 from launch import cli, options
 from launch.config import load_config
-from launch.policy import WHERE, policy_in
+from launch.policy import PLAIN, WHERE, policy_in
 from launch.tables import clean, result_view
 from minirl.exchange import UserError
 from sqlenv.executor import Executor
@@ -32,6 +33,7 @@ def ask(
     *,
     checkpoint: Annotated[Path, Parameter(help=WHERE)],
     db: Annotated[Path, Parameter(help="a SQLite database")],
+    cfg: options.OtherConfigOption = None,
     accel: options.AcceleratorOption = None,
 ) -> None:
     """Ask a database."""
@@ -39,7 +41,7 @@ def ask(
     cli.use_accelerator(accel)
     status = 1
     questions = cli.lines("question: ") if question is None else [question]
-    for said, result in _answers(checkpoint, db, questions):
+    for said, result in _answers(checkpoint, cfg, db, questions):
         cli.output.print(clean(said), soft_wrap=True)
         cli.output.print(result_view(result))
         status = 0 if isinstance(result, Table) else status
@@ -49,15 +51,18 @@ def ask(
 main = options.Command(ask)
 
 
-def _answers(model: Path, database: Path, questions: Iterable[str]) -> Iterator[tuple[str, Result]]:
+def _answers(
+    model: Path, cfg: str | None, database: Path, questions: Iterable[str]
+) -> Iterator[tuple[str, Result]]:
     """Yield the query for each question, or a reply without one, and what came of it."""
     from launch.data.prompts import Prompts
     from launch.evaluation.sampling import GREEDY, Evaluator, TakenAsTheyAre
     from launch.weights import load_policy
 
     policy = policy_in(model)
+    config = load_config(cfg, ()) if cfg else policy.run or load_config(PLAIN, ())
     # The mesh of a run may be that of another machine.
-    config = (policy.run or load_config("plain.yaml", ())).model_copy(update={"mesh": "auto"})
+    config = config.model_copy(update={"mesh": "auto"})
     limits = config.executor.model_copy(update={"workers": 1, "now": None})
     env = TakenAsTheyAre(Prompts(config.prompt, config.env).single_turn, config.answer_wrapping)
     sampler = config.evaluation_sampler.model_copy(update={"slots": 1})

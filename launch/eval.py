@@ -61,12 +61,7 @@ _GARBAGE = 100_000
 class EvalOptions:
     """Whose answers, on which questions, judged by what."""
 
-    cfg: Annotated[
-        str | None,
-        Parameter(
-            help="a config, such as progress-demo.yaml (default: a run's own, else plain.yaml)"
-        ),
-    ] = None
+    cfg: options.OtherConfigOption = None
     accel: options.AcceleratorOption = None
     checkpoint: Annotated[
         Path | None,

@@ -28,6 +28,10 @@ ConfigOption = Annotated[
         "out), or a run folder"
     ),
 ]
+OtherConfigOption = Annotated[
+    str | None,
+    Parameter(help="a config, such as progress-demo.yaml (default: a run's own, else plain.yaml)"),
+]
 AcceleratorOption = Annotated[
     Literal["cpu", "gpu", "tpu"] | None,
     Parameter(help="what to compute on (default: what the machine has)"),

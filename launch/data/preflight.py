@@ -19,7 +19,7 @@ from launch.data.checks import check_for
 from launch.files import check_place
 from minirl.config import SGLANG_PYTHON
 from minirl.exchange import UserError, named
-from minirl.model.config import check_folder
+from minirl.model.config import check_folder, read_config
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.held_out import hold_out
@@ -44,6 +44,7 @@ def check_inputs(config: JobConfig) -> None:
             servers.find_python()
         if servers.weights is not None:
             check_place(servers.weights, key="rollout.sglang.weights")
+        _check_adapters(config)
     if (tracker := config.run.tracker) is not None:
         package = "tensorboardX" if tracker == "tensorboard" else tracker
         if find_spec(package) is None:
@@ -51,6 +52,23 @@ def check_inputs(config: JobConfig) -> None:
     for split in SPLITS:
         check_data(config, split)
     check_model(config)
+
+
+def _check_adapters(config: JobConfig) -> None:
+    """SGLang knows the sizes of Qwen3.5's adapters only in a folder with the vision tower, which a
+    warm start leaves out.
+    """
+    path = config.model.path
+    if config.train.lora is None or path is None or not (path / "config.json").is_file():
+        return
+    is_text = (
+        config.warm_start is not None or "text_config" not in (path / "config.json").read_text()
+    )
+    if read_config(path).hybrid is not None and is_text:
+        raise UserError(
+            "train.lora: SGLang takes adapters of Qwen3.5 only for a folder with the vision tower, "
+            "which a warm start leaves out; set train.lora=null, or let the native sampler answer"
+        )
 
 
 def check_data(config: JobConfig, split: Split) -> None:

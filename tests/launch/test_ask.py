@@ -100,7 +100,9 @@ def test_a_schema_beyond_the_prompts_limit_is_a_mistake_of_a_line(asked):
         asked("too long")
 
 
-def test_a_model_folder_has_the_short_prompt(place, database, monkeypatch, capsys):
+def test_a_model_folder_has_the_short_prompt_or_that_of_a_config(
+    place, database, monkeypatch, capsys
+):
     prompts = []
 
     class Noting(Scripted):
@@ -117,6 +119,19 @@ def test_a_model_folder_has_the_short_prompt(place, database, monkeypatch, capsy
     assert message.content.endswith(
         ");\nWho earns 20?\nAnswer with one SQLite query in a ```sql code block and nothing else."
     )
+    with pytest.raises(SystemExit):
+        ask.main(
+            [
+                "--checkpoint",
+                model,
+                "--db",
+                str(database),
+                "--cfg",
+                "progress-demo",
+                "Who earns 20?",
+            ]
+        )
+    assert prompts[-1] != prompts[0]
 
 
 def test_the_command_answers_with_a_real_policy(command, place, database):

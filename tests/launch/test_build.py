@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from launch.build import SqlSide
 from launch.config import load_config
+from launch.data.preflight import check_inputs
+from minirl.exchange import UserError
 from rewards.expo.reward import ExpoReward
 from sqlenv.sql.extraction import tables_of
 from sqlenv.types import Table
+
+REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 
 
 def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
@@ -56,3 +64,18 @@ def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
         assert witness["number"] >= 1
         assert witness["result"]["rows"] == [[result.rows[0][0]]] != witness["gold_result"]["rows"]
         assert [*witness["tables"]] == [*tables_of(example.gold_sql)]
+
+
+@pytest.mark.parametrize(
+    ("folder", "warm_start", "is_refused"),
+    [("qwen35_text", "null", True), ("qwen35", "{steps: 1}", True), ("qwen35", "null", False)],
+)
+def test_adapters_that_sglang_knows_no_sizes_of_are_refused_at_once(folder, warm_start, is_refused):
+    """Those of a Qwen3.5 without its vision tower, which a warm start leaves out."""
+    overrides = [f"model={{path: {REFERENCE / folder}}}", f"warm_start={warm_start}"]
+    overrides += ["train.lora.rank=2", "rollout.sglang.urls=[http://127.0.0.1:1]"]
+    config = load_config("progress-demo.yaml", overrides)
+    told = pytest.raises(UserError, match="only for a folder with the vision tower")
+    # What comes next of the folder: it has no tokenizer.
+    with told if is_refused else pytest.raises(UserError, match=r"tokenizer\.json"):
+        check_inputs(config)
