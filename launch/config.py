@@ -23,6 +23,7 @@ from minirl.config import (
 from minirl.errors import describe
 from minirl.exchange import UserError
 from minirl.exchange.settings import Place, Settings, contradiction
+from minirl.model.config import PERIOD
 from rewards.config import Clash, JudgeConfig, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
@@ -60,8 +61,8 @@ class TinyConfig(Settings):
     def _check(self) -> TinyConfig:
         if self.heads % self.kv_heads:
             raise contradiction("kv_heads", f"{self.kv_heads} does not divide heads = {self.heads}")
-        if self.kind == "qwen3.5" and self.layers % 4:
-            raise contradiction("layers", f"{self.layers} is not a multiple of 4, as of qwen3.5")
+        if self.kind == "qwen3.5" and self.layers % PERIOD:
+            raise contradiction("layers", f"{self.layers} is not a multiple of {PERIOD}")
         if self.hidden_size % (2 * self.heads):
             raise contradiction(
                 "hidden_size",

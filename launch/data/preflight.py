@@ -7,6 +7,7 @@ says nothing on that set: a run is refused before anything is trained, unless da
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -61,10 +62,9 @@ def _check_adapters(config: JobConfig) -> None:
     path = config.model.path
     if config.train.lora is None or path is None or not (path / "config.json").is_file():
         return
-    is_text = (
-        config.warm_start is not None or "text_config" not in (path / "config.json").read_text()
-    )
-    if read_config(path).hybrid is not None and is_text:
+    is_hybrid = read_config(path).hybrid is not None
+    has_tower = "text_config" in json.loads((path / "config.json").read_bytes())
+    if is_hybrid and (config.warm_start is not None or not has_tower):
         raise UserError(
             "train.lora: SGLang takes adapters of Qwen3.5 only for a folder with the vision tower, "
             "which a warm start leaves out; set train.lora=null, or let the native sampler answer"
