@@ -43,6 +43,8 @@ WARM_MODEL = Path(WARM, "model")
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
 _ELSEWHERE = ("rollout.sglang.", "run.dir", "run.tracker")
 _ELSEWHERE += ("executor.workers", "train.env_workers")
+# A run may be moved with its model and its data, which are known by their contents (`DATA`).
+_ELSEWHERE += ("model.path", "data.root")
 # What a smaller memory needs; numbers differ by rounding alone, as on another mesh.
 _ELSEWHERE += ("train.batching.", "warm_start.batching.", "model.remat")
 _ELSEWHERE += ("sampler.slots", "sampler.cache_gb")
@@ -167,7 +169,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """Flatten settings but those of devices, memory, cores, servers and trackers."""
+    """Flatten settings but those of paths, devices, memory, cores, servers and trackers."""
     found = flat({key: value for key, value in values.items() if key != "mesh"})
     return {key: value for key, value in found if not key.startswith(_ELSEWHERE)}
 
@@ -248,7 +250,9 @@ def check_alike(found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
 
 
 def claim_data(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Note the `fingerprints` of what a run begins with; a `UserError` if it began with others."""
+    """Note the `fingerprints` of what a run begins with, beside those noted before; a `UserError`
+    if it began with others.
+    """
     path = folder / DATA
     old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else {}
     if changed := [name for name in facts if old.get(name, facts[name]) != facts[name]]:
@@ -256,7 +260,7 @@ def claim_data(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{_told(changed[0])}: the files are others than when {folder} was begun; "
             f"bring them back, or start in another folder ({path} may be deleted to go on)"
         )
-    write_json(path, facts)
+    write_json(path, {**old, **facts})
     return facts
 
 

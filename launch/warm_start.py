@@ -17,7 +17,7 @@ from launch.build import SqlSide, load_model, model_folder
 from launch.config import JobConfig, dump
 from launch.data.preflight import check_overlap
 from launch.data.prompts import ReplyFormat, read_tokenizer
-from launch.files import WARM, WARM_MODEL, claimed
+from launch.files import WARM, WARM_MODEL, claim_data, claimed, fingerprints
 from launch.plan import plan_warm_start, refuse_warm_start
 from launch.screening import Screened, screen
 from minirl.exchange import UserError
@@ -117,6 +117,8 @@ def only_warm_start(config: JobConfig) -> Path:
     with distributed.held_by_first(claim) as folder, SqlSide(config, folder) as sql:
         train = sql.examples("train")
         distributed.from_first(lambda: check_overlap(config, {"train": train}))
+        found = fingerprints({"train": train}, config.model.path)
+        distributed.from_first(lambda: claim_data(folder, found))
         return start_model(config, folder, sql, train, own_answers(config, folder, sql, train))
 
 

@@ -467,8 +467,11 @@ def write_files(
     for number, tensors in enumerate(files, 1):
         part = f"-{number:05}-of-{len(files):05}" if len(files) > 1 else ""
         path = folder / f"{name}{part}.safetensors"
-        # transformers reads only files which say that their layout is PyTorch's.
         with naming(path):
+            # safetensors lets nobody else read its files: servers may be another user's.
+            path.touch()
+            mode = path.stat().st_mode
+            # transformers reads only files which say that their layout is PyTorch's.
             save_file(
                 {
                     tensor: np.ascontiguousarray(array, file_type(tensor, dtype))
@@ -477,6 +480,7 @@ def write_files(
                 path,
                 {"format": "pt"},
             )
+            path.chmod(mode)
         weight_map |= dict.fromkeys(tensors, path.name)
     return weight_map
 

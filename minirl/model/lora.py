@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from minirl.config import LoraConfig
+from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder, Layer
 from minirl.model.sharding import MATRICES, param_shardings
@@ -32,10 +33,19 @@ def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
     Note:
         The paper draws A from a Gaussian of a width it does not tell: here a unit input makes unit
         products. B is 0, as there.
+
+    Raises:
+        UserError: The model has none of the matrices.
     """
     kinds: list[Layer] = [model.layers]
     if model.config.hybrid:
         kinds = [model.layers.full, model.layers.linear]
+    has = {name for name in MATRICES if any(hasattr(layers, name) for layers in kinds)}
+    if has.isdisjoint(lora.targets):
+        raise UserError(
+            f"lora.targets: the model has no {', '.join(lora.targets)}; it has "
+            f"{', '.join(sorted(has))}"
+        )
 
     def draw(key: jax.Array) -> list[dict[str, jax.Array]]:
         return [draw_kind(layers, number, key) for number, layers in enumerate(kinds)]

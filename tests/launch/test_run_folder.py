@@ -75,9 +75,17 @@ def test_a_folder_of_other_settings_is_refused_and_kept(job):
             ("sampler.cache_gb=0.5", "warm_start.batching.micro_batch_tokens=256"),
             "train.optimizer.moments=bfloat16",
         ),
+        # The same model and data in other places; their contents are compared apart.
+        (
+            ("model={path: one/model}", "data.root=one", "data.demo=null"),
+            ("model={path: other/model}", "data.root=other", "data.demo=null"),
+            "model.dtype=float32",
+        ),
     ],
 )
-def test_a_run_may_go_on_with_other_devices_servers_and_cores(job, settings, others, refused):
+def test_a_run_may_go_on_with_other_devices_servers_cores_and_places(
+    job, settings, others, refused
+):
     folder = claim(job(*settings), work=True)
     other = job(*others)
     assert claim(other) == folder

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from minirl.config import BatchingConfig, Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.lora import (
@@ -51,6 +52,11 @@ TOKENS_BT = np.random.default_rng(3).integers(4, 60, (2, 9))
 def base(toy):
     """Make the toy model anew."""
     return toy_run.spread(toy.model(), None)
+
+
+def test_adapters_of_matrices_that_the_model_lacks_are_refused(toy):
+    with pytest.raises(UserError, match=r"lora\.targets: the model has no in_qkv; it has down, "):
+        fresh(toy, LoraConfig(rank=2, targets=("in_qkv",)))
 
 
 def fresh(toy, lora=ALL):

@@ -79,11 +79,14 @@ def test_shards_of_bounded_size(tmp_path, monkeypatch):
     new = tmp_path / "new"
     monkeypatch.setattr(huggingface, "MAX_SHARD_BYTES", 150_000)
     huggingface.save(model, new, source=REFERENCE / "qwen2")
-    index = json.loads((new / "model.safetensors.index.json").read_text())
+    path = new / "model.safetensors.index.json"
+    index, mode = json.loads(path.read_text()), path.stat().st_mode
     total = 0
     for path in new.glob("*.safetensors"):
         sizes = [array.nbytes for array in load_file(path).values()]
         assert sum(sizes) <= 150_000
+        # Servers of another user may read them.
+        assert path.stat().st_mode == mode
         total += sum(sizes)
         assert {key for key, file in index["weight_map"].items() if file == path.name} == set(
             load_file(path)
