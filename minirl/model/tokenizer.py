@@ -64,13 +64,20 @@ class ChatTokenizer:
             now: The date that a template shows which asks for today's; None for today.
 
         Raises:
-            UserError: The folder, its tokenizer or its chat template is missing or broken, or the
-                tokenizer is that of a model with more tokens.
+            UserError: The folder, its tokenizer or its chat template is missing or broken, knows no
+                such arguments, or the tokenizer is that of a model with more tokens.
         """
         self._folder, self._arguments = folder, dict(arguments or {})
         self._chat = _read(folder)
         # Of several templates the one that is rendered.
         template = self._chat.get_chat_template()
+        # A template ignores arguments that it does not name.
+        unknown = [name for name in self._arguments if not re.search(rf"\b{name}\b", template)]
+        if unknown:
+            raise UserError(
+                f"prompt.template: the chat template of {folder} names no {', '.join(unknown)}; "
+                "check the spelling, or leave it out"
+            )
         self._chat.chat_template = template if now is None else dated(template, now)
         self._backend = self._chat.backend_tokenizer
         self._backend.no_truncation()

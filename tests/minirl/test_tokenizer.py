@@ -361,3 +361,5 @@ def test_arguments_and_the_date_of_a_run_reach_the_template(tmp_path):
         ):
             text = tokenizer.decode(ids)
             assert text.endswith(f"26 Jul 2024<|im_start|>assistant\n{end}")
+    with pytest.raises(UserError, match=r"prompt\.template: .* names no enable_thnking"):
+        ChatTokenizer(folder, arguments={"enable_thnking": False})
