@@ -1,9 +1,9 @@
 """Data sets checked: gold queries that teach something wrong (they fail, return nothing, or do not
 decide their own result); on all cores, with what is dear to compute about questions.
 
-Every gold query runs twice alike, then on tables that are read from their ends, then with rows that
-tie in its ORDER BY put in either order. A result that changes is not decided by the query, and a
-right prediction can look wrong. What was found is in the cache that every command looks into.
+Every gold query runs, then on tables that are read from their ends, then with rows that tie in its
+ORDER BY put in either order. A result that changes is not decided by the query, and a right
+prediction can look wrong. What was found is in the cache that every command looks into.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from itertools import islice
 from multiprocessing import active_children, get_context, parent_process
-from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -28,7 +27,6 @@ from launch.cli import progress_bar
 from launch.config import JobConfig
 from launch.data.prompts import Prompts
 from minirl.exchange import UserError
-from rewards.expo.clauses import scan_clauses
 from rewards.expo.differences import differences
 from sqlenv.cache import DiskCache, content_key, shared_cache
 from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
@@ -46,9 +44,10 @@ from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents, fingerprint
 from sqlenv.executor.gold import LIMITS, TRANSIENT
 from sqlenv.types import Example, Result, SqlError, Table, describe_failure
+from sqlenv.witness.draw import ties_broken
 from sqlenv.witness.store import open_store
 
-_VERSION = 2
+_VERSION = 3
 """Of the rules below."""
 _RERUN = frozenset({"varying", "tied"})
 UNREADABLE = "unreadable database"
@@ -76,8 +75,9 @@ def check_for(data: DataConfig, executor: Executor | None, disk: DiskCache) -> C
 def check_gold(example: Example, plain: Executor, disk: DiskCache) -> Checked:
     """Run a gold query in all ways, if what comes of it is not known yet.
 
-    The note is SQLite's message, or how results change: `varies` (from run to run), `row_order`
-    (with the order in which tables are read), `ties` (with rows that ORDER BY leaves open).
+    The note is SQLite's message, or how results change: `varies` (with the clock or by chance),
+    `row_order` (with the order in which tables are read), `ties` (with rows that ORDER BY leaves
+    open).
     """
     facts = (fingerprint(example.database), example.gold_sql, example.dialect)
     limits = plain.config.model_dump(mode="json", include=LIMITS)
@@ -107,36 +107,15 @@ def _change(example: Example, sql: str, first: Table, plain: Executor) -> str:
     """Say how a result changes when its query runs again in some way; mostly, not at all."""
     if first.nondeterministic:
         return "varies: depends on the clock or on chance"
-    if varies := _difference(first, plain.execute(example.database, sql)):
-        return f"varies: {varies}"
     backward = plain.execute(example.database, sql, reverse_unordered=True)
     if changed := _difference(first, backward, in_order=is_ordered(sql)):
         return f"row_order: {changed}"
-    variants = break_ties(sql, first.width) if example.dialect == "sqlite" else []
-    match [plain.execute(example.database, variant) for variant in variants]:
+    match [plain.execute(example.database, variant) for variant in ties_broken(sql)]:
         case [Table() as upwards, Table() as downwards]:
-            ties = _difference(upwards, downwards)
+            ties = _difference(upwards, downwards, in_order=is_ordered(sql))
             return f"ties: {ties}" if ties else ""
         case _:  # no ORDER BY, or one that its columns cannot be added to
             return ""
-
-
-def break_ties(sql: str, width: int) -> list[str]:
-    """Order the rows that a query's own ORDER BY leaves open, by its columns: upwards, downwards.
-
-    Returns:
-        Two queries; none where the query has no ORDER BY of its own.
-    """
-    clauses = scan_clauses(sql)
-    order = next((one for one in reversed(clauses) if one.kind == "ORDER BY"), None)
-    if order is None or not is_ordered(sql):
-        return []
-    head, tail = sql[: order.stop], sql[order.stop :]
-    columns = range(1, width + 1)
-    return [
-        f"{head}, {', '.join(f'{column} {direction}' for column in columns)}{tail}"
-        for direction in ("ASC", "DESC")
-    ]
 
 
 def _difference(first: Table, second: Result, *, in_order: bool = True) -> str:
@@ -194,17 +173,13 @@ def open_inspector(
     disk = shared_cache()
     prompts, witnesses = Prompts(job.prompt, job.env), open_store(job.env)
 
-    @lru_cache(maxsize=4_096)
-    def problem(database: Path) -> str:
-        try:
-            check_contents(database)
-        except UserError as error:
-            return str(error)
-        return ""
+    check_once = lru_cache(maxsize=4_096)(check_contents)
 
     def inspect(example: Example) -> Checked:
-        if why := problem(example.database):
-            return Checked(example, (UNREADABLE,), why)
+        try:
+            check_once(example.database)
+        except UserError as error:
+            return Checked(example, (UNREADABLE,), str(error))
         prompts.matches(example)
         if not example.gold_sql:
             return Checked(example, ("blank",))
@@ -216,10 +191,10 @@ def open_inspector(
         yield inspect
 
 
-def _line(c: Checked) -> str:
-    asked = {"id": c.example.id, "question_id": c.example.question_id, "db_id": c.example.db_id}
-    found = {"issues": c.issues, "note": c.note, "gold_sql": c.example.gold_sql}
-    return json.dumps({**asked, **found}, ensure_ascii=False)
+def _line(checked: Checked) -> str:
+    one, found = checked.example, {"issues": checked.issues, "note": checked.note}
+    asked = {"id": one.id, "question_id": one.question_id, "db_id": one.db_id}
+    return json.dumps(asked | found | {"gold_sql": one.gold_sql}, ensure_ascii=False)
 
 
 @contextmanager

@@ -106,18 +106,23 @@ def _in_other_orders(connection: apsw.Connection, gold: str) -> Iterator[Table |
     connection.pragma("reverse_unordered_selects", 1)
     yield run_bounded(connection, gold)
     connection.pragma("reverse_unordered_selects", 0)
-    if "order" in gold.lower():
-        yield from (
-            run_bounded(connection, _with_ties_broken(gold, is_down)) for is_down in (False, True)
-        )
+    yield from (run_bounded(connection, query) for query in ties_broken(gold))
 
 
 @lru_cache(maxsize=8)
-def _with_ties_broken(gold: str, is_down: bool) -> str:  # noqa: FBT001
-    """Order what each ORDER BY leaves tied by the columns of the result."""
-    tree = parse(gold)
-    assert tree is not None  # what cannot be parsed has no variant
-    tree = tree.copy()
+def ties_broken(sql: str) -> tuple[str, ...]:
+    """Order what each ORDER BY leaves tied by the columns of the result: upwards, downwards.
+
+    Returns:
+        Two queries; none where the query has no ORDER BY, or cannot be parsed.
+    """
+    tree = parse(sql) if "order" in sql.lower() else None
+    if tree is None or tree.find(exp.Order) is None:
+        return ()
+    return tuple(_break_ties(tree.copy(), is_down=is_down) for is_down in (False, True))
+
+
+def _break_ties(tree: exp.Expr, *, is_down: bool) -> str:
     for order in tree.find_all(exp.Order):
         for shown in _shown(order.parent):
             key = exp.Ordered(this=shown, desc=is_down, nulls_first=not is_down)

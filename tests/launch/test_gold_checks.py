@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from launch.data.checks import break_ties, check_gold
+from launch.data.checks import check_gold
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
+from sqlenv.witness.draw import ties_broken
 
 from .conftest import example
 
@@ -24,6 +25,8 @@ GOLDS = {
     "SELECT name, count(*) FROM emp": "row_order",
     "SELECT name FROM emp WHERE sal = 20 ORDER BY sal LIMIT 1": "ties",
     "SELECT name FROM emp ORDER BY sal -- rising": "ties",
+    "SELECT name FROM (SELECT name, sal FROM emp ORDER BY sal)": "",
+    "SELECT name FROM emp WHERE sal IN (SELECT sal FROM emp ORDER BY dept LIMIT 3)": "ties",
 }
 SCALAR = [
     "SELECT random()", "SELECT CURRENT_TIMESTAMP", 'SELECT julianday("now") > 0',
@@ -54,8 +57,8 @@ def test_issues_of_gold_queries(database, check, monkeypatch):
     assert check(examples) == found
 
 
-def test_ties_are_broken_by_the_querys_own_order():
-    assert break_ties("SELECT a FROM (SELECT a FROM t ORDER BY a)", 1) == []
-    upwards, downwards = break_ties("SELECT a, b FROM t ORDER BY c LIMIT 1;", 2)
-    assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1;"
-    assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1;"
+def test_ties_are_broken_by_the_querys_own_columns():
+    assert ties_broken("SELECT a FROM orders") == ties_broken("SELECT a FRO t ORDER BY a") == ()
+    upwards, downwards = ties_broken("SELECT a, b FROM t ORDER BY c LIMIT 1;")
+    assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1"
+    assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1"
