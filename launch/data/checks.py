@@ -139,7 +139,7 @@ def check_sets(
     for name in sources:
         with progress_bar(f"reading {name}"):
             pools[name] = Pool(sources[name], _everything(job, sources[name]))
-    most = sum(len(pool.table) for pool in pools.values())
+    most = sum(pool.total for pool in pools.values())
     with process_pool(partial(open_inspector, job), job.executor, most=most) as do:
         for name, pool in pools.items():
             issues, done = Counter[str](), 0
@@ -152,9 +152,9 @@ def check_sets(
                         if {*checked.issues} - {"scalar"}:
                             write(_line(checked))
                     done += len(batch)
-                    update(done, len(pool.table), "")
+                    update(done, pool.total, "")
             told = ", ".join(f"{count:,} {issue}" for issue, count in sorted(issues.items()))
-            yield f"{name}: {done:,} of {len(pool.table):,} questions checked: {told or 'all well'}"
+            yield f"{name}: {done:,} of {pool.total:,} questions checked: {told or 'all well'}"
 
 
 def _everything(job: JobConfig, source: SourceConfig) -> DataConfig:

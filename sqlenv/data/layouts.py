@@ -189,16 +189,6 @@ def is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113
 
 
-def check_open(folder: Path) -> None:
-    """Refuse a folder that may not be read: what is there would look missing."""
-    if not _is_open(folder):
-        raise UserError(f"{folder}: this folder may not be read; allow it, or copy it")
-
-
-def _is_open(folder: Path) -> bool:
-    return os.access(folder, os.R_OK | os.X_OK)
-
-
 def locate(source: SourceConfig) -> Location:
     """Find a source's files in its folder: OmniSQL's place first, the folder itself, then the
     folders in it, of which only one may hold them.
@@ -210,7 +200,6 @@ def locate(source: SourceConfig) -> Location:
     if not source.path.is_dir():
         what = "is a file, not a data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
-    check_open(source.path)
     near, inside = _searched(source)
     # A file of one's own may lie away from the databases.
     elsewhere = ((), (*near, *inside)) if source.file else ((),)
@@ -296,8 +285,8 @@ def _nothing_found(source: SourceConfig) -> str:
 
 
 def _searched(source: SourceConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """List the folders that may hold a source, and the folders in its own that may be read."""
+    """List the folders that may hold a source, and the folders in its own."""
     root = source.path
-    inside = tuple(path for path in sorted(root.glob("*/")) if path.is_dir() and _is_open(path))
+    inside = tuple(path for path in sorted(root.glob("*/")) if path.is_dir())
     # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
     return (root / DATASETS[source.layout].omnisql, root), inside

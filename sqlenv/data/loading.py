@@ -78,7 +78,10 @@ def open_pools(
 ) -> list[Pool]:
     """Open the sources of a mixture."""
     db = open_tables()
-    return [Pool(source, config, check, accept, advice, db) for source in config.sources]
+    return [
+        Pool(source, config, check, accept=accept, advice=advice, db=db)
+        for source in config.sources
+    ]
 
 
 def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:

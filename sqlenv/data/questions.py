@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,56 +53,25 @@ def open_tables() -> apsw.Connection:
     return db
 
 
-class QuestionTable:
-    """The table of a source's questions, in a database that the sources of a mixture share.
+def attach(db: apsw.Connection, files: tuple[Path, ...], layout: Layout) -> str:
+    """Attach the table of a source's questions, and return its name; it is made first where the
+    cache lacks it.
 
-    `name` is what SQL calls the table.
+    Raises:
+        UserError: A record is broken, or not as the layout says.
     """
+    key = content_key("questions", _VERSION, layout, [fingerprint(file) for file in files])
+    path = shared_cache().made_file(key, partial(_write, files, layout))
+    schema = f"source_{len(db.db_names())}"
+    db.execute(f"ATTACH ? AS {schema}", (str(path),))
+    return f"{schema}.question"
 
-    def __init__(self, db: apsw.Connection, files: tuple[Path, ...], layout: Layout) -> None:
-        """Attach a table; it is made first where the cache lacks it.
 
-        Raises:
-            UserError: A record is broken, or not as the layout says.
-        """
-        self.db, self.files, self.layout = db, files, layout
-        key = content_key("questions", _VERSION, layout, [fingerprint(file) for file in files])
-        path = shared_cache().made_file(key, partial(_write, files, layout))
-        schema = f"source_{len(db.db_names())}"
-        db.execute(f"ATTACH ? AS {schema}", (str(path),))
-        self.name = f"{schema}.question"
-
-    def __len__(self) -> int:
-        return self.number(f"SELECT count(*) FROM {self.name}")
-
-    def ask(self, sql: str, values: Any = None) -> list[Any]:
-        """Return the rows of a query, of whatever it has."""
-        return self.db.execute(sql, values).fetchall()
-
-    def number(self, sql: str, values: Any = None) -> int:
-        """Return the number that a query gives."""
-        return self.ask(sql, values)[0][0]
-
-    def databases(self) -> list[str]:
-        """List the names of all databases."""
-        return [name for (name,) in self.ask(f"SELECT DISTINCT db_id FROM {self.name}")]
-
-    def records(self, positions: Iterable[int]) -> Iterator[tuple[int, Path, int, QuestionRecord]]:
-        """Read some records, in the order of the files: each with its position, its file and its
-        number there.
-        """
-        rows = self.ask(
-            f"SELECT file, position, number, start, length FROM {self.name} "
-            "WHERE position IN (SELECT value FROM json_each(?)) ORDER BY position",
-            (json.dumps([*positions]),),
-        )
-        for place, own in groupby(rows, key=itemgetter(0)):
-            file = self.files[place]
-            with file.open("rb") as content:
-                for _, position, number, start, length in own:
-                    content.seek(start)
-                    record = json.loads(content.read(length).decode())
-                    yield position, file, number, read_question(self.layout, file, number, record)
+def read_again(layout: Layout, file: Path, number: int, start: int, length: int) -> QuestionRecord:
+    """Read a record at its place in a file."""
+    with file.open("rb") as content:
+        content.seek(start)
+        return read_question(layout, file, number, json.loads(content.read(length).decode()))
 
 
 def _write(files: tuple[Path, ...], layout: Layout, path: Path) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import apsw
 
 from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
-from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate
-from sqlenv.data.questions import QuestionTable, level_of, open_tables
+from sqlenv.data.layouts import DATASETS, is_file, locate
+from sqlenv.data.questions import attach, level_of, open_tables, read_again
 from sqlenv.data.records import QuestionRecord
-from sqlenv.dialects import NAMES, run_many, transpile
+from sqlenv.dialects import NAMES, run_many
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Result, SqlError, Table, describe_failure
+from sqlenv.types import Example, Result, Table, describe_failure
 
 BATCH = 256
 """Questions that are checked at a time: the results of their gold queries are held together."""
@@ -28,11 +29,8 @@ _NAMED_FAILURES = 3
 MISSING_DATABASE = "missing database"
 OTHER_ENGINE = "not for SQLite"
 OTHER_KIND = "of other levels or styles"
-NOT_TRANSPILED = "not transpiled to SQLite"
 EXCLUDED_DATABASE = "in exclude_databases"
-UNUSABLE = frozenset(
-    {MISSING_DATABASE, OTHER_ENGINE, OTHER_KIND, NOT_TRANSPILED, EXCLUDED_DATABASE}
-)
+UNUSABLE = frozenset({MISSING_DATABASE, OTHER_ENGINE, OTHER_KIND, EXCLUDED_DATABASE})
 """Issues of questions that no job can ask."""
 
 
@@ -71,7 +69,6 @@ _FIRST = """(SELECT min(position) AS position, db_id, text, lot FROM candidate
 _BY_SEED = "(lot * :factor + :summand) % 2147483647, position"
 
 
-@dataclass(slots=True)
 class Pool:
     """Questions of one source that may be used, drawn one after the other.
 
@@ -80,46 +77,53 @@ class Pool:
     sample contains a smaller one.
 
     Attributes:
-        check: Looks at gold queries; None trusts them all.
-        accept: Which databases' questions may be used at all.
-        advice: What to do about a missing database, but unpacking it.
-        db: Where the tables of a mixture's sources are, and what came before in other ones.
-        drops: Issues that leave a question out; by default those that the config names, and
-            whatever keeps a query from being run.
-        waiting: The table of those that may be drawn, in order; `size` questions, of which `taken`
-            are drawn.
         found: How many questions have each issue, left out or not.
-        checked, kept: How many gold queries were executed, and how many questions drawn.
-        failures: The first gold queries that fail or cannot be transpiled, and why.
+        size, taken, kept: How many may be drawn, were drawn, and stayed.
+        checked: How many gold queries were executed.
+        failures: The first gold queries that fail, and why.
     """
 
-    source: SourceConfig
-    config: DataConfig
-    check: Check | None = None
-    accept: Accept = lambda _db_id: True
-    advice: str = ""
-    db: apsw.Connection = field(default_factory=open_tables)
-    drops: frozenset[str] = frozenset()
-    corrections: Corrections | None = field(default=None, init=False)
-    location: Location = field(init=False)
-    table: QuestionTable = field(init=False)
-    waiting: str = field(init=False)
-    size: int = field(init=False)
-    taken: int = 0
-    found: Counter[str] = field(default_factory=Counter)
-    checked: int = 0
-    kept: int = 0
-    failures: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        source: SourceConfig,
+        config: DataConfig,
+        check: Check | None = None,
+        *,
+        accept: Accept = lambda _db_id: True,
+        advice: str = "",
+        db: apsw.Connection | None = None,
+        drops: frozenset[str] = frozenset(),
+    ) -> None:
+        """Find the questions.
 
-    def __post_init__(self) -> None:
-        self.location = locate(self.source)
-        self.table = QuestionTable(self.db, self.location.files, self.source.layout)
-        self.drops = self.drops or UNUSABLE.union(self.config.exclude)
-        if self.source.corrections:
-            corrections = read_corrections(self.source.corrections)
-            corrections.check(example for _, example in self._read(range(len(self.table))))
-            self.corrections = corrections
-        self.waiting = self.table.name.replace(".question", "_waiting")
+        Args:
+            source: The data set.
+            config: The mixture that it is part of.
+            check: Looks at gold queries; None trusts them all.
+            accept: Which databases' questions may be used at all.
+            advice: What to do about a missing database, but unpacking it.
+            db: Where the tables of a mixture's sources are, and what came before in other ones.
+            drops: Issues that leave a question out; by default those that the config names, and
+                whatever keeps a query from being run.
+
+        Raises:
+            UserError: A database is missing, and its questions are not to be left out.
+        """
+        self.source, self._config, self._check = source, config, check
+        self._accept, self._advice = accept, advice
+        self._drops = drops or UNUSABLE.union(config.exclude)
+        self._db = db or open_tables()
+        self.location = locate(source)
+        self._table = attach(self._db, self.location.files, source.layout)
+        self._waiting = self._table.replace(".question", "_waiting")
+        self.total = self._count(self._table)
+        self._corrections: Corrections | None = None
+        if source.corrections:
+            corrections = read_corrections(source.corrections)
+            corrections.check(example for _, example in self._read(range(self.total)))
+            self._corrections = corrections
+        self.found, self.failures = Counter[str](), list[str]()
+        self.taken = self.checked = self.kept = 0
         self.size = self._find()
 
     @property
@@ -144,13 +148,13 @@ class Pool:
         issues = "".join(f", {count:,} {issue}" for issue, count in sorted(self.found.items()))
         checks = f", {self.checked:,} golds executed" if self.checked else ""
         failures = f" ({'; '.join(self.failures)})" if self.failures else ""
-        counts = f"{self.kept:,} of {len(self.table):,} questions"
+        counts = f"{self.kept:,} of {self.total:,} questions"
         return f"{self.name}: {counts}{checks}{issues}{failures}"
 
     def count_by_database(self) -> Counter[str]:
         """Count the questions that are not drawn yet by the names of their databases."""
-        sql = f"SELECT db_id, count(*) FROM {self.waiting} WHERE rowid > ? GROUP BY db_id"
-        return Counter(dict(self.table.ask(sql, (self.taken,))))
+        sql = f"SELECT db_id, count(*) FROM {self._waiting} WHERE rowid > ? GROUP BY db_id"
+        return Counter(dict(self._ask(sql, (self.taken,))))
 
     def draw(self, count: int | None = None) -> Iterator[tuple[int, Example]]:
         """Draw so many questions that may stay, or as many as there are, with their positions.
@@ -160,81 +164,90 @@ class Pool:
         bounds = (count, self.source.limit and self.source.limit - self.kept)
         wanted = min((bound for bound in bounds if bound is not None), default=self.left)
         while wanted and self.left:
-            sql = f"SELECT position FROM {self.waiting} WHERE rowid > ? ORDER BY rowid LIMIT ?"
-            rows = self.table.ask(sql, (self.taken, min(wanted, BATCH)))
+            sql = f"SELECT position FROM {self._waiting} WHERE rowid > ? ORDER BY rowid LIMIT ?"
+            rows = self._ask(sql, (self.taken, min(wanted, BATCH)))
             self.taken += len(rows)
             for question in self._sound([position for (position,) in rows]):
                 wanted -= 1
                 yield question
 
     def _find(self) -> int:
-        """Make the table of the questions that may be drawn; count them, and the others by issue.
-
-        Raises:
-            UserError: A database is missing, and its questions are not to be left out.
-        """
-        rng = Random(f"{self.config.seed} {self.name}")
-        names = self.table.databases()
+        """Make the table of those that may be drawn; count them, and the others by issue."""
+        rng = Random(f"{self._config.seed} {self.name}")
+        names = [name for (name,) in self._ask(f"SELECT DISTINCT db_id FROM {self._table}")]
         lists = {
-            "excluded": self.config.exclude_databases,
+            "excluded": self._config.exclude_databases,
             "levels": self.source.levels,
             "styles": self.source.exclude_styles,
             "dialects": ["", *NAMES],
             "there": [name for name in names if self.location.database(name)],
-            "accepted": [name for name in names if self.accept(name)],
-            "drops": [*self.drops],
+            "accepted": [name for name in names if self._accept(name)],
+            "drops": [*self._drops],
         }
         numbers = {"factor": rng.randrange(1, _PRIME), "summand": rng.randrange(_PRIME)}
         values = {name: json.dumps(given) for name, given in lists.items()} | numbers
-        judged = _JUDGED.format(table=self.table.name)
-        counts = f"{judged} SELECT issue, count(*) FROM judged WHERE issue <> '' GROUP BY issue"
-        self.found.update(dict(self.table.ask(counts, values)))
-        if self.found[MISSING_DATABASE] and not self.config.drop_missing_database:
-            missing = f"{judged} SELECT min(position) FROM judged WHERE issue = 'missing database'"
-            raise self._no_database(self.table.number(missing, values))
-        source = _FIRST if "duplicate" in self.drops else "candidate"
-        order = _BY_SEED if self.source.limit or self.config.total else "position"
-        self.db.execute(
-            f"CREATE TABLE {self.waiting} AS {judged} "
+        judged = _JUDGED.format(table=self._table)
+        counts = f"{judged} SELECT issue, count(*), min(position) FROM judged GROUP BY issue"
+        for issue, count, first in self._ask(f"{counts} HAVING issue <> ''", values):
+            self.found[issue] += count
+            if issue == MISSING_DATABASE and not self._config.drop_missing_database:
+                raise self._no_database(first)
+        source = _FIRST if "duplicate" in self._drops else "candidate"
+        order = _BY_SEED if self.source.limit or self._config.total else "position"
+        self._db.execute(
+            f"CREATE TABLE {self._waiting} AS {judged} "
             f"SELECT position, db_id, text FROM {source} ORDER BY {order}",
             values,
         )
-        size = self.table.number(f"SELECT count(*) FROM {self.waiting}")
-        if "duplicate" in self.drops:
-            every = self.table.number(f"{judged} SELECT count(*) FROM candidate", values)
+        size = self._count(self._waiting)
+        if "duplicate" in self._drops:
+            ((every,),) = self._ask(f"{judged} SELECT count(*) FROM candidate", values)
             self.found["duplicate"] += every - size
-            self.db.execute(f"INSERT INTO seen SELECT text FROM {self.waiting}")
+            self._db.execute(f"INSERT INTO seen SELECT text FROM {self._waiting}")
         return size
+
+    def _ask(self, sql: str, values: Any = None) -> list[Any]:
+        return self._db.execute(sql, values).fetchall()
+
+    def _count(self, table: str) -> int:
+        return self._ask(f"SELECT count(*) FROM {table}")[0][0]
 
     def _read(self, positions: Iterable[int]) -> Iterator[tuple[int, Example]]:
         """Read questions as they are corrected, in the order of their positions."""
-        for position, file, number, record in self.table.records(positions):
-            example = self._example(file, number, record)
-            yield position, self.corrections.lay(example) if self.corrections else example
+        rows = self._ask(
+            f"SELECT position, file, number, start, length FROM {self._table} "
+            "WHERE position IN (SELECT value FROM json_each(?)) ORDER BY position",
+            (json.dumps([*positions]),),
+        )
+        for position, file, number, *place in rows:
+            path = self.location.files[file]
+            record = read_again(self.source.layout, path, number, *place)
+            example = self._example(path, number, record)
+            yield position, self._corrections.lay(example) if self._corrections else example
 
     def _sound(self, positions: Sequence[int]) -> Iterator[tuple[int, Example]]:
         """Look at the gold queries of some questions, and pass on those that may stay."""
         read = dict(self._read(positions))
-        found = {position: _look(read[position]) for position in positions}
-        if self.check is not None:
-            asked = [at for at, one in found.items() if one.example.gold_sql and not one.issues]
+        found = {position: Checked(read[position]) for position in positions}
+        if self._check is not None:
+            asked = [position for position in positions if read[position].gold_sql]
             self.checked += len(asked)
-            found |= zip(asked, self.check([read[position] for position in asked]), strict=True)
+            found |= zip(asked, self._check([read[position] for position in asked]), strict=True)
         for position, one in found.items():
             self.found.update(one.issues)
-            if {NOT_TRANSPILED, "failing"}.intersection(one.issues):
+            if "failing" in one.issues:
                 self._refuse_correction(one)
                 if len(self.failures) < _NAMED_FAILURES:
                     self.failures.append(f"{one.example.id}: {one.note}")
-            if self.drops.isdisjoint(one.issues):
+            if self._drops.isdisjoint(one.issues):
                 self.kept += 1
                 yield position, one.example
 
     def _refuse_correction(self, checked: Checked) -> None:
         """Refuse a corrected gold query that fails: nothing is corrected by it."""
         example = checked.example
-        if self.corrections and example.question_id in self.corrections.by_id:
-            where = self.corrections.place(example)
+        if self._corrections and example.question_id in self._corrections.by_id:
+            where = self._corrections.place(example)
             raise UserError(f"{where}: its gold query fails ({checked.note}); correct it")
 
     def _example(self, file: Path, number: int, asked: QuestionRecord) -> Example:
@@ -262,19 +275,11 @@ class Pool:
         )
 
     def _no_database(self, position: int) -> UserError:
-        for folder in self.location.databases:
-            check_open(folder)
-        ((_, file, number, record),) = self.table.records([position])
-        expected = self.location.databases[0] / record.db_id / f"{record.db_id}.sqlite"
-        where = f"{file}: record {number} needs it"
-        return UserError(f"{expected} is not there, but {where}; unpack it, or {self.advice}")
-
-
-def _look(example: Example) -> Checked:
-    """Look at a gold query without running it."""
-    if isinstance(no := transpile(example.gold_sql, example.dialect), SqlError):
-        return Checked(example, (NOT_TRANSPILED,), no.message)
-    return Checked(example)
+        sql = f"SELECT file, number, db_id FROM {self._table} WHERE position = ?"
+        ((file, number, db_id),) = self._ask(sql, (position,))
+        expected = self.location.databases[0] / db_id / f"{db_id}.sqlite"
+        where = f"{self.location.files[file]}: record {number} needs it"
+        return UserError(f"{expected} is not there, but {where}; unpack it, or {self._advice}")
 
 
 def by_running(executor: Executor | None) -> Check | None:

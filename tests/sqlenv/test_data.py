@@ -125,7 +125,7 @@ def test_bad_golds_are_counted_and_dropped_by_name(spider_folder, runner, drops,
     pool = data.pools[0]
     assert pool.found == {"failing": 1, "empty": 1, "blank": 1, "scalar": 1}
     # The blank one is never executed.
-    assert (len(pool.table), pool.checked, pool.kept) == (5, 4, len(kept))
+    assert (pool.total, pool.checked, pool.kept) == (5, 4, len(kept))
     assert "spider/dev/1: no such column: nme" in data.lines()[0]
 
 
@@ -209,7 +209,7 @@ def test_a_large_file_is_sampled_in_little_memory(tmp_path):
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(data.pools[0].table) == 4_000
+    assert data.pools[0].total == 4_000
     assert peak_bytes < 6_000_000 < size_bytes / 4  # 4 MB to copy the table into the cache
     # An even sample: its mean position is within four standard errors of the middle.
     positions = [int(name.rsplit("/", 1)[1]) for name in ids(data)]
@@ -240,7 +240,7 @@ def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypa
     assert len(read) == 20
     # Another file of the same name is another one.
     path.write_text(json.dumps(records[:30]), encoding="utf-8")
-    assert len(load_one(tmp_path, "synsql").pools[0].table) == 30
+    assert load_one(tmp_path, "synsql").pools[0].total == 30
 
 
 # The real files.
