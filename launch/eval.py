@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launch.config import JobConfig
-    from launch.evaluation.models import Source
+    from launch.evaluation.answers import Source
     from launch.evaluation.questions import QuestionSet
     from launch.evaluation.results import Report
     from sqlenv.types import Example
@@ -170,7 +170,6 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     """Find whose answers are judged: those in a file, of an endpoint, or of a policy of ours."""
     from launch.config import load_config
     from launch.data.preflight import check_data
-    from launch.evaluation.models import CheckpointSource, EndpointSource, FileSource
     from launch.evaluation.results import ModelFacts
     from launch.policy import PLAIN, find_policy, find_subject
 
@@ -195,9 +194,13 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     check_data(config, split)
     name = (given.model or "").replace("/", "-")  # names the folder too
     if given.predictions:
+        from launch.evaluation.predictions import FileSource
+
         facts = ModelFacts(name or given.predictions.stem)
         return FileSource(config, decode, facts, given.predictions, every), split
     if given.endpoint and given.model:
+        from launch.evaluation.endpoint import EndpointSource
+
         if config.env.kind == "agentic" and config.evaluation.episode == "agentic":
             raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
         config = config.for_untrained()
@@ -205,6 +208,8 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         return EndpointSource(config, decode, facts, given.endpoint), split
     policy = find_policy(config, given.checkpoint)
     accelerator = cli.use_accelerator(given.accel)
+    from launch.evaluation.sampling import CheckpointSource
+
     return CheckpointSource.of(config, decode, policy, accelerator), split
 
 

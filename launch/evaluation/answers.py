@@ -1,23 +1,33 @@
-"""Answers: how many replies a question gets, what became of them, and the file that keeps them."""
+"""Answers: whose they are, how many replies a question gets, what became of them, and the file that
+keeps them.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from launch.files import ANSWERS
 from minirl.exchange import UserError
 from minirl.run.files import keep_lines, naming
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Answer, Example, Wrapping
+from sqlenv.types import Answer, Example, Observation, Wrapping
+
+if TYPE_CHECKING:
+    from launch.build import SqlSide
+    from launch.config import JobConfig, Split
+    from launch.evaluation.results import ModelFacts
+    from minirl.model.tokenizer import ChatTokenizer
+    from minirl.types import Progress
 
 VOTE_TIMEOUT_S = 10.0
 """OmniSQL gives a sample 10 seconds to return its vote."""
@@ -343,3 +353,58 @@ def hint(unread: Sequence[str], wrapping: Wrapping) -> str:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return repr(line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…")
+
+
+SourceOutput = tuple[Sequence[Sampled], Mapping[str, Any]]
+"""What a source gives to all questions, and what it says of its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source(ABC):
+    """Whoever answers."""
+
+    config: JobConfig
+    decode: Decode
+    facts: ModelFacts
+    is_asked: ClassVar[bool] = True
+    """Whether answers take time or money, and are kept."""
+
+    @property
+    def is_judge(self) -> bool:
+        """Tell whether the model judges queries of its own."""
+        return self.decode.kind == "judge"
+
+    def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
+        """Read the questions that are asked."""
+        return sql.examples(split, limit=self.config.evaluation.of(split))
+
+    def prompt(self, example: Example, sql: SqlSide) -> Observation:
+        """Put a question as the model is shown it."""
+        return (sql.prompts.single_turn if self.is_judge else sql.evaluation_prompt)(example)
+
+    @property
+    def folder(self) -> Path | None:
+        """Return the model's folder, if it is here."""
+        return None
+
+    def tokenizer(self) -> ChatTokenizer | None:
+        """Return the model's tokenizer, if it is here."""
+        return None
+
+    @abstractmethod
+    def answers(
+        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
+    ) -> SourceOutput:
+        """Answer the questions, or what is left of them; a `UserError` if the model cannot."""
+
+    @abstractmethod
+    def deciding(self) -> Mapping[str, Any]:
+        """List what decides the answers, beside the questions and the decoding."""
+
+    def settings(self, data: str) -> Mapping[str, Any]:
+        """List what decides the answers: an evaluation goes on where these are the same."""
+        return {"split": data, "decode": self.decode.name, **self.deciding()}
+
+    def _of_job(self, **sections: Any) -> dict[str, Any]:
+        used = {"seed": True, "data": True, "prompt": True, "executor": True, **sections}
+        return self.config.model_dump(mode="json", include=used)

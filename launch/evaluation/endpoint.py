@@ -10,20 +10,40 @@ import json
 import logging
 import os
 import re
-import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from launch.config import EndpointConfig
-from launch.evaluation.answers import AnswerFile, End
+from launch.evaluation.answers import (
+    FIRST,
+    AnswerFile,
+    End,
+    Outcomes,
+    Sampled,
+    Source,
+    SourceOutput,
+    hint,
+    look,
+)
 from launch.files import short
 from minirl.exchange import UserError, broken, reply_text
+from rewards import verbal
 from rewards.verbal import ReplyRequest
-from sqlenv.types import Observation
+from sqlenv.dialects import run_many
+from sqlenv.sql.answers import answer_of
+from sqlenv.types import Example, Observation, Result, Wrapping
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launch.build import SqlSide
+    from minirl.types import Progress
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
@@ -53,17 +73,6 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRequest:
-    """One call of a model: what the answer is for, and the seed, which names the random stream,
-    since the same question is asked many times.
-    """
-
-    kind: str
-    messages: Observation
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelResponse:
     """A model's reply: its text and how it ended, or None and why there is none (`refusal`)."""
 
@@ -74,12 +83,41 @@ class ModelResponse:
     end: End = "stop"
 
 
+@dataclass(frozen=True, slots=True)
+class PaidAnswer:
+    """A line of `answers.jsonl` of an endpoint: which request of which question, and the answer.
+
+    Attributes:
+        kind: What the answer is for, so that costs can be told apart; `number` counts those of one
+            kind and question.
+        prompt: Digest of the messages.
+    """
+
+    id: str
+    kind: str
+    number: int
+    prompt: str
+    answer: ModelResponse
+
+
+_AnswerKey = tuple[str, str, int, str]
+Play = Callable[[Example], Coroutine[Any, Any, Sampled]]
+"""Asks about a question, and returns what came of it."""
+
+
 class Endpoint:
-    """Asks over HTTP, `endpoint.parallel` requests at a time.
+    """Asks a model over HTTP what it has not answered before, `endpoint.parallel` requests at a
+    time.
 
     The `openai` client waits, and repeats what fails and may pass (408, 409, 429, 5xx, no
     connection). A request at which the server still fails, or to which it gives no completion, has
-    no answer, and the others go on: it may be the request's fault.
+    no answer, and the others go on: it may be the request's fault. That costs nothing, and is known
+    until the end of the process only. Queries are looked for by the wrapping.
+
+    Attributes:
+        cost: Calls and tokens by kind of request, thinking included; whoever answers may not count
+            tokens.
+        unread: Replies that were to hold a query, and hold none.
     """
 
     def __init__(
@@ -87,74 +125,153 @@ class Endpoint:
         url: str,
         model: str,
         config: EndpointConfig,
+        file: AnswerFile,
         *,
+        seed: int = 0,
         top_p: float = 1.0,
         template: Mapping[str, Any] | None = None,
+        wrapping: Wrapping = "any",
     ) -> None:
         self._openai: Any = import_module("openai")  # of an extra, which launch.eval looks for
-        self._url, self._model, self._config = url, model, config
+        self._url, self._model, self._config, self._seed = url, model, config, seed
         self._top_p, self._template = top_p if top_p < 1 else None, template
+        self._wrapping: Wrapping = wrapping
+        self._file, self._known = file, dict[_AnswerKey, ModelResponse]()
         self._warned: set[str] = set()
         self._limit = _LIMITS[0]
         self._failures = 0  # in a row
-        self._is_stopped = False
+        self._lost: defaultdict[str, list[ModelResponse]] = defaultdict(list)
+        self._first: list[Outcomes] = []
+        self._begun, self._looked, self._is_stopped = count(1), asyncio.Event(), False
+        self.cost: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.unread: list[str] = []
+        for one in file.lines(PaidAnswer):
+            self._known[one.id, one.kind, one.number, one.prompt] = one.answer
+            self._pay(one.kind, one.answer)
 
-    def answer(
-        self,
-        requests: Sequence[ModelRequest],
-        record: Callable[[ModelRequest, ModelResponse], None],
-    ) -> None:
-        """Ask, and record every answer as it arrives; at an interruption those under way, too,
-        which are paid for.
+    def run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
+        """Play for all questions at once; at an interruption the calls under way, which are paid
+        for, still end.
 
         Raises:
-            UserError: The endpoint is not there, takes no request, or keeps failing.
+            UserError: The endpoint is not there, or keeps failing; none of the first requests of a
+                kind has an answer, or none of the first replies a query.
         """
-        if requests:
-            asyncio.run(self._answer_all(requests, record))
+        return asyncio.run(self._run(examples, play, show))
 
-    async def _answer_all(
-        self,
-        requests: Sequence[ModelRequest],
-        record: Callable[[ModelRequest, ModelResponse], None],
-    ) -> None:
-        room = asyncio.Semaphore(self._config.parallel)
-        client = self._client()
+    async def _run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
+        self._room, done = asyncio.Semaphore(self._config.parallel), count(1)
+        plays = asyncio.Semaphore(self._config.parallel)
 
-        async def ask(request: ModelRequest) -> None:
-            async with room:
-                if self._is_stopped:
-                    return
-                try:
-                    answer = await self._call(client, request)
-                    record(request, answer)
-                    self._failures = self._failures + 1 if answer.end == "failed" else 0
-                    if self._failures >= _MOST_FAILURES:
-                        raise self._given_up(answer.refusal)
-                except BaseException:
-                    self._is_stopped = True
-                    raise
+        async def played(example: Example) -> Sampled:
+            async with plays:
+                self._check_running()
+                found = await play(example)
+            written = sum(cost["completion_tokens"] for cost in self.cost.values())
+            show(next(done), len(examples), f"{written:,} tokens written")
+            return found
 
-        loop, is_interrupted = asyncio.get_running_loop(), False
-
-        def stop() -> None:
-            nonlocal is_interrupted
-            self._is_stopped = is_interrupted = True
-            loop.remove_signal_handler(signal.SIGINT)  # the next one ends it at once
-            seconds = self._config.timeout_s
-            said = "calls under way end, in %g s at most; interrupt again not to wait for them"
-            _log.warning(said, seconds)
-
-        loop.add_signal_handler(signal.SIGINT, stop)
-        try:
-            async with client:
-                ends = await asyncio.gather(*map(ask, requests), return_exceptions=True)
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-        if is_interrupted:
-            raise KeyboardInterrupt
-        for error in filter(None, ends):
+        async with self._client() as self._http:
+            tasks = [asyncio.create_task(played(example)) for example in examples]
+            try:
+                await asyncio.wait(tasks)
+            except asyncio.CancelledError:  # an interruption; asyncio ends all at the next one
+                self._stop()
+                seconds = self._config.timeout_s
+                said = "calls under way end, in %g s at most; interrupt again not to wait for them"
+                _log.warning(said, seconds)
+                await asyncio.wait(tasks)
+                raise
+        errors = [one.exception() for one in tasks if not one.cancelled()]
+        for error in filter(None, errors):
             raise error
+        for kind in self._lost:
+            self._check_answered(kind)
+        return [one.result() for one in tasks]
+
+    async def ask(self, name: str, requests: Sequence[ReplyRequest]) -> list[ModelResponse]:
+        """Return the answers to what is asked about a question, which is given by its name."""
+        calls = (self._answer(name, request) for request in requests)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in found if isinstance(one, ModelResponse)]
+
+    async def _answer(self, name: str, request: ReplyRequest) -> ModelResponse:
+        """Answer a request; the others wait until the first replies with queries are looked at."""
+        is_reply = request.kind == "generate"
+        said = [(message.role, message.content) for message in request.messages]
+        key = (name, request.kind, request.number, short(json.dumps(said).encode()))
+        try:
+            if is_reply and next(self._begun) > FIRST:
+                await self._looked.wait()
+            if key not in self._known:
+                async with self._room:
+                    self._check_running()
+                    self._keep(key, await self._call(key, request.messages))
+            if is_reply:
+                self._look(self._known[key])
+        except BaseException:
+            self._stop()
+            raise
+        return self._known[key]
+
+    def _check_running(self) -> None:
+        if self._is_stopped:
+            raise asyncio.CancelledError
+
+    def _stop(self) -> None:
+        """Let no other call begin."""
+        self._is_stopped = True
+        self._looked.set()
+
+    def _keep(self, key: _AnswerKey, answer: ModelResponse) -> None:
+        self._known[key] = answer
+        self._failures = self._failures + 1 if answer.end == "failed" else 0
+        if self._failures >= _MOST_FAILURES:
+            raise self._given_up(answer.refusal)
+        if answer.text is not None:
+            self._file.append([PaidAnswer(*key, answer)])
+            self._pay(key[1], answer)
+            return
+        self._lost[key[1]].append(answer)
+        if len(self._lost[key[1]]) == FIRST:
+            self._check_answered(key[1])
+
+    def _pay(self, kind: str, answer: ModelResponse) -> None:
+        tokens = {name: getattr(answer, name) for name in ("prompt_tokens", "completion_tokens")}
+        self.cost[kind].update({"calls": 1, **tokens})
+
+    def _check_answered(self, kind: str) -> None:
+        """Raise a `UserError` if no request of a kind has an answer so far."""
+        if kind not in self.cost:
+            first = self._lost[kind][0]
+            what = "failed" if first.end == "failed" else "was refused"
+            longer = "; lower endpoint.max_tokens, or serve a longer context"
+            advice = longer if first.end == "too_long" else ""
+            raise UserError(f"every {kind} request {what}: {first.refusal}{advice}")
+
+    def outcome(self, answer: ModelResponse) -> Outcomes:
+        """Tell what became of an answer that is to hold a query."""
+        return Outcomes.of(
+            answer_of(answer.text or "", self._wrapping).sql,
+            answer.end,
+            prompt_tokens=answer.prompt_tokens,
+            reply_tokens=answer.completion_tokens,
+        )
+
+    def _look(self, answer: ModelResponse) -> None:
+        """Count a reply that is to hold a query, and look at the first ones."""
+        outcome = self.outcome(answer)
+        if answer.text and outcome.no_query:
+            self.unread.append(answer.text)
+        self._first.append(outcome)
+        if len(self._first) == FIRST:
+            limit = f"endpoint.max_tokens={self._config.max_tokens}"
+            first = Outcomes.total(self._first)
+            look(first, self.unread, self._wrapping, limit=limit, stops=True)
+            self._looked.set()
 
     def _client(self) -> Any:
         """Make the client, which takes the environment's proxies but for servers of this host."""
@@ -172,16 +289,16 @@ class Endpoint:
                 f"SSL_CERT_FILE, ...) cannot be used: {_brief(error)}"
             ) from None
 
-    async def _call(self, client: Any, request: ModelRequest) -> ModelResponse:
+    async def _call(self, key: _AnswerKey, messages: Observation) -> ModelResponse:
         end: End = "failed"
-        limit = self._limit
+        limit, body = self._limit, self._body(key, messages)
         try:
-            return self._read(await client.chat.completions.create(**self._body(request)))
+            return self._read(await self._http.chat.completions.create(**body))
         except self._openai.APIStatusError as error:
             end, problem = self._status(error)
             if end == "refused" and limit == _LIMITS[0] and re.search(rf"\b{limit}\b", problem):
                 self._limit = _LIMITS[1]
-                return await self._call(client, request)
+                return await self._call(key, messages)
         except self._openai.OpenAIError as error:  # no connection, or out of time
             raise self._given_up(_brief(error)) from None
         except (ValueError, RecursionError) as error:  # no completion, though all went well
@@ -213,18 +330,19 @@ class Endpoint:
             "answers so far are kept: run the same command again to resume"
         )
 
-    def _body(self, request: ModelRequest) -> dict[str, Any]:
+    def _body(self, key: _AnswerKey, messages: Observation) -> dict[str, Any]:
         config = self._config
+        # The same question is asked many times: the seed names the random stream.
+        stream = f"{self._seed} {' '.join(map(str, key[:3]))}"
+        seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
         optional = {
             "temperature": config.temperature,
             "top_p": self._top_p,
-            "seed": request.seed if config.send_seed else None,
+            "seed": seed if config.send_seed else None,
         }
         return {
             "model": self._model,
-            "messages": [
-                {"role": m.role, "content": _sound(broken(m.content))} for m in request.messages
-            ],
+            "messages": [{"role": m.role, "content": _sound(broken(m.content))} for m in messages],
             self._limit: config.max_tokens,
             **{name: value for name, value in optional.items() if value is not None},
             **({"extra_body": {"chat_template_kwargs": self._template}} if self._template else {}),
@@ -261,95 +379,84 @@ class Endpoint:
             _log.warning("%s: %s", self._url, problem)
 
 
+# How calls are made may change between two starts.
+_MANNERS = {"parallel", "timeout_s", "retries"}
+_COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
+
+
 @dataclass(frozen=True, slots=True)
-class PaidAnswer:
-    """A line of `answers.jsonl` of an endpoint: which request of which question, and the answer.
+class EndpointSource(Source):
+    """A model behind an endpoint; every answer is paid for once.
 
-    Attributes:
-        kind: What the answer is for, so that costs can be told apart; `number` counts those of one
-            kind and question.
-        prompt: Digest of the messages.
+    Its temperature is that of the decoding unless that of the settings is null, where none is sent.
     """
 
-    id: str
-    kind: str
-    number: int
-    prompt: str
-    answer: ModelResponse
+    url: str
 
-
-_AnswerKey = tuple[str, str, int, str]
-
-
-class CachedClient:
-    """Asks a model only what it has not answered before.
-
-    A request without an answer costs nothing, and that is known until the end of the process only.
-    `cost` counts calls and tokens by kind of request, thinking included; whoever answers may not
-    count tokens.
-    """
-
-    def __init__(self, model: Endpoint, file: AnswerFile, *, seed: int) -> None:
-        self._model, self._file, self._seed = model, file, seed
-        self._known: dict[_AnswerKey, ModelResponse] = {}
-        self._reasons: dict[str, ModelResponse] = {}  # the first without a text of each kind
-        self.cost: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for one in file.lines(PaidAnswer):
-            self._known[one.id, one.kind, one.number, one.prompt] = one.answer
-            self._pay(one.kind, one.answer)
-
-    def answers(
-        self, wishes: Sequence[tuple[str, Sequence[ReplyRequest]]]
-    ) -> list[list[ModelResponse]]:
-        """Return the answers to what is asked about each question, which is given by its name."""
-        keys = [[self._key(name, ask) for ask in asks] for name, asks in wishes]
-        asked = {
-            self._request(key, ask): key
-            for each, (_, asks) in zip(keys, wishes, strict=True)
-            for key, ask in zip(each, asks, strict=True)
-            if key not in self._known
+    def deciding(self) -> Mapping[str, Any]:
+        """Name the model, whose server may move, and how it is asked; not how replies are read."""
+        calls = set(type(self.config.endpoint).model_fields) - _MANNERS
+        limits = set(type(self.config.evaluation).model_fields) - {"wrapping"}
+        return {
+            "endpoint": self.facts.model,
+            **self._of_job(endpoint=calls, evaluation=limits),
         }
 
-        def record(request: ModelRequest, answer: ModelResponse) -> None:
-            key = asked[request]
-            self._known[key] = answer
-            if answer.text is None:
-                self._reasons.setdefault(request.kind, answer)
-                return
-            self._file.append([PaidAnswer(*key, answer)])
-            self._pay(request.kind, answer)
+    def answers(
+        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
+    ) -> SourceOutput:
+        """Ask what has no answer yet."""
+        config, decode, calls = self.config, self.decode, self.config.endpoint
+        if not self.is_judge and calls.temperature is not None:
+            calls = calls.model_copy(update={"temperature": decode.temperature})
+        top_p = 1.0 if self.is_judge or not decode.temperature else decode.top_p
+        endpoint = Endpoint(
+            self.url, self.facts.model or "", calls, AnswerFile(out), seed=config.seed,
+            top_p=top_p, template=config.prompt.template, wrapping=config.answer_wrapping,
+        )  # fmt: skip
+        play = self._judged if self.is_judge else self._once
+        found = endpoint.run(examples, partial(play, endpoint, sql), show)
+        notes: dict[str, Any] = {"hint": hint(endpoint.unread, config.answer_wrapping)}
+        if self.is_judge:
+            choices = [one.choice or {} for one in found]
+            notes |= {name: sum(choice[name] for choice in choices) for name in _COUNTS}
+            notes["cost"] = {kind: dict(cost) for kind, cost in sorted(endpoint.cost.items())}
+        return found, notes
 
-        self._model.answer(list(asked), record)
-        return [[self._known[key] for key in each] for each in keys]
+    async def _once(self, endpoint: Endpoint, sql: SqlSide, example: Example) -> Sampled:
+        """Ask a question for all samples, each for itself."""
+        prompt = sql.prompts.single_turn(example)
+        asked = [ReplyRequest("generate", number, prompt) for number in range(self.decode.samples)]
+        answers = await endpoint.ask(example.id, asked)
+        return Sampled.of(
+            [answer_of(one.text or "", self.config.answer_wrapping) for one in answers],
+            ends=tuple(one.end for one in answers),
+            outcomes=Outcomes.total(map(endpoint.outcome, answers)),
+        )
 
-    @property
-    def written(self) -> int:
-        """Count the tokens of all answers."""
-        return sum(cost["completion_tokens"] for cost in self.cost.values())
+    async def _judged(self, endpoint: Endpoint, sql: SqlSide, example: Example) -> Sampled:
+        """Let the model write several queries, judge them, and take the best."""
 
-    @property
-    def refusal(self) -> str:
-        """Say of which kind no request has an answer, and why; empty where there is none."""
-        for kind, answer in self._reasons.items():
-            if kind not in self.cost:
-                what = "failed" if answer.end == "failed" else "was refused"
-                longer = "; lower endpoint.max_tokens, or serve a longer context"
-                advice = longer if answer.end == "too_long" else ""
-                return f"every {kind} request {what}: {answer.refusal}{advice}"
-        return ""
+        def execute(queries: Sequence[str]) -> Sequence[Result]:
+            return run_many(sql.executor.execute_many, [(example, query) for query in queries])
 
-    def _pay(self, kind: str, answer: ModelResponse) -> None:
-        tokens = {name: getattr(answer, name) for name in ("prompt_tokens", "completion_tokens")}
-        self.cost[kind].update({"calls": 1, **tokens})
-
-    def _key(self, name: str, ask: ReplyRequest) -> _AnswerKey:
-        said = [(message.role, message.content) for message in ask.messages]
-        return name, ask.kind, ask.number, short(json.dumps(said).encode())
-
-    def _request(self, key: _AnswerKey, ask: ReplyRequest) -> ModelRequest:
-        stream = f"{self._seed} {' '.join(map(str, key[:3]))}"
-        seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
-        return ModelRequest(ask.kind, ask.messages, seed)
+        task = verbal.Task(
+            prompt=sql.prompts.single_turn(example),
+            judge_prompt=partial(sql.prompts.judge, example),
+            extract=lambda text: answer_of(text, self.config.answer_wrapping).sql,
+            execute=execute,
+            name=example.id,
+        )
+        game = verbal.deliberate(task, self.config.endpoint, seed=self.config.seed)
+        asked, written = next(game), list[ModelResponse]()
+        while True:
+            answers = await endpoint.ask(example.id, asked)
+            written += answers if asked[0].kind == "generate" else ()
+            try:
+                asked = game.send([one.text for one in answers])
+            except StopIteration as end:
+                outcomes = Outcomes.total(map(endpoint.outcome, written))
+                return Sampled((end.value.sql,), choice=asdict(end.value), outcomes=outcomes)
 
 
 def _text(message: Any, content: Any) -> str:

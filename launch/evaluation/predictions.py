@@ -9,15 +9,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from launch.evaluation.answers import Decode
+from launch.data.preflight import sample_numbers
+from launch.evaluation.answers import Decode, Outcomes, Sampled, Source, SourceOutput
 from launch.evaluation.results import PREDICTIONS, QuestionVerdict
 from launch.files import read_text, write_text
 from minirl.exchange import UserError
 from sqlenv.sql.answers import answer_of, begins_query
 from sqlenv.sql.lexer import one_line
 from sqlenv.types import Example
+
+if TYPE_CHECKING:
+    from launch.build import SqlSide
+    from launch.config import Split
+    from minirl.types import Progress
 
 BIRD_MARK = "\t----- bird -----\t"
 """Stands between query and database in BIRD's file."""
@@ -47,6 +53,32 @@ def write_official(verdicts: Sequence[QuestionVerdict], folder: Path) -> None:
     write_text(folder / "predictions.sql", "\n".join(lines) + "\n")
     text = json.dumps(bird, indent=1, ensure_ascii=False)
     write_text(folder / "predictions_bird.json", text + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource(Source):
+    """A file of predictions; nobody knows how its model was asked."""
+
+    path: Path
+    every: tuple[Example, ...]
+    is_asked: ClassVar[bool] = False
+
+    def deciding(self) -> Mapping[str, Any]:
+        """Name the file."""
+        return {"predictions": str(self.path)}
+
+    def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
+        """Take all questions of the test set, or a sample."""
+        limit = self.config.evaluation.of(split)
+        numbers = sample_numbers(len(self.every), limit, seed=self.config.seed)
+        return tuple(self.every[number] for number in numbers)
+
+    def answers(
+        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
+    ) -> SourceOutput:
+        """Read the file."""
+        read = read_samples(self.path, self.every, self.decode, asked=examples)
+        return [Sampled(one, outcomes=Outcomes.total(map(Outcomes.of, one))) for one in read], {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launch.build import SqlSide, serving
+from launch.config import JobConfig
+from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import (
     GREEDY,
     AnswerFile,
@@ -15,11 +19,17 @@ from launch.evaluation.answers import (
     End,
     Outcomes,
     Sampled,
+    Source,
+    SourceOutput,
+    hint,
     look,
     parts_of,
     unread_of,
 )
+from launch.evaluation.results import ModelFacts
+from launch.policy import PolicySource
 from launch.records import RECORDED_SAMPLES, group_line
+from launch.weights import load_policy
 from minirl.config import SamplerConfig
 from minirl.errors import LostError
 from minirl.exchange import Score, UserError
@@ -277,3 +287,86 @@ def _line(
         return None
     trajectories, records, scores = zip(*kept, strict=True)
     return group_line(trajectories, records, decode, scores=scores)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSource(Source):
+    """A policy of ours, sampled in this process or by SGLang servers."""
+
+    policy: PolicySource
+    accelerator: str
+
+    @classmethod
+    def of(
+        cls, config: JobConfig, decode: Decode, policy: PolicySource, accelerator: str
+    ) -> CheckpointSource:
+        """Take a policy as it was trained, or one that a job's settings did not train."""
+        run, backend = policy.run, config.rollout.sampler
+        base = run.model.path if run else policy.model
+        facts = ModelFacts(
+            policy.name,
+            str(policy.model),
+            str(policy.checkpoint) if policy.checkpoint else None,
+            base.name if base else "tiny",
+            run.reward.kind if run else None,
+            None if backend == "native" else backend,
+        )
+        return cls(config if run else config.for_untrained(), decode, facts, policy, accelerator)
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of structure, tokenizer and, without a checkpoint, weights."""
+        return self.policy.model
+
+    def tokenizer(self) -> ChatTokenizer:
+        """Read the tokenizer from the policy's folder."""
+        return read_tokenizer(self.config, self.policy.model)
+
+    def deciding(self) -> Mapping[str, Any]:
+        """Name the folder of the weights, and all settings of the sampler."""
+        where = (self.policy.checkpoint or self.policy.model).resolve()
+        how = {"model": {"dtype"}, "env": True, "sampler": True, "evaluation": True}
+        return {
+            "weights": str(where),
+            "backend": self.config.rollout.sampler,
+            "accelerator": self.accelerator,
+            **self._of_job(**how),
+        }
+
+    def answers(
+        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
+    ) -> SourceOutput:
+        """Sample replies to questions that have none yet; without any such nothing is loaded."""
+        sampler, file = {"sampler": self.config.rollout.sampler}, AnswerFile(out)
+        found, notes = file.read(examples), dict[str, Any]()
+        show(len(found), len(examples), "")
+        if len(found) < len(examples):
+            found, notes = self._sample(examples, file, sql, out, show)
+        told = hint(unread_of(found), self.config.answer_wrapping)
+        return found, {**sampler, **notes, "hint": told}
+
+    def _sample(
+        self, examples: Sequence[Example], file: AnswerFile, sql: SqlSide, out: Path, show: Progress
+    ) -> tuple[Sequence[Sampled], dict[str, Any]]:
+        config = self.config
+        # Weights that cannot be read leave nothing in the folder.
+        model, tokenizer = load_policy(self.policy, config)
+        sql.check_test_prompts(examples, tokenizer)
+        # A run is asked as in its training, where replies have rewards.
+        is_trained = self.policy.run is not None or sql.evaluation_turns > 1
+        limits = config.evaluation_sampler
+        # Few questions need no cache for more.
+        slots = min(limits.slots, len(examples) * self.decode.samples)
+        limits = limits.model_copy(update={"slots": slots})
+        wrapping = config.answer_wrapping
+        taken = TakenAsTheyAre(sql.evaluation_prompt, wrapping)
+        with serving(config, self.policy.model, out, limits, lora=self.policy.lora) as servers:
+            evaluator = Evaluator(
+                model, tokenizer, sql.evaluation_environment() if is_trained else taken,
+                limits, self.decode, seed=config.seed, max_turns=sql.evaluation_turns,
+                servers=servers, record=sql.record_scored if is_trained else None,
+                wrapping=wrapping,
+            )  # fmt: skip
+            samples = evaluator.answers(examples, file, show, stops=True)
+            evaluator.free_memory()
+            return samples, evaluator.notes()

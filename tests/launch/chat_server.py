@@ -12,7 +12,16 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from launch.config import EndpointConfig
+from launch.evaluation.answers import AnswerFile, Sampled
+from launch.evaluation.endpoint import Endpoint, ModelResponse
+from minirl.exchange import Message
+from rewards.verbal import ReplyRequest
+from sqlenv.types import Example
 
 Body = Mapping[str, Any]
 
@@ -140,3 +149,25 @@ def serve(chat: Chat) -> Generator[Chat]:
         finally:
             server.shutdown()
             thread.join(10)
+
+
+def ask(url: str, text: str = "?", **settings: Any) -> ModelResponse:
+    """Ask a server once, of which others had an answer."""
+    with TemporaryDirectory() as folder:
+        config = EndpointConfig(parallel=1, **settings)
+        endpoint = Endpoint(url, "m", config, AnswerFile(Path(folder)))
+        assert endpoint.cost["generate"] == {}
+        return ask_endpoint(endpoint, text)
+
+
+def ask_endpoint(endpoint: Endpoint, text: str) -> ModelResponse:
+    """Ask as an evaluation of one question does."""
+    found: list[ModelResponse] = []
+
+    async def play(example: Example) -> Sampled:
+        request = ReplyRequest("generate", 0, (Message("user", text),))
+        found.extend(await endpoint.ask(example.id, [request]))
+        return Sampled((found[0].text or "",))
+
+    endpoint.run([Example("q", text, "d", Path(), "")], play, lambda *_: None)
+    return found[0]

@@ -11,7 +11,7 @@ from launch import cli
 from launch import eval as command
 from launch.config import load_config
 from launch.evaluation.answers import GREEDY, Sampled
-from launch.evaluation.models import CheckpointSource
+from launch.evaluation.sampling import CheckpointSource
 from launch.policy import policy_in
 from minirl.exchange import UserError
 

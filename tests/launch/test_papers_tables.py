@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import launch.eval
-import launch.evaluation.models
+import launch.evaluation.sampling
 import launch.policy
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_inputs, check_questions, load_split
@@ -195,7 +195,7 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
         return SimpleNamespace(config=config, decode=decode)
 
     monkeypatch.setattr(launch.policy, "find_policy", lambda *_: None)
-    monkeypatch.setattr(launch.evaluation.models.CheckpointSource, "of", of)  # without JAX
+    monkeypatch.setattr(launch.evaluation.sampling.CheckpointSource, "of", of)
     monkeypatch.setattr(launch.eval.cli, "use_accelerator", lambda *_: None)
     monkeypatch.setattr(launch.eval, "_folder", lambda *_: Path("evals"))
     monkeypatch.setattr(launch.eval, "_answer_and_judge", judge)

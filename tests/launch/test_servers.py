@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from launch.config import EndpointConfig
-from launch.evaluation.endpoint import Endpoint, ModelRequest, ModelResponse, _is_here
-from minirl.exchange import Message, UserError
+from launch.evaluation.endpoint import ModelResponse, _is_here
+from minirl.exchange import UserError
 from tests.vectors import read
 
+from . import chat_server
 from .chat_server import Body, Chat, Failure, serve
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -34,12 +34,8 @@ def ask(server: Mapping[str, Any], *refused: str, text: str = "?") -> tuple[Mode
         is_long = body["messages"][0]["content"] == "long"
         return told(*server["overflow"]) if is_long else told(200, server["answer"])
 
-    answers: list[ModelResponse] = []
     with serve(Chat(answer)) as chat:
-        one = Endpoint(chat.url, "m", EndpointConfig(retries=0, parallel=1, max_tokens=9))
-        asked = ModelRequest("generate", (Message("user", text),), 0)
-        one.answer([asked], lambda _, answer: answers.append(answer))
-    return answers[0], chat
+        return chat_server.ask(chat.url, text, retries=0, max_tokens=9), chat
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server["id"])
@@ -75,9 +71,8 @@ def test_a_proxy_or_a_certificate_that_cannot_be_used_is_told(monkeypatch, name,
     for other in (*PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, value)
-    one = Endpoint("http://far.invalid/v1", "m", EndpointConfig(retries=0))
     with pytest.raises(UserError, match=r"a proxy or a certificate .* cannot be used: "):
-        one.answer([ModelRequest("generate", (), 0)], lambda *_: None)
+        chat_server.ask("http://far.invalid/v1", retries=0)
 
 
 def test_servers_of_this_host_are_known():
