@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from pydantic import BaseModel, PositiveFloat, PositiveInt
@@ -30,10 +27,11 @@ from minirl.exchange import UserError
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from minirl.config import LoraConfig
     from minirl.model.config import ModelConfig
-    from minirl.plan.fit import Devices, Fit, Training, Workload
+    from minirl.model.decoder import Decoder
+    from minirl.plan.fit import Devices, Phase, Section
     from minirl.train.supervised import Lessons
-    from minirl.types import Progress
 
 _log = logging.getLogger(__name__)
 
@@ -92,22 +90,28 @@ def make_plan(
     from launch.build import mesh_sizes
     from minirl.model.sharding import make_mesh
     from minirl.plan.compile import described_devices, parse_topology
-    from minirl.plan.fit import FILLED, Devices
+    from minirl.plan.fit import FILLED, SECTIONS, Devices
 
     topology = parse_topology(topology_name)
     shape = model_shape(config, model)
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
     # Described apart: compilers know no part of a slice.
     own, room = described_devices(topology.host), FILLED * topology.chip.memory_bytes
-    devices = Devices(mesh, own, room)
-    work = workload_of(config, shape)
-    found, warm = _fitting(work, devices, progress, _learning(config)), None
-    programs = dict(found.programs)
-    if config.warm_start is not None:
-        warm = _fitting(work, devices, progress, _warm_start())
-        programs |= {f"{name} of the warm start": one for name, one in warm.programs.items()}
+    phases = {
+        section: phase_of(config, shape, section, mesh, Devices(own, room))
+        for section in SECTIONS
+        if getattr(config, section) is not None
+    }
+    for phase in phases.values():
+        phase.fit(progress)
     progress(1, 1, "done")
+    found, warm = phases["train"], phases.get("warm_start")
+    compile_s = {name: round(one.seconds, 1) for name, one in found.programs.items()}
+    if warm is not None:
+        of_warm = warm.programs.items()
+        compile_s |= {f"{name} of the warm start": round(one.seconds, 1) for name, one in of_warm}
     warm_memory = {} if warm is None else warm.update
+    sampler_mesh = found.sampler.model.mesh if found.sampler else None
     return {
         "topology": topology.name,
         "devices": topology.size,
@@ -120,10 +124,10 @@ def make_plan(
         "warm_start_bytes": sum(warm_memory.values()),
         "room_bytes": room if math.isfinite(room) else None,
         "processes": topology.size // len(own),
-        "sampler_mesh": dict(found.sampler_mesh.shape) if found.sampler_mesh else None,
+        "sampler_mesh": dict(sampler_mesh.shape) if sampler_mesh else None,
         "micro_batch_tokens": found.tokens,
         "warm_start_micro_batch_tokens": None if warm is None else warm.tokens,
-        "compile_s": {name: round(one.seconds, 1) for name, one in programs.items()},
+        "compile_s": compile_s,
         "model": model or str(config.model.path or "tiny"),
         "mesh": dict(mesh.shape),
         "servers": _servers(config, shape, topology.chip.memory_bytes, found),
@@ -132,7 +136,7 @@ def make_plan(
 
 
 def _servers(
-    config: JobConfig, shape: ModelConfig, memory_bytes: float, learner: Fit
+    config: JobConfig, shape: ModelConfig, memory_bytes: float, learner: Phase
 ) -> dict[str, dict[str, float]]:
     """Plan SGLang's servers on GPUs of their own, and beside the learner on its GPUs, where the job
     launches any: XLA's and SGLang's shares of a GPU, and the tokens of a server's cache.
@@ -147,7 +151,7 @@ def _servers(
     gpus = len(sglang.devices[0].split(",")) if sglang.devices else 1
     own = token_bytes(shape, itemsize=itemsize, mesh=None)
     found = {}
-    for place, taken in {"apart": 0.0, "shared": learner.bytes / FILLED}.items():
+    for place, taken in {"apart": 0.0, "shared": sum(learner.largest.values()) / FILLED}.items():
         xla = math.ceil(100 * taken / memory_bytes) / 100
         static = _STATIC[place] * (1 - xla) * memory_bytes
         cache = gpus * static - itemsize * learner.parameters
@@ -161,69 +165,70 @@ def _servers(
     return found
 
 
-def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
-    """Take out of a job what a plan depends on."""
-    from minirl.plan.fit import Workload
+def phase_of(
+    config: JobConfig,
+    shape: ModelConfig,
+    section: Section,
+    mesh: Mesh | None,
+    devices: Devices,
+    lessons: Lessons | None = None,
+) -> Phase:
+    """Build a phase of a job, of weights that are shapes.
 
-    return Workload(
-        shape, config.model, config.sampler, config.train, config.evaluation_sampler,
-        config.warm_start,
+    Without lessons those of the warm start may be as long as the longest prompt and response.
+    """
+    from minirl.plan.fit import Learning, WarmStart, abstract_model
+
+    def model(lora: LoraConfig | None) -> Decoder:
+        return abstract_model(shape, config.model, mesh, lora=lora)
+
+    train, warm = config.train, config.warm_start
+    if section == "warm_start":
+        assert warm is not None
+        return WarmStart(model(warm.lora), warm, config.sampler, devices, lessons)
+    return Learning(
+        model(train.lora), train, config.sampler, devices,
+        evaluation=config.evaluation_sampler, first=model(None) if config.has_base else None,
+        has_sampler=config.rollout.sampler == "native",
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """A phase of a job, which is planned by itself: its section of the settings, its name, what its
-    learner holds, and what compiles it.
-    """
-
-    section: Literal["train", "warm_start"]
-    name: str
-    training_of: Callable[[Workload, Mesh | None], Training]
-    fit: Callable[[Workload, Devices, Progress], Fit]
-
-
-def _learning(config: JobConfig) -> _Phase:
-    from minirl.plan.fit import fit, training_of
-
-    has_sampler = config.rollout.sampler == "native"
-    return _Phase("train", "learning", training_of, partial(fit, has_sampler=has_sampler))
-
-
-def _warm_start(lessons: Lessons | None = None) -> _Phase:
-    from minirl.plan.fit import fit_warm_start, warm_start_of
-
-    training_of = partial(warm_start_of, lessons=lessons)
-    fit = partial(fit_warm_start, lessons=lessons)
-    return _Phase("warm_start", "the warm start", training_of, fit)
-
-
-def plan_memory(config: JobConfig, shape: ModelConfig, folder: Path) -> JobConfig:
-    """Compile the largest programs of learning for the devices that are here, and refuse what does
+def plan_memory(
+    config: JobConfig,
+    shape: ModelConfig,
+    folder: Path,
+    section: Section = "train",
+    lessons: Lessons | None = None,
+) -> JobConfig:
+    """Compile the largest programs of a phase for the devices that are here, and refuse what does
     not fit; return the job with micro-batches and a cache of a size where they had none.
 
     The plan is kept in the folder, so that a resumed run has the same micro-batches. A model that
     is small beside the memory is not compiled for it.
 
     Raises:
-        UserError: The job needs more than there is.
+        UserError: The phase needs more than there is.
     """
-    plan = _kept(config, shape, folder, _learning(config))
-    if config.sampler.cache_gb is None:
-        sampler = config.sampler.model_copy(update={"cache_gb": plan.cache_gb})
-        config = config.model_copy(update={"sampler": sampler})
-    return _with_tokens(config, "train", plan)
+    from minirl.plan.fit import SECTIONS
+    from minirl.run import distributed
+    from minirl.run.files import read_json
 
-
-def plan_warm_start(
-    config: JobConfig, shape: ModelConfig, folder: Path, lessons: Lessons | None = None
-) -> JobConfig:
-    """Plan the warm start of a job in the same way, by the programs that its lessons need.
-
-    Without lessons these may be as long as the longest prompt and response.
-    """
-    plan = _kept(config, shape, folder, _warm_start(lessons))
-    return _with_tokens(config, "warm_start", plan)
+    path = folder / PLAN
+    if path.exists():
+        plan = read_json(path, Plan, advice="delete it to plan again")
+    else:
+        plans = distributed.gather(lambda: _planned(config, shape, section, lessons))
+        plan = min(plans, key=lambda plan: plan.micro_batch_tokens)
+        distributed.from_first(lambda: write_json(path, plan.model_dump()))
+    _log.info("memory of %s: %s", SECTIONS[section], plan)
+    phase, sampler, changed = getattr(config, section), config.sampler, dict[str, Any]()
+    if sampler.cache_gb is None:
+        changed["sampler"] = sampler.model_copy(update={"cache_gb": plan.cache_gb})
+    if phase.batching.micro_batch_tokens == "auto":
+        tokens = {"micro_batch_tokens": plan.micro_batch_tokens}
+        batching = phase.batching.model_copy(update=tokens)
+        changed[section] = phase.model_copy(update={"batching": batching})
+    return config.model_copy(update=changed)
 
 
 def refuse_warm_start(
@@ -236,33 +241,7 @@ def refuse_warm_start(
     from minirl.run import distributed
 
     if not (folder / PLAN).exists():
-        distributed.gather(lambda: _planned(config, shape, _warm_start(lessons)))
-
-
-def _kept(config: JobConfig, shape: ModelConfig, folder: Path, phase: _Phase) -> Plan:
-    """Read the plan in a folder, or make it."""
-    from minirl.run import distributed
-    from minirl.run.files import read_json
-
-    path = folder / PLAN
-    if path.exists():
-        found = read_json(path, Plan, advice="delete it to plan again")
-    else:
-        plans = distributed.gather(lambda: _planned(config, shape, phase))
-        found = min(plans, key=lambda plan: plan.micro_batch_tokens)
-        distributed.from_first(lambda: write_json(path, found.model_dump()))
-    _log.info("memory of %s: %s", phase.name, found)
-    return found
-
-
-def _with_tokens(config: JobConfig, section: str, plan: Plan) -> JobConfig:
-    """Return a job with micro-batches of a planned size where it was left to the program."""
-    phase = getattr(config, section)
-    if phase.batching.micro_batch_tokens != "auto":
-        return config
-    tokens = {"micro_batch_tokens": plan.micro_batch_tokens}
-    batching = phase.batching.model_copy(update=tokens)
-    return config.model_copy(update={section: phase.model_copy(update={"batching": batching})})
+        distributed.gather(lambda: _planned(config, shape, "warm_start", lessons))
 
 
 class Plan(BaseModel):
@@ -285,23 +264,25 @@ class Plan(BaseModel):
 
 
 def describe_memory(config: JobConfig, shape: ModelConfig, lessons: Lessons | None = None) -> str:
-    """Plan a job, and say in a line what it needs; see `plan_memory`, `plan_warm_start`."""
-    said = str(_planned(config, shape, _learning(config)))
+    """Plan a job, and say in a line what it needs; see `plan_memory`."""
+    said = str(_planned(config, shape, "train"))
     if config.warm_start is None:
         return said
-    return f"{said}; for the warm start {_planned(config, shape, _warm_start(lessons))}"
+    return f"{said}; for the warm start {_planned(config, shape, 'warm_start', lessons)}"
 
 
-def _planned(config: JobConfig, shape: ModelConfig, phase: _Phase) -> Plan:
+def _planned(
+    config: JobConfig, shape: ModelConfig, section: Section, lessons: Lessons | None = None
+) -> Plan:
     """Plan a phase of a job for this process's devices."""
     import jax
 
     from launch.build import arrange
-    from minirl.plan.fit import FILLED, Devices
+    from minirl.plan.fit import FILLED, SECTIONS, Devices
     from minirl.run.memory import free_bytes, resident_bytes, trim
     from minirl.sample.cache import GB
 
-    mesh, own = arrange(config, shape), jax.local_devices()
+    own = jax.local_devices()
     free, taken = free_bytes(own[0]), 0.0
     if own[0].platform == "cpu":
         trim()  # of what was planned before
@@ -309,40 +290,15 @@ def _planned(config: JobConfig, shape: ModelConfig, phase: _Phase) -> Plan:
         room = taken + _CPU_FILLED * free / len(own)
     else:
         room = FILLED * free
-    work = workload_of(config, shape)
-    if sum(phase.training_of(work, mesh).memory.values()) < _SMALL_SHARE * room:
-        return Plan(micro_batch_tokens=getattr(config, phase.section).batching.budget)
-    with cli.progress_bar(f"memory of {phase.name}") as progress:
-        found = _fitting(work, Devices(mesh, own, room, taken), progress, phase)
+    devices = Devices(own, room, taken)
+    phase = phase_of(config, shape, section, arrange(config, shape), devices, lessons)
+    if sum(phase.memory.values()) < _SMALL_SHARE * room:
+        return Plan(micro_batch_tokens=getattr(config, section).batching.budget)
+    with cli.progress_bar(f"memory of {SECTIONS[section]}") as progress:
+        phase.fit(progress)
     trim()
-    cache_gb = None if found.cache_room is None else found.cache_room / GB
-    return Plan(micro_batch_tokens=found.tokens, cache_gb=cache_gb, memory_bytes=found.largest)
-
-
-def _fitting(work: Workload, devices: Devices, progress: Progress, phase: _Phase) -> Fit:
-    """Plan a phase of a job; raise a `UserError` if it needs more than there is."""
-    needed, problem = devices.held | phase.training_of(work, devices.mesh).least, ""
-    # Compiling takes minutes, and what a large model does not fit by is known without it.
-    if sum(needed.values()) <= devices.room:
-        found = phase.fit(work, devices, progress)
-        if found.bytes <= devices.room:
-            return found
-        needed, problem = found.largest, found.problem
-    sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in needed.items())
-    reason = problem or f"{sizes} = {_gib(sum(needed.values()))} a device"
-    section, learned = phase.section, getattr(work, phase.section)
-    tokens = learned.batching.micro_batch_tokens
-    settings = {
-        "model.remat=full": work.source.remat != "full",
-        f"{section}.batching.micro_batch_tokens=auto": tokens != "auto",
-        f"{section}.lora.rank=16": learned.lora is None,
-    }
-    helpful = " or ".join(name for name, is_unset in settings.items() if is_unset)
-    advice = f"set {helpful}, or " if helpful else ""
-    raise UserError(
-        f"{phase.name} does not fit: {reason}, of {_gib(devices.room)} free; {advice}take fewer "
-        "sampler.slots, shorter lengths, a smaller model or more devices"
-    )
+    cache_gb = phase.sampler.room / GB if phase.sampler else None
+    return Plan(micro_batch_tokens=phase.tokens, cache_gb=cache_gb, memory_bytes=phase.largest)
 
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:

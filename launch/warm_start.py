@@ -18,7 +18,7 @@ from launch.config import JobConfig, dump
 from launch.data.preflight import check_overlap
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL, claim_data, claimed, fingerprints
-from launch.plan import plan_warm_start, refuse_warm_start
+from launch.plan import plan_memory, refuse_warm_start
 from launch.screening import Screened, screen
 from minirl.exchange import UserError
 from minirl.model import huggingface
@@ -52,7 +52,7 @@ def start_model(
     if config.warm_start is None or distributed.from_first(target.exists):
         return source if config.warm_start is None else target
     lessons = make_lessons(config, sql, read_tokenizer(config, source), train, own)
-    config = plan_warm_start(config, read_config(source), folder / WARM, lessons)
+    config = plan_memory(config, read_config(source), folder / WARM, "warm_start", lessons)
     # Each phase has a plan of its own, without what lay there before.
     memory.trim()
     _learn(lessons, config, source, folder)

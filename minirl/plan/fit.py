@@ -1,9 +1,10 @@
 """What fits: the memory of a job, and the largest micro-batch, on devices here or described.
 
-The compiler of those devices says what programs need; what lies there between them is known from
-shapes: nothing is allocated. An update and a rollout take turns, and so does what they need: the
-gradient for the one, the sampler's copy of the weights and its cache for the other. A warm start
-comes before both, and has given back what it took when they begin.
+A phase of a job is built as the run builds it, of weights that are shapes: nothing is allocated.
+The devices' compiler says what its programs need, and what lies there between them is known from
+shapes. An update and a rollout take turns, and so does what they need: the gradient for the one,
+the sampler's copy of the weights and its cache for the other. A warm start comes before both, and
+has given back what it took when they begin.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,18 +36,16 @@ from minirl.exchange import UserError
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, split, trained
-from minirl.model.sharding import axes_sharding, device_bytes, row_parts, with_shardings
+from minirl.model.sharding import device_bytes, row_parts, with_shardings
 from minirl.plan.compile import Program, compile_program
 from minirl.run import memory
-from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
+from minirl.sample.cache import cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
-from minirl.train.batching import Batch, BatchShape, empty_batch, largest_shape
-from minirl.train.losses import policy_loss
-from minirl.train.optimizer import make_optimizer
+from minirl.train import supervised, trainer
+from minirl.train.batching import BatchShape, largest_shape
 from minirl.train.rollouts import needed_slots
-from minirl.train.supervised import Lessons, learner_of
-from minirl.train.update import Learner, TrainState
+from minirl.train.update import Learner
 from minirl.types import Progress
 
 FILLED = 0.95
@@ -66,288 +64,24 @@ _PROGRAMS = 5
 _KEPT_PROGRAMS = 6
 # Sizes of a micro-batch that are tried, up to the largest.
 _SIZES = 8
+_GIB = 2**30
+
+Section = Literal["train", "warm_start"]
+SECTIONS: dict[Section, str] = {"train": "learning", "warm_start": "the warm start"}
+"""The phases of a job by their sections of the settings."""
 
 # Bytes of a device by kind.
 Memory = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """The settings of a job that decide its memory; None for a job without evaluations, and without
-    a warm start.
+class Devices(NamedTuple):
+    """The devices of one process, here or described; the bytes of each that may be filled, and
+    those of them that a CPU's process has taken before it plans.
     """
 
-    model: ModelConfig
-    source: ModelSource
-    sampler: SamplerConfig
-    train: TrainConfig
-    evaluation: SamplerConfig | None = None
-    warm_start: SftConfig | None = None
-
-    @property
-    def dtype(self) -> Any:
-        """Return the type of the computation."""
-        return jnp.dtype(self.source.dtype)
-
-    @property
-    def first_sampled(self) -> LoraConfig | None:
-        """Return the adapters of the model that samples first: a trained one is measured before its
-        warm start, without any.
-        """
-        has_base = self.warm_start is not None and self.source.path is not None
-        return None if has_base else self.train.lora
-
-    @property
-    def longest_prefix(self) -> int:
-        """Return the most tokens of a prompt without its last one, with which answers begin."""
-        return self.sampler.max_prompt_tokens - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Devices:
-    """The devices of a job, here or described: how the learner arranges them (None for a single
-    one), those of one process, the bytes of each that may be filled, and those of them that a CPU's
-    process has taken before it plans.
-    """
-
-    mesh: Mesh | None
-    local: Sequence[Any]
+    own: Sequence[Any]
     room: float
     taken: float = 0.0
-
-    @property
-    def held(self) -> Memory:
-        """Return what is taken before anything of a phase is there."""
-        return {"process": self.taken} if self.taken else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """What a job needs on a device while the update runs and while the sampler works (nothing where
-    others sample), with micro-batches of so many tokens: the largest that fit where the settings
-    say `auto`. `cache_room` is what the sampler's cache may take, and `problem` the compiler's word
-    where an empty device is too small.
-    """
-
-    tokens: int
-    cache_room: float | None
-    parameters: int
-    sampler_mesh: Mesh | None
-    update: Memory
-    generation: Memory
-    programs: dict[str, Program]
-    problem: str
-
-    @property
-    def largest(self) -> Memory:
-        """Return the most that is needed at a time."""
-        return max(self.update, self.generation, key=_total)
-
-    @property
-    def bytes(self) -> float:
-        """Return how much that is."""
-        return _total(self.largest)
-
-
-def fit(work: Workload, devices: Devices, progress: Progress, *, has_sampler: bool = True) -> Fit:
-    """Compile the programs of learning for its devices, and say what they need.
-
-    With `has_sampler=False` others sample.
-    """
-    training = training_of(work, devices.mesh)
-    compiler = _Compiler(devices, progress)
-    held = devices.held | training.memory
-    generation, sampler_mesh, room = Memory(), None, None
-    if has_sampler:
-        sampling = sampling_of(
-            work, devices.mesh, devices.local, memory_bytes=devices.room, held_bytes=_total(held)
-        )
-        room = sampling.cache_room
-        held |= {"sampler's frozen weights": sampling.frozen} if sampling.frozen else {}
-        memory.trim()
-        before = memory.resident_bytes()
-        generation, sampler_mesh = _of_sampler(sampling, compiler), sampling.model.mesh
-        memory.trim()
-        if devices.taken:
-            grown = max(memory.resident_bytes() - before, 0.0)
-            held |= {"compiled programs": _KEPT_PROGRAMS * grown}
-        generation = held | generation
-
-    @cache
-    def needed(tokens: int) -> Memory:
-        return held | _of_update(training, devices.mesh, tokens, compiler)
-
-    tokens, update = _largest(training.sizes, devices.room, needed)
-    needs, problem = (update, generation), compiler.problem(tokens)
-    return Fit(tokens, room, training.parameters, sampler_mesh, *needs, compiler.programs, problem)
-
-
-def fit_warm_start(
-    work: Workload, devices: Devices, progress: Progress, lessons: Lessons | None = None
-) -> Fit:
-    """Compile the programs of the warm start for its devices, and say what they need.
-
-    Without lessons these may be as long as the longest prompt and response.
-    """
-    training = warm_start_of(work, devices.mesh, lessons)
-    compiler = _Compiler(devices, progress)
-    held, config = devices.held | training.memory, work.warm_start
-    assert config is not None
-    # A CPU's checkpoint is a copy, which is written while the next updates run; the first one is
-    # waited for.
-    steps = lessons.steps(config) if lessons else config.steps or math.inf
-    if devices.local[0].platform == "cpu" and steps > 2 * config.checkpoint_every:
-        held["checkpoint"] = device_bytes(training.state)
-
-    @cache
-    def needed(tokens: int) -> Memory:
-        update = held | _of_update(training, devices.mesh, tokens, compiler)
-        # The run compiles programs of other shapes too, and a C library keeps what that took.
-        return update | ({"compiler": compiler.grown} if devices.taken else {})
-
-    tokens, update = _largest(training.sizes, devices.room, needed)
-    problem = compiler.problem(tokens)
-    return Fit(tokens, None, training.parameters, None, update, {}, compiler.programs, problem)
-
-
-class _Compiler:
-    """Compiles programs by name, each once, for the devices of a job: as the run will, which then
-    finds them compiled, or with less effort where it has none of that shape (`is_run=False`).
-
-    `grown` is the most that one of them took of this process's memory, in bytes.
-    """
-
-    def __init__(self, devices: Devices, progress: Progress) -> None:
-        platform = devices.local[0].platform
-        self._level, self._unrun = _LEVELS.get(platform, "UNKNOWN"), _UNRUN.get(platform)
-        self._progress, self.programs, self.grown = progress, dict[str, Program](), 0.0
-
-    def __call__(self, name: str, lowered: Lowered, *, is_run: bool = True) -> Program:
-        if name not in self.programs:
-            done = len(self.programs)
-            self._progress(done, max(done + 1, _PROGRAMS), f"compiling {name}")
-            memory.trim()
-            before = memory.resident_bytes()
-            options = None if is_run else self._unrun
-            self.programs[name] = compile_program(lowered, level=self._level, options=options)
-            self.grown = max(self.grown, memory.resident_bytes() - before)
-        return self.programs[name]
-
-    def problem(self, tokens: int) -> str:
-        """Return the compiler's word of what an empty device is too small for, if anything."""
-        # Of larger micro-batches, which need not fit, it says nothing.
-        tried = [name for name in self.programs if not name.startswith("gradient")]
-        problems = (self.programs[name].problem for name in (*tried, _gradient(tokens)))
-        return next(filter(None, problems), "")
-
-
-def _of_sampler(sampling: Sampling, compiled: _Compiler) -> Memory:
-    """Compile a sampler's programs, and return what it needs."""
-    lowered = lowered_programs(sampling.model, sampling.cache)
-    programs = {name: compiled(name, program) for name, program in lowered.items()}
-    prepare, decode, size = programs.pop("prepare"), programs["decode"], sampling.cache_bytes
-    temporaries = [program.temporaries + program.outputs for program in programs.values()]
-    # While the copy is made there is no cache yet.
-    temporaries.append(sampling.received + prepare.temporaries - size)
-    return {
-        "sampler's weights": decode.arguments + sampling.adapters - size,
-        "cache": size,
-        "sampler's temporaries": max(temporaries),
-    }
-
-
-def _of_update(training: Training, mesh: Mesh | None, tokens: int, compiled: _Compiler) -> Memory:
-    """Compile an update's programs for micro-batches of so many tokens, and return what they need
-    besides the learner's state.
-    """
-    batch = abstract_batch(training.largest_shape(tokens), mesh)
-    lowered = dict(training.learner.lower(training.state, batch))
-    program = compiled(_gradient(tokens), lowered["gradient"], is_run=training.is_exact)
-    apply = compiled("apply", lowered["apply"])
-    gradient = training.least["gradient"]
-    return {
-        "gradient": gradient,
-        "batch": program.arguments - training.memory["weights"] - gradient,
-        # The gradient of the micro-batch among them.
-        "temporaries": max(program.temporaries, apply.temporaries),
-    }
-
-
-def _gradient(tokens: int) -> str:
-    return f"gradient of {tokens} tokens"
-
-
-def _sizes(batching: BatchingConfig, *, least: int, most: int) -> Sequence[int]:
-    """Return the sizes of a micro-batch to choose from, in tokens and rising: the one that is set,
-    or from a single trajectory to all that a part of the mesh has of an update.
-    """
-    tokens = batching.micro_batch_tokens
-    if tokens != "auto":
-        return [tokens]
-    most = min(MOST_TOKENS, most)
-    return sorted({max(most * n // _SIZES, least) for n in range(1, _SIZES + 1)})
-
-
-def _largest(
-    sizes: Sequence[int], room: float, needed: Callable[[int], Memory]
-) -> tuple[int, Memory]:
-    """Return the largest size that there is room for, and what it needs; the smallest where there
-    is room for none.
-    """
-
-    def needs(size: int) -> float:
-        return _total(needed(size))
-
-    # The largest alone is compiled where it fits, as it does most often.
-    *smaller, size = sizes
-    if smaller and needs(size) > room:
-        size = smaller[max(bisect(smaller, room, key=needs) - 1, 0)]
-    return size, needed(size)
-
-
-def _total(memory: Memory) -> float:
-    return sum(memory.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The learner's side of a phase: shapes and places of the trained weights and of the
-    optimizer's state, bytes of a device by kind that it holds all the time, and the model's
-    parameters; the sizes of a micro-batch to choose from, in tokens and rising, and the shape that
-    takes the most of each, which is one that the run has (`is_exact`) or bounds them.
-    """
-
-    learner: Learner
-    state: TrainState
-    memory: Memory
-    parameters: int
-    sizes: Sequence[int]
-    largest_shape: Callable[[int], BatchShape]
-    is_exact: bool = False
-
-    @property
-    def least(self) -> Memory:
-        """Return what an update takes, whatever its programs need."""
-        return self.memory | {"gradient": device_bytes(self.state.params)}
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """The native sampler's side, on the devices of one of the processes that sample: the model that
-    samples first, with its cache.
-
-    Bytes are those of a device: of the cache and of what it may take (`cache_room`), of the copy of
-    frozen weights that it holds all the time (`frozen`), of the trained weights that come from
-    other devices before a rollout (`received`), and of the `adapters` that later models have.
-    """
-
-    model: Decoder
-    cache: CacheShape
-    cache_bytes: float
-    cache_room: float
-    frozen: float
-    received: float
-    adapters: float
 
 
 def published_shape(name: str) -> ModelConfig:
@@ -374,132 +108,330 @@ def abstract_model(
     return nnx.merge(graph, with_shardings(weights, mesh))
 
 
-def training_of(work: Workload, mesh: Mesh | None) -> Training:
-    """Describe the learner's side of reinforcement learning on a mesh of all devices."""
-    train, sampler = work.train, work.sampler
-    model = abstract_model(work.model, work.source, mesh, lora=train.lora)
-    optimizer = make_optimizer(train.optimizer)
-    loss, temperature = partial(policy_loss, train.algorithm), sampler.temperature
-    learner = Learner(model, loss, optimizer, temperature=temperature)
-    state, held, parameters = _held(model, learner, mesh)
-    if train.average is not None:
-        held["average"] = device_bytes(state.params)
-    if train.has_reference:
-        held["start weights"] = device_bytes(copy_shapes(state.params, mesh, work.dtype))
-    prompt, answer = work.longest_prefix, sampler.max_response_tokens
-    groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
-    sizes = _sizes(
-        train.batching, least=prompt + answer, most=groups * (prompt + train.group_size * answer)
-    )
+class Phase:
+    """A phase of a job, and what it takes of a device; bytes are by kind.
 
-    def largest(tokens: int) -> BatchShape:
-        return largest_shape(prompt, answer, _of_tokens(train.batching, tokens))
-
-    return Training(learner, state, held, parameters, sizes, largest)
-
-
-def warm_start_of(work: Workload, mesh: Mesh | None, lessons: Lessons | None = None) -> Training:
-    """Describe the learner's side of the warm start on a mesh of all devices; without lessons these
-    may be as long as the longest prompt and response.
+    Attributes:
+        learner: The run's own, of weights that are shapes.
+        state: What an update changes, as shapes with their places.
+        parameters: How many the model has.
+        memory: Bytes that the learner holds all the time.
+        tokens: Those of a micro-batch, which `fit` finds: the largest that fit for `auto`.
+        update: Bytes while the update runs.
+        sampler: The native sampler; None where there is none, or others sample.
+        generation: Bytes while it works.
+        programs: What the compiler said, by their names.
     """
-    config, parts = work.warm_start, row_parts(mesh)
-    assert config is not None
-    model = abstract_model(work.model, work.source, mesh, lora=config.lora)
-    learner = learner_of(model, config)
-    state, held, parameters = _held(model, learner, mesh)
-    prompt, answer = work.longest_prefix, work.sampler.max_response_tokens
-    rows = -(-config.groups_per_step // parts) * config.group_size
-    sizes = _sizes(config.batching, least=prompt + answer, most=rows * (prompt + answer))
 
-    def largest(tokens: int) -> BatchShape:
-        batching = _of_tokens(config.batching, tokens)
-        if lessons is None:
-            return largest_shape(prompt, answer, batching)
-        shapes = lessons.shapes(config.model_copy(update={"batching": batching}), parts=parts)
+    section: ClassVar[Section]
+    # Tokens that a part of the mesh has of an update.
+    _most: int
+    # Whether micro-batches have the largest shapes of the run, and not of shapes that bound those.
+    _is_exact = False
+
+    def __init__(
+        self,
+        model: Decoder,
+        learner: Learner,
+        config: TrainConfig | SftConfig,
+        limits: SamplerConfig,
+        devices: Devices,
+        *,
+        has_average: bool = False,
+    ) -> None:
+        self._model, self._config, self._devices = model, config, devices
+        # Answers begin with the last token of a prompt.
+        self._longest = limits.max_prompt_tokens - 1, limits.max_response_tokens
+        self.learner = learner
+        weights, start = nnx.state(model), partial(learner.init, has_average=has_average)
+        self.state = with_shardings(jax.eval_shape(start, trained(model)), model.mesh)
+        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(weights))
+        self.memory: Memory = {
+            "weights": device_bytes(weights),
+            "optimizer": device_bytes(self.state.opt_state),
+        }
+        self._gradient = {"gradient": device_bytes(self.state.params)}
+        self.generation = Memory()
+        self.sampler: Sampling | None = None
+        self.programs: dict[str, Program] = {}
+        # The most that one of them took of this process's memory while it was compiled.
+        self._grown = 0.0
+
+    @property
+    def largest(self) -> Memory:
+        """Return the most that is needed at a time."""
+        return max(self.update, self.generation, key=_total)
+
+    def fit(self, progress: Progress) -> None:
+        """Compile the programs for the devices, and find the largest micro-batch.
+
+        Raises:
+            UserError: The phase needs more than there is.
+        """
+        self._progress, taken = progress, self._devices.taken
+        held = ({"process": taken} if taken else {}) | self.memory
+        # Compiling takes minutes, and what a large model does not fit by is known without it.
+        self._refuse(held | self._gradient)
+        held |= self._beside(held)
+
+        @cache
+        def needed(tokens: int) -> Memory:
+            return held | self._of_update(tokens)
+
+        # The largest alone is compiled where it fits, as it does most often.
+        room, (*smaller, tokens) = self._devices.room, self._sizes()
+        if smaller and _total(needed(tokens)) > room:
+            fitting = bisect(smaller, room, key=lambda size: _total(needed(size)))
+            tokens = smaller[max(fitting - 1, 0)]
+        self.tokens, self.update = tokens, needed(tokens)
+        # Of larger micro-batches, which need not fit, the compiler says nothing.
+        tried = [name for name in self.programs if not name.startswith("gradient")]
+        problems = (self.programs[name].problem for name in (*tried, _gradient(tokens)))
+        self._refuse(self.largest, next(filter(None, problems), ""))
+
+    def largest_shape(self, tokens: int) -> BatchShape:
+        """Return the shape that takes the most of micro-batches of so many tokens."""
+        return largest_shape(*self._longest, self._batching(tokens))
+
+    def _beside(self, held: Memory) -> Memory:
+        """Return what lies beside what the learner holds while the update runs."""
+        raise NotImplementedError
+
+    def _sizes(self) -> Sequence[int]:
+        """Return the sizes of a micro-batch to choose from, in tokens and rising: the one that is
+        set, or from a single trajectory to all that a part of the mesh has.
+        """
+        tokens = self._config.batching.micro_batch_tokens
+        if tokens != "auto":
+            return [tokens]
+        least, most = sum(self._longest), min(MOST_TOKENS, self._most)
+        return sorted({max(most * n // _SIZES, least) for n in range(1, _SIZES + 1)})
+
+    def _batching(self, tokens: int) -> BatchingConfig:
+        return self._config.batching.model_copy(update={"micro_batch_tokens": tokens})
+
+    def _of_update(self, tokens: int) -> Memory:
+        """Compile an update's programs for micro-batches of so many tokens, and return what they
+        need besides the learner's state.
+        """
+        lowered = self.learner.lower(self.state, self.largest_shape(tokens))
+        program = self._compiled(_gradient(tokens), lowered["gradient"], is_run=self._is_exact)
+        apply = self._compiled("apply", lowered["apply"])
+        given = self.memory["weights"] + self._gradient["gradient"]
+        return self._gradient | {
+            "batch": program.arguments - given,
+            # The gradient of the micro-batch among them.
+            "temporaries": max(program.temporaries, apply.temporaries),
+        }
+
+    def _compiled(self, name: str, lowered: Lowered, *, is_run: bool = True) -> Program:
+        """Compile a program once: as the run will, which then finds it compiled, or with less
+        effort.
+        """
+        if name not in self.programs:
+            done, platform = len(self.programs), self._devices.own[0].platform
+            self._progress(done, max(done + 1, _PROGRAMS), f"compiling {name}")
+            memory.trim()
+            before = memory.resident_bytes()
+            self.programs[name] = compile_program(
+                lowered,
+                level=_LEVELS.get(platform, "UNKNOWN"),
+                options=None if is_run else _UNRUN.get(platform),
+            )
+            self._grown = max(self._grown, memory.resident_bytes() - before)
+        return self.programs[name]
+
+    def _refuse(self, needed: Memory, problem: str = "") -> None:
+        """Raise a `UserError` if more is needed than there is; `problem` is the compiler's word
+        where an empty device is too small.
+        """
+        room, config, section = self._devices.room, self._config, self.section
+        if _total(needed) <= room:
+            return
+        sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in needed.items())
+        reason = problem or f"{sizes} = {_total(needed) / _GIB:.1f} GiB a device"
+        settings = {
+            "model.remat=full": self._model.remat != "full",
+            f"{section}.batching.micro_batch_tokens=auto": (
+                config.batching.micro_batch_tokens != "auto"
+            ),
+            f"{section}.lora.rank=16": config.lora is None,
+        }
+        helpful = " or ".join(name for name, is_unset in settings.items() if is_unset)
+        advice = f"set {helpful}, or " if helpful else ""
+        raise UserError(
+            f"{SECTIONS[section]} does not fit: {reason}, of {room / _GIB:.1f} GiB free; {advice}"
+            "take fewer sampler.slots, shorter lengths, a smaller model or more devices"
+        )
+
+
+class Learning(Phase):
+    """Reinforcement learning, with the native sampler unless others sample.
+
+    `first` is the model that samples first, where it is another: a trained one is measured before
+    its warm start, without adapters.
+    """
+
+    section = "train"
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: TrainConfig,
+        limits: SamplerConfig,
+        devices: Devices,
+        *,
+        evaluation: SamplerConfig,
+        first: Decoder | None = None,
+        has_sampler: bool = True,
+    ) -> None:
+        learner = trainer.learner_of(model, config, temperature=limits.temperature)
+        has_average = config.average is not None
+        super().__init__(model, learner, config, limits, devices, has_average=has_average)
+        if has_average:
+            self.memory["average"] = device_bytes(self.state.average)
+        if config.has_reference:
+            start = copy_shapes(self.state.params, model.mesh, model.dtype)
+            self.memory["start weights"] = device_bytes(start)
+        groups = -(-config.prompts_per_step // (config.mini_batches * row_parts(model.mesh)))
+        prompt, answer = self._longest
+        self._most = groups * (prompt + config.group_size * answer)
+        self._first, self._has_sampler = first or model, has_sampler
+        processes = model.mesh.size // len(devices.own) if model.mesh else 1
+        self._uses = [
+            (needed_slots(limits, config, processes=processes), config.group_size),
+            (evaluation, 1),
+        ]
+
+    def sampling(self, *, held_bytes: float) -> Sampling:
+        """Place the native sampler beside a learner that holds so much of each device."""
+        models = self._model, self._first
+        return Sampling(*models, self._uses, self._devices, held_bytes=held_bytes)
+
+    def _beside(self, held: Memory) -> Memory:
+        if not self._has_sampler:
+            return {}
+        self.sampler = sampler = self.sampling(held_bytes=_total(held))
+        beside = {"sampler's frozen weights": sampler.frozen} if sampler.frozen else Memory()
+        memory.trim()
+        before = memory.resident_bytes()
+        needed = sampler.compile(self._compiled)
+        memory.trim()
+        if self._devices.taken:
+            grown = max(memory.resident_bytes() - before, 0.0)
+            beside["compiled programs"] = _KEPT_PROGRAMS * grown
+        self.generation = held | beside | needed
+        return beside
+
+
+class Sampling:
+    """The native sampler on the devices of one of the processes that sample, built of shapes.
+
+    Attributes:
+        model: The one that samples first.
+        cache: The larger of those of rollouts and of evaluations.
+        room: Bytes of a device that the cache may take.
+        frozen: Bytes of the copy of frozen weights that is there all the time.
+    """
+
+    def __init__(
+        self,
+        learned: Decoder,
+        first: Decoder,
+        uses: Sequence[tuple[SamplerConfig, int]],
+        devices: Devices,
+        *,
+        held_bytes: float,
+    ) -> None:
+        """Place it; `uses` are settings with sizes of groups."""
+        mesh, dtype = learned.mesh, learned.dtype
+        # A job of one device has no mesh, and its programs name none: the run finds these compiled.
+        local = None
+        if mesh is not None:
+            weights, room = nnx.state(learned), devices.room
+            local = local_mesh(weights, devices.own, dtype=dtype, memory_bytes=room)
+        copies = (copy_shapes(part, local, dtype) for part in split(learned)[1:])
+        params, frozen = map(device_bytes, copies)
+        # On a single device the learner's own weights are read. On others the trained ones are
+        # received before a rollout.
+        is_copied = mesh is not None and mesh.size > 1
+        self.frozen, self._received = (frozen, params) if is_copied else (0.0, 0.0)
+        held_bytes += params + frozen + self.frozen
+        platform = devices.own[0].platform
+        self.room = cache_room(devices.room, held_bytes=held_bytes, platform=platform)
+        shape = learned.config
+        room_for = partial(plan_cache, shape, itemsize=dtype.itemsize, mesh=local, room=self.room)
+        caches = [room_for(config, group_size=size) for config, size in uses]
+        self.cache = max(caches, key=lambda cache: cache.tokens)
+        self._cache_bytes = device_bytes(cache_shapes(self.cache, shape, dtype=dtype, mesh=local))
+        graph, weights = nnx.split(first)
+        copy = copy_shapes(weights, local, dtype)
+        # Those that later models have.
+        self._adapters = params + frozen - device_bytes(copy)
+        # On no mesh the sampler's own program makes the copy, of the learner's weights.
+        self.model = first if local is None else nnx.merge(graph, copy)
+        self.model.mesh = local
+
+    def compile(self, compiled: Callable[[str, Lowered], Program]) -> Memory:
+        """Compile the programs, and return what they need."""
+        lowered, size = lowered_programs(self.model, self.cache), self._cache_bytes
+        programs = {name: compiled(name, program) for name, program in lowered.items()}
+        prepare, decode = programs.pop("prepare"), programs["decode"]
+        temporaries = [program.temporaries + program.outputs for program in programs.values()]
+        # While the copy is made there is no cache yet.
+        temporaries.append(self._received + prepare.temporaries - size)
+        return {
+            "sampler's weights": decode.arguments + self._adapters - size,
+            "cache": size,
+            "sampler's temporaries": max(temporaries),
+        }
+
+
+class WarmStart(Phase):
+    """The warm start; without lessons these may be as long as the longest prompt and response."""
+
+    section = "warm_start"
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: SftConfig,
+        limits: SamplerConfig,
+        devices: Devices,
+        lessons: supervised.Lessons | None = None,
+    ) -> None:
+        super().__init__(model, supervised.learner_of(model, config), config, limits, devices)
+        groups = -(-config.groups_per_step // row_parts(model.mesh))
+        self._most = groups * config.group_size * sum(self._longest)
+        self._sft, self._lessons, self._is_exact = config, lessons, lessons is not None
+
+    def largest_shape(self, tokens: int) -> BatchShape:
+        """Return the shape that takes the most of those of the lessons."""
+        if self._lessons is None:
+            return super().largest_shape(tokens)
+        config = self._sft.model_copy(update={"batching": self._batching(tokens)})
+        shapes = self._lessons.shapes(config, parts=row_parts(self._model.mesh))
         return max(shapes, key=lambda shape: (shape.tokens, shape.cells))
 
-    exact = lessons is not None
-    return Training(learner, state, held, parameters, sizes, largest, exact)
+    def _beside(self, held: Memory) -> Memory:
+        del held
+        config, lessons = self._sft, self._lessons
+        steps = lessons.steps(config) if lessons else config.steps or math.inf
+        # A CPU's checkpoint is a copy, which is written while the next updates run; the first one
+        # is waited for.
+        if self._devices.own[0].platform == "cpu" and steps > 2 * config.checkpoint_every:
+            return {"checkpoint": device_bytes(self.state)}
+        return {}
+
+    def _of_update(self, tokens: int) -> Memory:
+        needed = super()._of_update(tokens)
+        # The run compiles programs of other shapes too, and a C library keeps what that took.
+        return needed | ({"compiler": self._grown} if self._devices.taken else {})
 
 
-def _of_tokens(batching: BatchingConfig, tokens: int) -> BatchingConfig:
-    return batching.model_copy(update={"micro_batch_tokens": tokens})
+def _gradient(tokens: int) -> str:
+    return f"gradient of {tokens} tokens"
 
 
-def _held(model: Decoder, learner: Learner, mesh: Mesh | None) -> tuple[TrainState, Memory, int]:
-    """Return a learner's state as shapes, what it and the weights take, and how many these are."""
-    weights, params = nnx.state(model), trained(model)
-    opt_state = jax.eval_shape(learner.init, params).opt_state
-    state = TrainState(params, with_shardings(opt_state, mesh))
-    held = {"weights": device_bytes(weights), "optimizer": device_bytes(state.opt_state)}
-    return state, held, sum(leaf.size for leaf in jax.tree.leaves(weights))
-
-
-def sampling_of(
-    work: Workload,
-    mesh: Mesh | None,
-    devices: Sequence[Any],
-    *,
-    memory_bytes: float,
-    held_bytes: float,
-) -> Sampling:
-    """Describe the native sampler's side of a workload; `devices` are those of one
-    process, of so much memory each, of which the learner holds some.
-    """
-    learned, first = (
-        abstract_model(work.model, work.source, None, lora=lora)
-        for lora in (work.train.lora, work.first_sampled)
-    )
-    weights = nnx.state(learned)
-    # A job of one device has no mesh, and its programs name none: the run finds these compiled.
-    local = None
-    if mesh is not None:
-        local = local_mesh(weights, devices, dtype=work.dtype, memory_bytes=memory_bytes)
-
-    def copied(model: Decoder) -> Decoder:
-        graph, weights = nnx.split(model)
-        copy = nnx.merge(graph, copy_shapes(weights, local, work.dtype))
-        copy.mesh = local
-        return copy
-
-    model, (_, params, frozen) = copied(first), split(copied(learned))
-    is_copied = mesh is not None and mesh.size > 1
-    # On a single device the learner's own weights are read.
-    held_frozen, received = (device_bytes(one) if is_copied else 0.0 for one in (frozen, params))
-    copy_bytes = device_bytes((params, frozen))
-    held_bytes += copy_bytes + held_frozen
-    room = cache_room(memory_bytes, held_bytes=held_bytes, platform=devices[0].platform)
-    cache = _largest_cache(work, mesh, local, room=room)
-    arrays = cache_shapes(cache, work.model, dtype=work.dtype, mesh=local)
-    adapters = copy_bytes - device_bytes(nnx.state(model))
-    # On no mesh the sampler's own program makes the copy, of the learner's weights.
-    model = first if local is None else model
-    return Sampling(model, cache, device_bytes(arrays), room, held_frozen, received, adapters)
-
-
-def _largest_cache(
-    work: Workload, mesh: Mesh | None, local: Mesh | None, *, room: float
-) -> CacheShape:
-    """Return the larger of the caches of rollouts and of evaluations."""
-    processes = 1 if mesh is None or local is None else mesh.size // local.size
-    uses = [(needed_slots(work.sampler, work.train, processes=processes), work.train.group_size)]
-    if work.evaluation is not None:
-        uses.append((work.evaluation, 1))
-    caches = [
-        plan_cache(
-            work.model, config, group_size=size, itemsize=work.dtype.itemsize, mesh=local, room=room
-        )
-        for config, size in uses
-    ]
-    return max(caches, key=lambda cache: cache.tokens)
-
-
-def abstract_batch(shape: BatchShape, mesh: Mesh | None) -> Batch:
-    """Return the shapes and shardings of a micro-batch, on all devices (`empty_batch`)."""
-
-    def abstract(array: Any) -> Any:
-        axes = ("batch", *("position",) * (array.ndim - 1))
-        sharding = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-
-    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh)))
+def _total(needed: Memory) -> float:
+    return sum(needed.values())

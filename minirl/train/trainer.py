@@ -57,6 +57,15 @@ class _Facts(BaseModel):
     unfinished: dict[str, float] | None = None
 
 
+def learner_of(model: Decoder, config: TrainConfig, *, temperature: float) -> Learner:
+    """Return what learns from trajectories that were sampled at a temperature."""
+    loss, optimizer = (
+        partial(losses.policy_loss, config.algorithm),
+        make_optimizer(config.optimizer),
+    )
+    return Learner(model, loss, optimizer, temperature=temperature)
+
+
 class Trainer:
     """The state of a run: weights, optimizer, sampler, checkpoints.
 
@@ -93,10 +102,8 @@ class Trainer:
             sizes=config.batching,
             parts=row_parts(model.mesh),
         )
-        loss, temperature = partial(losses.policy_loss, algorithm), sampler.temperature
-        optimizer = make_optimizer(config.optimizer)
         self._rate = learning_rate(config.optimizer, steps=config.steps)
-        self._learner = Learner(model, loss, optimizer, temperature=temperature)
+        self._learner = learner_of(model, config, temperature=sampler.temperature)
         self._state = self._start(params)
         slots = rollouts.needed_slots(sampler, config, processes=distributed.count())
         self._sampler = rollouts.make_sampler(

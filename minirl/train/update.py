@@ -20,9 +20,9 @@ from jaxtyping import Array, Float
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import split
-from minirl.model.sharding import constrain_params, row_parts, split_rows
+from minirl.model.sharding import axes_sharding, constrain_params, row_parts, split_rows
 from minirl.run import distributed
-from minirl.train.batching import Batch
+from minirl.train.batching import Batch, BatchShape, empty_batch
 
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
 # for three layers on a CPU), but compile time grows with depth.
@@ -278,18 +278,33 @@ class Learner:
             check()
             yield distributed.whole(self._logp(batch)(params, self._frozen, batch))
 
-    def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
-        """Yield the programs of an update by name, of a state and a batch of shapes and places."""
-        gradient = state.params  # which is split as they are
+    def lower(self, state: TrainState, shape: BatchShape) -> dict[str, Lowered]:
+        """Lower the programs of an update for micro-batches of a shape; the state is shapes with
+        their places.
+        """
+        batch, gradient = abstract_batch(shape, self._mesh), state.params  # split as they are
         arguments = (gradient, state.params, self._frozen, batch, batch.sampler_logp_BC)
-        yield "gradient", self._accumulate(batch).lower(*arguments)
         rate = jax.ShapeDtypeStruct((), jnp.float32)
-        yield "apply", self._apply.lower(state.params, state.opt_state, gradient, rate)
+        return {
+            "gradient": self._accumulate(batch).lower(*arguments),
+            "apply": self._apply.lower(state.params, state.opt_state, gradient, rate),
+        }
 
     def _put(self, batch: Batch) -> Batch:
         if self._mesh is None or len(batch.ids_XT) % row_parts(self._mesh):
             return batch
         return split_rows(batch, self._mesh)
+
+
+def abstract_batch(shape: BatchShape, mesh: Mesh | None) -> Batch:
+    """Return the shapes and shardings of a micro-batch, on all devices (`empty_batch`)."""
+
+    def abstract(array: Any) -> Any:
+        axes = ("batch", *("position",) * (array.ndim - 1))
+        sharding = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh)))
 
 
 def _summed(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:

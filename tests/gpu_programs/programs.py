@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from launch.config import load_config
-from launch.plan import workload_of
+from launch.plan import phase_of
 from minirl.model.sharding import make_mesh
 from minirl.plan.compile import described_devices, parse_topology
-from minirl.plan.fit import abstract_batch, published_shape, sampling_of, training_of
+from minirl.plan.fit import Devices, published_shape
 from minirl.sample.decode import lowered_programs
 from minirl.train.batching import BatchShape
 
@@ -52,25 +52,22 @@ class Compiled(NamedTuple):
 
 
 @functools.cache
-def _workload(model: str, topology: str) -> Any:
-    config = load_config("progress.yaml", [])
-    devices = described_devices(parse_topology(topology))
-    work = workload_of(config, published_shape(model))
-    return work, make_mesh({"fsdp": len(devices)}, devices), devices
+def _learning(model: str, topology: str) -> Any:
+    config, chips = load_config("progress.yaml", []), parse_topology(topology)
+    own = described_devices(chips)
+    mesh, devices = make_mesh({"fsdp": len(own)}, own), Devices(own, chips.chip.memory_bytes)
+    return phase_of(config, published_shape(model), "train", mesh, devices)
 
 
 @functools.cache
 def _update_programs(model: str, topology: str) -> dict[str, Any]:
-    work, mesh, _ = _workload(model, topology)
-    training = training_of(work, mesh)
-    return dict(training.learner.lower(training.state, abstract_batch(SHAPE, mesh)))
+    learning = _learning(model, topology)
+    return learning.learner.lower(learning.state, SHAPE)
 
 
 @functools.cache
 def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
-    work, mesh, devices = _workload(model, topology)
-    memory = parse_topology(topology).chip.memory_bytes
-    sampling = sampling_of(work, mesh, devices, memory_bytes=memory, held_bytes=0)
+    sampling = _learning(model, topology).sampling(held_bytes=0)
     return lowered_programs(sampling.model, sampling.cache)
 
 

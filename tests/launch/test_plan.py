@@ -8,6 +8,8 @@ import logging
 import shlex
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -23,7 +25,7 @@ from minirl.model.config import Hybrid, read_config
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
-from minirl.plan.fit import Devices, Fit, sampling_of
+from minirl.plan.fit import Devices
 
 SMALL = (
     "model.tiny.vocab_size=512",
@@ -113,7 +115,7 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     """Two layers of one head of 16 in bfloat16: 128 bytes a token."""
     shape = replace(tiny_shape(config().model.tiny), num_hidden_layers=2, num_key_value_heads=1)
     shape = replace(shape, head_dim=16)
-    learner = Fit(0, None, 10**9, None, {"all": 30e9}, {}, {}, "")
+    learner: Any = SimpleNamespace(parameters=10**9, largest={"all": 30e9})
 
     def servers(*overrides, memory=80e9, **changes):
         asked = config("model.dtype=bfloat16", *overrides)
@@ -136,11 +138,17 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     assert servers() == servers(*SERVERS) == {}
 
 
+def learning(mesh, *overrides) -> Any:
+    """Build the learning of a job on four devices."""
+    own, shape = jax.devices()[:4], tiny_shape(config().model.tiny)
+    place = make_mesh(mesh, own), Devices(own, 2.0**34)
+    return plan.phase_of(config(*overrides), shape, "train", *place)
+
+
 def held(mesh, *overrides):
     """Return what is held while the update runs, and while the sampler does."""
-    own = jax.devices()[:4]
-    job = plan.workload_of(config(*overrides), tiny_shape(config().model.tiny))
-    found = planner.fit(job, Devices(make_mesh(mesh, own), own, 2.0**34), lambda *_: None)
+    found = learning(mesh, *overrides)
+    found.fit(lambda *_: None)
     return found.update, found.generation
 
 
@@ -160,9 +168,7 @@ def test_adapters_take_less_and_frozen_weights_are_copied_once():
 def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
     copy = held({"fsdp": 4})[1]["sampler's weights"]
     monkeypatch.setattr("minirl.sample.weights.COPY_SHARE", 0.9 * copy / 2**34)
-    job = plan.workload_of(config(), tiny_shape(config().model.tiny))
-    own = jax.devices()[:4]
-    shared = sampling_of(job, make_mesh({"fsdp": 4}, own), own, memory_bytes=2.0**34, held_bytes=0)
+    shared = learning({"fsdp": 4}).sampling(held_bytes=0)
     assert shared.model.mesh is not None
     assert dict(shared.model.mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     assert device_bytes(nnx.state(shared.model)) < copy
@@ -314,7 +320,7 @@ def test_a_warm_start_is_planned_once_in_its_own_folder(tiny_folder, tmp_path, f
     uncompiled(0.0)
     free(2.0**30)
     asked, shape = config(WARM_AUTO), read_config(tiny_folder)
-    planned = plan.plan_warm_start(asked, shape, tmp_path / "warm")
+    planned = plan.plan_memory(asked, shape, tmp_path / "warm", "warm_start")
     # Of two groups each of eight devices has one at most: eight of 63 + 48 tokens.
     assert planned.warm_start is not None
     assert planned.warm_start.batching.micro_batch_tokens == 8 * (63 + 48)
@@ -323,10 +329,10 @@ def test_a_warm_start_is_planned_once_in_its_own_folder(tiny_folder, tmp_path, f
     assert {"process", "weights", "optimizer", "temporaries"} <= set(kept["memory_bytes"])
     assert not (tmp_path / plan.PLAN).exists()
     free(10_000.0)
-    assert plan.plan_warm_start(asked, shape, tmp_path / "warm") == planned
+    assert plan.plan_memory(asked, shape, tmp_path / "warm", "warm_start") == planned
     (tmp_path / "warm" / plan.PLAN).unlink()
     with pytest.raises(UserError, match="the warm start does not fit"):
-        plan.plan_warm_start(asked, shape, tmp_path / "warm")
+        plan.plan_memory(asked, shape, tmp_path / "warm", "warm_start")
 
 
 def test_a_warm_start_gives_back_what_it_took(tmp_path):
@@ -366,7 +372,7 @@ def test_nothing_of_a_sampler_is_planned_where_servers_sample(
     tiny_folder, tmp_path, free, monkeypatch
 ):
     free(2.0**32)
-    monkeypatch.setattr("minirl.plan.fit.sampling_of", None)
+    monkeypatch.setattr("minirl.plan.fit.Sampling", None)
     planned = plan.plan_memory(config(*SERVERS), read_config(tiny_folder), tmp_path)
     assert planned.sampler.cache_gb is None
     kept = json.loads((tmp_path / plan.PLAN).read_text())["memory_bytes"]

@@ -25,17 +25,10 @@ from minirl.model.config import ModelConfig
 from minirl.model.lora import add_adapters
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh
 from minirl.plan.compile import compile_program, parse_topology
-from minirl.plan.fit import (
-    Devices,
-    Workload,
-    abstract_batch,
-    fit,
-    fit_warm_start,
-    published_shape,
-    training_of,
-)
+from minirl.plan.fit import Devices, Learning, WarmStart, abstract_model, published_shape
 from minirl.train.batching import BatchShape
 from minirl.train.supervised import Demonstration, Lessons, supervise
+from minirl.train.update import abstract_batch
 from minirl.types import Decoding, Request
 
 SHAPE = ModelConfig(
@@ -67,9 +60,14 @@ class Tokens(NamedTuple):
         return self.prompts * self.prompt + self.answers * self.answer
 
 
-def work_of(shape, *, dtype="float32", remat="full", moments="float32", **more):
+LIMITS = SamplerConfig()
+
+
+def learning(shape, mesh=None, *, dtype="float32", remat="full", moments="float32", **more):
     train = TrainConfig(steps=4, optimizer=OptimizerConfig(moments=moments), **more)
-    return Workload(shape, ModelSource(dtype=dtype, remat=remat), SamplerConfig(), train)
+    source = ModelSource(dtype=dtype, remat=remat)
+    model = abstract_model(shape, source, mesh, lora=train.lora)
+    return Learning(model, train, LIMITS, Devices(jax.devices(), 2.0**34), evaluation=LIMITS)
 
 
 def shape_of(tokens):
@@ -78,24 +76,23 @@ def shape_of(tokens):
     return BatchShape(tokens.computed, tokens.prompts, tokens.prompt, each, tokens.answer)
 
 
-def programs_of(work, shape, mesh=None):
-    training = training_of(work, mesh)
-    return training, dict(training.learner.lower(training.state, abstract_batch(shape, mesh)))
+def programs_of(phase, shape):
+    return phase.learner.lower(phase.state, shape)
 
 
 def test_bytes_are_those_of_the_compiled_programs():
     mesh = make_mesh({"fsdp": 4, "tensor": 2})
     shape = replace(SHAPE, num_hidden_layers=6)
-    work = work_of(shape, dtype="bfloat16", moments="bfloat16")
-    training, lowered = programs_of(work, shape_of(Tokens(1, 256, 4, 256)), mesh)
+    phase = learning(shape, mesh, dtype="bfloat16", moments="bfloat16")
+    lowered = programs_of(phase, shape_of(Tokens(1, 256, 4, 256)))
     programs = {name: compile_program(low) for name, low in lowered.items()}
-    weights, optimizer = map(device_bytes, training.state[:2])
+    weights, optimizer = map(device_bytes, phase.state[:2])
     # The weights, the optimizer's state, and the gradient, which is split as the weights are.
     assert programs["apply"].arguments == pytest.approx(2 * weights + optimizer, abs=8)
     # The sum of gradients is donated; statistics are left, and four bytes of each token.
     assert programs["gradient"].outputs < 4 * 1280 + 256
     # All but the norms and biases is split over all devices.
-    assert weights < 1.1 * 4 * training.parameters / 8
+    assert weights < 1.1 * 4 * phase.parameters / 8
     # Moments of two bytes and of four; besides, a few counts and the norms of the last gradients.
     assert optimizer == pytest.approx(1.5 * weights, abs=256)
 
@@ -103,9 +100,7 @@ def test_bytes_are_those_of_the_compiled_programs():
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)])
 def test_an_average_takes_four_bytes_of_each_trained_parameter(lora):
     mesh, more = make_mesh({"fsdp": 4, "tensor": 2}), {"dtype": "bfloat16", "lora": lora}
-    plain, averaged = (
-        training_of(work_of(SHAPE, average=average, **more), mesh) for average in (None, 0.9)
-    )
+    plain, averaged = (learning(SHAPE, mesh, average=average, **more) for average in (None, 0.9))
     trained = jax.tree.leaves(plain.state.params)
     assert {leaf.dtype.name for leaf in trained} == {"float32"}
     assert averaged.memory == plain.memory | {"average": device_bytes(trained)}
@@ -120,7 +115,7 @@ def test_a_batch_is_split_by_rows_alone():
 
 def test_flops_are_those_of_the_unrolled_program():
     tokens = Tokens(prompts=2, prompt=96, answers=4, answer=64)
-    _, lowered = programs_of(work_of(SHAPE, remat="none"), shape_of(tokens))
+    lowered = programs_of(learning(SHAPE, remat="none"), shape_of(tokens))
     found = lowered["gradient"].compile().cost_analysis()["flops"]
     # Two a weight and token (arXiv:2001.08361, section 2.1), and in attention four a query, key and
     # element of a head; twice as many back. Logits are computed again in the backward pass.
@@ -140,11 +135,10 @@ def test_flops_are_those_of_the_unrolled_program():
 def test_a_program_does_not_grow_with_depth_and_holds_a_gradient_once():
     """Beside the sum of gradients there is one gradient, that of the micro-batch."""
     deep = [replace(SHAPE, num_hidden_layers=depth, intermediate_size=2048) for depth in (12, 24)]
-    lowered = [
-        programs_of(work_of(one), BatchShape(288, 1, 32, 1, 256))[1]["gradient"] for one in deep
-    ]
+    phases = list(map(learning, deep))
+    lowered = [programs_of(one, BatchShape(288, 1, 32, 1, 256))["gradient"] for one in phases]
     assert len({len(one.as_text().splitlines()) for one in lowered}) == 1
-    gradient = device_bytes(training_of(work_of(deep[1]), None).state.params)
+    gradient = device_bytes(phases[1].state.params)
     assert gradient < compile_program(lowered[1]).temporaries < 1.5 * gradient
 
 
@@ -184,13 +178,16 @@ def test_a_run_reads_what_its_plan_compiled(toy, tmp_path, compiled):
     warm = SftConfig(steps=1, groups_per_step=2, group_size=2, lora=lora, batching=sizes)
     limits = SamplerConfig(slots=2, max_prompt_tokens=20, max_response_tokens=20)
     measured = limits.model_copy(update={"max_prompt_tokens": 48})
-    source, train = ModelSource(path=tmp_path, dtype="float32"), TrainConfig(lora=lora)
-    work = Workload(model.config, source, limits, train, measured, warm)
+    source, train = ModelSource(dtype="float32"), TrainConfig(lora=lora)
+    base, adapted = (abstract_model(model.config, source, None, lora=one) for one in (None, lora))
     taught = [Demonstration(((toy.Message("user", "ABCD"),),), (), text) for text in ("EF", "GH")]
     lessons = Lessons.of(taught, toy.Tokenizer(), warm, seed=0)
-    devices = Devices(None, jax.local_devices()[:1], 2.0**34)
-    fit(work, devices, lambda *_: None)
-    fit_warm_start(work, devices, lambda *_: None, lessons)
+    devices = Devices(jax.local_devices()[:1], 2.0**34)
+    for phase in (
+        Learning(adapted, train, limits, devices, evaluation=measured, first=base),
+        WarmStart(adapted, warm, limits, devices, lessons),
+    ):
+        phase.fit(lambda *_: None)
     planned = compiled()
     # So that nothing is found in memory.
     jax.clear_caches()
@@ -262,8 +259,8 @@ def test_a_process_has_a_part_of_the_devices():
 )
 def test_published_shapes_have_the_published_parameters(name, billions):
     # As the models' cards give them: 0.49, 7.61 and 32.5 to 32.8 billion.
-    work = work_of(published_shape(f"Qwen/Qwen2.5-Coder-{name}-Instruct"))
-    assert training_of(work, None).parameters / 1e9 == pytest.approx(billions, abs=0.001)
+    phase = learning(published_shape(f"Qwen/Qwen2.5-Coder-{name}-Instruct"))
+    assert phase.parameters / 1e9 == pytest.approx(billions, abs=0.001)
 
 
 def test_an_unknown_model_is_refused():

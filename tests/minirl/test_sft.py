@@ -17,9 +17,8 @@ from minirl.config import (
     OptimizerConfig,
     SamplerConfig,
     SftConfig,
-    TrainConfig,
 )
-from minirl.plan.fit import Workload, warm_start_of
+from minirl.plan.fit import Devices, WarmStart, abstract_model
 from minirl.train.batching import BatchShape
 from minirl.train.supervised import (
     Demonstration,
@@ -188,11 +187,11 @@ def test_a_plan_compiles_the_largest_of_the_shapes_that_are_computed(toy, tmp_pa
     batching = batching.model_copy(update={"micro_batch_tokens": "auto"})
     asked = config.model_copy(update={"batching": batching})
     limits = SamplerConfig(max_prompt_tokens=20, max_response_tokens=20)
-    work = Workload(model.config, ModelSource(), limits, TrainConfig(), warm_start=asked)
-    planned = warm_start_of(work, None, lessons).largest_shape(32)
+    given = abstract_model(model.config, ModelSource(), None), asked, limits, Devices((), 0.0)
+    planned = WarmStart(*given, lessons).largest_shape(32)
     assert planned == max(computed, key=lambda shape: (shape.tokens, shape.cells))
     # Not known, they are as long as the limits let them be.
-    bound = warm_start_of(work, None).largest_shape(32)
+    bound = WarmStart(*given).largest_shape(32)
     assert (bound.tokens, bound.answer_columns) >= (planned.tokens, planned.answer_columns)
     assert bound.tokens == 19 + 20 + 1  # rounded up to even
 
