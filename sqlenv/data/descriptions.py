@@ -75,23 +75,17 @@ def _description_files(folder: Path) -> list[Path]:
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
-    try:
-        text = _decoded(file.read_bytes()).replace("\0", "")
-        reader = csv.DictReader(io.StringIO(text, newline=""))
-        names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
-        reader.fieldnames = [re.sub(r"[\s_]+", "_", name) for name in names]
-        rows = list(reader)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); allow it") from None
-    except csv.Error as error:
-        raise UserError(f"{file}: not a readable CSV file ({error}); fetch it again") from error
-    if rows and _FIELDS[0] not in reader.fieldnames:
-        _log.warning(
-            "%s: line 1 has no column %s, but %s; its descriptions are not used",
-            file, _FIELDS[0], ", ".join(reader.fieldnames)[:120],
-        )  # fmt: skip
-        return []
-    return rows
+    text = _decoded(file.read_bytes()).replace("\0", "")
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+    reader.fieldnames = [re.sub(r"[\s_]+", "_", name) for name in names]
+    if _FIELDS[0] in reader.fieldnames:
+        return list(reader)
+    _log.warning(
+        "%s: line 1 has no column %s, but %s; its descriptions are not used",
+        file, _FIELDS[0], ", ".join(reader.fieldnames)[:120],
+    )  # fmt: skip
+    return []
 
 
 def _decoded(content: bytes) -> str:

@@ -198,27 +198,25 @@ def locate(source: SourceConfig) -> Location:
         UserError: They cannot be read, lack databases, or are there twice.
     """
     if not source.path.is_dir():
-        what = "is a file, not a data set's folder" if source.path.exists() else "does not exist"
-        raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
+        raise UserError(f"{source.path} is no folder: point `path` at that of {source.layout}")
     near, inside = _searched(source)
     # A file of one's own may lie away from the databases.
-    elsewhere = ((), (*near, *inside)) if source.file else ((),)
+    others = (*near, *inside) if source.file else ()
     problems: list[UserError] = []
-    for others in elsewhere:
-        for folders in (near, inside):
-            found: dict[tuple[Path, ...], Location] = {}
-            for root in folders:
-                files = question_files(root, source)
-                if files and files not in found:
-                    try:
-                        found[files] = _location(root, files, source.layout, others)
-                    except UserError as error:
-                        problems.append(error)
-            if len(found) > 1 and folders is inside:
-                places = " and in ".join(str(one.root) for one in [*found.values()][:2])
-                raise UserError(f"is in {places}; give the folder of one, or move the other away")
-            if found:
-                return next(iter(found.values()))
+    for folders in (near, inside):
+        found: dict[tuple[Path, ...], Location] = {}
+        for root in folders:
+            files = question_files(root, source)
+            if files and files not in found:
+                try:
+                    found[files] = _location(root, files, source.layout, others)
+                except UserError as error:
+                    problems.append(error)
+        if len(found) > 1 and folders is inside:
+            places = " and in ".join(str(one.root) for one in [*found.values()][:2])
+            raise UserError(f"is in {places}; give the folder of one, or move the other away")
+        if found:
+            return next(iter(found.values()))
     problems.sort(key=lambda problem: isinstance(problem, AbsentError))
     raise problems[0] if problems else AbsentError(_nothing_found(source))
 
@@ -277,11 +275,7 @@ def _nothing_found(source: SourceConfig) -> str:
         return f"{source.layout} has no split {source.split}; it has {', '.join(spec.files)}"
     expected = source.file or " or ".join(spec.files[source.split])
     where = f"in it or a folder in it (layout {source.layout}, split {source.split})"
-    problem = f"{source.path}: no {expected} {where}"
-    above = source.path.resolve().parent
-    is_above = bool(question_files(above, source))
-    advice = f"use {above}, which has it" if is_above else "check `path`, `layout` and `split`"
-    return f"{problem}; {advice}"
+    return f"{source.path}: no {expected} {where}; check `path`, `layout` and `split`"
 
 
 def _searched(source: SourceConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
