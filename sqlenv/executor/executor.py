@@ -25,13 +25,11 @@ from sqlenv.executor.database import DatabaseQuery, Identity, heap_limit, identi
 from sqlenv.executor.gold import GoldCache
 from sqlenv.types import Result, TimedOut, TooLarge
 
-# How often an overdue query is interrupted again: one interrupt can fall between two statements.
+# How often overdue queries are looked for, and interrupted again: one interrupt can fall between
+# two statements.
 _NAG_S = 0.05
 # Idle connections that are kept open; 0.3 to 2 MB and one file descriptor each.
 _MOST_IDLE = 64
-# What a thread of `map` takes together: enough to hide the cost of that, few enough to keep all
-# threads busy to the end.
-_MOST_TOGETHER = 16
 _OUT_OF_HEAP = TooLarge("memory")
 # How long all queries may run after one that ran alone, relative to its time, and at most.
 _SHARED, _SHARED_S = 4, 0.5
@@ -73,7 +71,7 @@ class Executor:
         ends.callback(_close_all, self._idle)
         ends.callback(stop.set)
         self._end = weakref.finalize(self, ends.close)
-        watched = (self._lock, self._running, stop, config.timeout_s)
+        watched = (self._lock, self._running, stop)
         threading.Thread(target=_watch, args=watched, name="sqlenv-watchdog", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -134,29 +132,20 @@ class Executor:
         return [found[query] for query in queries]
 
     def map(self, function: Callable[[A], T], items: Sequence[A]) -> list[T]:
-        """Call a function that runs queries here, on all workers; an exception ends all of them."""
+        """Call a function that runs queries here, on all workers; an exception ends them all, and
+        whatever else runs here.
+        """
         if len(items) <= 1:
             return [function(item) for item in items]
-        workers = self.config.threads
-        length = min(-(-len(items) // (4 * workers)), _MOST_TOGETHER)
-        parts = [items[at : at + length] for at in range(0, len(items), length)]
-        threads: set[int] = set()
-        is_over = threading.Event()
-
-        def work(part: Sequence[A]) -> list[T]:
-            threads.add(threading.get_ident())
-            return [function(item) for item in part if not is_over.is_set()]
-
-        with ThreadPoolExecutor(workers) as pool:
-            futures = [pool.submit(work, part) for part in parts]
+        with ThreadPoolExecutor(self.config.threads) as pool:
+            futures = [pool.submit(function, item) for item in items]
             try:
-                return [answer for future in futures for answer in future.result()]
+                return [future.result() for future in futures]
             except BaseException:
-                is_over.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 while not all(future.done() for future in futures):
                     with self._lock:
-                        for connection, _ in filter(None, map(self._running.get, threads)):
+                        for connection, _ in self._running.values():
                             connection.interrupt()
                     time.sleep(_NAG_S)
                 raise
@@ -242,18 +231,10 @@ def _close_all(idle: list[tuple[_Key, Connection]]) -> None:
         idle.pop()[1].close()
 
 
-def _watch(
-    lock: threading.Lock, running: _Running, stop: threading.Event, timeout_s: float
-) -> None:
+def _watch(lock: threading.Lock, running: _Running, stop: threading.Event) -> None:
     """Interrupt the queries that are overdue, until told to stop."""
-    # Nobody wakes this thread: all queries have the same time-out, so one that starts while it
-    # sleeps is not due before it wakes. The lock keeps an interrupt from the connection's next one.
-    sleep_s = timeout_s
-    while not stop.wait(sleep_s):
-        now_s = time.monotonic()
-        sleep_s = timeout_s
-        with lock:
+    while not stop.wait(_NAG_S):
+        with lock:  # which keeps an interrupt from the connection's next query
             for connection, deadline_s in running.values():
-                if deadline_s <= now_s:
+                if deadline_s <= time.monotonic():
                     connection.interrupt()
-                sleep_s = min(sleep_s, max(deadline_s - now_s, _NAG_S))

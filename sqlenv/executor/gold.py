@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -48,9 +46,7 @@ class GoldCache:
         zone = (*time.tzname, time.timezone)
         program = (VERSION, allowed.listed(), apsw.sqlite_lib_version())
         self._context = json.dumps([*program, zone, sorted(limits.items())])
-        self._lock = threading.Lock()
-        # The one used longest ago first.
-        self._memory: OrderedDict[GoldKey, Result] = OrderedDict()
+        self._memory: dict[GoldKey, Result] = {}
         self._memory_bytes = 0
 
     def get(self, queries: Sequence[DatabaseQuery], run: RunMany) -> list[Result]:
@@ -70,25 +66,22 @@ class GoldCache:
         return [found[key] for key in keys]
 
     def _look_up(self, key: GoldKey) -> Result | None:
-        with self._lock:
-            if (result := self._memory.get(key)) is not None:
-                self._memory.move_to_end(key)
-                return result
-        if self._disk and (result := self._read(key, self._disk)) is not None:
-            self._remember(key, result)
+        result = self._memory.get(key)
+        if result is None and self._disk:
+            result = self._read(key, self._disk)
+            if result is not None:
+                self._remember(key, result)
         return result
 
     def _remember(self, key: GoldKey, result: Result) -> None:
-        """Keep a result in memory; where all take too much, those used longest ago go."""
-        size_bytes = _weigh(key, result)
-        if size_bytes > _MEMORY_BYTES:
-            return
-        with self._lock:
-            if key not in self._memory:
-                self._memory_bytes += size_bytes
-            self._memory[key] = result
-            while self._memory_bytes > _MEMORY_BYTES:
-                self._memory_bytes -= _weigh(*self._memory.popitem(last=False))
+        """Keep a result in memory; where all take too much, the others are forgotten."""
+        rows = result.rows if isinstance(result, Table) else ()
+        size_bytes = _ENTRY_BYTES + 4 * len(key[1]) + (weigh(rows) if rows else 0)
+        if self._memory_bytes + size_bytes > _MEMORY_BYTES:
+            self._memory.clear()
+            self._memory_bytes = 0
+        self._memory[key] = result
+        self._memory_bytes += size_bytes
 
     def _name(self, key: GoldKey) -> str:
         identity, sql = key
@@ -103,11 +96,6 @@ class GoldCache:
 
 def _is_lasting(result: Result) -> bool:
     return not (result in TRANSIENT or (isinstance(result, Table) and result.nondeterministic))
-
-
-def _weigh(key: GoldKey, result: Result) -> int:
-    rows = result.rows if isinstance(result, Table) else ()
-    return _ENTRY_BYTES + 4 * len(key[1]) + (weigh(rows) if rows else 0)
 
 
 _KINDS = {kind.__name__: kind for kind in get_args(Result)}

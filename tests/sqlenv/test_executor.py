@@ -195,7 +195,7 @@ def test_wide_rows_are_sorted(tmp_path: Path) -> None:
 
 
 def test_the_clock_of_an_idle_executor(database: Path) -> None:
-    """The watchdog sleeps whole time-outs; a query that starts in between gets its full time."""
+    """A query that starts between two looks of the watchdog gets its full time."""
     config = ExecutorConfig(timeout_s=0.3, max_steps=2**31 - 1)
     with Executor(config) as executor:
         executor.execute(database, "SELECT 1")
