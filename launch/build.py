@@ -32,8 +32,7 @@ from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt
 from sqlenv.executor import Executor
 from sqlenv.prompts import ASKED_FOR
 from sqlenv.schema.rendering import sample_columns
-from sqlenv.types import Attempt, Episode, Example, Observation, Table
-from sqlenv.witness.refutation import Refutation
+from sqlenv.types import Episode, Example, Observation, Table
 
 # Evaluating an endpoint needs the SQL side alone, and no JAX.
 if TYPE_CHECKING:
@@ -172,13 +171,7 @@ class SqlSide:
     def record(self, episode: Episode) -> Mapping[str, Any]:
         """Write a final episode as `trajectories.jsonl` shows it."""
         gold = gold_result(self.executor, episode.example)
-        return episode_record(episode, gold, self._judge, self.reward, self._refutation)
-
-    def _refutation(self, example: Example, attempt: Attempt) -> Refutation | None:
-        """Show why an attempt that looks right is not."""
-        if attempt.refuted is None:
-            return None
-        return Refutation.of(example, attempt.sql, self.executor.execute, attempt.refuted)
+        return episode_record(episode, gold, self._judge, self.reward, self.executor.execute)
 
     def record_scored(self, episode: Episode) -> tuple[Mapping[str, Any], Score]:
         """Write down a final episode of an evaluation, and what training would pay for it."""

@@ -32,7 +32,7 @@ from sqlenv.types import (
     Value,
     describe_failure,
 )
-from sqlenv.witness.refutation import Refutation
+from sqlenv.witness.refutation import rows_on
 
 # Evaluating an endpoint or a file needs no JAX.
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def episode_record(
     gold: Result,
     tagger: ProgressiveReward,
     reward: Reward,
-    refutation: Callable[[Example, Attempt], Refutation | None],
+    execute: Callable[[Path, str], Result],
 ) -> dict[str, Any]:
     """Write a final episode down: `example`, which all episodes of a question share, and `turns`.
 
     `tagger` names in what a wrong query differs from the gold query; `reward` is what
-    the episode is scored by; `refutation` shows a witness against what looks right.
+    the episode is scored by; `execute` reads a witness against what looks right.
     """
     parts = _parts(reward, episode)
     turns = [
@@ -75,7 +75,7 @@ def episode_record(
             "tags": list(_tags(episode.example, attempt, tagger)),
             "parts": {name: round(value, _PLACES) for name, value in part.items()},
             "result": shown(attempt.result),
-            **(_witness(found) if (found := refutation(episode.example, attempt)) else {}),
+            **({"witness": _witness(episode.example, attempt, execute)} if attempt.refuted else {}),
         }
         for attempt, part in zip(episode.attempts, parts, strict=True)
     ]
@@ -95,10 +95,18 @@ def question(example: Example, gold: Result | None) -> dict[str, Any]:
     }
 
 
-def _witness(refutation: Refutation) -> dict[str, Any]:
-    tables = {name: shown(table, WITNESS_ROWS) for name, table in refutation.tables.items()}
-    results = {"gold_result": shown(refutation.gold), "result": shown(refutation.predicted)}
-    return {"witness": {"number": refutation.number, "tables": tables, **results}}
+def _witness(
+    example: Example, attempt: Attempt, execute: Callable[[Path, str], Result]
+) -> dict[str, Any]:
+    against = attempt.refuted
+    assert against is not None
+    tables, gold = rows_on(against.database, example, attempt.sql, execute)
+    return {
+        "number": against.number,
+        "tables": {name: shown(table, WITNESS_ROWS) for name, table in tables.items()},
+        "gold_result": shown(gold),
+        "result": shown(against.result),
+    }
 
 
 def shown(result: Result, most_rows: int = ROWS) -> dict[str, Any]:

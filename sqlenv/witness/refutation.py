@@ -1,11 +1,11 @@
-"""Whether predictions are right on all witnesses of their gold queries, and the witness that tells
-one from the gold query, as people are shown it.
+"""Whether predictions are right on all witnesses of their gold queries, and what people are shown
+of a witness that tells one from the gold query.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sqlenv.dialects import run_in_dialect, transpile
@@ -13,45 +13,21 @@ from sqlenv.evaluators.comparators import Case, compare_cases
 from sqlenv.executor import Executor
 from sqlenv.sql.extraction import tables_of
 from sqlenv.sql.lexer import quoted
-from sqlenv.types import Counterexample, Example, ExecutionMatch, Result
+from sqlenv.types import Example, ExecutionMatch, Result
 from sqlenv.witness.store import WitnessStore
 
 
-@dataclass(frozen=True, slots=True)
-class Refutation:
-    """A small database on which two queries that look the same give different results.
-
-    Attributes:
-        number: Of the witness among those of the gold query, from 1.
-        tables: The rows of the tables that the queries read.
-        gold, predicted: What the queries give there.
+def rows_on(
+    witness: Path, example: Example, sql: str, execute: Callable[[Path, str], Result]
+) -> tuple[Mapping[str, Result], Result]:
+    """Read the tables that a query and its gold query name on a witness, and what the latter gives
+    there.
     """
-
-    number: int
-    tables: Mapping[str, Result]
-    gold: Result
-    predicted: Result
-
-    @classmethod
-    def of(
-        cls,
-        example: Example,
-        sql: str,
-        execute: Callable[[Path, str], Result],
-        found: Counterexample,
-    ) -> Refutation:
-        """Run the gold query on a witness, and read the tables that both queries name."""
-        witness = found.database
-        there = replace(example, database=witness)
-        queries = (transpile(one, example.dialect) for one in (example.gold_sql, sql))
-        named = (name for one in queries if isinstance(one, str) for name in tables_of(one))
-        names = {name.lower(): name for name in named}
-        return cls(
-            found.number,
-            {name: execute(witness, f"SELECT * FROM {quoted(name)}") for name in names.values()},
-            run_in_dialect(execute, there, example.gold_sql),
-            found.result,
-        )
+    queries = (transpile(one, example.dialect) for one in (example.gold_sql, sql))
+    named = (name for one in queries if isinstance(one, str) for name in tables_of(one))
+    names = {name.lower(): name for name in named}
+    tables = {name: execute(witness, f"SELECT * FROM {quoted(name)}") for name in names.values()}
+    return tables, run_in_dialect(execute, replace(example, database=witness), example.gold_sql)
 
 
 def judge_on_witnesses(

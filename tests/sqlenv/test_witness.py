@@ -16,7 +16,7 @@ from sqlenv.executor import Executor
 from sqlenv.types import Example, ExecutionMatch, Table
 from sqlenv.witness.draw import draw_witnesses
 from sqlenv.witness.focus import focus_of
-from sqlenv.witness.refutation import Refutation, judge_on_witnesses
+from sqlenv.witness.refutation import judge_on_witnesses, rows_on
 from sqlenv.witness.source import read_source
 from sqlenv.witness.store import WitnessStore
 from sqlenv.witness.variants import make_variant
@@ -260,12 +260,12 @@ def test_a_refutation_shows_the_rows_and_both_results(shop: Path, cache: DiskCac
         against = first_refuting(example, LUCKY, files, executor, SingleTurnConfig())
         assert against is not None
         assert against.database == files[against.number - 1]
-        found = Refutation.of(example, LUCKY, executor.execute, against)
-    pets = found.tables["pet"]
+        tables, gold = rows_on(against.database, example, LUCKY, executor.execute)
+    pets, predicted = tables["pet"], against.result
     assert isinstance(pets, Table)
-    assert isinstance(found.gold, Table)
-    assert isinstance(found.predicted, Table)
+    assert isinstance(gold, Table)
+    assert isinstance(predicted, Table)
     ages = [row[2] for row in pets.rows if row[1] == "cat" and isinstance(row[2], int)]
-    assert found.gold.rows == ((sum(ages) if ages else None,),)
-    assert {row[0] for row in found.predicted.rows} - {None} == {*ages}
-    assert {*found.gold.rows} != {*found.predicted.rows}
+    assert gold.rows == ((sum(ages) if ages else None,),)
+    assert {row[0] for row in predicted.rows} - {None} == {*ages}
+    assert {*gold.rows} != {*predicted.rows}
