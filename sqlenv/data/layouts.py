@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 from minirl.exchange import UserError
@@ -201,9 +201,9 @@ def locate(source: SourceConfig) -> Location:
         raise UserError(f"{source.path} is no folder: point `path` at that of {source.layout}")
     near, inside = _searched(source)
     # A file of one's own may lie away from the databases.
-    others = (*near, *inside) if source.file else ()
+    elsewhere = ((), (*near, *inside)) if source.file else ((),)
     problems: list[UserError] = []
-    for folders in (near, inside):
+    for others, folders in product(elsewhere, (near, inside)):
         found: dict[tuple[Path, ...], Location] = {}
         for root in folders:
             files = question_files(root, source)
@@ -275,7 +275,10 @@ def _nothing_found(source: SourceConfig) -> str:
         return f"{source.layout} has no split {source.split}; it has {', '.join(spec.files)}"
     expected = source.file or " or ".join(spec.files[source.split])
     where = f"in it or a folder in it (layout {source.layout}, split {source.split})"
-    return f"{source.path}: no {expected} {where}; check `path`, `layout` and `split`"
+    above = source.path.resolve().parent
+    is_above = bool(question_files(above, source))
+    advice = f"use {above}, which has it" if is_above else "check `path`, `layout` and `split`"
+    return f"{source.path}: no {expected} {where}; {advice}"
 
 
 def _searched(source: SourceConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
