@@ -22,7 +22,7 @@ from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig
 from rewards.execution import gold_result
 from rewards.expo.reward import ExpoReward
-from rewards.progress.feedback import feedback
+from rewards.progress.diagnosis import feedback
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.cache import shared_cache
 from sqlenv.config import AgenticConfig, AnswerConfig, EnvConfig, SingleTurnConfig

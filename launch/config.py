@@ -32,7 +32,7 @@ from sqlenv.config import (
     EnvConfig,
     ExecutorConfig,
 )
-from sqlenv.data.held_out import validation_of
+from sqlenv.data.loading import validation_of
 from sqlenv.prompts import ASKED_FOR, PromptStyle
 from sqlenv.schema.rendering import SchemaStyle
 from sqlenv.types import Wrapping

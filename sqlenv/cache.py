@@ -1,4 +1,4 @@
-"""Caches on disk of what takes long to work out.
+"""Caches: in memory of what the text of a query says (`cached`), on disk of what takes long.
 
 `shared_cache` is one for all runs, configs and processes: each entry is found by the contents of
 all that decides it, so that nothing in it is ever out of date. Delete the folder to clear it.
@@ -13,10 +13,10 @@ import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from minirl.exchange import UserError
 
@@ -24,6 +24,28 @@ _log = logging.getLogger(__name__)
 _UNLIMITED = 1 << 60
 _LIMIT_BYTES = 20_000_000_000
 """Size of a cache, from which on the oldest entries go."""
+MAX_CACHED_CHARS = 4_000  # of longer texts only the last one is remembered
+
+Rest = TypeVarTuple("Rest")
+R = TypeVar("R")
+
+
+def cached(maxsize: int) -> Callable[[Callable[[str, *Rest], R]], Callable[[str, *Rest], R]]:
+    """Cache a pure function of a query; of long ones the last, for a rambling policy fills memory.
+
+    An entry costs some 100 times the length of the query.
+    """
+
+    def decorate(function: Callable[[str, *Rest], R]) -> Callable[[str, *Rest], R]:
+        remembered, last = lru_cache(maxsize)(function), lru_cache(1)(function)
+
+        @wraps(function)
+        def call(sql: str, *rest: *Rest) -> R:
+            return (last if len(sql) > MAX_CACHED_CHARS else remembered)(sql, *rest)
+
+        return call
+
+    return decorate
 
 
 def cache_folder(name: str) -> Path:

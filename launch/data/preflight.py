@@ -23,9 +23,8 @@ from minirl.exchange import UserError, named
 from minirl.model.config import check_folder, read_config
 from sqlenv.cache import shared_cache
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.data.held_out import hold_out
 from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
-from sqlenv.data.loading import LoadedData, load, read_all
+from sqlenv.data.loading import LoadedData, hold_out, load, read_all
 from sqlenv.demo import STAMP
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database

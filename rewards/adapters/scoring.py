@@ -20,7 +20,7 @@ from minirl.exchange.settings import at_home
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import gold_result
-from rewards.progress.feedback import feedback
+from rewards.progress.diagnosis import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import build_environment, shorten

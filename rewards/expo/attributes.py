@@ -12,7 +12,7 @@ from functools import lru_cache
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, build_scope
 
-from sqlenv.memory import cached
+from sqlenv.cache import cached
 from sqlenv.sql.extraction import PARSE_FAILURES, bare, parse
 from sqlenv.types import Table
 

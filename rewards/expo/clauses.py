@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlenv.memory import cached
+from sqlenv.cache import cached
 from sqlenv.sql.lexer import MAX_QUERY_CHARS, Token, tokenize
 
 ClauseKind = Literal[

@@ -1,4 +1,6 @@
-"""The oracle-guided diagnostic tree (Progress-SQL, section 4.1 and appendix D): scores and tags."""
+"""The oracle-guided diagnostic tree (Progress-SQL, section 4.1 and appendix D): scores, tags, and
+the text of the next turn (appendix F).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from rewards.execution import KnownColumns
+from rewards.execution import KnownColumns, columns_of
 from rewards.progress.tree import Node, Profile, build_tree, ctes, renamed
-from sqlenv.memory import cached
+from sqlenv.cache import cached
+from sqlenv.prompts import Undiagnosed, feedback_text
+from sqlenv.types import Attempt, Example, SqlError, Wrapping
 
 T = TypeVar("T")
 
@@ -197,6 +201,19 @@ def _clause_tags(pred: Profile, gold: Profile) -> list[str]:
         "DISTINCT_MISMATCH": pred.distinct != gold.distinct,
     }
     return [tag for tag, applies in rules.items() if applies]
+
+
+def feedback(
+    example: Example, attempt: Attempt, *, form: Wrapping | None
+) -> tuple[tuple[str, ...], str]:
+    """Tell a policy the tags of its last query, and ask for another in a form (`Feedback`)."""
+    found = diagnose(attempt.sql, example.gold_sql, columns_of(example))
+    why: Undiagnosed = "close"
+    is_error = isinstance(attempt.result, SqlError)  # also where sqlglot reads what SQLite does not
+    if is_error or not (found.pred_parsed and found.gold_parsed):
+        why = "fails" if is_error else "runs"  # also where a limit ended it
+    text = feedback_text(example, found.tags, form=form, undiagnosed=why)
+    return found.tags, text
 
 
 # Rates of structural mismatches, in the manner of table 8 (appendix E.4).

@@ -9,7 +9,7 @@ from minirl.exchange import Score
 from rewards.config import ProgressiveConfig
 from rewards.execution import columns_of, first_match, is_correct, is_executable
 from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
-from sqlenv.memory import cached
+from sqlenv.cache import cached
 from sqlenv.prompts import tag_sentences
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Episode, Example

@@ -9,7 +9,7 @@ from typing import Literal
 from sqlglot import exp
 
 from rewards.execution import KnownColumns
-from sqlenv.memory import cached
+from sqlenv.cache import cached
 from sqlenv.sql import extraction
 
 Features = frozenset[str]

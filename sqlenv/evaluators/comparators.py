@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from minirl.exchange import UserError
-from sqlenv.evaluators.bird import soft_f1
 from sqlenv.evaluators.equality import like_gold, matches
-from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal
+from sqlenv.evaluators.graded import GradingMethod, is_graded_right, is_strictly_equal, soft_f1
 from sqlenv.evaluators.official import as_spider_runs, count_statements, same_query
 from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
 from sqlenv.executor import Executor

@@ -1,7 +1,8 @@
-"""The rules that corrected golds come with: BIRD-Platinum's strict one, and ReViSQL's, a question
-each. Cells compare as the text that Python prints.
+"""BIRD's soft F1, and the rules that corrected golds come with, where cells compare as the text
+that Python prints: BIRD-Platinum's strict one, and ReViSQL's, a question each.
 
-Sources: uiuc-kang-lab/BIRD-Platinum, evaluation/grade.py, at d6e0e96; bifrost17/ReViSQL,
+Sources: bird-bench/mini_dev, evaluation/evaluation_f1.py, at 4d970a9a97b1;
+uiuc-kang-lab/BIRD-Platinum, evaluation/grade.py, at d6e0e96; bifrost17/ReViSQL,
 tinker_cookbook/recipes/sql_rl/grader.py, at 7b79b16.
 """
 
@@ -109,3 +110,29 @@ def _text(row: Row) -> tuple[str, ...]:
 
 def _bag(rows: Sequence[Row]) -> Counter[tuple[str, ...]]:
     return Counter(map(_text, rows))
+
+
+def soft_f1(predicted: Table, gold: Table) -> float:
+    """Score the cells that two results share, row by row.
+
+    Duplicate rows go first; then the first row stands beside the first, and so on. A row pair
+    counts, as shares of the gold row's width, predicted cells that the gold row has, that it has
+    not, and gold cells that the predicted row has not; a row without partner counts 1. Two empty
+    results score 1.
+    """
+    found, wanted = list(dict.fromkeys(predicted.rows)), list(dict.fromkeys(gold.rows))
+    if not found and not wanted:
+        return 1.0
+    shares = [_shares(*pair) for pair in zip(found, wanted, strict=False)]
+    both = sum(share[0] for share in shares)
+    extra = sum(share[1] for share in shares) + max(0, len(found) - len(wanted))
+    missing = sum(share[2] for share in shares) + max(0, len(wanted) - len(found))
+    precision = both / (both + extra) if both + extra else 0.0
+    recall = both / (both + missing) if both + missing else 0.0
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def _shares(found: Row, wanted: Row) -> tuple[float, float, float]:
+    both = sum(value in wanted for value in found)
+    missing = sum(value not in found for value in wanted)
+    return both / len(wanted), (len(found) - both) / len(wanted), missing / len(wanted)

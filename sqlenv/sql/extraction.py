@@ -17,7 +17,7 @@ from sqlglot import exp
 from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from sqlenv.memory import cached
+from sqlenv.cache import cached
 from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokens
 
 QueryTree = exp.Select | exp.SetOperation | exp.Subquery

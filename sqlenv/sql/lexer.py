@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from string import ascii_uppercase
 from typing import Literal, NamedTuple
 
-from sqlenv.memory import cached
+from sqlenv.cache import cached
 
 TokenKind = Literal["word", "name", "text", "number", "sign"]
 

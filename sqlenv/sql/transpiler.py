@@ -16,7 +16,7 @@ from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel
 from sqlglot.tokens import Token, TokenType
 
-from sqlenv.memory import cached
+from sqlenv.cache import cached
 from sqlenv.sql.extraction import (
     MAX_CHARS,
     MAX_TREE_DEPTH,

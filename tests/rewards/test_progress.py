@@ -14,11 +14,11 @@ from rewards.progress.diagnosis import (
     UNPARSED,
     Diagnosis,
     diagnose,
+    feedback,
     labels_of,
     local_similarity,
     mismatch_rates,
 )
-from rewards.progress.feedback import feedback
 from rewards.progress.reward import Alignment, OneShotReward, ProgressiveReward, lexical_similarity
 from rewards.progress.tree import build_tree
 from sqlenv.sql.answers import answer_of

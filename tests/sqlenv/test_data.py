@@ -17,9 +17,8 @@ from minirl.exchange import UserError
 from sqlenv.config import DataConfig
 from sqlenv.data import questions
 from sqlenv.data.descriptions import full_descriptions
-from sqlenv.data.held_out import hold_out, validation_of
 from sqlenv.data.layouts import SETS, AbsentError, locate
-from sqlenv.data.loading import LoadedData, load, read_all
+from sqlenv.data.loading import LoadedData, hold_out, load, read_all, validation_of
 from sqlenv.data.sources import by_running
 from sqlenv.executor import Executor
 from sqlenv.schema.reading import Described, described_key, read_schema
