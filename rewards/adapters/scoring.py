@@ -11,41 +11,33 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from minirl.exchange import CreditSpan, UserError
-from minirl.exchange.settings import at_home
+from minirl.exchange.settings import Place
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import gold_result
 from rewards.progress.diagnosis import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
+from sqlenv.data.records import Fields, Rule, check
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback
 from sqlenv.envs.single_turn import BaseEnvironment
-from sqlenv.evaluators.graded import checked_method
 from sqlenv.executor import Executor
-from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Attempt,
     Episode,
     Example,
-    Form,
     Status,
     Table,
     describe_failure,
 )
 
 _log = logging.getLogger(__name__)
-
-_FORMS: Mapping[Form, str] = {
-    "sql_tag": "in <sql>…</sql>",
-    "fence": "in a fence",
-    "bare": "without anything around it",
-}
 
 
 class AdapterConfig(Settings):
@@ -108,7 +100,7 @@ class Scorer:
         form = "fence" if config.env.wrapping == "fence" else "sql_tag"
         self._feedback = partial(feedback, form=form)
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
-        self._told: set[object] = set()
+        self._told: set[tuple[Path, str]] = set()
 
     def environment(self, *, replies: int) -> BaseEnvironment:
         """Build the environment of the settings, for episodes of at most so many replies."""
@@ -123,23 +115,14 @@ class Scorer:
         if question not in self._told:  # else a gold that times out would run for every episode
             gold = gold_result(self._executor, example)
             if not isinstance(gold, Table):
-                self._warn_once(
-                    question,
-                    f"the gold query {example.gold_sql!r} does not run on {example.database} "
-                    f"({describe_failure(gold)}): no reply to it is right; leave it out",
-                )
+                self._told.add(question)
+                _log.warning(
+                    "the gold query %r does not run on %s (%s): no reply is right; leave it out",
+                    example.gold_sql, example.database, describe_failure(gold),
+                )  # fmt: skip
         episode = Episode(example)
         for reply in replies:
             episode, _ = self._judging.step(episode, reply)
-        if not any(attempt.sql for attempt in episode.attempts):
-            found = (answer_of(attempt.text, "any").form for attempt in episode.attempts)
-            if form := next(filter(None, found), None):
-                self._warn_once(
-                    form,
-                    f"a reply has its SQL {_FORMS[form]}, which env.wrapping="
-                    f"{self.config.env.wrapping} does not read: ask for that form in the prompt, "
-                    "or set env.wrapping=any",
-                )
         return self.scored(episode)
 
     def scored(self, episode: Episode) -> Scored:
@@ -153,11 +136,6 @@ class Scorer:
         if last is None or last.correct:
             return ""
         return self._feedback(example, last)[1]
-
-    def _warn_once(self, what: object, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            _log.warning(text)
 
     def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Scored]:
         """Score episodes on all workers, in order."""
@@ -217,29 +195,42 @@ def example_of(row: Mapping[str, Any] | str | bytes | None, *, gold_sql: Any = N
             trainer's, so the rest is not read.
         gold_sql: The gold query of trainers that have their own name for it.
     """
-    row, given = mapping_of(row), _text("gold_sql", gold_sql)
-    texts = {name: _text(name, row.get(name)) for name in _TEXTS}
-    texts["gold_sql"] = given or texts["gold_sql"]
-    for name in ("database", "gold_sql"):
-        if not texts[name]:
-            raise UserError(
-                f"the SQL reward needs {name} in every row of the data: "
-                "database is the path of a SQLite file, gold_sql the query that answers"
-            )
-    database = Path(at_home(texts["database"]))
+    row = mapping_of(row)
+    row = {name: _cell(row.get(name)) for name in _Row.model_fields}
+    row["gold_sql"] = _cell(gold_sql) or row["gold_sql"]
+    given = {name: value for name, value in row.items() if value not in (None, "")}
+    one = check(_Row, given, where="a row of the SQL reward's data", advice=_NEEDED)
     return Example(
-        id=texts["id"],
+        id=one.id,
         question="",
-        db_id=database.stem,
-        database=database,
-        gold_sql=texts["gold_sql"],
-        dialect=dialect_of(texts["dialect"] or "sqlite"),
-        alternatives=_alternatives(row.get("alternatives")),
-        grading_method=_rule(texts["grading_method"]),
+        db_id=one.database.stem,
+        database=one.database,
+        gold_sql=one.gold_sql,
+        dialect=dialect_of(one.dialect),
+        alternatives=one.alternatives,
+        grading_method=one.grading_method or "",
     )
 
 
-_TEXTS = ("database", "gold_sql", "id", "dialect", "grading_method")
+def _listed(value: Any) -> Any:
+    """Read more gold queries: one, or a list, which CSV has as JSON."""
+    if isinstance(value, str) and value.startswith("["):
+        with suppress(ValueError):
+            value = json.loads(value)
+    every = value if isinstance(value, list) else [value]
+    return [one for one in map(_cell, every) if one not in (None, "")]
+
+
+class _Row(Fields, coerce_numbers_to_str=True):
+    database: Place
+    gold_sql: str
+    id: str = ""
+    dialect: str = "sqlite"
+    alternatives: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    grading_method: Rule = ""
+
+
+_NEEDED = "give database, the path of a SQLite file, and gold_sql, the query that answers"
 
 
 def plain(value: Any) -> Any:
@@ -258,31 +249,10 @@ def plain(value: Any) -> Any:
         return None
 
 
-def _text(name: str, value: Any) -> str:
-    """Read a cell of text; empty where there is none."""
+def _cell(value: Any) -> Any:
     value = plain(value)
-    if isinstance(value, dict | list):
-        raise UserError(f"the SQL reward: {name} should be text, not {value!r:.60}")
-    if isinstance(value, bytes):
-        return os.fsdecode(value).strip()
-    return "" if value is None else str(value).strip()
-
-
-def _alternatives(value: Any) -> tuple[str, ...]:
-    """Read more gold queries: one, or a list, which CSV has as JSON."""
-    value = plain(value)
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with suppress(ValueError):
-            value = json.loads(value)
-    every = value if isinstance(value, list) else [value]
-    return tuple(filter(None, (_text("alternatives", one) for one in every)))
-
-
-def _rule(written: str) -> str:
-    try:
-        return checked_method(written)
-    except ValueError as error:
-        raise UserError(f"the SQL reward: grading_method: {error}") from None
+    value = os.fsdecode(value) if isinstance(value, bytes) else value
+    return value.strip() if isinstance(value, str) else value
 
 
 def mapping_of(value: Any) -> Mapping[str, Any]:

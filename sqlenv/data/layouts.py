@@ -199,6 +199,8 @@ def locate(source: SourceConfig) -> Location:
     """
     if not source.path.is_dir():
         raise UserError(f"{source.path} is no folder: point `path` at that of {source.layout}")
+    if not os.access(source.path, os.R_OK | os.X_OK):  # what is there would look missing
+        raise UserError(f"{source.path}: this folder may not be read; allow it, or copy it")
     near, inside = _searched(source)
     # A file of one's own may lie away from the databases.
     elsewhere = ((), (*near, *inside)) if source.file else ((),)

@@ -75,7 +75,7 @@ def _none(database: Path, why: str) -> tuple[bytes, ...]:
 def decided_result(variant: apsw.Connection, gold: str, mode: MatchMode) -> Table | None:
     """Run a gold query; None where it fails, or where SQLite may as well return something else."""
     result = run_bounded(variant, gold)
-    if result is None or (mode != "set" and _ties_at_a_limit(variant, gold)):
+    if result is None or _ties_at_a_limit(variant, gold, mode):
         return None
     for other in _in_other_orders(variant, gold):
         if other is None or not matches(other, result, mode=mode, gold_sql=gold):
@@ -129,22 +129,26 @@ def _break_ties(tree: exp.Expr, *, is_down: bool) -> str:
     return tree.sql(dialect="sqlite", normalize_functions=False)
 
 
-def _ties_at_a_limit(connection: apsw.Connection, gold: str) -> bool:
-    """Tell whether the last row that a LIMIT takes ties with the first one that it leaves, if also
-    with the same values: a maximum gives both. A subquery that needs the query around it does not
-    run, and tells nothing.
+def _ties_at_a_limit(connection: apsw.Connection, gold: str, mode: MatchMode) -> bool:
+    """Tell whether rows that a LIMIT takes tie with rows that it leaves: other ones or, except for
+    sets, the same ones. A subquery that needs the query around it does not run, and tells nothing.
     """
-    for sql, keys in _around_limits(gold):
+    for sql, keys, limit in _limited(gold):
         found = run_bounded(connection, sql)
-        if found and len(found.rows) == 2 and found.rows[0][-keys:] == found.rows[1][-keys:]:
+        if found is None or not 0 < limit < len(found.rows):
+            continue
+        last, following = (row[-keys:] for row in found.rows[limit - 1 : limit + 1])
+        tied = {row for row in found.rows if row[-keys:] == last}
+        if last == following and (mode != "set" or len(tied) > 1):
             return True
     return False
 
 
 @lru_cache(maxsize=8)
-def _around_limits(gold: str) -> tuple[tuple[str, int], ...]:
-    """Ask for the rows on both sides of each LIMIT, behind which stand the keys of the ORDER BY;
-    with their number.
+def _limited(gold: str) -> tuple[tuple[str, int, int], ...]:
+    """List the queries in a query that have an ORDER BY and a LIMIT, none that is DISTINCT: without
+    the LIMIT, and with what they order by behind what they show; with the number of that, and the
+    LIMIT.
     """
     tree, found = parse(gold), []
     for select in tree.find_all(exp.Select) if tree else ():
@@ -153,9 +157,10 @@ def _around_limits(gold: str) -> tuple[tuple[str, int], ...]:
         if order and is_plain and isinstance(limit, exp.Limit) and limit.expression.is_int:
             keys = [one.this for one in order.expressions]
             keys = [select.selects[int(key.name) - 1] if key.is_int else key for key in keys]
-            both = select.limit(2).offset(int(limit.expression.name) - 1)
-            both = both.select(*(key.unalias() for key in keys))
-            found.append((both.sql(dialect="sqlite", normalize_functions=False), len(keys)))
+            whole = select.select(*(key.unalias() for key in keys))
+            whole.set("limit", None)
+            sql = whole.sql(dialect="sqlite", normalize_functions=False)
+            found.append((sql, len(keys), int(limit.expression.name)))
     return tuple(found)
 
 

@@ -106,9 +106,9 @@ def test_a_missing_cell_of_any_kind_is_none(database, missing):
     extras = {**row, "reward_spec": {"ground_truth": GOLD}, "max_turns": missing}
     assert SqlEnv(ONE_SHOT, extras).step(GOOD)["reward"] == 3.0
     for needed in ("database", "gold_sql"):
-        with pytest.raises(UserError, match=f"needs {needed} in every row"):
+        with pytest.raises(UserError, match=f"{needed}: Field required; give database"):
             example_of({"database": str(database), "gold_sql": GOLD, needed: missing})
-    with pytest.raises(UserError, match="needs gold_sql"):
+    with pytest.raises(UserError, match="gold_sql: Field required"):
         SqlEnv(ONE_SHOT, {"database": str(database), "reward_spec": missing})
 
 
@@ -132,7 +132,7 @@ def test_columns_and_completions_of_any_kind_are_read(database):
     assert SqlEnv(ONE_SHOT, {"database": str(database), "reward_spec": spec}).step(GOOD)["done"]
     assert compute_score("d", parts, GOLD, {"database": str(database)}, settings=ONE_SHOT)["acc"]
     for field in OPTIONAL:
-        with pytest.raises(UserError, match=rf"{field} should be text, not \{{'a': 1\}}"):
+        with pytest.raises(UserError, match=rf" {field}.*, not \{{'a': 1\}}; give"):
             example_of({"database": str(database), "gold_sql": GOLD, field: {"a": 1}})
 
 
@@ -185,18 +185,6 @@ def call(sql: str) -> dict[str, Any]:
     """Call the tool, as TRL writes it once it has read a reply."""
     function = {"name": "run_sql", "arguments": {"query": sql}}
     return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
-
-
-def test_sql_in_another_form_than_is_asked_for_is_told_once(database, caplog):
-    fenced = [f"```sql\n{GOLD}\n```"] * 3
-    in_fences = SqlReward({**ONE_SHOT, "env": {"kind": "single_turn", "wrapping": "fence"}})
-    assert min(in_fences(fenced, **rows(database, 3))) > 2
-    assert not caplog.records
-    # Settings that no other test has: a scorer is kept for each.
-    reward = SqlReward({**ONE_SHOT, "env": {"kind": "diagnosed", "turns": 7}})
-    assert max(reward(fenced, **rows(database, 3))) == 0
-    (record,) = caplog.records
-    assert "env.wrapping" in record.getMessage()
 
 
 def test_calls_that_trl_has_read_are_calls(database):
