@@ -29,13 +29,7 @@ from sqlenv.sql.extraction import (
 from sqlenv.types import ENGINES, SqlError
 
 _QUOTED = (TokenType.STRING, TokenType.IDENTIFIER, TokenType.HEREDOC_STRING)
-_FORMATS: Mapping[type[exp.Expr], str] = {
-    exp.Year: "%Y",
-    exp.Month: "%m",
-    exp.Day: "%d",
-    exp.DayOfMonth: "%d",
-}
-_UNITS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d"}
+_PARTS = {"year": "%Y", "month": "%m", "day": "%d", "dayofmonth": "%d"}
 _DATES = (exp.DataType.Type.DATE, exp.DataType.Type.DATETIME, exp.DataType.Type.TIMESTAMP)
 
 
@@ -110,13 +104,12 @@ def _left(node: exp.Expr) -> exp.Expr:
     return _call("SUBSTR", node.this, exp.Literal.number(1), node.expression)
 
 
-def _extract(node: exp.Expr) -> exp.Expr:
-    form = _UNITS.get(node.this.name.upper())
-    return exp.cast(_strftime(form, node.expression), "int") if form else node
-
-
 def _part(node: exp.Expr) -> exp.Expr:
-    return exp.cast(_strftime(_FORMATS[type(node)], node.this), "int")
+    is_extract = isinstance(node, exp.Extract)
+    name, date = (node.this.name, node.expression) if is_extract else (node.key, node.this)
+    if (form := _PARTS.get(name.lower())) is None:
+        return node
+    return exp.cast(_call("STRFTIME", exp.Literal.string(form), _date(date)), "int")
 
 
 def _date_diff(node: exp.Expr) -> exp.Expr:
@@ -151,8 +144,7 @@ def _concat(node: exp.Expr) -> exp.Expr:
 _REWRITES: Mapping[type[exp.Expr], Callable[[exp.Expr], exp.Expr]] = {
     exp.Mod: _mod,
     exp.Left: _left,
-    exp.Extract: _extract,
-    **dict.fromkeys(_FORMATS, _part),
+    **dict.fromkeys((exp.Extract, exp.Year, exp.Month, exp.Day, exp.DayOfMonth), _part),
     exp.DateDiff: _date_diff,
     exp.Cast: _cast,
     exp.TimeToStr: _time_to_str,
@@ -161,10 +153,6 @@ _REWRITES: Mapping[type[exp.Expr], Callable[[exp.Expr], exp.Expr]] = {
     exp.DPipe: _concat,
 }
 """What sqlglot leaves as it is although SQLite does not know it, or means another thing."""
-
-
-def _strftime(form: str, date: exp.Expr) -> exp.Expr:
-    return _call("STRFTIME", exp.Literal.string(form), _date(date))
 
 
 def _date(node: exp.Expr) -> exp.Expr:
