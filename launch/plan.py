@@ -106,12 +106,12 @@ def make_plan(
         phase.fit(progress)
     progress(1, 1, "done")
     found, warm = phases["train"], phases.get("warm_start")
-    compile_s = {name: round(one.seconds, 1) for name, one in found.programs.items()}
-    if warm is not None:
-        of_warm = warm.programs.items()
-        compile_s |= {f"{name} of the warm start": round(one.seconds, 1) for name, one in of_warm}
+    compile_s = {
+        f"{name}{' of the warm start' if phase is warm else ''}": round(one.seconds, 1)
+        for phase in phases.values()
+        for name, one in phase.programs.items()
+    }
     warm_memory = {} if warm is None else warm.update
-    sampler_mesh = found.sampler.model.mesh if found.sampler else None
     return {
         "topology": topology.name,
         "devices": topology.size,
@@ -124,7 +124,7 @@ def make_plan(
         "warm_start_bytes": sum(warm_memory.values()),
         "room_bytes": room if math.isfinite(room) else None,
         "processes": topology.size // len(own),
-        "sampler_mesh": dict(sampler_mesh.shape) if sampler_mesh else None,
+        "sampler_mesh": dict(found.sampler_mesh.shape) if found.sampler_mesh else None,
         "micro_batch_tokens": found.tokens,
         "warm_start_micro_batch_tokens": None if warm is None else warm.tokens,
         "compile_s": compile_s,
@@ -297,7 +297,7 @@ def _planned(
     with cli.progress_bar(f"memory of {SECTIONS[section]}") as progress:
         phase.fit(progress)
     trim()
-    cache_gb = phase.sampler.room / GB if phase.sampler else None
+    cache_gb = None if phase.cache_room is None else phase.cache_room / GB
     return Plan(micro_batch_tokens=phase.tokens, cache_gb=cache_gb, memory_bytes=phase.largest)
 
 

@@ -6,54 +6,26 @@ libtpu reports a program that exceeds a TPU's memory; XLA's CUDA compiler does n
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import math
 import os
 import re
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
 import jax
+import yaml
 from jax.stages import Lowered
 
 from minirl.exchange import UserError
 
 _GIB = 2**30
-
-
-# What XLA's compiler wants to know of GPUs of an architecture.
-_HOPPER = """
-  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
-  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98  l2_cache_size: 52428800
-  shared_memory_per_block_optin: 232448  shared_memory_per_core: 233472
-"""
-_AMPERE = """
-  cuda_compute_capability { major: 8 feature_extension: NONE }
-  core_count: 108  fpus_per_core: 64  clock_rate_ghz: 1.41  l2_cache_size: 41943040
-  shared_memory_per_block_optin: 166912  shared_memory_per_core: 167936
-"""
-# A whole description. Without `cub_version`: a sort would ask for a device.
-_GPU = """
-gpu_device_info {{
-  {architecture}
-  name: "{name}"  device_vendor: "NVIDIA Corporation"
-  threads_per_warp: 32  threads_per_block_limit: 1024  threads_per_core_limit: 2048
-  thread_dim_limit_x: 1024  thread_dim_limit_y: 1024  thread_dim_limit_z: 64
-  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
-  shared_memory_per_block: 49152  registers_per_block_limit: 65536  registers_per_core_limit: 65536
-  device_memory_size: {memory:.0f}  memory_bandwidth: {speed:.0f}
-  pcie_bandwidth: 34359738368  device_address_bits: 64
-  device_interconnect_info {{ active_links: {links} }}
-  driver_version: "13.0.0"  runtime_version: "13.0.0"  compile_time_toolkit_version: "13.0.0"
-  dnn_version: "9.10.0"
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
-device_description_str: "{name}"
-"""
+# Texts for XLA's CUDA compiler.
+_GPUS = yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +47,11 @@ CHIPS = {
     "v5e": Chip("tpu", 15.75 * _GIB),
     "v5p": Chip("tpu", 95.74 * _GIB),
     "v6e": Chip("tpu", 31.25 * _GIB),
-    "a100": Chip("gpu", 85_100_068_864, "NVIDIA A100-SXM4-80GB", 2039e9, _AMPERE, links=12),
-    "a100-40": Chip("gpu", 42_331_013_120, "NVIDIA A100-SXM4-40GB", 1555e9, _AMPERE, links=12),
-    "a800": Chip("gpu", 85_100_068_864, "NVIDIA A800-SXM4-80GB", 2039e9, _AMPERE, links=8),
-    "h100": Chip("gpu", 84_942_979_072, "NVIDIA H100 80GB HBM3", 3352e9, _HOPPER, links=18),
-    "h200": Chip("gpu", 150_109_945_856, "NVIDIA H200", 4800e9, _HOPPER, links=18),
+    "a100": Chip("gpu", 85_100_068_864, "NVIDIA A100-SXM4-80GB", 2039e9, "ampere", links=12),
+    "a100-40": Chip("gpu", 42_331_013_120, "NVIDIA A100-SXM4-40GB", 1555e9, "ampere", links=12),
+    "a800": Chip("gpu", 85_100_068_864, "NVIDIA A800-SXM4-80GB", 2039e9, "ampere", links=8),
+    "h100": Chip("gpu", 84_942_979_072, "NVIDIA H100 80GB HBM3", 3352e9, "hopper", links=18),
+    "h200": Chip("gpu", 150_109_945_856, "NVIDIA H200", 4800e9, "hopper", links=18),
     "cpu": Chip("cpu", math.inf),
 }
 """GPUs are the SXM ones, bandwidths those of NVIDIA's data sheets; an A800 is an A100 of fewer
@@ -148,19 +120,14 @@ def described_devices(topology: Topology) -> list[Any]:
 
 
 def _need(topology: Topology, modules: Sequence[str], extra: str) -> None:
-    if all(map(_is_installed, modules)):
-        return
-    raise UserError(
-        f"--topology {topology.name}: its compiler is not installed: pip install '.[{extra}]' "
-        "in an environment of its own; no device is needed"
-    )
-
-
-def _is_installed(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it is part of
-        return False
+        for module in modules:
+            importlib.import_module(module)
+    except ImportError:
+        raise UserError(
+            f"--topology {topology.name}: its compiler is not installed: pip install '.[{extra}]' "
+            "in an environment of its own; no device is needed"
+        ) from None
 
 
 def _gpu_devices(topology: Topology) -> list[Any]:
@@ -171,8 +138,8 @@ def _gpu_devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     chip = topology.chip
-    described = _GPU.format(
-        architecture=chip.architecture,
+    described = _GPUS["description"].format(
+        architecture=_GPUS[chip.architecture],
         name=chip.name,
         memory=chip.memory_bytes,
         speed=chip.memory_bytes_s,
@@ -243,9 +210,11 @@ def compile_program(
     """Compile a program for its devices, with an effort to make it fast: JAX's `O0` to `O3`, and
     XLA's own options.
     """
-    started = perf_counter()
+    started, before = perf_counter(), jax.config.values["jax_optimization_level"]
+    # As an option of `compile` it is a number in JAX 0.10 and a name in 0.12.
+    jax.config.update("jax_optimization_level", level)
     try:
-        with warnings.catch_warnings(), _optimization_level(level):
+        with warnings.catch_warnings():
             # A program for devices that are not here is kept, but cannot be read again.
             warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation")
             compiled = lowered.compile(options)
@@ -254,6 +223,8 @@ def compile_program(
         if "RESOURCE_EXHAUSTED" not in problem:
             raise
         return Program(0, 0, math.inf, perf_counter() - started, problem[:300])
+    finally:
+        jax.config.update("jax_optimization_level", before)
     memory: Any = compiled.memory_analysis()
     return Program(
         arguments=memory.argument_size_in_bytes,
@@ -261,14 +232,3 @@ def compile_program(
         temporaries=memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
         seconds=perf_counter() - started,
     )
-
-
-@contextlib.contextmanager
-def _optimization_level(level: str) -> Generator[None]:
-    # As an option of `compile` it is a number in JAX 0.10 and a name in 0.12.
-    before = jax.config.values["jax_optimization_level"]
-    jax.config.update("jax_optimization_level", level)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_optimization_level", before)

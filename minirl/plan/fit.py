@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -39,7 +39,7 @@ from minirl.model.lora import described, split, trained
 from minirl.model.sharding import device_bytes, row_parts, with_shardings
 from minirl.plan.compile import Program, compile_program
 from minirl.run import memory
-from minirl.sample.cache import cache_room, cache_shapes, plan_cache
+from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train import supervised, trainer
@@ -118,8 +118,8 @@ class Phase:
         memory: Bytes that the learner holds all the time.
         tokens: Those of a micro-batch, which `fit` finds: the largest that fit for `auto`.
         update: Bytes while the update runs.
-        sampler: The native sampler; None where there is none, or others sample.
-        generation: Bytes while it works.
+        generation: Bytes while the native sampler works; none where others sample.
+        cache_room: Bytes that its cache may take.
         programs: What the compiler said, by their names.
     """
 
@@ -136,15 +136,12 @@ class Phase:
         config: TrainConfig | SftConfig,
         limits: SamplerConfig,
         devices: Devices,
-        *,
-        has_average: bool = False,
     ) -> None:
         self._model, self._config, self._devices = model, config, devices
         # Answers begin with the last token of a prompt.
         self._longest = limits.max_prompt_tokens - 1, limits.max_response_tokens
-        self.learner = learner
-        weights, start = nnx.state(model), partial(learner.init, has_average=has_average)
-        self.state = with_shardings(jax.eval_shape(start, trained(model)), model.mesh)
+        self.learner, weights = learner, nnx.state(model)
+        self.state = with_shardings(jax.eval_shape(learner.init, trained(model)), model.mesh)
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(weights))
         self.memory: Memory = {
             "weights": device_bytes(weights),
@@ -152,7 +149,8 @@ class Phase:
         }
         self._gradient = {"gradient": device_bytes(self.state.params)}
         self.generation = Memory()
-        self.sampler: Sampling | None = None
+        self.cache_room: float | None = None
+        self.sampler_mesh: Mesh | None = None
         self.programs: dict[str, Program] = {}
         # The most that one of them took of this process's memory while it was compiled.
         self._grown = 0.0
@@ -286,65 +284,27 @@ class Learning(Phase):
         has_sampler: bool = True,
     ) -> None:
         learner = trainer.learner_of(model, config, temperature=limits.temperature)
-        has_average = config.average is not None
-        super().__init__(model, learner, config, limits, devices, has_average=has_average)
-        if has_average:
-            self.memory["average"] = device_bytes(self.state.average)
+        super().__init__(model, learner, config, limits, devices)
+        if config.average is not None:
+            self.memory["average"] = device_bytes(self.state.params)
         if config.has_reference:
             start = copy_shapes(self.state.params, model.mesh, model.dtype)
             self.memory["start weights"] = device_bytes(start)
         groups = -(-config.prompts_per_step // (config.mini_batches * row_parts(model.mesh)))
         prompt, answer = self._longest
         self._most = groups * (prompt + config.group_size * answer)
-        self._first, self._has_sampler = first or model, has_sampler
         processes = model.mesh.size // len(devices.own) if model.mesh else 1
-        self._uses = [
-            (needed_slots(limits, config, processes=processes), config.group_size),
-            (evaluation, 1),
-        ]
+        rollouts = needed_slots(limits, config, processes=processes)
+        self._first, self._has_sampler = first or model, has_sampler
+        self._sampled = [(rollouts, config.group_size), (evaluation, 1)]
 
-    def sampling(self, *, held_bytes: float) -> Sampling:
-        """Place the native sampler beside a learner that holds so much of each device."""
-        models = self._model, self._first
-        return Sampling(*models, self._uses, self._devices, held_bytes=held_bytes)
-
-    def _beside(self, held: Memory) -> Memory:
-        if not self._has_sampler:
-            return {}
-        self.sampler = sampler = self.sampling(held_bytes=_total(held))
-        beside = {"sampler's frozen weights": sampler.frozen} if sampler.frozen else Memory()
-        memory.trim()
-        before = memory.resident_bytes()
-        needed = sampler.compile(self._compiled)
-        memory.trim()
-        if self._devices.taken:
-            grown = max(memory.resident_bytes() - before, 0.0)
-            beside["compiled programs"] = _KEPT_PROGRAMS * grown
-        self.generation = held | beside | needed
-        return beside
-
-
-class Sampling:
-    """The native sampler on the devices of one of the processes that sample, built of shapes.
-
-    Attributes:
-        model: The one that samples first.
-        cache: The larger of those of rollouts and of evaluations.
-        room: Bytes of a device that the cache may take.
-        frozen: Bytes of the copy of frozen weights that is there all the time.
-    """
-
-    def __init__(
-        self,
-        learned: Decoder,
-        first: Decoder,
-        uses: Sequence[tuple[SamplerConfig, int]],
-        devices: Devices,
-        *,
-        held_bytes: float,
-    ) -> None:
-        """Place it; `uses` are settings with sizes of groups."""
-        mesh, dtype = learned.mesh, learned.dtype
+    def place_sampler(self, *, held_bytes: float) -> tuple[Decoder, CacheShape]:
+        """Place the native sampler on the devices of one of the processes that sample, beside a
+        learner that holds so much of each; return the model that samples first, and its cache: the
+        larger of those of rollouts and of evaluations.
+        """
+        learned, devices = self._model, self._devices
+        mesh, dtype, shape = learned.mesh, learned.dtype, learned.config
         # A job of one device has no mesh, and its programs name none: the run finds these compiled.
         local = None
         if mesh is not None:
@@ -352,39 +312,55 @@ class Sampling:
             local = local_mesh(weights, devices.own, dtype=dtype, memory_bytes=room)
         copies = (copy_shapes(part, local, dtype) for part in split(learned)[1:])
         params, frozen = map(device_bytes, copies)
-        # On a single device the learner's own weights are read. On others the trained ones are
-        # received before a rollout.
+        # On a single device the learner's own weights are read. Several have a copy of the frozen
+        # ones all the time, and receive the others before a rollout.
         is_copied = mesh is not None and mesh.size > 1
-        self.frozen, self._received = (frozen, params) if is_copied else (0.0, 0.0)
-        held_bytes += params + frozen + self.frozen
+        self._frozen, self._received = (frozen, params) if is_copied else (0.0, 0.0)
+        held_bytes += params + frozen + self._frozen
         platform = devices.own[0].platform
-        self.room = cache_room(devices.room, held_bytes=held_bytes, platform=platform)
-        shape = learned.config
-        room_for = partial(plan_cache, shape, itemsize=dtype.itemsize, mesh=local, room=self.room)
-        caches = [room_for(config, group_size=size) for config, size in uses]
-        self.cache = max(caches, key=lambda cache: cache.tokens)
-        self._cache_bytes = device_bytes(cache_shapes(self.cache, shape, dtype=dtype, mesh=local))
-        graph, weights = nnx.split(first)
+        self.cache_room = cache_room(devices.room, held_bytes=held_bytes, platform=platform)
+        sizes = partial(plan_cache, shape, itemsize=dtype.itemsize, mesh=local)
+        caches = [
+            sizes(config, group_size=group, room=self.cache_room) for config, group in self._sampled
+        ]
+        cache = max(caches, key=lambda cache: cache.tokens)
+        self._cache_bytes = device_bytes(cache_shapes(cache, shape, dtype=dtype, mesh=local))
+        graph, weights = nnx.split(self._first)
         copy = copy_shapes(weights, local, dtype)
         # Those that later models have.
         self._adapters = params + frozen - device_bytes(copy)
         # On no mesh the sampler's own program makes the copy, of the learner's weights.
-        self.model = first if local is None else nnx.merge(graph, copy)
-        self.model.mesh = local
+        first = self._first if local is None else nnx.merge(graph, copy)
+        first.mesh = self.sampler_mesh = local
+        return first, cache
 
-    def compile(self, compiled: Callable[[str, Lowered], Program]) -> Memory:
-        """Compile the programs, and return what they need."""
-        lowered, size = lowered_programs(self.model, self.cache), self._cache_bytes
-        programs = {name: compiled(name, program) for name, program in lowered.items()}
-        prepare, decode = programs.pop("prepare"), programs["decode"]
+    def _beside(self, held: Memory) -> Memory:
+        if not self._has_sampler:
+            return {}
+        sampler = self.place_sampler(held_bytes=_total(held))
+        beside = {"sampler's frozen weights": self._frozen} if self._frozen else Memory()
+        memory.trim()
+        before = memory.resident_bytes()
+        lowered = lowered_programs(*sampler).items()
+        programs = {name: self._compiled(name, program) for name, program in lowered}
+        memory.trim()
+        if self._devices.taken:
+            grown = max(memory.resident_bytes() - before, 0.0)
+            beside["compiled programs"] = _KEPT_PROGRAMS * grown
+        prepare, decode, size = programs.pop("prepare"), programs["decode"], self._cache_bytes
         temporaries = [program.temporaries + program.outputs for program in programs.values()]
         # While the copy is made there is no cache yet.
         temporaries.append(self._received + prepare.temporaries - size)
-        return {
-            "sampler's weights": decode.arguments + self._adapters - size,
-            "cache": size,
-            "sampler's temporaries": max(temporaries),
-        }
+        self.generation = (
+            held
+            | beside
+            | {
+                "sampler's weights": decode.arguments + self._adapters - size,
+                "cache": size,
+                "sampler's temporaries": max(temporaries),
+            }
+        )
+        return beside
 
 
 class WarmStart(Phase):

@@ -67,8 +67,7 @@ def _update_programs(model: str, topology: str) -> dict[str, Any]:
 
 @functools.cache
 def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
-    sampling = _learning(model, topology).sampling(held_bytes=0)
-    return lowered_programs(sampling.model, sampling.cache)
+    return lowered_programs(*_learning(model, topology).place_sampler(held_bytes=0))
 
 
 @functools.cache

@@ -168,10 +168,9 @@ def test_adapters_take_less_and_frozen_weights_are_copied_once():
 def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
     copy = held({"fsdp": 4})[1]["sampler's weights"]
     monkeypatch.setattr("minirl.sample.weights.COPY_SHARE", 0.9 * copy / 2**34)
-    shared = learning({"fsdp": 4}).sampling(held_bytes=0)
-    assert shared.model.mesh is not None
-    assert dict(shared.model.mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
-    assert device_bytes(nnx.state(shared.model)) < copy
+    shared, _ = learning({"fsdp": 4}).place_sampler(held_bytes=0)
+    assert dict(shared.mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
+    assert device_bytes(nnx.state(shared)) < copy
 
 
 @pytest.fixture
@@ -372,7 +371,7 @@ def test_nothing_of_a_sampler_is_planned_where_servers_sample(
     tiny_folder, tmp_path, free, monkeypatch
 ):
     free(2.0**32)
-    monkeypatch.setattr("minirl.plan.fit.Sampling", None)
+    monkeypatch.setattr("minirl.plan.fit.plan_cache", None)
     planned = plan.plan_memory(config(*SERVERS), read_config(tiny_folder), tmp_path)
     assert planned.sampler.cache_gb is None
     kept = json.loads((tmp_path / plan.PLAN).read_text())["memory_bytes"]
