@@ -30,6 +30,9 @@ from sqlenv.types import Result, TimedOut, TooLarge
 _NAG_S = 0.05
 # Idle connections that are kept open; 0.3 to 2 MB and one file descriptor each.
 _MOST_IDLE = 64
+# What a thread of `map` takes together: enough to hide the cost of that, few enough to keep all
+# threads busy to the end.
+_MOST_TOGETHER = 16
 _OUT_OF_HEAP = TooLarge("memory")
 # How long all queries may run after one that ran alone, relative to its time, and at most.
 _SHARED, _SHARED_S = 4, 0.5
@@ -132,20 +135,29 @@ class Executor:
         return [found[query] for query in queries]
 
     def map(self, function: Callable[[A], T], items: Sequence[A]) -> list[T]:
-        """Call a function that runs queries here, on all workers; an exception ends them all, and
-        whatever else runs here.
-        """
+        """Call a function that runs queries here, on all workers; an exception ends all of them."""
         if len(items) <= 1:
             return [function(item) for item in items]
-        with ThreadPoolExecutor(self.config.threads) as pool:
-            futures = [pool.submit(function, item) for item in items]
+        workers = self.config.threads
+        length = min(-(-len(items) // (4 * workers)), _MOST_TOGETHER)
+        parts = [items[at : at + length] for at in range(0, len(items), length)]
+        threads: set[int] = set()
+        is_over = threading.Event()
+
+        def work(part: Sequence[A]) -> list[T]:
+            threads.add(threading.get_ident())
+            return [function(item) for item in part if not is_over.is_set()]
+
+        with ThreadPoolExecutor(workers) as pool:
+            futures = [pool.submit(work, part) for part in parts]
             try:
-                return [future.result() for future in futures]
+                return [answer for future in futures for answer in future.result()]
             except BaseException:
+                is_over.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 while not all(future.done() for future in futures):
                     with self._lock:
-                        for connection, _ in self._running.values():
+                        for connection, _ in filter(None, map(self._running.get, threads)):
                             connection.interrupt()
                     time.sleep(_NAG_S)
                 raise
