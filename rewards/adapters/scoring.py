@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, Literal
 
@@ -28,16 +27,24 @@ from sqlenv.envs.build import build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback
 from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.executor import Executor
+from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Attempt,
     Episode,
     Example,
+    Form,
     Status,
     Table,
     describe_failure,
 )
 
 _log = logging.getLogger(__name__)
+
+_FORMS: Mapping[Form, str] = {
+    "sql_tag": "in <sql>…</sql>",
+    "fence": "in a fence",
+    "bare": "without anything around it",
+}
 
 
 class AdapterConfig(Settings):
@@ -100,7 +107,7 @@ class Scorer:
         form = "fence" if config.env.wrapping == "fence" else "sql_tag"
         self._feedback = partial(feedback, form=form)
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
-        self._told: set[tuple[Path, str]] = set()
+        self._told: set[object] = set()
 
     def environment(self, *, replies: int) -> BaseEnvironment:
         """Build the environment of the settings, for episodes of at most so many replies."""
@@ -115,14 +122,23 @@ class Scorer:
         if question not in self._told:  # else a gold that times out would run for every episode
             gold = gold_result(self._executor, example)
             if not isinstance(gold, Table):
-                self._told.add(question)
-                _log.warning(
-                    "the gold query %r does not run on %s (%s): no reply is right; leave it out",
-                    example.gold_sql, example.database, describe_failure(gold),
-                )  # fmt: skip
+                self._warn_once(
+                    question,
+                    f"the gold query {example.gold_sql!r} does not run on {example.database} "
+                    f"({describe_failure(gold)}): no reply is right; leave it out",
+                )
         episode = Episode(example)
         for reply in replies:
             episode, _ = self._judging.step(episode, reply)
+        if not any(attempt.sql for attempt in episode.attempts):
+            found = (answer_of(attempt.text, "any").form for attempt in episode.attempts)
+            if form := next(filter(None, found), None):
+                self._warn_once(
+                    form,
+                    f"a reply has its SQL {_FORMS[form]}, which env.wrapping="
+                    f"{self.config.env.wrapping} does not read: ask for that form in the prompt, "
+                    "or set env.wrapping=any",
+                )
         return self.scored(episode)
 
     def scored(self, episode: Episode) -> Scored:
@@ -136,6 +152,11 @@ class Scorer:
         if last is None or last.correct:
             return ""
         return self._feedback(example, last)[1]
+
+    def _warn_once(self, what: object, text: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning(text)
 
     def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Scored]:
         """Score episodes on all workers, in order."""

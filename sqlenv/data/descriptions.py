@@ -80,7 +80,10 @@ def _rows(file: Path) -> list[dict[str, str]]:
     names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
     reader.fieldnames = [re.sub(r"[\s_]+", "_", name) for name in names]
     if _FIELDS[0] in reader.fieldnames:
-        return list(reader)
+        try:
+            return list(reader)
+        except csv.Error as error:
+            raise UserError(f"{file}: not a readable CSV file ({error}); copy it again") from None
     _log.warning(
         "%s: line 1 has no column %s, but %s; its descriptions are not used",
         file, _FIELDS[0], ", ".join(reader.fieldnames)[:120],

@@ -187,6 +187,18 @@ def call(sql: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
 
 
+def test_sql_in_another_form_than_is_asked_for_is_told_once(database, caplog):
+    fenced = [f"```sql\n{GOLD}\n```"] * 3
+    in_fences = SqlReward({**ONE_SHOT, "env": {"kind": "single_turn", "wrapping": "fence"}})
+    assert min(in_fences(fenced, **rows(database, 3))) > 2
+    assert not caplog.records
+    # Settings that no other test has: a scorer is kept for each.
+    reward = SqlReward({**ONE_SHOT, "env": {"kind": "diagnosed", "turns": 7}})
+    assert max(reward(fenced, **rows(database, 3))) == 0
+    (record,) = caplog.records
+    assert "env.wrapping" in record.getMessage()
+
+
 def test_calls_that_trl_has_read_are_calls(database):
     tool = {"role": "tool", "name": "run_sql", "content": "[[19], [30]]"}
     answer = {"role": "assistant", "content": f"```sql\n{GOLD}\n```", "reasoning_content": "So."}
