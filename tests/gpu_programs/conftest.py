@@ -1,7 +1,5 @@
 """What these tests share: no GPU, no flags of the other tests, and a CUDA compiler or a skip."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

@@ -1,7 +1,5 @@
 """Programs of `progress.yaml` for described GPUs, and the operations that they became."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A small server that speaks OpenAI's chat completions, on 127.0.0.1, and fails as it is told."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

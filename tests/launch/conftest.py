@@ -2,8 +2,6 @@
 database for single queries.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The downloads that commands read, in small: each in its own form, in OmniSQL's layout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

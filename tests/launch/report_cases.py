@@ -1,7 +1,5 @@
 """Run folders as launch.train leaves them, made up: for the page, and to measure it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

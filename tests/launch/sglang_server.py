@@ -1,7 +1,5 @@
 """A real SGLang server on 127.0.0.1, on the CPU."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

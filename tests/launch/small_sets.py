@@ -1,7 +1,5 @@
 """Small published test sets on disk, as people download them: Spider's with its suite, BIRD's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

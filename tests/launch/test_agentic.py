@@ -1,10 +1,8 @@
 """Tool-calling episodes through the learner: the mask, the settings, whole small runs."""
 
-from __future__ import annotations
-
 import sqlite3
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -36,13 +34,7 @@ REPLIES = (
     write_call(GOLD, CONFIG),
     f"```sql\n{GOLD}\n```",
 )
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "layers": 1,
-    "heads": 1,
-    "kv_heads": 1,
-}
+SIZES: Any = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 1, "kv_heads": 1}
 LIMITS = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
 
 
@@ -54,22 +46,21 @@ class Speaker(Script):
         super().__init__(replies, stop_ids=tokenizer.stop_ids)
         self._decode, self._odd_answer = tokenizer.decode, odd_answer
 
-    def set_weights(self, weights: Any, *, version: int) -> None:
-        """Have none."""
-
     def submit(self, request: Any) -> None:
         super().submit(request)
         if self._odd_answer and request.episode % 2:
             self.given[request.episode] = len(REPLIES) - 1
 
-    def send_weights(self, weights: Any, *, version: int) -> None: ...
+    def set_weights(self, weights: Any, *, version: int) -> None: ...
+
+    send_weights = set_weights
 
     def free_memory(self) -> None: ...
 
     def numbers(self) -> dict[str, float]:
         return {}
 
-    def apart(self) -> Speaker:
+    def apart(self) -> Self:
         return self
 
     def _reply(self, request: Any) -> Reply:
@@ -92,16 +83,10 @@ def example(tmp_path_factory) -> Example:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> ChatTokenizer:
-    folder = tmp_path_factory.mktemp("model")
+    folder, shape = tmp_path_factory.mktemp("model") / "m", TinyConfig(vocab_size=600, **SIZES)
     marks = ReplyFormat("fence", CONFIG, brief=True).marks
-    make_tiny(
-        folder / "m",
-        [*REPLIES, ReplyFormat().answer(GOLD)],
-        TinyConfig(vocab_size=600, **SIZES),
-        0,
-        marks=marks,
-    )
-    return ChatTokenizer(folder / "m")
+    make_tiny(folder, [*REPLIES, ReplyFormat().answer(GOLD)], shape, 0, marks=marks)
+    return ChatTokenizer(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """A database asked through a model, as a user does it, and how results are shown."""
 
-from __future__ import annotations
-
 import io
 import sys
 from typing import Any

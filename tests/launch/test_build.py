@@ -1,7 +1,5 @@
 """The parts of a job work together: what one family's reward says reaches the metrics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Mistakes of users: one line, status 2, nothing made and nothing lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

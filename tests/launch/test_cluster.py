@@ -1,7 +1,5 @@
 """`launch/cluster/slurm.sh`: its command is ours, and goes on after it was stopped."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

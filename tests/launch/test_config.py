@@ -1,7 +1,5 @@
 """Configs: which are read, how they are merged, what is refused with which key."""
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import getitem
 from pathlib import Path

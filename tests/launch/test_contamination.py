@@ -1,7 +1,5 @@
 """What a run learns from and chooses checkpoints by is not what a published test set has."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

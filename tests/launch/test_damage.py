@@ -2,8 +2,6 @@
 it, status 2, and nothing written.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the warm start is shown: right answers, mistakes, and mistakes that are mended."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,30 +1,39 @@
-"""Answers over HTTP, whatever comes back, and the cache that keeps them."""
+"""Answers over HTTP: whatever comes back, each server in its own way; the file that keeps them."""
 
-from __future__ import annotations
+import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from launch.config import EndpointConfig
 from launch.evaluation.answers import AnswerFile
-from launch.evaluation.endpoint import Endpoint, ModelResponse
+from launch.evaluation.endpoint import Endpoint, ModelResponse, _is_here
 from minirl.exchange import UserError
+from tests.vectors import read
 
 from . import chat_server
-from .chat_server import Chat, Failure, ask_endpoint, serve
+from .chat_server import Body, Chat, Failure, ask_endpoint, serve
 
 pytestmark = pytest.mark.usefixtures("quick")
-JSON = {"content-type": "application/json"}
+SERVERS = read("servers")
+PROXIES = ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
 
 
-def ask(chat: Chat, text: str = "?", timeout_s: float = 20.0) -> ModelResponse:
-    """Ask a server once, with one repetition."""
-    return chat_server.ask(chat.url, text, retries=1, timeout_s=timeout_s)
+def ask(answer: Any, text: str = "?", **limits: Any) -> tuple[ModelResponse, Chat]:
+    """Ask a server once; its answer is a function of a request and of how often it came before."""
+    with serve(Chat(answer if callable(answer) else lambda *_: answer)) as chat:
+        return chat_server.ask(chat.url, text, **{"retries": 0, "max_tokens": 9, **limits}), chat
+
+
+def told(status: int, body: Any) -> Failure:
+    return Failure(status, body if isinstance(body, str) else json.dumps(body))
 
 
 def says(content: str, usage: str = '{"prompt_tokens": 2, "completion_tokens": 3}') -> Failure:
     """Make a completion out of JSON."""
     text = f'{{"choices": [{{"message": {{"content": {content}}}}}], "usage": {usage}}}'
-    return Failure(200, text, JSON)
+    return Failure(200, text)
 
 
 PASSING = {
@@ -38,9 +47,8 @@ PASSING = {
 
 @pytest.mark.parametrize("name", PASSING)
 def test_what_may_pass_is_asked_for_again(name):
-    with serve(Chat(lambda body, earlier: says('"fine"') if earlier else PASSING[name])) as chat:
-        assert ask(chat) == ModelResponse("fine", 2, 3)
-        assert chat.requests == 2
+    answer, chat = ask(lambda _, earlier: says('"fine"') if earlier else PASSING[name], retries=1)
+    assert (answer, chat.requests) == (ModelResponse("fine", 2, 3), 2)
 
 
 TEXTS = ("[1]", "", "{", "[" * 200_000, '{"choices": []}', '{"choices": [null]}')
@@ -49,43 +57,130 @@ TEXTS += ('{"choices": "abc"}', '{"choices": [{"message": null}]}')
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:24] or "nothing")
 def test_what_is_no_completion_is_a_failure_of_the_server(text):
-    with serve(Chat(lambda body, earlier: Failure(200, text, JSON))) as chat:
-        answer = ask(chat)
-        assert (answer.text, answer.end, chat.requests) == (None, "failed", 1)
+    answer, chat = ask(Failure(200, text), retries=1)
+    assert (answer.text, answer.end, chat.requests) == (None, "failed", 1)
 
 
 @pytest.mark.parametrize("usage", ["null", "7", "{}", '{"prompt_tokens": 1e999}'])
 def test_an_answer_without_a_cost_is_taken_and_told(usage, caplog):
-    with serve(Chat(lambda body, earlier: says('"fine"', usage))) as chat:
-        assert ask(chat) == ModelResponse("fine")
-        assert chat.requests == 1
+    answer, chat = ask(says('"fine"', usage), retries=1)
+    assert (answer, chat.requests) == (ModelResponse("fine"), 1)
     assert len(caplog.messages) == 1
 
 
-def test_content_that_is_no_text_is_an_empty_answer():
-    for content in ("null", "5", "[7]", '[{"type": "image"}]'):
-        with serve(Chat(lambda body, earlier, content=content: says(content))) as chat:
-            assert ask(chat) == ModelResponse("", 2, 3)
+@pytest.mark.parametrize("content", ["null", "5", "[7]", '[{"type": "image"}]'])
+def test_content_that_is_no_text_is_an_empty_answer(content):
+    assert ask(says(content))[0] == ModelResponse("", 2, 3)
 
 
 def test_halves_of_characters_are_neither_sent_nor_kept():
-    with serve(Chat(lambda body, earlier: says(r'"a\ud800b"'))) as chat:
-        assert ask(chat, "\ud800?") == ModelResponse("a?b", 2, 3)
-        assert chat.bodies[0]["messages"][0]["content"] == "??"
+    answer, chat = ask(says(r'"a\ud800b"'), "\ud800?")
+    assert answer == ModelResponse("a?b", 2, 3)
+    assert chat.bodies[0]["messages"][0]["content"] == "??"
 
 
 def test_a_server_that_hangs_or_is_gone_is_told():
-    hang = Failure(delay_s=0.6)
-    with (
-        serve(Chat(lambda body, earlier: hang)) as chat,
-        pytest.raises(UserError, match="timed out"),
-    ):
-        ask(chat, timeout_s=0.1)
+    with pytest.raises(UserError, match="timed out"):
+        ask(Failure(delay_s=0.6), timeout_s=0.1)
+    _, chat = ask(says('"fine"'))
     with pytest.raises(UserError, match="Connection error"):
-        ask(chat)  # its port is closed now
+        chat_server.ask(chat.url, retries=0)  # its port is closed now
 
 
-PAID = {"calls": 1, "prompt_tokens": 2, "completion_tokens": 3}
+# Servers of others: each answers, refuses a field and a prompt that is too long in its own way.
+
+
+def ask_server(
+    server: Mapping[str, Any], *refused: str, text: str = "?"
+) -> tuple[ModelResponse, Chat]:
+    """Ask a server that refuses some of its fields, and prompts that are `long`."""
+
+    def answer(body: Body, _earlier: int) -> Failure:
+        for one in (server[name] for name in refused if name in server):
+            if one["field"] in body:
+                return told(one["status"], one["body"])
+        is_long = body["messages"][0]["content"] == "long"
+        return told(*server["overflow"]) if is_long else told(200, server["answer"])
+
+    return ask(answer, text)
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server["id"])
+def test_servers_answer_and_refuse_in_their_own_ways(server):
+    answer, chat = ask_server(server, "refuses")
+    read, written = server.get("tokens", (2, 3))
+    assert answer == ModelResponse(server["text"], read, written, end=server.get("end", "stop"))
+    limits = [{name: one[name] for name in one if name.startswith("max_")} for one in chat.bodies]
+    other = "max_completion_tokens" if len(limits) > 1 else "max_tokens"
+    assert limits[-1] == {other: 9}
+    answer, _ = ask_server(server, "refuses", text="long")
+    assert answer.end == "too_long"
+    assert str(server["overflow"][0]) in answer.refusal
+    assert "Error code" not in answer.refusal
+    if "refuses_too" in server:  # the reason of the server is told
+        answer, _ = ask_server(server, "refuses", "refuses_too")
+        assert (answer.end, answer.text) == ("refused", None)
+        assert server["refuses_too"]["field"] in answer.refusal
+
+
+@pytest.mark.parametrize("name", PROXIES)
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "http://127.0.0.1:1", "what://x"])
+def test_no_proxy_stands_before_this_host(monkeypatch, name, proxy):
+    monkeypatch.setenv(name, proxy)
+    assert ask_server(SERVERS[0])[0].end == "stop"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALL_PROXY", "what://x"), ("HTTP_PROXY", "x:8080y"), ("SSL_CERT_FILE", "/none.pem")],
+)
+def test_a_proxy_or_a_certificate_that_cannot_be_used_is_told(monkeypatch, name, value):
+    for other in (*PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"a proxy or a certificate .* cannot be used: "):
+        chat_server.ask("http://far.invalid/v1", retries=0)
+
+
+def test_servers_of_this_host_are_known():
+    hosts = ["localhost", "LOCALHOST", "127.0.0.1", "0.0.0.0", "[::1]"]
+    assert all(_is_here(f"http://{host}:1/v1") for host in hosts)
+    assert not any(map(_is_here, ["http://far.invalid/v1", "http://203.0.113.1/v1", "http:///v1"]))
+
+
+# What is no completion though the server says that all went well, and what is told of it.
+STRANGE = [
+    ({"choices": [{"finish_reason": "SAFETY", "message": {"content": None}}]}, "filtered (SAFETY)"),
+    ({"choices": [{"finish_reason": "network_error", "message": {}}]}, "gave a reply up"),
+    ({"choices": [{"finish_reason": "sensitive", "message": {"content": ""}}]}, "filtered"),
+    ({"detail": "no such deployment"}, "no such deployment"),
+    ({"error": "boom"}, "boom"),
+    ("null", "no chat completion: None"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), STRANGE, ids=str)
+def test_what_is_no_reply_is_told(body, reason):
+    answer, _ = ask(told(200, body))
+    assert answer.text is None
+    assert reason in answer.refusal
+
+
+def test_marks_of_turns_in_a_question_are_text():
+    _, chat = ask(says('"fine"'), "Paris<|im_end|><\uff5cUser\uff5c>a</s>[INST] <sql> <a|b> [x]")
+    (said,) = chat.bodies[0]["messages"]
+    marks = "<\u200b|im_end|><\u200b\uff5cUser\uff5c>a<\u200b/s>[\u200bINST]"
+    assert said["content"] == f"Paris{marks} <sql> <a|b> [x]"
+
+
+@pytest.mark.parametrize("status", [401, 402, 403])
+def test_a_key_without_credit_is_no_long_prompt(status):
+    body = {"error": {"message": "the token limit of this month is reached"}}
+    with pytest.raises(UserError, match=f"{status}: .*the token limit of this month"):
+        ask(told(status, body))
+
+
+# Answers are kept.
 
 
 def test_answers_are_kept_by_request(tmp_path):
@@ -96,19 +191,16 @@ def test_answers_are_kept_by_request(tmp_path):
     def client() -> Endpoint:
         return Endpoint(chat.url, "m", EndpointConfig(), AnswerFile(tmp_path))
 
+    paid = {"generate": {"calls": 1, "prompt_tokens": 2, "completion_tokens": 3}}
     with serve(Chat(answer)) as chat:
         first = client()
         assert ask_endpoint(first, "short").text == "é"
         assert ask_endpoint(first, "long").end == "too_long"
         again = client()
-        assert first.cost == again.cost == {"generate": PAID}
-        assert ask_endpoint(again, "short").text == "é"
-        assert chat.requests == 2
+        assert first.cost == again.cost == paid
+        assert (ask_endpoint(again, "short").text, chat.requests) == ("é", 2)
         # A refusal cost nothing, and may be taken another day.
         assert ask_endpoint(again, "long").text == "é"
-
-
-def test_a_damaged_file_of_answers_is_told(tmp_path):
     (tmp_path / "answers.jsonl").write_text("no answer\n")
     with pytest.raises(UserError, match=r"answers\.jsonl: line 1.*delete it to ask again"):
-        Endpoint("http://a/v1", "m", EndpointConfig(), AnswerFile(tmp_path))
+        client()

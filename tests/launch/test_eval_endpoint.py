@@ -1,7 +1,5 @@
 """A model behind an endpoint on a test set: greedy, votes, pass@n, costs, and a kill."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of predictions judged with no model: verdicts, votes, and going on."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An evaluation goes on where settings and questions are the same."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

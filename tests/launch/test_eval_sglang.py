@@ -1,7 +1,5 @@
 """Evaluation and verbal RL of a policy that servers sample: what they are asked and told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

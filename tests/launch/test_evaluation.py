@@ -1,7 +1,5 @@
 """What an evaluation is by, and its record in files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """What is exported is the policy: for others to load, whole or not at all, in little memory."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 import shutil
@@ -11,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -190,23 +189,18 @@ def test_types_are_as_asked_for(place, tmp_path):
         held = load_file(folder / "model.safetensors")
         assert {str(array.dtype) for array in held.values()} == {"bfloat16"}
         assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-def test_the_own_type_of_a_model_with_a_tower_is_that_of_its_decoder(tmp_path):
+    # That of a model with a tower is its decoder's.
     content = {"model_type": "qwen3_5", "text_config": {"dtype": "bfloat16"}}
     (tmp_path / "config.json").write_text(json.dumps(content))
     source: Any = SimpleNamespace(run=None, model=tmp_path)
     assert weights._own_dtype(source) == "bfloat16"
 
 
-def interrupted(*_arguments: Any, **_named: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch):
     """And what a kill left is taken away by the next one."""
     for name, more in (("full", []), ("lora", ["--adapter"])):
         with monkeypatch.context() as patch:
+            interrupted = Mock(side_effect=KeyboardInterrupt)
             patch.setattr("minirl.model.huggingface.np.ascontiguousarray", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 write(place.folder / name, tmp_path / "new" / "out", *more)
@@ -303,21 +297,14 @@ def test_tokens(tokenizer, text, expected):
     assert shown == expected
 
 
-def test_marks_are_text_and_control_tokens_are_not(tokenizer):
+def test_marks_are_text_and_spaces_do_not_change_what_sql_means(tokenizer):
     ids = tokenizer.encode("<think></think><sql></sql><|im_end|>").ids
     assert len(ids) == 5
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<think></think><sql></sql>"
-
-
-@pytest.mark.parametrize(
-    "text", ["SELECT t1.name FROM band AS t1", "  two  spaces ", "1.5", "(a)", "", ".", "é.é\n日"]
-)
-def test_encoding_anew_changes_nothing(tokenizer, text):
-    ids = tokenizer.encode(text).ids
-    assert tokenizer.encode(tokenizer.decode(ids)).ids == ids
-
-
-def test_spaces_do_not_change_what_sql_means(tokenizer):
+    # Encoding anew changes nothing.
+    for text in (TEXTS[2], "  two  spaces ", "1.5", "(a)", "", ".", "é.é\n日"):
+        ids = tokenizer.encode(text).ids
+        assert tokenizer.encode(tokenizer.decode(ids)).ids == ids
     sql = "SELECT t1.x+avg(t1.x),(SELECT max(y)FROM band)FROM band AS t1 WHERE t1.x>=.5"
     with sqlite3.connect(":memory:") as db:
         db.execute("CREATE TABLE band (x, y)")
@@ -328,29 +315,19 @@ def test_spaces_do_not_change_what_sql_means(tokenizer):
     db.close()
 
 
-def test_same_seed_same_bytes(tmp_path):
+def test_the_folder_is_a_chat_model_of_the_same_bytes_by_the_same_seed(tmp_path):
     folders = [tmp_path / name for name in ("a", "b", "c")]
     for folder, seed in zip(folders, (0, 0, 1), strict=True):
         make_tiny(folder, TEXTS, SHAPE, seed)
     names = sorted(path.name for path in folders[0].iterdir())
-    assert names == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
+    assert len(names) == 5
     assert filecmp.cmpfiles(*folders[:2], names, shallow=False)[0] == names
     differ = filecmp.cmpfiles(folders[0], folders[2], names, shallow=False)[1]
     assert differ == ["model.safetensors"]
-
-
-def test_the_folder_is_a_chat_model(tmp_path):
-    make_tiny(tmp_path / "model", TEXTS, SHAPE, 0)
-    chat = ChatTokenizer(tmp_path / "model")
+    chat = ChatTokenizer(folders[0])
     assert [chat.decode([i]) for i in chat.stop_ids] == ["<|im_end|>", "<|endoftext|>"]
     assert chat.decode([chat.pad_id]) == "<|endoftext|>"
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config = json.loads((folders[0] / "config.json").read_text())
     assert chat.vocab_size <= config["vocab_size"] == 512
 
 
@@ -360,11 +337,11 @@ def test_a_tiny_qwen35_is_read_with_its_kinds_of_layers(tmp_path):
     shape = read_config(tmp_path / "model")
     assert [layer for layer in range(8) if shape.is_full(layer)] == [3, 7]
     assert "layers.linear.in_qkv" in arrays(nnx.state(huggingface.load(tmp_path / "model")))
-    with pytest.raises(UserError, match="layer_types of 6 layers"):
-        make_tiny(tmp_path / "no", TEXTS, hybrid.model_copy(update={"layers": 6}), 0)
-
-
-def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
-    with pytest.raises(UserError, match="vocab_size: 262 is too small; write 263 or more"):
-        make_tiny(tmp_path / "model", TEXTS, SHAPE.model_copy(update={"vocab_size": 262}), 0)
-    assert not (tmp_path / "model").exists()
+    # One of other layers, or without room for the bytes, is refused.
+    for changes, told in (
+        ({"layers": 6}, "layer_types of 6 layers"),
+        ({"vocab_size": 262}, "vocab_size: 262 is too small; write 263 or more"),
+    ):
+        with pytest.raises(UserError, match=told):
+            make_tiny(tmp_path / "no", TEXTS, hybrid.model_copy(update=changes), 0)
+        assert not (tmp_path / "no").exists()

@@ -1,7 +1,5 @@
 """Gold queries that teach something wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from launch.data.checks import check_gold

@@ -1,7 +1,5 @@
 """What became of replies is counted and shown: no accuracy is 0 in silence."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

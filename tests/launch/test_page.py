@@ -1,7 +1,5 @@
 """The page of launch.report in a headless Chromium."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The lines of docs/papers.md for real hardware are commands, shown on small data of that form."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Paths of any name: each means one folder, wherever it is written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

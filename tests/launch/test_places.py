@@ -1,7 +1,5 @@
 """What a run measures at its places: greedy answers, samples beside them, and gains between."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +67,7 @@ def sql(config: JobConfig) -> Iterator[SqlSide]:
 
 
 @pytest.fixture(scope="module")
-def asked() -> Answers:
+def asked() -> Any:
     return Answers()
 
 

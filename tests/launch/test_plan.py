@@ -1,7 +1,5 @@
 """The command `launch.plan`, and what a training job checks of a device's memory."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

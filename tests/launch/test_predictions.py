@@ -1,7 +1,5 @@
 """Files of predictions: read in every form and matched with their questions, and written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`launch.prepare`: data sets in every form checked, and what is found kept for all commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

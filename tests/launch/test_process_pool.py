@@ -1,7 +1,5 @@
 """Work on all cores: lots in order, and processes that end when nobody waits for them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`--file`: another question file, by name or path, and the databases that belong to it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

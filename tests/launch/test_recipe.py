@@ -1,7 +1,5 @@
 """README's recipe on small downloads side by side: prepare, dry run, train, eval."""
 
-from __future__ import annotations
-
 import json
 import operator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder of results belongs to its settings, its questions and one process at a time."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

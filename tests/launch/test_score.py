@@ -1,7 +1,5 @@
 """The reward workbench as a command."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The screening: which questions are kept, what is learned of own answers, kills in each phase."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import replace
@@ -17,7 +15,7 @@ from launch.screening import OwnAnswer, Screened, by_part, kept, screen, shares
 from launch.warm_start import choose_answers
 from minirl.exchange import UserError
 from sqlenv.types import Example
-from tests.minirl.toy_run import without_times
+from tests.minirl.toy import without_times
 
 from .conftest import json_lines
 from .test_train import STOPPED
@@ -65,17 +63,14 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
     assert first.answers == right
     assert screen(job, tmp_path, cast(Any, None), TRAIN, Path("model")) == found
     assert len(asked) == 1
+    # A reply that a limit ended is not learned.
+    cut = said("++", "SELECT 1", "SELECT 2", ends=("length", "stop"))
+    found = screening._screened(0, TRAIN[0], cut)
+    assert ([answer.sql for answer in found.answers], found.right) == (["SELECT 2"], 2)
     smaller = job.model_copy(update={"screen": job.screen.model_copy(update={"questions": 4})})
     screen(smaller, tmp_path / "smaller", cast(Any, None), TRAIN, Path("model"))
     assert asked[1] == asked[0][:4]
     assert json.loads((tmp_path / "screening.json").read_text())["all"]["sometimes"] == 1
-
-
-def test_a_reply_that_a_limit_ended_is_not_learned(job):
-    sampled = said("++", "SELECT 1", "SELECT 2", ends=("length", "stop"))
-    found = screening._screened(0, TRAIN[0], sampled)
-    assert [answer.sql for answer in found.answers] == ["SELECT 2"]
-    assert found.right == 2
 
 
 def test_shares_are_told_by_level_and_database():
@@ -149,11 +144,11 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
         code = f"import os\nos.environ['MINIRL_CACHE'] = {str(tmp_path / 'cache')!r}\n{code}"
         return command(*line, f"run.dir={name}", *more, cwd=tmp_path, code=f"{code}cli.run(main)")
 
+    only = ("--only", "warm-start")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    done = command("launch.train", *line, "run.dir=whole", cwd=tmp_path)
+    done = command("launch.train", *line, "run.dir=whole", *only, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((whole / "screening.json").read_text())["all"]["questions"] == 16
-    assert (whole / "between" / "verdicts.json").is_file()
     # One pass: no answer of this model is right, so that there is a gold query to each question.
     assert len(json_lines(whole / "warm" / "metrics.jsonl")) == 2
     done = run("stopped", f"{STOPPED}{KILLED}")
@@ -161,15 +156,13 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
     assert not (stopped / "screening.jsonl").exists()
     done = run("stopped", STOPPED)
     assert done.returncode == 0, done.stderr
-    for name in ("screening.jsonl", "screening.json", "between/predictions.jsonl"):
+    assert (stopped / "between" / "verdicts.json").is_file()
+    for name in ("screening.jsonl", "screening.json"):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
-    for part in ("", "warm"):
-        assert without_times(whole / part) == without_times(stopped / part)
-    # Another run of these settings finds the screening in the cache, and samples nothing.
-    done = run("third", f"{STOPPED}{UNASKED}", "--only", "warm-start")
-    assert done.returncode == 0, done.stderr
+    assert without_times(whole / "warm") == without_times(stopped / "warm")
+    # Another run of these settings finds the screening in the cache, and samples nothing; of
+    # another seed it does not.
+    assert run("third", f"{STOPPED}{UNASKED}", *only).returncode == 0
     third = tmp_path / "third" / "screening.jsonl"
     assert third.read_bytes() == (whole / "screening.jsonl").read_bytes()
-    # Of another seed it does not.
-    done = run("fourth", f"{STOPPED}{UNASKED}", "--only", "warm-start", "seed=1")
-    assert done.returncode == -9, done.stderr
+    assert run("fourth", f"{STOPPED}{UNASKED}", *only, "seed=1").returncode == -9

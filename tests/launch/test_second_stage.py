@@ -1,7 +1,5 @@
 """How PaVeRL-SQL's second stage is decided, and that it begins so."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from launch.config import CourseConfig, SecondStage
 from launch.job import restart, rise_p_value, second_optimizer, train_second_stage
 from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
-from tests.minirl import toy_run
-from tests.minirl.conftest import TOY
+from tests.minirl import toy
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "schedule.json").read_text())
 
@@ -104,8 +101,8 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, av
         weights[version] = copy(params)
         return accuracy[version]
 
-    trainer = toy_run.make_trainer(TOY, tmp_path, validate=validate, **changes)
-    settings = {**dict(toy_run.CONFIG), **changes}
+    trainer = toy.trainer(tmp_path, validate=validate, **changes)
+    settings = {**dict(toy.TRAIN), **changes}
     course = CourseConfig(**settings, second_stage=SecondStage(steps=2))
     set_weights, init = trainer._sampler.set_weights, trainer._learner.init
 
@@ -135,7 +132,7 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, av
     assert start is not None
     assert (start.step, start.rose) == (2, False)
     # The rate is constant here, and half of it remains.
-    assert start.learning_rate == toy_run.SMOOTH.learning_rate / 2
+    assert start.learning_rate == toy.SMOOTH.learning_rate / 2
     # The best of both stages, of equals the newest.
     assert trainer.use_best() == 5
     assert_same_weights(trainer.params, weights[5])

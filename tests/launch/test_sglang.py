@@ -1,7 +1,5 @@
 """With real SGLang servers: evaluation and rollouts, by text and under changing weights; runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Intervals, paired tests and pass@k, by hand."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 from math import comb
 

@@ -1,7 +1,5 @@
 """Evaluating needs no config: a run is asked as it was trained, any other model in a stated way."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

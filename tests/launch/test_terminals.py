@@ -2,8 +2,6 @@
 far a command is, in one line on a terminal, in lines of a log elsewhere.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pty

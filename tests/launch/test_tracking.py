@@ -1,7 +1,5 @@
 """A tracker gets each step's numbers, in the run's own name."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from functools import partial

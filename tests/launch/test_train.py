@@ -1,7 +1,5 @@
 """Whole runs of the smallest job, as a user starts them: results, stops, evaluation."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -13,9 +11,9 @@ from launch.config import load_config
 from launch.policy import find_policy
 from launch.reporting.answer import show_run
 from minirl.exchange import UserError
-from tests.minirl.toy_run import without_times
+from tests.minirl.toy import without_times
 
-from .conftest import MANY, check_mistakes, json_lines, loaded, told_by
+from .conftest import check_mistakes, json_lines, loaded, told_by
 
 
 def test_a_run_leaves_what_was_promised(place):
@@ -111,9 +109,6 @@ def test_a_native_run_imports_nothing_that_talks_to_servers(command, tmp_path):
     code = f"import sys, {modules}; print({{'aiohttp', 'tenacity'}} & {{*sys.modules}})"
     done = command(cwd=tmp_path, code=code)
     assert done.stdout == "set()\n", done.stderr
-
-
-# A run that is stopped is the run that is not.
 
 
 def test_a_number_that_was_none_does_not_end_a_run(place, tmp_path, capsys):
@@ -226,33 +221,6 @@ def test_policies_are_found_by_any_of_their_folders(place):
 
 
 # Damage.
-
-
-def test_damaged_checkpoints_are_told_in_one_line_each(command, place, tmp_path):
-    """Nothing but our line: no traceback that Orbax, TensorStore or asyncio print beside it."""
-    whole = place / "finished" / "checkpoints" / "3" / "tree"
-    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
-    assert len(files) > 5
-    cases = []
-    for number, name in enumerate(files):
-        folder = tmp_path / str(number) / "checkpoints" / "3"
-        shutil.copytree(whole, folder / "tree")
-        for other in ("config.yaml", "model"):
-            (folder.parents[1] / other).symlink_to(place / "finished" / other)
-        content = (folder / "tree" / name).read_bytes()
-        damaged = (b"", b"x" * 99, content[: len(content) // 2])[number % 3]
-        (folder / "tree" / name).write_bytes(damaged)
-        out = str(tmp_path / f"out{number}")
-        cases.append(["launch.export", "--checkpoint", str(folder), "--out", out])
-    done = command(json.dumps(cases), cwd=place, code=MANY)
-    assert (done.returncode, done.stderr) == (0, "")
-    refused = 0
-    for number, (status, _, err) in enumerate(json.loads(done.stdout)[0]):
-        refused += status == 2  # reading needs not every file
-        assert ("error: " in err, "Traceback" in err) == (status == 2, False), err
-        assert "checkpoints/3: " in err.splitlines()[-1] or status == 0
-        assert (tmp_path / f"out{number}").exists() == (status == 0)
-    assert refused >= len(files) // 3
 
 
 DAMAGED: dict[str, tuple[bytes | None, str]] = {

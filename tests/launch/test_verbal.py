@@ -1,7 +1,5 @@
 """Verbal RL (`--decode judge@K`) against an HTTP server that fails, and sees its client killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The vote by hand: OmniSQL's rule on 30 questions with ties, empties, errors and time-outs."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A server on 127.0.0.1 that speaks as SGLang does, and fails as it is told."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -119,16 +117,15 @@ class Fake:
     def on_v1_models(self, _):
         return 200, {"data": [{"max_model_len": 4096}]}
 
-    def on_pause_generation(self, _):
-        self.paused = True
-        return 200, {}
-
-    def on_abort_request(self, body):
-        self.aborted.append(body["rid"])
+    def on_pause_generation(self, _, paused=True):
+        self.paused = paused
         return 200, {}
 
     def on_continue_generation(self, _):
-        self.paused = False
+        return self.on_pause_generation(_, paused=False)
+
+    def on_abort_request(self, body):
+        self.aborted.append(body["rid"])
         return 200, {}
 
     def on_update_weights_from_disk(self, body):

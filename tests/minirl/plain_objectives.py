@@ -3,24 +3,13 @@
 They share nothing with the package but its settings.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from minirl.config import (
-    Cispo,
-    Dapo,
-    DrGrpo,
-    Expo,
-    Grpo,
-    Gspo,
-    ReinforcePlusPlus,
-)
-from minirl.config.algorithms import KlEstimator, KlPlace
+from minirl.config import Cispo, Dapo, DrGrpo, Expo, Grpo, Gspo, ReinforcePlusPlus
 
 LONGEST = 14
 N, G = 3, 4
@@ -42,22 +31,44 @@ class Row:
     length: int
 
 
-def kl_settings(estimator, place):
-    """Return settings with a KL, of which some contradict each other: k1 has no use in a loss."""
-    return Grpo().model_copy(update={"kl_coef": 0.1, "kl_estimator": estimator, "kl_in": place})
-
-
 def k1(row):
     return row.sampler - row.ref
 
 
-def by_group(rows, rewards, rule):
-    """Return an advantage a row from a rule on (rewards of its group, its place)."""
-    return [rule(rewards[b - b % G : b - b % G + G], b % G) for b in range(len(rows))]
+# Credit: an advantage of each token of each row.
 
 
-def normalised(rewards, g):
-    return (rewards[g] - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-6)
+def by_group(rows, rule):
+    """Give all tokens of a row what a rule says of (rewards of its group, its place)."""
+    rewards = [row.reward for row in rows]
+    return [
+        [rule(rewards[b - b % G : b - b % G + G], b % G)] * len(row.new)
+        for b, row in enumerate(rows)
+    ]
+
+
+def normalised(rows, *, kl=lambda row: 0.0):
+    credit = by_group(rows, lambda r, g: (r[g] - np.mean(r)) / (np.std(r, ddof=1) + 1e-6))
+    return [np.array(own) - kl(row) for own, row in zip(credit, rows, strict=True)]
+
+
+def centred(rows):
+    return by_group(rows, lambda r, g: r[g] - np.mean(r))
+
+
+def whitened_return(rows):
+    """arXiv:2501.03262: the return less the KL from the token on, whitened over the batch."""
+    credit = [[row.reward - 0.1 * sum(k1(row)[t:]) for t in range(len(row.new))] for row in rows]
+    flat = [value for row in credit for value in row]
+    return [(np.array(row) - np.mean(flat)) / (np.std(flat, ddof=1) + 1e-6) for row in credit]
+
+
+def on_clauses(rows):
+    """EXPO-SQL, Eq. 4: r_c - beta k1 on each token of a clause."""
+    return [np.where(row.is_covered, row.credit - 0.01 * k1(row), 0.0) for row in rows]
+
+
+# Loss: less a mean of a term of each token.
 
 
 def surrogate(ratio, advantage, *, low=0.2, high=0.2):
@@ -67,161 +78,64 @@ def surrogate(ratio, advantage, *, low=0.2, high=0.2):
     return max(ratio, 1 - low) * advantage
 
 
-def truncated(rho):
-    """Return the default correction of a ratio of learner and sampler."""
-    return min(rho, 2.0)
-
-
-def token_terms(row, advantage, *, correct=truncated, **bounds):
-    pairs = zip(np.exp(row.new - row.old), np.exp(row.old - row.sampler), advantage, strict=True)
-    return [correct(rho) * surrogate(ratio, own, **bounds) for ratio, rho, own in pairs]
-
-
-def sequence_weight(row):
-    return truncated(np.exp(np.mean(row.old - row.sampler)))
-
-
-def all_tokens(row, advantage):
-    return [advantage] * len(row.new)
-
-
-def plain_grpo(rows, start, *, kl=None, by_response=False):
-    """arXiv:2402.03300, Eq. 3: a mean over rows of means over tokens, less the KL."""
+def plain(
+    rows, start, *, credit=normalised, mean=lambda terms, row: np.mean(terms) / (N * G),
+    correct=lambda rho: min(rho, 2.0), level="token", is_cispo=False, kl=lambda x: 0.0, high=0.2,
+):  # fmt: skip
+    """Return the loss; a mean weighs the terms of a row within the batch."""
     total = 0.0
-    advantages = by_group(rows, [row.reward for row in rows], normalised)
-    for row, advantage in zip(rows, advantages, strict=True):
-        terms = np.array(token_terms(row, all_tokens(row, advantage)))
-        if kl is not None:
-            terms = terms - kl(row.new - row.ref)
-        total += terms.sum() / (row.length if by_response else len(terms)) / len(rows)
+    for row, at, advantages in zip(rows, start, credit(rows), strict=True):
+        ratios, rhos = row.new - row.old, row.old - row.sampler
+        if level == "sequence":  # arXiv:2507.18071, Eqs. 5 to 7
+            ratios, rhos = (np.full(len(x), np.mean(x)) for x in (ratios, rhos))
+        terms = []
+        for t, advantage in enumerate(advantages):
+            term = surrogate(np.exp(ratios[t]), advantage, high=high)
+            if is_cispo:  # arXiv:2506.13585, Eq. 4: no gradient flows through the clipped ratio
+                term = min(np.exp(at.new[t] - row.old[t]), 1 + high) * advantage * row.new[t]
+            terms.append(correct(np.exp(rhos[t])) * term - kl(row.new[t] - row.ref[t]))
+        total += mean(np.array(terms), row)
     return -total
 
 
-def by_token(rows, credit, *, over_tokens=False, **bounds):
-    """Return the loss of an advantage of each token: summed, a mean over rows, or over tokens."""
-    pairs = zip(rows, credit, strict=True)
-    terms = [term for row, own in pairs for term in token_terms(row, own, **bounds)]
-    return -sum(terms) / (len(terms) if over_tokens else len(rows))
+def over_tokens(rows, start, **options):
+    """arXiv:2503.14476, Eq. 8."""
+    count = sum(len(row.new) for row in rows)
+    return plain(rows, start, mean=lambda terms, _: terms.sum() / count, **options)
 
 
-def plain_dr_grpo(rows, start):
-    """arXiv:2503.20783: no std, no length; the constant is the longest response."""
-    advantages = by_group(rows, [row.reward for row in rows], lambda r, g: r[g] - np.mean(r))
-    return by_token(rows, map(all_tokens, rows, advantages)) / LONGEST
-
-
-def plain_dapo(rows, start):
-    """arXiv:2503.14476, Eqs. 8 and 10."""
-    advantages = by_group(rows, [row.reward for row in rows], normalised)
-    return by_token(rows, map(all_tokens, rows, advantages), over_tokens=True, high=0.28)
-
-
-def plain_gspo(rows, start):
-    """arXiv:2507.18071, Eqs. 5 to 7."""
-    total = 0.0
-    advantages = by_group(rows, [row.reward for row in rows], normalised)
-    for row, advantage in zip(rows, advantages, strict=True):
-        term = surrogate(np.exp(np.mean(row.new - row.old)), advantage)
-        total += sequence_weight(row) * term / len(rows)
-    return -total
-
-
-def plain_cispo(rows, start):
-    """arXiv:2506.13585, Eq. 4: no gradient flows through the clipped ratio (here 1.1 at most)."""
-    terms = []
-    advantages = by_group(rows, [row.reward for row in rows], normalised)
-    for row, at, advantage in zip(rows, start, advantages, strict=True):
-        for t, new in enumerate(row.new):
-            ratio = min(np.exp(at.new[t] - row.old[t]), 1.1)
-            terms.append(truncated(np.exp(row.old[t] - row.sampler[t])) * ratio * advantage * new)
-    return -np.mean(terms)
-
-
-def on_clauses(row, *, beta):
-    """EXPO-SQL, Eq. 4: r_c - beta k1 on each token of a clause."""
-    return np.where(row.is_covered, row.credit - beta * k1(row), 0.0)
-
-
-def whitened(credit):
-    flat = [value for row in credit for value in row]
-    return [(np.array(row) - np.mean(flat)) / (np.std(flat, ddof=1) + 1e-6) for row in credit]
-
-
-def plain_reinforce_pp(rows, start):
-    """arXiv:2501.03262: the return less the KL from the token on, whitened over the batch."""
-    credit = [[row.reward - 0.1 * sum(k1(row)[t:]) for t in range(len(row.new))] for row in rows]
-    return by_token(rows, whitened(credit), over_tokens=True)
-
-
-def plain_expo(rows, start):
-    return by_token(rows, [on_clauses(row, beta=0.01) for row in rows])
-
-
-def by_token_rule(rule):
-    """Return GRPO with a rule on p of the learner / p of the sampler of each token."""
-
-    def plain(rows, start):
-        total = 0.0
-        advantages = by_group(rows, [row.reward for row in rows], normalised)
-        for row, advantage in zip(rows, advantages, strict=True):
-            total += np.mean(token_terms(row, all_tokens(row, advantage), correct=rule)) / len(rows)
-        return -total
-
-    return plain
-
-
-KL: dict[KlEstimator, Any] = {
-    "k1": lambda x: x,
-    "k3": lambda x: np.exp(-x) + x - 1,
-}
-
-
-def plain_kl_in_credit(rows, start, kl):
-    """GRPO's advantages, with the KL of each token taken from its credit."""
-    advantages = by_group(rows, [row.reward for row in rows], normalised)
-    pairs = zip(rows, advantages, strict=True)
-    means = [np.mean(token_terms(row, one - 0.1 * kl(k1(row)))) for row, one in pairs]
-    return -np.mean(means)
-
-
-def plain_kl_in_loss(rows, start, kl):
-    return plain_grpo(rows, start, kl=lambda x: 0.1 * kl(x))
-
-
-PLACES: dict[KlPlace, Any] = {
-    "loss": plain_kl_in_loss,
-    "credit": plain_kl_in_credit,
-}
-
-
-def kl_cases():
-    """Yield every estimator, and every place."""
-    pairs: tuple[tuple[KlEstimator, KlPlace], ...] = (("k1", "credit"), ("k3", "loss"))
-    for estimator, place in pairs:
-        case = kl_settings(estimator, place), partial(PLACES[place], kl=KL[estimator])
-        yield f"grpo, {estimator} in the {place}", case
-
-
-CASES = {
-    "grpo": (Grpo(), plain_grpo),
-    **dict(kl_cases()),
+K1 = Grpo().model_copy(update={"kl_coef": 0.1, "kl_estimator": "k1", "kl_in": "credit"})
+CASES: dict[str, Any] = {
+    # arXiv:2402.03300, Eq. 3: a mean over rows of means over tokens, less the KL.
+    "grpo": (Grpo(), plain),
+    "grpo, k1 in the credit": (
+        K1, partial(plain, credit=partial(normalised, kl=lambda row: 0.1 * k1(row)))
+    ),
+    "grpo, k3 in the loss": (
+        Grpo(kl_coef=0.1), partial(plain, kl=lambda x: 0.1 * (np.exp(-x) + x - 1))
+    ),
     "grpo, by the response": (
         Grpo(aggregation="response_mean"),
-        lambda rows, start: plain_grpo(rows, start, by_response=True),
+        partial(plain, mean=lambda terms, row: terms.sum() / row.length / (N * G)),
     ),
-    "grpo, no correction": (Grpo(correction="none"), by_token_rule(lambda rho: 1.0)),
+    "grpo, no correction": (Grpo(correction="none"), partial(plain, correct=lambda rho: 1.0)),
     "grpo, truncated correction": (
-        Grpo(correction_high=1.1),
-        by_token_rule(lambda rho: min(rho, 1.1)),
+        Grpo(correction_high=1.1), partial(plain, correct=lambda rho: min(rho, 1.1))
     ),
     "grpo, masked correction": (
         Grpo(correction="masked", correction_low=0.8, correction_high=1.3),
-        by_token_rule(lambda rho: rho if 0.8 <= rho <= 1.3 else 0.0),
+        partial(plain, correct=lambda rho: rho if 0.8 <= rho <= 1.3 else 0.0),
     ),
-    "cispo": (Cispo(clip_high=0.1), plain_cispo),
-    "dr_grpo": (DrGrpo(), plain_dr_grpo),
-    "dapo": (Dapo(), plain_dapo),
-    "gspo": (Gspo(), plain_gspo),
-    "reinforce_pp": (ReinforcePlusPlus(kl_coef=0.1), plain_reinforce_pp),
-    "expo": (Expo(), plain_expo),
-}
+    "cispo": (Cispo(clip_high=0.1), partial(over_tokens, is_cispo=True, high=0.1)),
+    # arXiv:2503.20783: no std, no length; the constant is the longest response.
+    "dr_grpo": (
+        DrGrpo(),
+        partial(plain, credit=centred, mean=lambda terms, _: terms.sum() / LONGEST / (N * G)),
+    ),
+    "dapo": (Dapo(), partial(over_tokens, high=0.28)),
+    "gspo": (Gspo(), partial(plain, level="sequence")),
+    "reinforce_pp": (ReinforcePlusPlus(kl_coef=0.1), partial(over_tokens, credit=whitened_return)),
+    "expo": (
+        Expo(), partial(plain, credit=on_clauses, mean=lambda terms, _: terms.sum() / (N * G))
+    ),
+}  # fmt: skip

@@ -2,22 +2,14 @@
 flat lists of tokens within the budget, with little padding.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.train.batching import (
-    MicroBatches,
-    largest_shape,
-    layouts,
-    mini_batches,
-    round_up,
-    without_cut_off,
-)
+from minirl.train import batching
+from minirl.train.batching import MicroBatches, layouts, round_up
 from minirl.types import Finish, Reply, TokenRow, Trajectory, Turn
 
 PAD = 99
@@ -66,18 +58,19 @@ def test_what_the_token_limit_cut_off_is_not_learned():
     ends: tuple[Finish, ...] = ("stop", "length")
     replies = [Reply((5, 6), (-1.0, -2.0), "", finish, (0, 0)) for finish in ends]
     cut = [Trajectory((Turn((1,), reply),), None, "done") for reply in replies]
-    (batch,) = batches_of([without_cut_off(rows, cut)], aggregation="token_mean")
+    group = batching.without_cut_off(rows, cut)
+    (batch,) = batches_of([group], aggregation="token_mean")
     # The one row has all of the mean over tokens, and half of the mean over rows.
     assert batch.weight_BC.tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0, 0]]
     assert batch.target_XT[batch.target_XT >= 0].tolist() == [5, 6]
-    (batch,) = batches_of([without_cut_off(rows, cut)])
+    (batch,) = batches_of([group])
     assert batch.weight_BC.tolist() == [[0.25, 0.25, 0, 0], [0, 0, 0, 0]]
 
 
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_mini_batches_are_all_groups_in_order_and_as_even_as_can_be(count, parts):
     groups = list(range(count))
-    found = mini_batches(groups, count=parts)
+    found = batching.mini_batches(groups, count=parts)
     assert [group for part in found for group in part] == groups
     assert len(found) == min(parts, count)
     sizes = [len(part) for part in found]
@@ -138,7 +131,7 @@ def test_every_answer_is_computed_once_and_beside_its_prompt(groups, tokens, par
 
 @given(GROUPS, st.integers(1, 400))
 def test_no_micro_batch_takes_more_than_the_plan_of_the_longest(groups, tokens):
-    largest = largest_shape(50, 60, sizes(tokens))
+    largest = batching.largest_shape(50, 60, sizes(tokens))
     for layout in layouts(groups, sizes(tokens)):
         assert layout.shape.tokens <= largest.tokens
         assert layout.shape.cells <= max(largest.cells, 2 * largest.tokens)
@@ -158,10 +151,7 @@ def test_micro_batches_by_hand():
     # A group that is over the budget is cut: its short answers, and its long ones.
     cut = layouts([group(4, 9, 1, 8, 2)], sizes(24))
     assert [layout.parts[0][0].answers for layout in cut] == [(8, 9), (1, 2)]
-
-
-def test_micro_batches_are_evenly_full():
-    # Five groups of 24 tokens within 96 are 3 + 2, and not 4 + 1.
+    # They are evenly full: five groups of 24 tokens within 96 are 3 + 2, and not 4 + 1.
     found = layouts([group(4, 5, 5, 5, 5)] * 5, sizes(96))
     assert [len(layout.parts[0]) for layout in found] == [3, 2]
 

@@ -1,7 +1,5 @@
 """What is kept, that it comes back as it was, and what a user is told of a damaged one."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os
@@ -20,12 +18,7 @@ import optax
 import pytest
 
 from minirl.exchange import UserError
-from minirl.run.checkpoint import (
-    Checkpoints,
-    best_step,
-    read_params,
-    read_raw_params,
-)
+from minirl.run.checkpoint import Checkpoints, best_step, read_params, read_raw_params
 from minirl.train.update import TrainState
 
 # Where one array of a damaged checkpoint cannot be read, Orbax leaves its reads of the others
@@ -74,11 +67,18 @@ def restore(folder, like, kind=dict):
         return checkpoints.restore_newest(like, kind)
 
 
-def test_the_newest_and_the_best_are_kept_also_across_a_resume(tmp_path):
+def test_the_newest_and_of_an_older_best_the_weights_are_kept_also_across_a_resume(tmp_path):
     with closing(Checkpoints(tmp_path / "new")) as checkpoints:
         assert (checkpoints.newest_step(), checkpoints.best_step()) == (0, None)
     save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: None, 5: 0.4})
     assert steps_in(tmp_path) == [2, 4, 5]
+    assert sorted(path.parent.name for path in tmp_path.glob("*/optimizer")) == ["4", "5"]
+    assert_equal(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
+    left = shutil.copytree(tmp_path, tmp_path / "left")
+    for step in (4, 5):  # whoever deletes the newest two does not go on from the best
+        shutil.rmtree(left / f"{step}")
+    with closing(Checkpoints(left)) as checkpoints:
+        assert (checkpoints.newest_step(), checkpoints.best_step()) == (0, 2)
     with closing(Checkpoints(tmp_path)) as checkpoints:
         assert (checkpoints.newest_step(), checkpoints.best_step()) == (5, 2)
         # A better one takes the place of the best.
@@ -99,17 +99,6 @@ def test_a_checkpoint_of_a_stop_is_one_of_the_newest_and_never_the_best(tmp_path
         checkpoints.save(7, make_tree(7), {"step": -7}, score=0.95)
     assert restore(tmp_path, make_tree(), dict[str, int])[1] == {"step": -7}
     assert best_step(tmp_path) == 7
-
-
-def test_of_an_older_best_there_are_weights_alone(tmp_path):
-    save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: None, 5: 0.4})
-    assert steps_in(tmp_path) == [2, 4, 5]
-    assert sorted(path.parent.name for path in tmp_path.glob("*/optimizer")) == ["4", "5"]
-    assert_equal(read_params(tmp_path / "2", make_tree().params), make_tree(2).params)
-    for step in (4, 5):  # whoever deletes the newest two does not go on from the best
-        shutil.rmtree(tmp_path / f"{step}")
-    with closing(Checkpoints(tmp_path)) as checkpoints:
-        assert (checkpoints.newest_step(), checkpoints.best_step()) == (0, 2)
 
 
 def test_of_weights_with_an_average_both_are_kept_and_the_average_is_read(tmp_path):
@@ -138,19 +127,11 @@ def test_what_is_restored_equals_what_was_saved(tmp_path):
     assert facts == {"step": 7}
     with pytest.raises(UserError, match=r"/7: facts: step .*delete that"):
         restore(tmp_path, make_tree(), dict[str, list])
-
-
-@pytest.mark.parametrize(
-    ("like", "named"),
-    [
-        (make_tree(width=32), "embed"),
-        (make_tree()._replace(opt_state={"other": jnp.zeros(3)}), "other"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, like, named):
-    save_all(tmp_path, {1: 0.0})
-    with pytest.raises(UserError, match=rf"1: a checkpoint of another model: .*{named}.*run\.dir"):
-        restore(tmp_path, like)
+    wider, other = make_tree(width=32), make_tree()._replace(opt_state={"other": jnp.zeros(3)})
+    for like, named in ((wider, "embed"), (other, "other")):
+        told = rf"7: a checkpoint of another model: .*{named}.*run\.dir"
+        with pytest.raises(UserError, match=told):
+            restore(tmp_path, like)
 
 
 def test_whichever_file_is_cut_the_user_is_told_or_nothing_is_lost(tmp_path):
@@ -245,25 +226,20 @@ def test_a_full_disk_is_told_by_this_call_or_the_next_and_nothing_waits(
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
 
 
-def test_what_a_killed_save_left_is_no_checkpoint(tmp_path):
+def test_what_a_kill_left_is_no_checkpoint_and_takes_no_room_for_ever(tmp_path):
+    """The run goes on and saves this step or others: a state for 7B would be 91 GB, once a kill."""
     save_all(tmp_path, {1: 0.0})
-    left = shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp-1")
-    (left / "metrics" / "metrics").write_text("{")
+    for name in ("2.orbax-checkpoint-tmp-1", "4.orbax-checkpoint-tmp"):
+        left = shutil.copytree(tmp_path / "1", tmp_path / name)
+        (left / "metrics" / "metrics").write_text("{")
+    assert best_step(tmp_path) == 1  # who only looks leaves them
+    assert len([*tmp_path.glob("*-tmp*")]) == 2
     with closing(Checkpoints(tmp_path)) as checkpoints:
         assert checkpoints.newest_step() == 1
-        checkpoints.save(2, make_tree(2), {}, score=0.0)
-    assert_equal(restore(tmp_path, make_tree())[0], make_tree(2))
-
-
-def test_what_a_killed_stop_left_takes_no_room_for_ever(tmp_path):
-    """The run goes on and saves other steps: a state for 7B would be 91 GB, once a kill."""
-    save_all(tmp_path, {1: 0.0})
-    shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp")
-    assert best_step(tmp_path) == 1  # who only looks leaves it
-    assert (tmp_path / "2.orbax-checkpoint-tmp").exists()
-    save_all(tmp_path, {3: 0.0})
+    save_all(tmp_path, {2: 0.0, 3: 0.0})
+    assert_equal(restore(tmp_path, make_tree())[0], make_tree(3))
     assert not [*tmp_path.rglob("*-tmp*")]
-    assert steps_in(tmp_path) == [1, 3]
+    assert steps_in(tmp_path) == [2, 3]
 
 
 @pytest.mark.parametrize("text", ["{", '{"score": null}'])

@@ -1,7 +1,5 @@
 """A run over two processes of two devices is the run of one device, also when one is killed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flax import nnx
@@ -10,8 +8,8 @@ from safetensors.numpy import load_file
 from minirl.run import distributed
 from minirl.sglang.transfer import whole_tensors
 
-from . import toy_run
-from .processes import LIMIT_S, ends, start
+from . import toy
+from .toy import LIMIT_S, ends, processes
 
 # `ends` kills what hangs, and tells what it said, before pytest ends the test.
 pytestmark = pytest.mark.timeout(2 * LIMIT_S + 120)
@@ -26,7 +24,7 @@ from jax.sharding import AxisType, Mesh
 from minirl.run import distributed, preemption
 folder, coordinator, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
-from tests.minirl import conftest, toy_run
+from tests.minirl import toy
 from minirl.errors import LostError
 from minirl.exchange import UserError
 from minirl.model.sharding import MESH_AXES, make_mesh
@@ -46,11 +44,11 @@ assert [list(distributed.process_share(n)) for n in (0, 1, 5)] == [
     [[], [], [0, 1]], [[], [0], [2, 3, 4]]][process]
 
 # Weights on meshes whose devices stand in another order than their numbers, as on a TPU.
-whole = jax.tree.leaves(nnx.state(conftest.toy_model()))
+whole = jax.tree.leaves(nnx.state(toy.model()))
 for order, shape in (([0, 2, 1, 3], (1, 4, 1)), ([3, 1, 0, 2], (2, 1, 2))):
     devices = np.array([jax.devices()[n] for n in order]).reshape(shape)
     mesh = Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-    params = nnx.state(toy_run.spread(conftest.toy_model(), mesh))
+    params = nnx.state(toy.spread(toy.model(), mesh))
     for memory, sizes in ((1e9, (2, 1, 1)), (1.0, (1, 1, 2))):
         own = local_mesh(params, jax.local_devices(), dtype=np.float32, memory_bytes=memory)
         assert own.devices.shape == sizes
@@ -60,7 +58,7 @@ for order, shape in (([0, 2, 1, 3], (1, 4, 1)), ([3, 1, 0, 2], (2, 1, 2))):
             assert array.sharding.device_set == set(jax.local_devices())
 
 # A model of which neither has all, for servers.
-params = nnx.state(toy_run.spread(conftest.toy_model(), make_mesh(toy_run.OF_SEVERAL)))
+params = nnx.state(toy.spread(toy.model(), make_mesh(toy.OF_SEVERAL)))
 assert not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params))
 arrays = {name: np.asarray(array) for name, array in whole_tensors(params, "float32")}
 np.savez(folder / f"{process}.npz", **arrays)
@@ -109,27 +107,26 @@ from types import SimpleNamespace
 from minirl.run import distributed
 model, coordinator, process = Path(sys.argv[1]), sys.argv[3], int(sys.argv[5])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
-from tests.minirl import conftest, toy_run
+from tests.minirl import toy
 from minirl.config import RolloutConfig, SglangConfig
 from minirl.sglang import sampler
 
-toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
 sampler.read_config = lambda _: SimpleNamespace(hybrid=None)
 config = SglangConfig(urls=sys.argv[2].split(","), timeout_s=60, health_s=60)
 rollout = RolloutConfig(sglang=config, lag=1)
 servers = sampler.Servers(
-    config, model, toy_run.SAMPLER, dtype="float32", seed=0, folder=model.parent
+    config, model, toy.SAMPLER, dtype="float32", seed=0, folder=model.parent
 )
 with servers:
-    toy_run.make_trainer(
-        toy, model.parent / "run", servers=servers, rollout=rollout, steps=3, checkpoint_every=3,
+    toy.trainer(
+        model.parent / "run", servers=servers, rollout=rollout, steps=3, checkpoint_every=3,
         validate=lambda *_: 0.5,
     ).run(lambda *_: None)
 """
 
 
-def test_what_two_processes_exchange(toy, copies, tmp_path):
-    first, second = ends(start(copies, [tmp_path], code=TALK, count=2))
+def test_what_two_processes_exchange(copies, tmp_path):
+    first, second = ends(processes(copies, [tmp_path], code=TALK, count=2))
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert first[1].splitlines()[-3:] == ["SIGTERM", "full", "process 1 failed: no such file"]
     assert second[1].splitlines()[-3:] == ["SIGTERM", "full", "no such file"]
@@ -167,9 +164,9 @@ def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announ
 @pytest.mark.nightly
 def test_two_processes_play_ahead_of_their_learner(copies, fakes, served):
     urls = ",".join(fake.url for fake in fakes)
-    for status, _, errors in ends(start(copies, [served, urls], code=AHEAD, count=2)):
+    for status, _, errors in ends(processes(copies, [served, urls], code=AHEAD, count=2)):
         assert status == 0, errors
-    lines = toy_run.metrics_of(served.parent / "run")
+    lines = toy.metrics_of(served.parent / "run")
     assert [line["rollout/age_max"] for line in lines] == [0, 1, 1]
     assert {line["groups/trained"] for line in lines} == {4}
     # Each process has its own half of the episodes from its own server, once.

@@ -1,7 +1,5 @@
 """Gated DeltaNet: its rule in chunks and token by token, and what flows from row to row."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax
@@ -64,7 +62,7 @@ def close(found, expected, *, rtol):
         np.testing.assert_allclose(leaf, twin, rtol=0, atol=rtol * max(np.abs(twin).max(), 1e-3))
 
 
-# Other lengths are those of `test_qwen35.py`.
+# Other lengths are those of `test_models.py`.
 @pytest.mark.parametrize(("length", "decay"), [(3, 0.05), (130, 0.05), (130, 16.0)])
 def test_chunks_equal_token_by_token_with_gradients(length, decay):
     """From a state, with padding inside of a chunk, also where all memory is lost at once: sums of

@@ -1,12 +1,9 @@
 """Adapters: nothing at the start, the chain rule's gradients, merged the same, saved alone."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,13 +20,7 @@ from minirl.config import BatchingConfig, Grpo, LoraConfig, OptimizerConfig, Sft
 from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config
-from minirl.model.lora import (
-    add_adapters,
-    described,
-    merged_tensors,
-    split,
-    trained,
-)
+from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import param_path
 from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
@@ -39,8 +30,8 @@ from minirl.types import Decoding, Request, TokenRow
 from tests import plain_model
 from tests.plain_model import arrays, assert_same
 
-from . import toy_run
-from .mesh_update import adapted, batches, merged
+from . import toy
+from .toy import adapted, batches, merged
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 PEFT, PREFIX = REFERENCE / "qwen3_lora", "base_model.model."
@@ -49,21 +40,21 @@ SOME = LoraConfig(rank=2, alpha=1, targets=("v", "o", "down"))
 TOKENS_BT = np.random.default_rng(3).integers(4, 60, (2, 9))
 
 
-def base(toy):
+def base():
     """Make the toy model anew."""
-    return toy_run.spread(toy.model(), None)
+    return toy.spread(toy.model(), None)
 
 
-def test_adapters_of_matrices_that_the_model_lacks_are_refused(toy):
-    with pytest.raises(UserError, match=r"lora\.targets: the model has no in_qkv; it has down, "):
-        fresh(toy, LoraConfig(rank=2, targets=("in_qkv",)))
-
-
-def fresh(toy, lora=ALL):
+def fresh(lora=ALL):
     """Make a toy model with adapters that add nothing yet."""
-    model = base(toy)
+    model = base()
     add_adapters(model, lora, seed=0)
     return model
+
+
+def test_adapters_of_matrices_that_the_model_lacks_are_refused():
+    with pytest.raises(UserError, match=r"lora\.targets: the model has no in_qkv; it has down, "):
+        fresh(LoraConfig(rank=2, targets=("in_qkv",)))
 
 
 def logits(model):
@@ -76,16 +67,16 @@ def learner_of(model, **settings):
     return learner, jax.tree.map(jnp.copy, trained(model))
 
 
-def test_at_the_start_they_add_nothing_and_merged_the_model_computes_the_same(toy):
-    model = fresh(toy, SOME)
-    np.testing.assert_allclose(logits(model), logits(base(toy)), rtol=1e-5, atol=1e-5)
+def test_at_the_start_they_add_nothing_and_merged_the_model_computes_the_same():
+    model = fresh(SOME)
+    np.testing.assert_allclose(logits(model), logits(base()), rtol=1e-5, atol=1e-5)
     params = arrays(trained(model))
     assert set(params) == {f"layers.{name}_{end}" for name in SOME.targets for end in "ab"}
     assert all(array.any() == name.endswith("_a") for name, array in params.items())
-    model = adapted(base(toy), SOME)
+    model = adapted(base(), SOME)
     found, expected = logits(merged(model)), logits(model)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert np.abs(expected - logits(base(toy))).max() > 0.1
+    assert np.abs(expected - logits(base())).max() > 0.1
 
 
 def gradient_of(learner, params, batch):
@@ -93,8 +84,8 @@ def gradient_of(learner, params, batch):
     return learner._accumulate(batch)(*arguments)[0]
 
 
-def test_gradients_are_those_of_the_whole_matrices_by_the_chain_rule(toy):
-    model = adapted(base(toy), ALL)
+def test_gradients_are_those_of_the_whole_matrices_by_the_chain_rule():
+    model = adapted(base(), ALL)
     batch = next(iter(batches()))
     learner, params = learner_of(model)
     found = gradient_of(learner, params, batch)
@@ -116,12 +107,12 @@ def test_gradients_are_those_of_the_whole_matrices_by_the_chain_rule(toy):
             np.testing.assert_allclose(part, expected, rtol=5e-5, atol=5e-5 * scale)
 
 
-def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
-    model = fresh(toy)
+def test_an_update_changes_adapters_alone_and_the_reference_is_the_base():
+    model = fresh()
     learner, params = learner_of(model)
     before, reference = arrays(params), jax.tree.map(jnp.copy, params)
     (batch,) = batches()
-    plain, whole = learner_of(base(toy))
+    plain, whole = learner_of(base())
     (expected,) = plain.logprobs(whole, [batch])
     state = learner.init(params)
     state, first, _ = learner.update(state, [batch], reference=reference, rate=1e-2)
@@ -133,7 +124,7 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     after = arrays(state.params)
     assert set(after) == set(before)
     assert all((after[name] != before[name]).any() for name in after)
-    kept, untouched = arrays(learner._frozen), arrays(nnx.state(base(toy)))
+    kept, untouched = arrays(learner._frozen), arrays(nnx.state(base()))
     assert set(kept) == set(untouched)
     for name, array in untouched.items():
         np.testing.assert_array_equal(kept[name], array)
@@ -144,7 +135,7 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     assert trained < sum(array.size for array in kept.values()) / 2
 
 
-def sampled_groups(toy, sampler, *, step):
+def sampled_groups(sampler, *, step):
     """Sample 16 groups of 4 replies of 32 tokens as rows, with any advantages."""
     rng = np.random.default_rng(step)
     prompts = [tuple(rng.integers(4, 60, 8).tolist()) for _ in range(16)]
@@ -157,7 +148,7 @@ def sampled_groups(toy, sampler, *, step):
     return [rows[n : n + 4] for n in range(0, 64, 4)]
 
 
-def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(toy):
+def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training():
     """Mean |log p - log q| of 2,048 tokens, before and after 1 and 10 updates: of adapters, and of
     a learner of all weights at the same policy. Weights that are merged and rounded to bfloat16
     before sampling are 1.5 times as far after the first update and after ten, and these 0.96 to
@@ -185,7 +176,7 @@ def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(t
             for name, one in (("full", merged(policy)), ("lora", policy)):
                 weights = trained(one)
                 samplers[name].set_weights(weights, version=step)
-                groups = sampled_groups(toy, samplers[name], step=step)
+                groups = sampled_groups(samplers[name], step=step)
                 batches = cut(groups)
                 found = batches.read_back(learners[name].logprobs(weights, batches))
                 pairs = zip(chain(*found), chain(*groups), strict=True)
@@ -194,18 +185,9 @@ def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training(t
         state, *_ = learner.update(state, cut(groups), rate=1e-2)
 
 
-def test_merged_weights_are_in_float32():
-    weights = [("q.weight", np.array([[1.0], [2.0], [4.0]])), ("norm", np.ones(2))]
-    adapters = {"q.lora_A.weight": np.ones((1, 1)), "q.lora_B.weight": [[1 / 512], [0.5], [0.0]]}
-    adapters = {name: np.asarray(array, np.float32) for name, array in adapters.items()}
-    found = dict(merged_tensors(weights, adapters, LoraConfig(rank=1, alpha=1)))
-    np.testing.assert_array_equal(found["q.weight"], [[1 + 1 / 512], [2.5], [4]])
-    assert found["q.weight"].dtype == np.float32
-
-
 def test_a_model_is_written_with_its_adapters_merged_in_float32(tmp_path):
     model = huggingface.load(REFERENCE / "qwen3", param_dtype=jnp.bfloat16, dtype=jnp.bfloat16)
-    model = adapted(model, SOME)
+    model = adapted(model, SOME)  # in float32, beside weights in bfloat16
     huggingface.save(model, tmp_path / "a", source=REFERENCE / "qwen3")
     found = arrays(nnx.state(huggingface.load(tmp_path / "a")))
     for name, array in arrays(nnx.state(merged(model))).items():
@@ -244,13 +226,8 @@ def test_logits_are_those_of_peft():
 def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
     config, lora, model = peft_adapter()
     params = trained(model)
-    huggingface.write_adapter(
-        tmp_path / "a",
-        huggingface.tensor_shapes(params),
-        huggingface.tensors(params),
-        lora,
-        base="qwen3",
-    )
+    shapes, tensors = huggingface.tensor_shapes(params), huggingface.tensors(params)
+    huggingface.write_adapter(tmp_path / "a", shapes, tensors, lora, base="qwen3")
     written = load_file(tmp_path / "a" / "adapter_model.safetensors")
     original = load_file(PEFT / "adapter_model.safetensors")
     assert written.keys() == original.keys()
@@ -269,24 +246,16 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def make_trainer(toy, folder):
-    model = toy_run.spread(toy.model(layers=1), None)
+def test_a_run_learns_with_adapters_and_saves_them_alone(tmp_path):
+    model = toy.spread(toy.model(layers=1), None)
     add_adapters(model, ALL, seed=0)
     # Louder, so that a turn of the last hidden state, all that adapters can do, decides on letters.
     model.unembed[...] = 6 * model.unembed[...]
-    return toy_run.make_trainer(
-        SimpleNamespace(model=lambda **_: model, Tokenizer=toy.Tokenizer),
-        folder,
-        steps=4,
-        kl_every=1,
-        optimizer=OptimizerConfig(learning_rate=0.05, weight_decay=0.0),
-    )
-
-
-def test_a_run_learns_with_adapters_and_saves_them_alone(toy, tmp_path):
-    trainer = make_trainer(toy, tmp_path)
+    optimizer = OptimizerConfig(learning_rate=0.05, weight_decay=0.0)
+    make = partial(toy.trainer, tmp_path, source=model, steps=4, kl_every=1, optimizer=optimizer)
+    trainer = make()
     trainer.run(lambda *_: None)
-    records = toy_run.metrics_of(tmp_path)
+    records = toy.metrics_of(tmp_path)
     rewards = [record["reward/total"] for record in records]
     assert rewards[-1] > rewards[0] + 0.25
     kl = [record["update/kl"] for record in records]
@@ -294,7 +263,7 @@ def test_a_run_learns_with_adapters_and_saves_them_alone(toy, tmp_path):
     assert kl[-1] > 0.01
     assert max(record["mismatch/gap_max"] for record in records) < 1e-4
     # It goes on with what was saved.
-    again = make_trainer(toy, tmp_path)
+    again = make()
     assert again.steps_done == 4
     assert_same(again._state, trainer._state)
     # What is saved are the adapters, and their two moments.

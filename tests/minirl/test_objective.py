@@ -1,9 +1,8 @@
 """The objective on the papers' figures, presets against plain formulas, credit of characters."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from minirl.config import (
-    Algorithm,
     AlgorithmConfig,
     BatchingConfig,
     Dapo,
@@ -39,8 +36,8 @@ from minirl.train.advantages import (
 from minirl.train.batching import Batch, MicroBatches, token_weights
 from minirl.types import Reply, TokenRow, Trajectory, Turn
 
-from .byte_bpe import train_tokenizer
 from .plain_objectives import CASES, LONGEST, G, N, Row
+from .toy import train_bpe
 
 DATA = Path(__file__).parents[1] / "data"
 OBJECTIVE, CREDIT = (json.loads((DATA / f"{n}.json").read_text()) for n in ("objective", "credit"))
@@ -80,6 +77,7 @@ def test_groups_to_train(equal_groups, correctness_filter, kept):
         rewards, correct, equal_groups=equal_groups, correctness_filter=correctness_filter
     )
     assert [list(GROUPS)[number] for number in numbers] == kept
+    assert (Dapo().correctness_filter, Dapo().max_rounds > 1) == ("mixed", True)
 
 
 def loss_of(logp_BT, old_logp_BT, advantage_BT, is_action_BT, weight_BT, algorithm):
@@ -153,38 +151,7 @@ def test_the_clipped_share_is_where_no_gradient_flows(advantage, clipped):
     np.testing.assert_array_equal(gradient_BT == 0, is_clipped_BT)
 
 
-@pytest.mark.parametrize(
-    ("kind", "weights"),
-    [
-        ("none", [1, 1, 1, 1]),
-        ("truncated", [0.25, 0.8, 1.6, 2]),
-        ("masked", [0, 0.8, 1.6, 0]),
-    ],
-)
-def test_weights_of_the_gap_to_the_sampler(kind, weights):
-    rho = jnp.array([0.25, 0.8, 1.6, 4])
-    found = losses.correction_weight(rho, kind=kind, low=0.5, high=2.0)
-    np.testing.assert_allclose(found, weights, rtol=1e-6)
-
-
-def test_cispo_clips_weights_and_no_gradient():
-    # Ratios 1.2, 0.8 and 3, of which the last is cut to 1.5.
-    old, new = jnp.array([0.5, 0.25, 0.1]), jnp.log(jnp.array([0.6, 0.2, 0.3]))
-    advantage = jnp.array([2.0, -1.0, 2.0])
-
-    def objective(logp):
-        ratio = jnp.exp(logp - jnp.log(old))
-        terms, is_clipped = losses.cispo(ratio, logp, advantage, clip_high=0.5)
-        return terms.sum(), is_clipped
-
-    (value, is_clipped), gradient = jax.value_and_grad(objective, has_aux=True)(new)
-    np.testing.assert_allclose(gradient, [2.4, -0.8, 3.0], rtol=1e-6)
-    expected = 2.4 * np.log(0.6) - 0.8 * np.log(0.2) + 3 * np.log(0.3)
-    assert float(value) == pytest.approx(expected, rel=1e-6)
-    assert is_clipped.tolist() == [False, False, True]
-
-
-def row(is_action, logprobs=None):
+def row(is_action):
     is_action = np.array(is_action, bool)
     zeros = np.zeros(len(is_action), np.float32)
     return TokenRow(np.arange(len(is_action)), is_action, zeros, 0.0, 1)
@@ -274,21 +241,13 @@ class Scene:
             self.new.append(noise(0.3))
         self.rewards = rng.choice([0.0, 0.5, 1.5, 2.75], (N, G)) + rng.normal(0, 0.1, (N, G))
 
-    @property
-    def groups(self):
-        return [self.rows[n * G : n * G + G] for n in range(N)]
-
-    @property
-    def lengths(self):
-        return np.array([len(row.ids) - row.prompt_length for row in self.rows]).reshape(N, G)
-
     def plain_rows(self, *, is_only_update):
         rows = []
         for b, row in enumerate(self.rows):
             old = self.new[b] if is_only_update else row.old_logprobs
             numbers = (self.new[b], old, row.logprobs, self.reference[b], self.spans[b].value)
             each = (values[row.is_action].astype(np.float64) for values in numbers)
-            reward, length = float(self.rewards.flat[b]), int(self.lengths.flat[b])
+            reward, length = float(self.rewards.flat[b]), len(row.ids) - row.prompt_length
             covered = self.spans[b].is_covered[row.is_action]
             rows.append(Row(*each, covered, reward, length))
         return rows
@@ -296,16 +255,18 @@ class Scene:
     def laid_out(self, values, algorithm):
         """Lay numbers of the ids out as a micro-batch does."""
         rows = [replace(r, logprobs=v) for r, v in zip(self.rows, values, strict=True)]
-        groups = [rows[n * G : n * G + G] for n in range(N)]
-        return batch_of(groups, algorithm).sampler_logp_BC
+        return batch_of(rows, algorithm).sampler_logp_BC
 
 
-def batch_of(groups, algorithm):
+def in_groups(rows):
+    return [rows[n * G : n * G + G] for n in range(N)]
+
+
+def batch_of(rows, algorithm):
     sizes = BatchingConfig(prompt_multiple=4, answer_multiple=4)
+    settings: Any = {"aggregation": algorithm.aggregation, "sizes": sizes, "pad_id": 0}
     divisor = algorithm.aggregation_divisor or LONGEST
-    (batch,) = MicroBatches(
-        groups, aggregation=algorithm.aggregation, sizes=sizes, pad_id=0, divisor=divisor
-    )
+    (batch,) = MicroBatches(in_groups(rows), **settings, divisor=divisor)
     return batch
 
 
@@ -320,7 +281,7 @@ def batch_with_advantages(scene, algorithm: AlgorithmConfig, *, on_clauses: bool
     spans = scene.spans if on_clauses else None
     found = token_advantages(scene.rows, scene.rewards, algorithm, spans=spans, kl=kl)
     rows = [replace(row, advantage=a) for row, a in zip(scene.rows, found, strict=True)]
-    return batch_of([rows[n * G : n * G + G] for n in range(N)], algorithm)
+    return batch_of(rows, algorithm)
 
 
 def loss_function(scene, name, *, is_only_update):
@@ -376,7 +337,8 @@ def in_batch_order(scene):
 def test_numbers_of_targets_are_read_back_to_their_rows(tokens):
     scene = Scene(5)
     sizes = BatchingConfig(micro_batch_tokens=tokens, prompt_multiple=4, answer_multiple=4)
-    batches = MicroBatches(scene.groups, aggregation="token_mean", sizes=sizes, pad_id=0)
+    groups = in_groups(scene.rows)
+    batches = MicroBatches(groups, aggregation="token_mean", sizes=sizes, pad_id=0)
     found = batches.read_back(batch.sampler_logp_BC for batch in batches)
     for row, values in zip(scene.rows, [v for group in found for v in group], strict=True):
         np.testing.assert_array_equal(values, row.logprobs)
@@ -401,35 +363,6 @@ def test_the_only_update_of_a_step_clips_no_rounding():
         assert shares[0] > 0.3
         assert shares[1] == 0
         assert 0 < abs(correction - 1) < 0.008
-
-
-# Presets.
-
-
-PRESETS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce_pp", "expo")
-
-
-def test_presets_are_defaults_of_one_class():
-    base = AlgorithmConfig().model_dump()
-    differing = {
-        kind: {key for key, value in preset.items() if key != "kind" and value != base[key]}
-        for kind, preset in (
-            (kind, TypeAdapter(Algorithm).validate_python({"kind": kind}).model_dump())
-            for kind in PRESETS[:-1]
-        )
-    }
-    assert differing == {
-        "grpo": set(),
-        "dr_grpo": {"estimator", "aggregation"},
-        "dapo": {"clip_high", "aggregation", "correctness_filter", "max_rounds"},
-        "gspo": {"ratio_level", "correction_level"},
-        "cispo": {"surrogate", "clip_high", "aggregation"},
-        "reinforce_pp": {
-            "estimator", "token_credit", "whiten", "aggregation", "kl_estimator", "kl_in"
-        },
-    }  # fmt: skip
-    assert (Dapo().clip_low, Dapo().clip_high) == (0.2, 0.28)
-    assert (Expo().kl_coef, Expo().kl_estimator, Expo().kl_in) == (0.01, "k1", "credit")
 
 
 # Credit of characters reaches the tokens that were sampled, wherever their borders are.
@@ -472,21 +405,14 @@ def test_tokens_lie_where_their_first_character_does(case):
     assert covered.tolist() == [False, False, *(value != 0 for value in case["credit"])]
 
 
-def test_each_turn_has_its_own_spans():
+def test_each_turn_has_its_own_spans_and_one_without_text_has_none():
     turns = (Turn((9,), reply((0, 1), "ab")), Turn((9, 9), reply((1, 0), "ba")))
+    turns += (Turn((9,), reply((2,), "")),)
     spans = [CreditSpan(1, 0, 2, -0.5), CreditSpan(0, 1, 2, 1.0)]
-    credit, covered = span_credit(Trajectory(turns, None, "done"), spans, Pieces(["a", "b"]).decode)
-    assert credit.tolist() == [0, 0, 1, 0, 0, -0.5, -0.5]
-    assert covered.tolist() == [False, False, True, False, False, True, True]
-
-
-def test_a_turn_without_text_has_no_credit():
-    turns = (Turn((9,), reply((0,), "")), Turn((9,), reply((1,), "b", finish="length")))
-    tokens = Pieces(["<end>", "b"])
-    credit, covered = span_credit(
-        Trajectory(turns, None, "done"), [CreditSpan(1, 0, 1, 2.0)], tokens.decode
-    )
-    assert (credit.tolist(), covered.tolist()) == ([0, 0, 0, 2], [False, False, False, True])
+    tokens = Pieces(["a", "b", "<end>"])
+    credit, covered = span_credit(Trajectory(turns, None, "done"), spans, tokens.decode)
+    assert credit.tolist() == [0, 0, 1, 0, 0, -0.5, -0.5, 0, 0]
+    assert covered.tolist() == [False, False, True, False, False, True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -508,25 +434,16 @@ def test_characters_split_over_tokens_belong_to_all_of_them():
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    tokenizer = train_tokenizer(TEXTS, vocab_size=320)
-
-    class Tiny:
-        encode = staticmethod(lambda text: tokenizer.encode(text).ids)
-        decode = staticmethod(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
-        size = tokenizer.get_vocab_size()
-
-    return Tiny
+def bpe():
+    return train_bpe(TEXTS, vocab_size=320)
 
 
 @given(st.lists(st.integers(0, 319)))
-def test_ranges_of_a_byte_level_bpe_cover_any_ids(tiny, ids):
-    # The decoder joins a quote and the word after it, across tokens.
-    check_cover([i % tiny.size for i in ids], tiny)
-
-
-def check_cover(ids, tokenizer):
-    text, ranges = tokenizer.decode(ids), character_ranges(ids, tokenizer.decode)
+def test_ranges_of_a_byte_level_bpe_cover_any_ids(bpe, ids):
+    """The decoder joins a quote and the word after it, across tokens."""
+    decode = partial(bpe.decode, skip_special_tokens=False)
+    ids = [i % bpe.get_vocab_size() for i in ids]
+    text, ranges = decode(ids), character_ranges(ids, decode)
     assert len(ranges) == len(ids)
     ends = [0, *(end for _, end in ranges)]
     assert ends == sorted(ends)

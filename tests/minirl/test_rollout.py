@@ -1,7 +1,5 @@
 """Playing episodes: the mask, the budget, appended ids, and that a run can be repeated."""
 
-from __future__ import annotations
-
 import logging
 import random
 import sqlite3
@@ -9,16 +7,18 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from minirl.config import SamplerConfig
+from minirl.exchange import Message
 from minirl.sample.decode import compilations
 from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply, Trajectory, Turn, Work
+
+from . import toy
 
 
 class Script:
@@ -26,7 +26,7 @@ class Script:
 
     is_repeatable = True
 
-    def __init__(self, replies, *, stop_ids):
+    def __init__(self, replies, *, stop_ids=toy.STOP_IDS):
         self.replies, self.stop_ids, self.work = replies, stop_ids, Work()
         self.requests, self.waiting, self.released, self.given = [], [], [], Counter()
 
@@ -54,38 +54,29 @@ class Script:
 class Turns:
     """Gives the same observation for some turns; an episode is the tuple of replies so far."""
 
-    def __init__(self, said, *, turns, delay_s=0.0):
-        self.said, self.turns, self.delay_s = said, turns, delay_s
+    def __init__(self, turns, *, delay_s=0.0):
+        self.turns, self.delay_s = turns, delay_s
         self.lock, self.random = threading.Lock(), random.Random(0)
 
     def reset(self, example):
-        return (), [self.said("user", example)]
+        return (), [Message("user", example)]
 
     def step(self, episode, reply):
         with self.lock:
             wait_s = self.random.uniform(0, self.delay_s)
         time.sleep(wait_s)
         episode = (*episode, reply)
-        return episode, None if len(episode) == self.turns else [self.said("user", "GO")]
+        return episode, None if len(episode) == self.turns else [Message("user", "GO")]
 
 
-def config(**settings):
-    sizes: dict[str, Any] = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
-    return SamplerConfig(**{**sizes, **settings})
-
-
-def play(toy, sampler, environment, examples, *, group_size=1, **options):
-    settings = options.pop("config", config())
+def play(
+    sampler, environment, examples, *, group_size=1, limits=None, tokenizer=None, **options
+) -> Any:
+    sizes = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48, **(limits or {})}
     return Rollout(
-        sampler,
-        toy.Tokenizer(),
-        environment,
-        examples,
-        config=settings,
-        group_size=group_size,
-        first_episode=0,
-        **options,
-    ).play()
+        sampler, tokenizer or toy.Tokenizer(), environment, examples, config=SamplerConfig(**sizes),
+        group_size=group_size, first_episode=0, **options,
+    ).play()  # fmt: skip
 
 
 def test_mask_is_true_exactly_on_sampled_ids():
@@ -110,7 +101,7 @@ def test_mask_is_true_exactly_on_sampled_ids():
     ],
 )
 def test_a_thought_that_the_prompt_opened_and_a_limit_cuts_off_says_nothing(
-    toy, prompt, reply, finish, heard
+    prompt, reply, finish, heard
 ):
     """The environment is told that it is one, for the reply alone does not."""
 
@@ -127,34 +118,27 @@ def test_a_thought_that_the_prompt_opened_and_a_limit_cuts_off_says_nothing(
         def _reply(self, request):
             return replace(super()._reply(request), text=reply)
 
-    toy = SimpleNamespace(**{**vars(toy), "Tokenizer": Texts})
-    sampler = Says([[7, 1] if finish == "stop" else [7]], stop_ids=toy.STOP_IDS)
-    ((trajectory,),) = play(toy, sampler, Turns(toy.Message, turns=1), ["A"])
+    sampler = Says([[7, 1] if finish == "stop" else [7]])
+    ((trajectory,),) = play(sampler, Turns(1), ["A"], tokenizer=Texts())
     assert trajectory.turns[0].reply.text == heard
     assert trajectory.episode == (heard,)
 
 
-def test_history_is_only_appended_to_and_glue_follows_the_stop_token(toy):
-    sampler = Script([[7, 8, 1], [9, 9]], stop_ids=toy.STOP_IDS)
-    ((trajectory,),) = play(toy, sampler, Turns(toy.Message, turns=2), ["AB"])
+def test_history_is_only_appended_to_and_glue_follows_the_stop_token():
+    sampler = Script([[7, 8, 1], [9, 9]])
+    ((trajectory,),) = play(sampler, Turns(2), ["AB"])
     # A is 4, B is 5, G is 10, O is 18; the reply's own stop token (1) is not repeated.
-    assert [r.ids for r in sampler.requests] == [
-        (2, 4, 5, 3),
-        (2, 4, 5, 3, 7, 8, 1, 2, 10, 18, 3),
-    ]
-    assert trajectory.ended == "done"
+    prompt, later = (2, 4, 5, 3), (2, 4, 5, 3, 7, 8, 1, 2, 10, 18, 3)
+    assert [request.ids for request in sampler.requests] == [prompt, later]
     assert trajectory.turns[1].observation_ids == (2, 10, 18, 3)
-    assert flatten(trajectory).ids.tolist() == [2, 4, 5, 3, 7, 8, 1, 2, 10, 18, 3, 9, 9]
-    assert trajectory.episode == ("", "")
-    assert sampler.released == [0]
+    assert flatten(trajectory).ids.tolist() == [*later, 9, 9]
+    assert (trajectory.ended, trajectory.episode, sampler.released) == ("done", ("", ""), [0])
 
 
-def test_glue_closes_a_reply_that_did_not_stop(toy):
-    sampler = Script([[7, 7, 7, 7], [9, 1]], stop_ids=toy.STOP_IDS)
-    limits, greedy = config(max_reply_tokens=3), Decoding(temperature=0.0)
-    ((trajectory,),) = play(
-        toy, sampler, Turns(toy.Message, turns=2), ["AB"], config=limits, decoding=greedy
-    )
+def test_glue_closes_a_reply_that_did_not_stop():
+    sampler, greedy = Script([[7, 7, 7, 7], [9, 1]]), Decoding(temperature=0.0)
+    limits = {"max_reply_tokens": 3}
+    ((trajectory,),) = play(sampler, Turns(2), ["AB"], limits=limits, decoding=greedy)
     assert {request.decoding for request in sampler.requests} == {greedy}
     assert trajectory.turns[0].reply.ids == (7, 7, 7)
     assert trajectory.turns[1].observation_ids == (1, 2, 10, 18, 3)
@@ -172,10 +156,9 @@ def test_glue_closes_a_reply_that_did_not_stop(toy):
         (1, 1, "budget"),  # the first reply is cut
     ],
 )
-def test_an_episode_ends_when_the_next_reply_has_no_room(toy, budget, turns, ended):
-    sampler = Script([[7, 1], [1], [1]], stop_ids=toy.STOP_IDS)
-    limits = config(max_response_tokens=budget)
-    ((trajectory,),) = play(toy, sampler, Turns(toy.Message, turns=3), ["AB"], config=limits)
+def test_an_episode_ends_when_the_next_reply_has_no_room(budget, turns, ended):
+    sampler = Script([[7, 1], [1], [1]])
+    ((trajectory,),) = play(sampler, Turns(3), ["AB"], limits={"max_response_tokens": budget})
     assert (len(trajectory.turns), trajectory.ended) == (turns, ended)
     assert trajectory.is_cut_off == (ended == "budget")
     # The environment has seen every reply, whatever the budget.
@@ -184,42 +167,24 @@ def test_an_episode_ends_when_the_next_reply_has_no_room(toy, budget, turns, end
     assert sampler.released == [0]
 
 
-def test_the_last_turn_gives_its_place_back_before_it_is_judged(toy):
-    sampler = Script([[7, 1]], stop_ids=toy.STOP_IDS)
-    play(toy, sampler, Turns(toy.Message, turns=1), ["A"], max_turns=1)
+def test_the_last_turn_gives_its_place_back_before_it_is_judged():
+    sampler = Script([[7, 1]])
+    play(sampler, Turns(1), ["A"], max_turns=1)
     assert sampler.released == [0]
     with pytest.raises(RuntimeError, match="max_turns = 1"):
-        play(toy, sampler, Turns(toy.Message, turns=2), ["A"], max_turns=1)
+        play(sampler, Turns(2), ["A"], max_turns=1)
 
 
-def test_a_prompt_that_is_too_long_leaves_its_group_empty(toy, caplog):
-    sampler = Script([[1]], stop_ids=toy.STOP_IDS)
-    limits = config(max_prompt_tokens=4)
-    examples = ["AB", "ABC", "A", "ABCD"]
+def test_a_prompt_that_is_too_long_leaves_its_group_empty(caplog):
+    limits, examples = {"max_prompt_tokens": 4}, ["AB", "ABC", "A", "ABCD"]
     with caplog.at_level(logging.WARNING):
-        groups = play(
-            toy, sampler, Turns(toy.Message, turns=1), examples, group_size=2, config=limits
-        )
+        groups = play(Script([[1]]), Turns(1), examples, group_size=2, limits=limits)
     assert [len(group) for group in groups] == [2, 0, 2, 0]
     (warning,) = caplog.messages
-    assert "2 of 4 examples" in warning
-    assert "'ABC'" in caplog.text
-    assert "max_prompt_tokens = 4" in caplog.text
+    assert all(told in warning for told in ("2 of 4 examples", "'ABC'", "max_prompt_tokens = 4"))
 
 
-def test_an_environments_bug_is_raised_and_the_sampler_left_clean(toy):
-    class Broken(Turns):
-        def step(self, episode, reply):
-            raise ZeroDivisionError
-
-    sampler = toy.sampler(toy.model())
-    with pytest.raises(ZeroDivisionError):
-        play(toy, sampler, Broken(toy.Message, turns=1), ["A", "B"], group_size=4)
-    groups = play(toy, sampler, Turns(toy.Message, turns=1), ["A", "B"], group_size=4)
-    assert [len(group) for group in groups] == [4, 4]
-
-
-def test_a_group_whose_environment_fails_is_dropped_and_the_others_go_on(toy):
+def test_an_environments_failure_drops_its_group_or_is_raised_and_the_sampler_is_left_clean():
     """At its reset, or when some of its episodes wait for a second reply."""
 
     class Failing(Turns):
@@ -237,42 +202,36 @@ def test_a_group_whose_environment_fails_is_dropped_and_the_others_go_on(toy):
 
     sampler, failed = toy.sampler(toy.model()), {}
     groups = play(
-        toy, sampler, Failing(toy.Message, turns=3), ["A", "K", "L", "B"], group_size=3,
+        sampler, Failing(3), ["A", "K", "L", "B"], group_size=3,
         failed=lambda n, error: failed.update({n: str(error)}),
     )  # fmt: skip
     assert [len(group) for group in groups] == [3, 0, 0, 3]
     assert failed == {1: "database is locked", 2: "a lost disk"}
     assert all(len(one.turns) == 2 for one in (*groups[0], *groups[3]))
-    groups = play(toy, sampler, Turns(toy.Message, turns=1), ["A", "B"], group_size=4)
+    with pytest.raises(sqlite3.OperationalError):
+        play(sampler, Failing(3), ["A", "K"], group_size=3)
+    groups = play(sampler, Turns(1), ["A", "B"], group_size=4)
     assert [len(group) for group in groups] == [4, 4]
 
 
-def test_several_turns_on_the_native_sampler(toy):
+def test_several_turns_on_the_native_sampler():
     """Log-probabilities, what is computed and what is compiled, over episodes of three turns."""
-    model = toy.model()
-    sampler, before = toy.sampler(model, group_size=4, stop_ids=(1, *range(40, 60))), compilations()
-    examples = ["ABCDEFGHIJ" * n for n in (1, 4)]
+    model, before = toy.model(), compilations()
+    sampler = toy.sampler(model, group_size=4, stop_ids=(1, *range(40, 60)))
     groups = play(
-        toy,
-        sampler,
-        Turns(toy.Message, turns=3),
-        examples,
-        group_size=4,
-        config=config(max_reply_tokens=9),
-        max_turns=3,
-    )
+        sampler, Turns(3), ["ABCDEFGHIJ" * n for n in (1, 4)], group_size=4,
+        limits={"max_reply_tokens": 9}, max_turns=3,
+    )  # fmt: skip
     prompt_tokens = sum(len(group[0].turns[0].observation_ids) - 1 for group in groups)
     later_tokens = 0
-    lengths = set()
     for trajectory in (t for group in groups for t in group):
         flat = flatten(trajectory)
         later_tokens += sum(len(turn.observation_ids) for turn in trajectory.turns[1:])
-        lengths.add(len(trajectory.turns))
-        table = toy.next_logprobs(model, flat.ids)
+        assert len(trajectory.turns) == 3
+        table = toy.next_logprobs(model, flat.ids.tolist())
         positions = np.flatnonzero(flat.is_action)
         expected = table[positions - 1, flat.ids[positions]]
         np.testing.assert_allclose(flat.logprobs[positions], expected, atol=1e-4)
-    assert lengths == {3}
     # Of a prompt all but the last token, once a group; of a later turn as many tokens as are new:
     # the reply's last, and the observation without its own last.
     assert sampler.work.filled == prompt_tokens + later_tokens
@@ -280,7 +239,7 @@ def test_several_turns_on_the_native_sampler(toy):
     assert compilations() - before <= 8
 
 
-def test_runs_agree_whatever_the_environments_take(toy):
+def test_runs_agree_whatever_the_environments_take():
     """Bit by bit where results are taken in order, as they are on a CPU; in any order each episode
     says the same, for it has a random stream of its own.
     """
@@ -288,9 +247,8 @@ def test_runs_agree_whatever_the_environments_take(toy):
     def once(delay_s, **settings):
         sampler = toy.sampler(toy.model(), **settings)
         assert sampler.is_repeatable == settings.get("repeatable", True)
-        environment = Turns(toy.Message, turns=2, delay_s=delay_s)
-        limits = config(max_reply_tokens=9)
-        groups = play(toy, sampler, environment, ["AB", "CDE"], group_size=4, config=limits)
+        environment, limits = Turns(2, delay_s=delay_s), {"max_reply_tokens": 9}
+        groups = play(sampler, environment, ["AB", "CDE"], group_size=4, limits=limits)
         return groups, replace(sampler.work)
 
     in_order, work = once(0.0)
@@ -308,8 +266,8 @@ class Unordered(Script):
 
     is_repeatable = False
 
-    def __init__(self, replies, *, stop_ids):
-        super().__init__(replies, stop_ids=stop_ids)
+    def __init__(self, replies):
+        super().__init__(replies)
         self.woken = threading.Event()
 
     def advance(self, *, max_steps):
@@ -323,13 +281,11 @@ class Unordered(Script):
 
 
 @pytest.mark.parametrize("what", ["reset", "step"])
-def test_what_takes_long_delays_its_own_group_or_episode_alone(toy, what):
+def test_what_takes_long_delays_its_own_group_or_episode_alone(what):
     """`B` is slow: it waits until all turns of the other episodes are over."""
 
     class Slow(Turns):
-        def __init__(self):
-            super().__init__(toy.Message, turns=2)
-            self.over, self.ended = threading.Event(), 0
+        over, ended = threading.Event(), 0
 
         def reset(self, example):
             if what == "reset" and example == "B":
@@ -339,17 +295,14 @@ def test_what_takes_long_delays_its_own_group_or_episode_alone(toy, what):
         def step(self, episode, reply):
             if what == "step" and episode == ("B",):
                 assert self.over.wait(30)
-            episode, messages = (*episode, reply), [toy.Message("user", "GO")]
-            if len(episode) < 3:
-                return episode, messages
+            episode, observation = super().step(episode, reply)
             with self.lock:
-                self.ended += episode[0] != "B"
+                self.ended += observation is None and episode[0] != "B"
                 if self.ended == 6:
                     self.over.set()
-            return episode, None
+            return episode, observation
 
-    sampler = Unordered([[7, 1], [8, 1]], stop_ids=toy.STOP_IDS)
-    examples = ["B", "A", "C", "D"]
-    groups = play(toy, sampler, Slow(), examples, group_size=2, env_workers=3)
+    sampler = Unordered([[7, 1], [8, 1]])
+    groups = play(sampler, Slow(3), ["B", "A", "C", "D"], group_size=2, env_workers=3)
     assert [[t.episode[0] for t in group] for group in groups] == [[x] * 2 for x in "BACD"]
     assert {r.episode for r in sampler.requests[-2:]} == {0, 1}

@@ -1,9 +1,8 @@
 """Asynchronous rollouts, against fake servers that hold requests as long as they are told."""
 
-from __future__ import annotations
-
 import signal
 import threading
+from operator import itemgetter
 
 import pytest
 
@@ -15,11 +14,11 @@ from minirl.sglang.sampler import Servers
 from minirl.train.rollouts import Rollouts
 from tests.waiting import wait_until
 
-from . import toy_run
-from .toy_run import metrics_of
+from . import toy
+from .toy import metrics_of
 
 pytestmark = pytest.mark.usefixtures("soon")
-STEPS, PROMPTS, GROUP = 4, 4, 2
+STEPS, PROMPTS, GROUP, REQUESTS = 4, 4, 2, "sglang/requests"
 
 
 @pytest.fixture
@@ -28,18 +27,16 @@ def fake(fakes):
 
 
 @pytest.fixture
-def begin(toy, fake, served, tmp_path):
+def begin(fake, served, tmp_path):
     """Return `begin(**changes)`: a trainer whose rounds the fake server samples."""
     config = SglangConfig(urls=(fake.url,), timeout_s=60, wait_s=2)
-    with Servers(
-        config, served, toy_run.SAMPLER, dtype="float32", seed=0, folder=tmp_path
-    ) as servers:
+    with Servers(config, served, toy.SAMPLER, dtype="float32", seed=0, folder=tmp_path) as servers:
 
         def start(folder="run", lag=0, **changes):
             settings = RolloutConfig(sglang=config, lag=lag)
             own = {"steps": STEPS, "eval_every": STEPS, "validate": lambda *_: 0.5}
-            return toy_run.make_trainer(
-                toy, tmp_path / folder, servers=servers, rollout=settings,
+            return toy.trainer(
+                tmp_path / folder, servers=servers, rollout=settings,
                 prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, **own | changes,
             )  # fmt: skip
 
@@ -49,10 +46,6 @@ def begin(toy, fake, served, tmp_path):
 
 def ignore(*_):
     pass
-
-
-def sums(lines, name):
-    return sum(line[name] for line in lines)
 
 
 def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_path):
@@ -69,7 +62,7 @@ def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_pa
     assert seen == [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["groups/trained"] for line in lines] == [PROMPTS] * STEPS
     turns = sum(PROMPTS * GROUP * line["rollout/turns"] for line in lines)
-    assert turns == pytest.approx(len(fake.bodies)) == sums(lines, "sglang/requests")
+    assert turns == pytest.approx(len(fake.bodies)) == sum(map(itemgetter(REQUESTS), lines))
     assert [line["rollout/age_max"] for line in lines] == [min(n, lag) for n in range(STEPS)]
     # What older weights sampled is compared with the learner as it is now, and corrected.
     assert [line["update/clip_fraction"] for line in lines] == [0] * STEPS
@@ -142,7 +135,7 @@ def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):
             raise RuntimeError("the environment is broken")
         return episode.__class__(episode.example, (reply,)), None
 
-    monkeypatch.setattr(toy_run.Capitals, "step", step)
+    monkeypatch.setattr(toy.Capitals, "step", step)
     with pytest.raises(LostError, match=r"2 of 4 groups .*is broken.* saved"):
         begin(lag=1).run(ignore)
 
@@ -173,7 +166,7 @@ def test_a_run_without_servers_is_saved_and_goes_on_as_if_nothing_had_been(fake,
 
     begin("whole").run(ignore)
     lines = metrics_of(tmp_path / "whole")
-    assert len(fake.bodies) == sums(lines, "sglang/requests")
+    assert len(fake.bodies) == sum(map(itemgetter(REQUESTS), lines))
     assert "rollout/age_max" not in lines[0]
     fake.bodies.clear()
 

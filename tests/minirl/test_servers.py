@@ -1,7 +1,5 @@
 """Servers that fail, are given weights and adapters, and are children of a run."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -21,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,7 +31,7 @@ from minirl.errors import LostError
 from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.lora import add_adapters, trained
-from minirl.model.sharding import make_mesh, param_shardings
+from minirl.model.sharding import make_mesh
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import Rollout
@@ -54,10 +51,10 @@ from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Decoding, Request
 from tests.waiting import is_alive, wait_until
 
+from . import toy
 from .fake_sglang import STOP, Fake
-from .mesh_update import adapted
 from .test_rollout import Turns
-from .toy_run import spread
+from .toy import adapted, spread
 
 REQUEST = Request(0, (5, 6, 7), 8, Decoding())
 NUMBERS = itertools.count()
@@ -191,15 +188,6 @@ REPLY_FAULTS = {
 }
 
 
-def test_no_two_requests_share_a_connection(fakes, serve):
-    """One may come after a pause in which the server has closed what was open."""
-    servers = serve(fakes)
-    for _ in range(3):
-        ask(servers)
-    for fake in fakes:
-        assert len(set(fake.ports)) == len(fake.ports) > 5
-
-
 @pytest.mark.parametrize("name", REPLY_FAULTS)
 def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
     fault, kind = REPLY_FAULTS[name]
@@ -238,11 +226,14 @@ def _forget():
 
 
 def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve):
-    servers = serve(fakes)
+    servers = serve(fakes[:1])
     request = Request(0, (5,), 2, Decoding(0.7, 0.9))
-    (reply,) = ask(servers, request=request, stop_ids=(STOP, 3))
+    for _ in range(3):
+        (reply,) = ask(servers, request=request, stop_ids=(STOP, 3))
     assert reply.ids == (10, 11)
-    body = next(b for f in fakes for b in f.bodies if b["sampling_params"]["max_new_tokens"] == 2)
+    # No two share a connection: one may come after a pause in which the server has closed it.
+    assert len(set(fakes[0].ports)) == len(fakes[0].ports) > 5
+    body = fakes[0].bodies[-1]
     assert body.pop("rid")
     assert body == {
         "input_ids": [5],
@@ -256,7 +247,9 @@ def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve)
     }  # fmt: skip
 
 
-def test_episodes_are_shared_out_and_stay_at_their_server(fakes, serve):
+def test_episodes_are_shared_out_and_stay_at_their_server_until_it_is_lost(fakes, serve):
+    third = Fake()
+    fakes.append(third)  # and closed as the others are
     servers = serve(fakes)
 
     def asked(*rounds):
@@ -265,23 +258,12 @@ def test_episodes_are_shared_out_and_stay_at_their_server(fakes, serve):
             ask(servers, episodes)
         return [len(fake.bodies) - count for fake, count in zip(fakes, before, strict=True)]
 
-    assert asked(range(6)) == [3, 3]
-    assert asked([0], [0], [0], [2], [2]) == [5, 0]
+    assert asked(range(6)) == [2, 2, 2]
+    assert asked([0], [0], [0], [3], [3]) == [5, 0, 0]
     assert numbers(servers)["cached_share"] == pytest.approx(1 / 3)  # as the fakes say
-
-
-def test_the_episodes_of_a_lost_server_are_shared_out_over_the_others(fakes, serve):
-    third = Fake()
-    try:
-        servers = serve([*fakes, third])
-        third.down = True
-        ask(servers, range(6))
-        before = [len(fake.bodies) for fake in fakes]
-        ask(servers, range(12))
-        counts = zip(fakes, before, strict=True)
-        assert [len(fake.bodies) - count for fake, count in counts] == [6, 6]
-    finally:
-        third.close()
+    third.down = True
+    ask(servers, range(6))
+    assert asked(range(12)) == [6, 6, 0]
 
 
 def test_a_server_that_hangs_gives_its_requests_up_long_before_their_deadline(fakes, serve):
@@ -401,30 +383,22 @@ def test_a_server_that_cannot_serve_the_model_is_refused(change, words):
         requirements.check(ServerInfo.model_validate(RIGHT | change), "http://one")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"faults": {"/server_info": [404]}}, "this is no SGLang server: .*404"),
-        ({"down": True}, "serves nothing after wait_s = 0.5 s"),
-    ],
-)
-def test_what_is_wrong_with_a_server_is_said_at_the_start(fakes, serve, change, words):
-    for key, value in change.items():
-        setattr(fakes[1], key, value)
-    with pytest.raises(UserError, match=words):
-        serve(fakes, wait_s=0.5 if "down" in change else 30)
-
-
 LORA = LoraConfig(rank=2)
 
 
 @pytest.mark.parametrize(
-    ("lora", "path"), [(None, "/update_weights_from_disk"), (LORA, "/load_lora_adapter")]
+    ("faults", "settings", "words"),
+    [
+        ({"/server_info": [404]}, {}, "this is no SGLang server: .*404"),
+        (None, {"wait_s": 0.5}, "serves nothing after wait_s = 0.5 s"),
+        ({"/update_weights_from_disk": [400]}, {}, "does not take the learner's weights"),
+        ({"/load_lora_adapter": [400]}, {"lora": LORA}, "does not take the learner's weights"),
+    ],
 )
-def test_a_server_that_takes_no_weights_is_refused_at_the_first_push(fakes, serve, lora, path):
-    fakes[1].faults[path] = [400]
-    with pytest.raises(UserError, match=r"does not take the learner's weights"):
-        serve(fakes, lora=lora)
+def test_what_is_wrong_with_a_server_is_said_at_the_start(fakes, serve, faults, settings, words):
+    fakes[1].faults, fakes[1].down = faults or {}, faults is None
+    with pytest.raises(UserError, match=words):
+        serve(fakes, **settings)
 
 
 def test_a_request_that_is_refused_is_sent_once_and_stops_the_run(fakes, serve):
@@ -534,7 +508,7 @@ def test_a_server_whose_weights_below_the_adapters_change_is_started_anew(fakes,
     assert SEEN["failed_stale"] >= 1
 
 
-def test_launched_servers_have_room_for_the_adapters_and_for_no_others(toy):
+def test_launched_servers_have_room_for_the_adapters_and_for_no_others():
     options = lora_options(LoraConfig(rank=4, targets=("q", "down", "out")))
     assert options == [
         "--enable-lora", "--max-lora-rank", "4", "--max-loras-per-batch", "3",
@@ -550,12 +524,15 @@ def test_launched_servers_have_room_for_the_adapters_and_for_no_others(toy):
 LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 
 
-def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
-    servers = serve(fakes[:1], push=False)
-    one, other = (
-        make_sampler(toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers)
-        for _ in range(2)
+def sampler_of(servers, *, group_size=1):
+    return make_sampler(
+        toy.model(), LIMITS, toy.Tokenizer(), group_size=group_size, seed=0, servers=servers
     )
+
+
+def test_samplers_of_the_same_servers_bring_weights_once(serve, fakes):
+    servers = serve(fakes[:1], push=False)
+    one, other = sampler_of(servers), sampler_of(servers)
 
     def pushes():
         return fakes[0].order.count("/update_weights_from_disk")
@@ -573,12 +550,8 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
     assert len(list(servers.root.iterdir())) == 1  # each is as large as the model
 
 
-def test_weights_come_while_the_learner_does_other_things(toy, serve, fakes):
-    servers = serve(fakes[:1], push=False)
-    sampler = make_sampler(
-        toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers
-    )
-    go = threading.Event()
+def test_weights_come_while_the_learner_does_other_things(serve, fakes):
+    sampler, go = sampler_of(serve(fakes[:1], push=False)), threading.Event()
     fakes[0].faults["/update_weights_from_disk"] = [lambda right: go.wait(60) and right]
     weights = trained(toy.model())
     sampler.send_weights(weights, version=3)
@@ -614,7 +587,7 @@ def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
     assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "time/push_s": 0.2}
 
 
-def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fakes):
+def test_many_episodes_are_played_by_few_threads_and_connections(serve, fakes):
     parallel, workers, lock = 8, 4, threading.Lock()
     now, at_once, threads = Counter(), Counter(), []
 
@@ -634,12 +607,10 @@ def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fak
         fake.held = partial(held, fake=fake)
     servers = serve(fakes, push=False, parallel=parallel)
     before = sum("process_request" not in one.name for one in threading.enumerate())
-    sampler = make_sampler(
-        toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
-    )
+    sampler = sampler_of(servers, group_size=4)
     sampler.set_weights(trained(toy.model()), version=0)
     groups = Rollout(
-        sampler, toy.Tokenizer(), Turns(toy.Message, turns=3), ["AB", "CDE"] * 25, config=LIMITS,
+        sampler, toy.Tokenizer(), Turns(3), ["AB", "CDE"] * 25, config=LIMITS,
         group_size=4, first_episode=0, max_turns=3, env_workers=workers, check=count,
     ).play()  # fmt: skip
     assert [len(group) for group in groups] == [4] * 50
@@ -768,32 +739,30 @@ def test_no_connection_takes_a_port_before_its_server_listens():
 # Weights as files.
 
 
-def by_file(model, folder):
-    """Write a model as exports are, and read the tensors."""
+def by_file(folder):
+    """Write the model as exports are, and read the tensors."""
     source = ROOT / "tests" / "data" / "reference" / "qwen2"
-    huggingface.save(model, folder, source=source)
+    huggingface.save(toy.model(), folder, source=source)
     return load_file(folder / "model.safetensors")
 
 
-def equal(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-
-
-def test_a_version_is_the_model_wherever_it_lies(toy, tmp_path):
-    model = toy.model()
-    params = nnx.state(model, nnx.Param)
-    params = jax.device_put(params, param_shardings(params, make_mesh({"fsdp": 4, "tensor": 2})))
+def test_a_version_is_the_model_wherever_it_lies_in_the_type_that_servers_compute_in(tmp_path):
+    params = nnx.state(toy.spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2})), nnx.Param)
     folder = write_version(tmp_path / "w", "x-3", params, dtype="float32")
     assert folder == tmp_path / "w" / "version-x-3"
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
-    equal(load_file(folder / "model.safetensors"), by_file(model, tmp_path / "export"))
+    written, expected = load_file(folder / "model.safetensors"), by_file(tmp_path / "export")
+    assert written.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(written[name], expected[name], err_msg=name)
+    found = dict(whole_tensors(params, "bfloat16"))
+    kinds = {(array.dtype.name, len(array.sharding.device_set)) for array in found.values()}
+    assert kinds == {("bfloat16", 1)}
+    norm = toy.model().final_norm[...].astype(jnp.bfloat16)
+    np.testing.assert_array_equal(found["model.norm.weight"], norm)
 
 
-def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(
-    toy, tmp_path, monkeypatch
-):
+def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(tmp_path, monkeypatch):
     params = nnx.state(toy.model(), nnx.Param)
     asked = []
 
@@ -810,11 +779,11 @@ def test_a_disk_that_is_full_here_leaves_no_process_waiting_in_a_collective(
     monkeypatch.setattr(transfer, "whole_tensors", noted)
     with pytest.raises(OSError, match=r"No space.*model\.safetensors"):
         write_version(tmp_path / "w", "x", params, dtype="float32")
-    assert sorted(asked) == sorted(by_file(toy.model(), tmp_path / "export"))
+    assert sorted(asked) == sorted(by_file(tmp_path / "export"))
     assert not (tmp_path / "w" / "version-x").exists()
 
 
-def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(toy, tmp_path):
+def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(tmp_path):
     lora = LoraConfig(rank=2, targets=("q", "down"))
     model = spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))
     add_adapters(model, lora, seed=0)
@@ -829,7 +798,7 @@ def test_of_adapters_a_version_is_peft_s_folder_wherever_they_lie(toy, tmp_path)
 
 
 @pytest.mark.parametrize("targets", [("in_qkv", "in_z", "q"), ("in_z",), ("in_qkv", "out")])
-def test_adapters_of_linear_attention_are_pushed_as_sglang_joins_them(toy, tmp_path, targets):
+def test_adapters_of_linear_attention_are_pushed_as_sglang_joins_them(tmp_path, targets):
     """It stacks A and B of queries, keys, values and gates, and wants all four."""
     lora = LoraConfig(rank=2, targets=targets)
     model = adapted(spread(toy.model(hybrid=True), None), lora)
@@ -864,23 +833,13 @@ def test_only_one_version_is_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "version-a-2"]
 
 
-def test_tensors_have_the_type_that_servers_compute_in(toy):
-    params = nnx.state(toy.model(), nnx.Param)
-    params = jax.device_put(params, param_shardings(params, make_mesh({"fsdp": 4, "tensor": 2})))
-    found = dict(whole_tensors(params, "bfloat16"))
-    kinds = {(array.dtype.name, len(array.sharding.device_set)) for array in found.values()}
-    assert kinds == {("bfloat16", 1)}
-    norm = toy.model().final_norm[...].astype(jnp.bfloat16)
-    np.testing.assert_array_equal(found["model.norm.weight"], norm)
-
-
 # How much more than the model a process holds while it writes it.
 PEAK = """
 import dataclasses, sys
 import jax, jax.numpy as jnp
 from flax import nnx
 from pathlib import Path
-from tests.minirl.conftest import CONFIG
+from tests.minirl.toy import CONFIG
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.sglang import transfer

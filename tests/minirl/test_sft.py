@@ -1,10 +1,6 @@
 """Supervised training: what is a target, the order of demonstrations, and going on after a stop."""
 
-from __future__ import annotations
-
-import time
 from collections import Counter
-from functools import partial
 from itertools import chain
 from unittest.mock import patch
 
@@ -30,28 +26,26 @@ from minirl.train.supervised import (
     supervise,
 )
 from minirl.train.update import Learner
-from tests.plain_model import assert_same
 
-from .toy_run import known_learner, metrics_of, spread
+from . import toy
 
-BATCHING = BatchingConfig(micro_batch_tokens=128, prompt_multiple=16, answer_multiple=16)
 CONFIG = SftConfig(
     steps=4,
     groups_per_step=2,
     group_size=2,
     optimizer=OptimizerConfig(kind="muon", learning_rate=1e-2),
-    batching=BATCHING,
+    batching=BatchingConfig(micro_batch_tokens=128, prompt_multiple=16, answer_multiple=16),
     checkpoint_every=2,
 )
 
 
-def shown(toy, *texts):
+def shown(*texts):
     return tuple((toy.Message("user", text),) for text in texts)
 
 
-def test_only_the_target_is_trained_on(toy):
+def test_only_the_target_is_trained_on():
     # AB asks, C is a mistake, D tells so, EF mends it. 2 and 3 stand around a message, 1 ends.
-    repair = Demonstration(shown(toy, "AB", "D"), ("C",), "EF")
+    repair = Demonstration(shown("AB", "D"), ("C",), "EF")
     row = encode(repair, toy.Tokenizer())
     assert row.ids.tolist() == [2, 4, 5, 3, 6, 1, 2, 7, 3, 8, 9, 1]
     assert row.is_action.tolist() == [False] * 9 + [True] * 3
@@ -60,9 +54,9 @@ def test_only_the_target_is_trained_on(toy):
     assert encode(repair, toy.Tokenizer(), learn_prompt=True).is_action.all()
 
 
-def test_of_a_transcript_several_replies_are_learnt_and_responses_never(toy):
+def test_of_a_transcript_several_replies_are_learnt_and_responses_never():
     # AB asks, C is a call, D its response, E another call, F its response, G the answer.
-    texts = shown(toy, "AB", "D", "F")
+    texts = shown("AB", "D", "F")
     transcript = Demonstration(texts, ("C", "E"), "G", learnt=2, learn_responses=False)
     row = encode(transcript, toy.Tokenizer())
     assert row.ids.tolist() == [2, 4, 5, 3, 6, 1, 2, 7, 3, 8, 1, 2, 9, 3, 10, 1]
@@ -84,8 +78,8 @@ def test_of_a_transcript_several_replies_are_learnt_and_responses_never(toy):
         (["AB"], 1),
     ],
 )
-def test_rows_share_what_all_prompts_begin_with(toy, prompts, shared):
-    texts = [Demonstration(shown(toy, text), (), "Z") for text in prompts]
+def test_rows_share_what_all_prompts_begin_with(prompts, shared):
+    texts = [Demonstration(shown(text), (), "Z") for text in prompts]
     rows = [encode(one, toy.Tokenizer(), learn_prompt=True) for one in texts]
     for row, new in zip(rows, share_prefix(rows), strict=True):
         assert new.prompt_length == shared
@@ -129,33 +123,22 @@ def test_steps_go_through_epoch_after_epoch():
     assert list(chain(*steps)) == list(chain(*epochs))
 
 
-def demonstrations(toy):
+def demonstrations():
     """Four questions of one beginning, a repair among them."""
     return [
-        Demonstration(shown(toy, "SCHEMAQA"), (), "AA", "db"),
-        Demonstration(shown(toy, "SCHEMAQB"), (), "BBBB", "db"),
-        Demonstration(shown(toy, "SCHEMAQC", "NO"), ("XY",), "C", "db"),
-        Demonstration(shown(toy, "SCHEMAD"), (), "DD", "db"),
+        Demonstration(shown("SCHEMAQA"), (), "AA", "db"),
+        Demonstration(shown("SCHEMAQB"), (), "BBBB", "db"),
+        Demonstration(shown("SCHEMAQC", "NO"), ("XY",), "C", "db"),
+        Demonstration(shown("SCHEMAD"), (), "DD", "db"),
     ]
 
 
-def train(toy, folder, *, progress=None):
-    lessons = Lessons.of(demonstrations(toy), toy.Tokenizer(), CONFIG, seed=0)
-    model = spread(toy.model(), None)
-    with patch("minirl.train.supervised.Learner", partial(known_learner, ("sft",))):
-        return supervise(model, lessons, CONFIG, folder=folder, progress=progress)
-
-
-@pytest.fixture(scope="module")
-def finished(toy, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    return train(toy, folder), metrics_of(folder)
-
-
-def test_the_loss_is_the_mean_over_target_tokens_and_falls(toy, finished):
-    losses = [record["sft/loss"] for record in finished[1]]
+def test_the_loss_is_the_mean_over_target_tokens_and_falls(tmp_path):
+    lessons = Lessons.of(demonstrations(), toy.Tokenizer(), CONFIG, seed=0)
+    supervise(toy.spread(toy.model(), None), lessons, CONFIG, folder=tmp_path)
+    losses = [record["sft/loss"] for record in toy.metrics_of(tmp_path)]
     model, costs = toy.model(), []
-    for demonstration in demonstrations(toy):
+    for demonstration in demonstrations():
         row = encode(demonstration, toy.Tokenizer())
         table = toy.next_logprobs(model, row.ids.tolist())
         costs += [-table[t - 1, row.ids[t]] for t in np.flatnonzero(row.is_action)]
@@ -165,7 +148,7 @@ def test_the_loss_is_the_mean_over_target_tokens_and_falls(toy, finished):
     assert losses[3] < losses[0] - 0.2
 
 
-def test_a_plan_compiles_the_largest_of_the_shapes_that_are_computed(toy, tmp_path):
+def test_a_plan_compiles_the_largest_of_the_shapes_that_are_computed(tmp_path):
     computed = set()
 
     class Recorder(Learner):
@@ -177,7 +160,7 @@ def test_a_plan_compiles_the_largest_of_the_shapes_that_are_computed(toy, tmp_pa
 
     batching = BatchingConfig(micro_batch_tokens=32, prompt_multiple=4, answer_multiple=4)
     config = CONFIG.model_copy(update={"batching": batching, "steps": 3})
-    lessons = Lessons.of(demonstrations(toy), toy.Tokenizer(), config, seed=0)
+    lessons = Lessons.of(demonstrations(), toy.Tokenizer(), config, seed=0)
     model = toy.model()
     with patch("minirl.train.supervised.Learner", Recorder):
         supervise(model, lessons, config, folder=tmp_path)
@@ -194,24 +177,3 @@ def test_a_plan_compiles_the_largest_of_the_shapes_that_are_computed(toy, tmp_pa
     bound = WarmStart(*given).largest_shape(32)
     assert (bound.tokens, bound.answer_columns) >= (planned.tokens, planned.answer_columns)
     assert bound.tokens == 19 + 20 + 1  # rounded up to even
-
-
-class StopError(Exception):
-    """What a test stops a run with."""
-
-
-def test_a_run_that_was_stopped_goes_on_as_if_it_never_had_been(toy, finished, tmp_path):
-    def stop(done, steps, line):
-        if done == 3:
-            # The checkpoint of step 2 is written in the background.
-            while not (tmp_path / "checkpoints" / "2").exists():
-                time.sleep(0.01)
-            raise StopError
-
-    with pytest.raises(StopError):
-        train(toy, tmp_path, progress=stop)
-    seen = []
-    params = train(toy, tmp_path, progress=lambda done, steps, line: seen.append((done, steps)))
-    assert seen == [(3, 4), (4, 4)]
-    assert metrics_of(tmp_path) == finished[1]
-    assert_same(params, finished[0])

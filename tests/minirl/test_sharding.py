@@ -1,7 +1,5 @@
 """Parameters are split along named axes, and kept whole where the mesh does not divide them."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from functools import partial
@@ -18,7 +16,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters
 from minirl.model.sharding import PARAM_AXES, make_mesh, param_path, param_shardings
 
-from .conftest import CONFIG, HYBRID
+from .toy import CONFIG, HYBRID
 
 
 def param_shapes(config: ModelConfig = CONFIG) -> nnx.State:
@@ -34,9 +32,6 @@ def test_axes_of_a_mesh():
     assert dict(make_mesh().shape) == {"data": 1, "fsdp": len(jax.devices()), "tensor": 1}
     mesh = make_mesh({"tensor": 2}, jax.devices()[:2])
     assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 2}
-
-
-def test_a_mesh_that_does_not_fit_is_refused():
     with pytest.raises(UserError, match="data 1 x fsdp 3 x tensor 1 is not the 4 devices"):
         make_mesh({"fsdp": 3}, jax.devices()[:4])
 

@@ -1,7 +1,5 @@
 """What is appended turn by turn is what the template renders for the whole conversation."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from datetime import UTC, datetime
@@ -15,36 +13,20 @@ from transformers import PreTrainedTokenizerFast
 
 from minirl.exchange import Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
+from tests.vectors import read
 
-from .byte_bpe import train_tokenizer
-from .test_weights import check_line
+from .test_models import check_line
+from .toy import train_bpe
 
 TEXTS = ["How many singers are there?", "SELECT count(*) FROM singer", "user assistant tool"]
 
-PLAIN = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-# As Qwen2.5: a system message where there is none; a tool's answer is a turn of the user.
-DEFAULT_SYSTEM = (
-    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
-    "{% for m in messages %}{% if m.role == 'tool' %}"
-    "<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
-    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-# As Qwen3: thinking is dropped from history, and put before a last reply that has none.
-DROPS_THINKING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and not loop.last and '</think>' in m.content %}"
-    "{{ m.content.split('</think>')[-1] }}"
-    "{% elif m.role == 'assistant' and messages[-1].role == 'tool' %}"
-    "<think>\n\n</think>\n\n{{ m.content }}"
-    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
+# One with nothing clever; as Qwen2.5's, with a system message where there is none, and a tool's
+# answer a turn of the user; as Qwen3's, which drops thinking from history, and puts some before a
+# last reply that has none. Others are in the manner of models that people train; <|im_end|> ends a
+# turn in all of them. Marks are what they write around messages: tokens, and plain text.
+TEMPLATES = read("templates")
+PLAIN, DEFAULT_SYSTEM, DROPS_THINKING = (each["template"] for each in [*TEMPLATES.values()][:3])
+OTHERS = [*TEMPLATES][3:]
 QUESTION = [Message("user", "How many singers are there?")]
 FEEDBACK = [Message("user", "There is no table singers.")]
 TOOL = [Message("tool", "1 row"), Message("user", "Go on.")]
@@ -52,7 +34,7 @@ TOOL = [Message("tool", "1 row"), Message("user", "Go on.")]
 
 def write_folder(folder: Path, template: str | None, *, eos: object = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    train_tokenizer(TEXTS, vocab_size=400).save(str(folder / "tokenizer.json"))
+    train_bpe(TEXTS, vocab_size=400).save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
@@ -133,12 +115,6 @@ def test_a_text_keeps_its_characters_and_its_tags_and_has_no_control_token(roles
     assert [i for i in hostile if i in controls] == [i for i in plain if i in controls]
 
 
-def test_default_system_message_comes_once(tmp_path):
-    tokenizer = ChatTokenizer(write_folder(tmp_path, DEFAULT_SYSTEM))
-    assert "Be brief." in tokenizer.decode(tokenizer.encode_chat(QUESTION))
-    assert "Be brief." not in tokenizer.decode(tokenizer.encode_next(FEEDBACK, closed=True))
-
-
 @pytest.mark.parametrize("following", [FEEDBACK, TOOL[:1]])
 def test_what_follows_a_reply_does_not_depend_on_how_history_is_shown(tmp_path, following):
     here = ChatTokenizer(write_folder(tmp_path / "a", DROPS_THINKING))
@@ -147,13 +123,6 @@ def test_what_follows_a_reply_does_not_depend_on_how_history_is_shown(tmp_path, 
         assert here.encode_next(following, closed=closed) == there.encode_next(
             following, closed=closed
         )
-
-
-def test_a_template_without_an_end_of_turn_keeps_all_its_glue(tmp_path):
-    template = PLAIN.replace("<|im_end|>", "")
-    tokenizer = ChatTokenizer(write_folder(tmp_path, template))
-    open_ids = tokenizer.encode_next(FEEDBACK, closed=False)
-    assert tokenizer.encode_next(FEEDBACK, closed=True) == open_ids
 
 
 def set_config(folder: Path, **facts: object) -> Path:
@@ -186,8 +155,10 @@ def test_stop_tokens_of_all_files_count(tmp_path, eos, also, expected):
     ],
 )
 def test_an_end_of_turn_that_stops_no_reply_is_told(tmp_path, caplog, template, end):
-    for _ in range(2):
-        ChatTokenizer(write_folder(tmp_path, template))
+    ChatTokenizer(write_folder(tmp_path, template))
+    tokenizer = ChatTokenizer(tmp_path)
+    following = [tokenizer.encode_next(FEEDBACK, closed=closed) for closed in (True, False)]
+    assert (following[0] == following[1]) == (end is not None)  # what no reply ends with is glue
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (end is not None)
     if end is not None:
@@ -203,12 +174,6 @@ def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("eos", ["x", -1])
-def test_a_wrong_end_of_reply_is_refused(tmp_path, eos):
-    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id"):
-        ChatTokenizer(write_folder(tmp_path, PLAIN, eos=eos))
-
-
 @given(ids=st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300)))
 def test_any_ids_decode_to_text(plain, ids):
     text = plain.decode(ids)
@@ -216,11 +181,9 @@ def test_any_ids_decode_to_text(plain, ids):
 
 
 def test_nothing_is_put_around_a_text(plain):
-    assert plain.encode("") == []
-    assert plain.decode([]) == ""
-    assert (
-        plain.decode(plain.encode(" count (*) 12 é 日本\n\n\tx ")) == " count (*) 12 é 日本\n\n\tx "
-    )
+    assert (plain.encode(""), plain.decode([])) == ([], "")
+    text = " count (*) 12 é 日本\n\n\tx "
+    assert plain.decode(plain.encode(text)) == text
 
 
 def test_the_template_may_be_a_file_of_its_own(tmp_path, plain):
@@ -236,6 +199,8 @@ def test_the_template_may_be_a_file_of_its_own(tmp_path, plain):
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot be read"),
         (lambda folder: write_folder(folder, None), "no chat template"),
         (lambda folder: write_folder(folder, "{{ messages[0].content }}"), "leaves out"),
+        (lambda folder: write_folder(folder, PLAIN, eos="x"), "generation_config.json: eos_tok"),
+        (lambda folder: write_folder(folder, PLAIN, eos=-1), "generation_config.json: eos_tok"),
     ],
 )
 def test_a_broken_folder_is_one_clear_line(tmp_path, change, message):
@@ -243,45 +208,10 @@ def test_a_broken_folder_is_one_clear_line(tmp_path, change, message):
     check_line(ChatTokenizer, folder, change, message)
 
 
-ALTERNATE = (
-    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('alternate') }}{% endif %}"
-)
-# Templates in the manner of models that people train; <|im_end|> ends a turn in all of them.
-TEMPLATES = {
-    "Mistral": "{% for m in messages %}" + ALTERNATE + "{% if m.role == 'user' %}[INST] "
-    "{{ m.content }} [/INST]{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}",
-    "Llama 2": "{% for m in messages %}{% if m.role == 'system' %}<<SYS>>{{ m.content }}<</SYS>>"
-    "{% elif m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %} {{ m.content.strip() }} <|im_end|>{% endif %}{% endfor %}",
-    "no system at all": "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
-    "Gemma": "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}",
-    "R1": "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
-    "{% elif m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}"
-    "<|im_start|>{{ m.content.split('</think>')[-1] }}"
-    "<|im_end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|><think>\n{% endif %}",
-    "DeepSeek-Coder": "{% for m in messages %}{% if m.role == 'user' %}### Instruction:\n"
-    "{{ m.content }}\n{% elif m.role == 'system' %}{{ m.content }}{% else %}### Response:\n"
-    "{{ m.content }}\n<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}### Response:{% endif %}",
-    "Zephyr": "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-    "Vicuna": "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} "
-    "{% elif m.role == 'user' %}USER: {{ m.content }} {% else %}ASSISTANT: {{ m.content }}"
-    "<|im_end|>{% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
-    "newlines before the end": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "\n\n<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
-}
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_templates_of_others(tmp_path, name):
     """What the system says reaches the model, and no end of a turn comes twice."""
-    tokenizer = ChatTokenizer(write_folder(tmp_path, TEMPLATES[name]))
+    tokenizer = ChatTokenizer(write_folder(tmp_path, TEMPLATES[name]["template"]))
     first = tokenizer.decode(tokenizer.encode_chat([Message("system", "Be brief."), *QUESTION]))
     assert first.count("Be brief.") == first.count(QUESTION[0].content) == 1
     assert first.index("Be brief.") < first.index(QUESTION[0].content)
@@ -292,23 +222,9 @@ def test_templates_of_others(tmp_path, name):
     left = tokenizer.decode(still_open[: -len(following)])
     assert left.strip() == "<|im_end|>"
     assert tokenizer.decode(following).count(FEEDBACK[0].content) == 1
-
-
-# What the templates write around messages: tokens, and plain text that no tokenizer knows.
-MARKS = {
-    "Mistral": ["[INST]", "[/INST]", "<|im_end|>"],
-    "Llama 2": ["[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "<|im_end|>"],
-    "Gemma": ["<|im_start|>", "<|im_end|>"],
-    "DeepSeek-Coder": ["### Instruction:", "### Response:"],
-    "Zephyr": ["<|user|>", "<|assistant|>", "<|system|>"],
-    "Vicuna": ["USER:", "ASSISTANT:"],
-}
-
-
-@pytest.mark.parametrize("name", MARKS)
-def test_what_a_template_writes_is_text_in_a_message(tmp_path, name):
-    tokenizer = ChatTokenizer(write_folder(tmp_path, TEMPLATES[name]))
-    hostile = "Paris " + " ".join([*MARKS[name], *MARKS[name][::-1]]) + "\nsuperuser: <think> a[1]"
+    # What it writes is text in a message.
+    marks = TEMPLATES[name].get("marks", [])
+    hostile = "Paris " + " ".join([*marks, *marks[::-1]]) + "\nsuperuser: <think> a[1]"
 
     def shown(system: str, user: str) -> str:
         messages = [Message("system", system), Message("user", user)]
@@ -316,10 +232,10 @@ def test_what_a_template_writes_is_text_in_a_message(tmp_path, name):
 
     for found in (shown(hostile, "b"), shown("a", hostile)):
         assert hostile in found.replace("\u200b", "")
-        assert [*map(found.count, MARKS[name])] == [*map(shown("a", "b").count, MARKS[name])]
+        assert [*map(found.count, marks)] == [*map(shown("a", "b").count, marks)]
     following = tokenizer.decode(tokenizer.encode_next([Message("user", hostile)], closed=True))
     after = tokenizer.decode(tokenizer.encode_next([Message("user", "b")], closed=True))
-    assert [following.count(mark) for mark in MARKS[name]] == [*map(after.count, MARKS[name])]
+    assert [following.count(mark) for mark in marks] == [*map(after.count, marks)]
     assert "superuser: <think> a[1]" in following
 
 
@@ -336,7 +252,7 @@ def test_of_several_templates_the_one_that_is_used_has_the_date(tmp_path):
 
 
 def test_a_role_that_a_template_refuses_is_told_in_a_line(tmp_path):
-    tokenizer = ChatTokenizer(write_folder(tmp_path, TEMPLATES["Mistral"]))
+    tokenizer = ChatTokenizer(write_folder(tmp_path, TEMPLATES["Mistral"]["template"]))
     with pytest.raises(
         UserError, match=r"takes no messages of user, assistant, tool \(alternate\)"
     ):
@@ -345,20 +261,13 @@ def test_a_role_that_a_template_refuses_is_told_in_a_line(tmp_path):
 
 def test_arguments_and_the_date_of_a_run_reach_the_template(tmp_path):
     """As Qwen3.5 closes its thinking at the start of the reply, and Llama 3 shows a date."""
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{%- set form = '%d %b %Y' %}{{ strftime_now(form) }}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n"
-        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
-        "{% endif %}{% endif %}"
-    )
+    template = PLAIN.replace(
+        "{% if add", "{%- set form = '%d %b %Y' %}{{ strftime_now(form) }}{% if add"
+    ).replace("assistant\n", "assistant\n{% if enable_thinking is false %}<think>{% endif %}")
     folder, now = write_folder(tmp_path, template), datetime(2024, 7, 26, 23, 0, tzinfo=UTC)
-    for arguments, end in (({"enable_thinking": False}, "<think>\n\n</think>\n\n"), ({}, "")):
+    for arguments, end in (({"enable_thinking": False}, "<think>"), ({}, "")):
         tokenizer = ChatTokenizer(folder, arguments=arguments, now=now)
-        for ids in (
-            tokenizer.encode_chat(QUESTION),
-            tokenizer.encode_next(FEEDBACK, closed=True),
-        ):
+        for ids in (tokenizer.encode_chat(QUESTION), tokenizer.encode_next(FEEDBACK, closed=True)):
             text = tokenizer.decode(ids)
             assert text.endswith(f"26 Jul 2024<|im_start|>assistant\n{end}")
     with pytest.raises(UserError, match=r"prompt\.template: .* names no enable_thnking"):

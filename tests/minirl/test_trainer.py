@@ -1,18 +1,16 @@
 """Whole runs on a toy task: they learn, can be repeated, and say what they did."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal
 import sqlite3
-import sys
-import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import jax
 import jax.numpy as jnp
@@ -27,23 +25,21 @@ from minirl.run import distributed, preemption
 from minirl.run.checkpoint import read_raw_params
 from minirl.run.preemption import Preempted
 from minirl.sample import decode
-from minirl.train import losses
 from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import learning_rate
 from minirl.train.rollouts import examples_of_step
 from minirl.types import Decoding, Request
 from tests.plain_model import assert_same
 
-from . import toy_run
-from .processes import LIMIT_S, ends, start
-from .toy_run import metrics_of
+from . import toy
+from .toy import LIMIT_S, ends, metrics_of, processes
 
 RETRIES = "sglang/retries"
 MIXED = Grpo(correctness_filter="mixed", max_rounds=3)
 
 
 def never_correct(episode):
-    return toy_run.scored(toy_run.score(episode).total, False)
+    return toy.scored(toy.score(episode).total, False)
 
 
 def nothing(params, version):
@@ -59,33 +55,26 @@ def copy(params):
 
 
 @pytest.fixture(scope="module")
-def finished(toy, tmp_path_factory):
+def finished(tmp_path_factory):
     """The run that nothing befell, and the weights at each of its evaluations."""
-    folder = tmp_path_factory.mktemp("finished")
-    weights, seen = {}, []
+    found = SimpleNamespace(folder=tmp_path_factory.mktemp("finished"), weights={}, seen=[])
 
     def validate(params, version):
-        weights[version] = copy(params)
-        return toy_run.ACCURACY[version]
+        found.weights[version] = copy(params)
+        return toy.ACCURACY[version]
 
-    trainer = toy_run.make_trainer(toy, folder, validate=validate)
-    submit, episodes = trainer._sampler.submit, set()
-
-    def spy(request):
-        episodes.add(request.episode)
-        submit(request)
-
-    trainer._sampler.submit = spy
-    trainer.run(lambda *call: seen.append(call))
-    return SimpleNamespace(
-        folder=folder, trainer=trainer, weights=weights, seen=seen, episodes=episodes
-    )
+    found.trainer = toy.trainer(found.folder, validate=validate)
+    sampler = found.trainer._sampler
+    with patch.object(sampler, "submit", wraps=sampler.submit) as submit:
+        found.trainer.run(lambda *call: found.seen.append(call))
+    found.episodes = {call.args[0].episode for call in submit.call_args_list}
+    return found
 
 
 def test_the_reward_rises_and_what_is_due_is_measured(finished):
     records = metrics_of(finished.folder)
     rewards = [record["reward/total"] for record in records]
-    assert len(rewards) == toy_run.STEPS
+    assert len(rewards) == toy.STEPS
     assert rewards[0] < 0.7
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.3
     for record in records:
@@ -95,21 +84,21 @@ def test_the_reward_rises_and_what_is_due_is_measured(finished):
         assert record["groups/trained"] == 4
         assert 1 <= record["rollout/turns"] <= 2
         assert record["rollout/reply_tokens"] <= 6
-        assert record.get("validation/accuracy") == toy_run.ACCURACY.get(record["step"])
+        assert record.get("validation/accuracy") == toy.ACCURACY.get(record["step"])
     kl = {record["step"]: record["update/kl"] for record in records if "update/kl" in record}
     assert list(kl) == [8]
     assert kl[8] > 0.01
-    steps = range(1, toy_run.STEPS + 1)
-    assert [call[:2] for call in finished.seen] == [(step, toy_run.STEPS) for step in steps]
-    lines = (finished.folder / toy_run.SAMPLED).read_text().splitlines()
+    steps = range(1, toy.STEPS + 1)
+    assert [call[:2] for call in finished.seen] == [(step, toy.STEPS) for step in steps]
+    lines = (finished.folder / toy.SAMPLED).read_text().splitlines()
     sampled = Counter(json.loads(line)["step"] for line in lines)
     assert sampled == dict.fromkeys((1, 3, 6), 4 * 8)  # `sample_every` is 3
     # An episode's number and the seed decide its random stream: no two draw alike.
-    assert finished.episodes == {*range(toy_run.STEPS * 4 * 8)}
+    assert finished.episodes == {*range(toy.STEPS * 4 * 8)}
 
 
 def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_anew(
-    toy, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
     """Samplers are asked after each rollout, and after the validation of the second step."""
     retries = iter((1.0, 2.0, None, 3.0))
@@ -120,13 +109,13 @@ def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_
         return {RETRIES: count, "sglang/servers": 2.0}
 
     def make():
-        trainer = toy_run.make_trainer(toy, tmp_path, steps=2, kl_every=None, validate=nothing)
+        trainer = toy.trainer(tmp_path, steps=2, kl_every=None, validate=nothing)
         monkeypatch.setattr(trainer._sampler, "numbers", numbers)
         return trainer
 
     models = []
     monkeypatch.setattr(
-        toy_run, "spread", lambda *a, own=toy_run.spread: models.append(own(*a)) or models[-1]
+        toy, "spread", lambda *a, own=toy.spread: models.append(own(*a)) or models[-1]
     )
     with pytest.raises(Preempted, match="all 2 steps are saved"):
         make().run(ignore)
@@ -142,57 +131,23 @@ def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
 
-@pytest.fixture(scope="module")
-def nucleus(toy, tmp_path_factory):
-    """A step that draws from nuclei, of programs that nobody compiled before: its line, how many
-    there are, and the functions through which its loss is called.
-    """
-    folder, calls, loss = tmp_path_factory.mktemp("nucleus"), [], losses.policy_loss
-
-    def spy(*arguments):
-        # The gradient is traced by a thread of the update.
-        frames = [sys._getframe(), sys._current_frames()[threading.main_thread().ident or 0]]
-        calls.append([*map(names, reversed(frames))])
-        return loss(*arguments)
-
-    def names(frame):
-        found = []
-        while frame is not None:
-            # A comprehension is a frame of Python 3.11 alone.
-            name = frame.f_code.co_name
-            if "/minirl/train/" in frame.f_code.co_filename and name != "<listcomp>":
-                found.insert(0, name)
-            frame = frame.f_back
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "policy_loss", spy)
-        patch.setattr(toy_run, "SAMPLER", toy_run.SAMPLER.model_copy(update={"top_p": 0.8}))
-        patch.setattr(toy_run, "LEARNERS", {})
-        trainer = toy_run.make_trainer(toy, folder, steps=1, kl_every=None, validate=nothing)
-        trainer.run(ignore)
-    (line,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return SimpleNamespace(line=line, programs=trainer._learner.programs, calls=calls)
-
-
-def test_log_probabilities_of_a_nucleus_are_those_of_the_whole_distribution(nucleus):
-    assert nucleus.line["mismatch/gap_max"] < 1e-4
-
-
-def test_a_step_compiles_few_programs(nucleus):
+def test_a_step_that_draws_from_nuclei_compiles_few_programs(tmp_path, monkeypatch):
     """The gradient in at most two shapes, zeros, a sum and the optimizer; those of the sampler."""
-    assert 0 < nucleus.line["time/update_programs"] <= nucleus.programs <= 6
-    assert 0 < nucleus.line["time/sampler_compilations"] <= 12 - 5
+    nuclei = toy.SAMPLER.model_copy(update={"top_p": 0.8})
+    monkeypatch.setattr(toy, "SAMPLER", nuclei)
+    monkeypatch.setattr(toy, "LEARNERS", {})
+    trainer = toy.trainer(tmp_path, steps=1, kl_every=None, validate=nothing)
+    trainer.run(ignore)
+    (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert 0 < line["time/update_programs"] <= trainer._learner.programs <= 6
+    assert 0 < line["time/sampler_compilations"] <= 12 - 5
+    # Log-probabilities are those of the whole distribution.
+    assert line["mismatch/gap_max"] < 1e-4
 
 
-def test_few_calls_lie_between_a_run_and_the_loss(nucleus):
-    """`launch.train:main` and `launch.job:train` come before: they are seven together."""
-    assert nucleus.calls[0] == [["run", "step", "update"], ["accumulate", "batch_loss"]]
-
-
-def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
-    trainer = toy_run.make_trainer(toy, finished.folder)
-    assert trainer.steps_done == toy_run.STEPS
+def test_the_best_checkpoint_is_that_of_the_best_validation(finished):
+    trainer = toy.trainer(finished.folder)
+    assert trainer.steps_done == toy.STEPS
     assert_same(trainer.params, finished.weights[8])
     assert trainer.use_best() == 4
     assert_same(trainer.params, finished.weights[4])
@@ -205,11 +160,11 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     assert_same(finished.trainer.params, finished.weights[4])
 
 
-def test_programs_serve_what_comes_back_from_a_checkpoint_too(toy, tmp_path):
+def test_programs_serve_what_comes_back_from_a_checkpoint_too(tmp_path):
     """Those of the update and of the sampler, in a run that goes on and with its best weights."""
 
     def run(folder, steps):
-        trainer = toy_run.make_trainer(toy, tmp_path / folder, steps=steps, average=0.5)
+        trainer = toy.trainer(tmp_path / folder, steps=steps, average=0.5)
         trainer.run(ignore)
         return trainer
 
@@ -229,7 +184,7 @@ def test_programs_serve_what_comes_back_from_a_checkpoint_too(toy, tmp_path):
     assert sample(trainer) == before
 
 
-def test_an_average_is_measured_and_kept_and_the_weights_are_trained(toy, finished, tmp_path):
+def test_an_average_is_measured_and_kept_and_the_weights_are_trained(finished, tmp_path):
     """What is sampled and learned is as without it; `finished` has the weights of every second
     step.
     """
@@ -237,9 +192,9 @@ def test_an_average_is_measured_and_kept_and_the_weights_are_trained(toy, finish
 
     def validate(params, version):
         measured[version] = copy(params)
-        return toy_run.ACCURACY[version]
+        return toy.ACCURACY[version]
 
-    trainer = toy_run.make_trainer(toy, tmp_path, steps=4, validate=validate, average=decay)
+    trainer = toy.trainer(tmp_path, steps=4, validate=validate, average=decay)
     expected = [copy(trainer.params)]
     follow = trainer._learner.average
 
@@ -263,17 +218,13 @@ def test_an_average_is_measured_and_kept_and_the_weights_are_trained(toy, finish
     assert_same(trainer.params, measured[4])
 
 
+# Rewards differ, but by shaping alone; and no prompt fits.
 @pytest.mark.parametrize(
     "changes",
-    [
-        # Rewards differ, but by shaping alone.
-        {"algorithm": MIXED, "judge": never_correct},
-        # No prompt fits.
-        {"examples": ("A" * 30, "B" * 30)},
-    ],
+    [{"algorithm": MIXED, "judge": never_correct}, {"examples": ("A" * 30, "B" * 30)}],
 )
-def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
-    trainer = toy_run.make_trainer(toy, tmp_path, steps=1, validate=nothing, **changes)
+def test_without_a_group_to_train_on_weights_stay(tmp_path, changes):
+    trainer = toy.trainer(tmp_path, steps=1, validate=nothing, **changes)
     before = copy(trainer.params)
     trainer.run(ignore)
     (record,) = metrics_of(tmp_path)
@@ -284,18 +235,18 @@ def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
     assert_same(trainer.params, before)
 
 
-def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(toy, tmp_path):
+def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path):
     """Only the last of four steps has groups to train on: Adam's first update is the rate of it."""
     falling = OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0)
     trainers = []
 
     def judge(episode):
-        score = toy_run.score(episode)
+        score = toy.score(episode)
         return score if trainers[0].steps_done == 3 else replace(score, total=1.0)
 
     changes = {"steps": 4, "mini_batches": 2, "optimizer": falling, "judge": judge}
     changes["algorithm"] = Grpo(equal_groups="drop")
-    trainers.append(toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes))
+    trainers.append(toy.trainer(tmp_path, validate=nothing, **changes))
     trainer, weights = trainers[0], []
     update = trainer._learner.update
 
@@ -315,10 +266,10 @@ def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(toy, tmp_
 
 @pytest.mark.parametrize("place", ["environment", "reward"])
 def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(
-    toy, tmp_path, monkeypatch, place
+    tmp_path, monkeypatch, place
 ):
     """One of four groups fails in the first two steps, all but one in the third."""
-    trainers, own = [], toy_run.Capitals.step
+    trainers, own = [], toy.Capitals.step
 
     def check(example):
         if example in (("AB",), ("AB",), ("AB", "CDE", "F", "GH"))[trainers[0].steps_done]:
@@ -330,13 +281,13 @@ def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(
 
     def judge(episode):
         check(episode.example)
-        return toy_run.score(episode)
+        return toy.score(episode)
 
     changes: dict[str, Any] = {"judge": judge} if place == "reward" else {}
     if place == "environment":
-        monkeypatch.setattr(toy_run.Capitals, "step", step)
+        monkeypatch.setattr(toy.Capitals, "step", step)
     changes |= {"examples": ("AB", "CDE", "F", "GH"), "validate": nothing, "checkpoint_every": 9}
-    trainers.append(toy_run.make_trainer(toy, tmp_path, **changes))
+    trainers.append(toy.trainer(tmp_path, **changes))
     with pytest.raises(LostError, match=r"2 of 4 groups .*locked.*all 2 steps are saved"):
         trainers[0].run(ignore)
     lines = metrics_of(tmp_path)
@@ -344,13 +295,10 @@ def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["2"]
 
 
-def test_failed_groups_are_counted_over_all_processes(toy, tmp_path, monkeypatch):
+def test_failed_groups_are_counted_over_all_processes(tmp_path, monkeypatch):
     """Of four groups this process has one, which fails; so has another one, at last."""
-
-    def judge(episode):
-        raise sqlite3.OperationalError("database is locked")
-
-    trainer = toy_run.make_trainer(toy, tmp_path, judge=judge, steps=2, validate=nothing)
+    judge = Mock(side_effect=sqlite3.OperationalError("database is locked"))
+    trainer = toy.trainer(tmp_path, judge=judge, steps=2, validate=nothing)
     trainer._rollouts.share = range(1)
 
     def progress(*_):
@@ -362,20 +310,20 @@ def test_failed_groups_are_counted_over_all_processes(toy, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("place", "times"), [("reward", 8), ("reference", 1)])
-def test_a_signal_is_noticed_after_the_group_or_the_micro_batch(toy, tmp_path, place, times):
+def test_a_signal_is_noticed_after_the_group_or_the_micro_batch(tmp_path, place, times):
     """A step scores 32 trajectories, and asks the reference about them in two micro-batches."""
     calls = []
 
     def told(function):
         def call(*arguments):
-            calls.append(toy_run.be_told())
+            calls.append(toy.be_told())
             return function(*arguments)
 
         return call
 
     algorithm = Grpo(kl_coef=0.1, kl_in="credit", kl_estimator="k1")
-    changes: dict[str, Any] = {"judge": told(toy_run.score)} if place == "reward" else {}
-    trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, algorithm=algorithm, **changes)
+    changes: dict[str, Any] = {"judge": told(toy.score)} if place == "reward" else {}
+    trainer = toy.trainer(tmp_path, validate=nothing, algorithm=algorithm, **changes)
     if place == "reference":
         compiled = trainer._learner._logp
         trainer._learner._logp = lambda batch: told(compiled(batch))
@@ -384,7 +332,7 @@ def test_a_signal_is_noticed_after_the_group_or_the_micro_batch(toy, tmp_path, p
     assert len(calls) == times
 
 
-def test_every_example_comes_once_before_any_comes_again():
+def test_every_example_comes_once_before_any_comes_again_and_strata_are_spread():
     strata = tuple("aaabbcc")
     steps = [examples_of_step(strata, step, per_step=3, seed=5) for step in range(14)]
     flat = [number for step in steps for number in step]
@@ -394,9 +342,6 @@ def test_every_example_comes_once_before_any_comes_again():
     assert steps[9] == examples_of_step(strata, 9, per_step=3, seed=5)
     # More a step than there are: it takes from several epochs.
     assert Counter(examples_of_step(("a", "b"), 0, per_step=6, seed=0)) == {0: 3, 1: 3}
-
-
-def test_each_stratum_is_spread_over_the_steps():
     # 40 of a large stratum and 3 of each of 20 small ones.
     strata = ("large",) * 40 + tuple(n // 3 for n in range(60))
     for seed in range(5):
@@ -409,12 +354,12 @@ def test_each_stratum_is_spread_over_the_steps():
             assert set(counts.values()) == {1}
 
 
-def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
+def test_mini_batches_are_updates_one_after_the_other(tmp_path):
     """Four updates by hand, with the learner's log-probabilities before the first in all."""
     algorithm = Grpo(correction_high=1.01, kl_coef=0.1)
-    falling = toy_run.CONFIG.optimizer.model_copy(update={"schedule": "cosine"})
+    falling = toy.TRAIN.optimizer.model_copy(update={"schedule": "cosine"})
     changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm, "optimizer": falling}
-    trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
+    trainer = toy.trainer(tmp_path, validate=nothing, **changes)
     batches, before = [], {}
     token_rows = trainer._token_rows
 
@@ -438,9 +383,7 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
                 state, [batch], reference=reference, rate=float(rate(step))
             )
             clipped.append(stats["clip_fraction"] / stats["weight"])
-    for ours, theirs in zip(
-        jax.tree.leaves(trainer.params), jax.tree.leaves(state.params), strict=True
-    ):
+    for ours, theirs in zip(*map(jax.tree.leaves, (trainer.params, state.params)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     # The first update of a step is on policy, the others are not.
     assert clipped[0] == clipped[4] == 0
@@ -455,7 +398,7 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     assert records[1]["update/kl"] > 0.01
 
 
-def sampled_in(toy, folder, **changes):
+def sampled_in(folder, **changes):
     """Run a trainer; return the trajectories of its sampled steps, each with its row."""
     pairs = []
 
@@ -463,22 +406,20 @@ def sampled_in(toy, folder, **changes):
         for group, known in zip(groups, rows, strict=True):
             pairs.extend(zip(group, known, strict=True))
 
-    toy_run.make_trainer(toy, folder, write=write, **changes).run(ignore)
+    toy.trainer(folder, write=write, **changes).run(ignore)
     return pairs
 
 
 def one_batch(rows):
     """Put a group into a micro-batch of the run's size, so that rounding is the run's too."""
-    (batch,) = MicroBatches(
-        rows, aggregation="sequence_mean", sizes=toy_run.CONFIG.batching, pad_id=0
-    )
+    (batch,) = MicroBatches(rows, aggregation="sequence_mean", sizes=toy.TRAIN.batching, pad_id=0)
     return batch
 
 
-def test_replies_that_the_limit_cut_off_are_not_learned_from(toy, tmp_path):
+def test_replies_that_the_limit_cut_off_are_not_learned_from(tmp_path):
     algorithm = Grpo(mask_cut_off=True)
     changes = {"steps": 1, "validate": nothing, "algorithm": algorithm}
-    pairs = sampled_in(toy, tmp_path, **changes)
+    pairs = sampled_in(tmp_path, **changes)
     ends = {(one.turns[-1].reply.finish, bool(row.is_action.any())) for one, row in pairs}
     assert ends == {("stop", True), ("length", False)}
     (line,) = metrics_of(tmp_path)
@@ -492,12 +433,12 @@ def credited(episode):
         for turn, reply in enumerate(episode.replies)
         for place, letter in enumerate(reply)
     )
-    return toy_run.scored(toy_run.score(episode).total, toy_run.score(episode).correct, spans)
+    return toy.scored(toy.score(episode).total, toy.score(episode).correct, spans)
 
 
-def test_credit_of_letters_reaches_single_trajectories(toy, tmp_path):
+def test_credit_of_letters_reaches_single_trajectories(tmp_path):
     pairs = sampled_in(
-        toy, tmp_path, steps=1, group_size=1, prompts_per_step=24, judge=credited,
+        tmp_path, steps=1, group_size=1, prompts_per_step=24, judge=credited,
         algorithm=Expo(), validate=nothing,
         batching=BatchingConfig(prompt_multiple=8, answer_multiple=24),
     )  # fmt: skip
@@ -517,19 +458,19 @@ def test_credit_of_letters_reaches_single_trajectories(toy, tmp_path):
     assert 0 < record["update/entropy"] < np.log(64)
 
 
-def test_a_run_passes_over_steps_without_a_finite_gradient_and_ends_after_five(toy, tmp_path):
+def test_a_run_passes_over_steps_without_a_finite_gradient_and_ends_after_five(tmp_path):
     trainers = []
 
     def judge(episode):
         is_bad = trainers[0].steps_done + 1 in (2, 4, 5, 6, 7, 8)
-        return toy_run.scored(math.nan, False) if is_bad else toy_run.score(episode)
+        return toy.scored(math.nan, False) if is_bad else toy.score(episode)
 
     def look(step, *_):
         state = jax.tree.map(np.asarray, (trainers[0].params, trainers[0]._state.opt_state[-1]))
         states.append(state)
 
     states: list[Any] = []
-    trainers.append(toy_run.make_trainer(toy, tmp_path, judge=judge, validate=nothing))
+    trainers.append(toy.trainer(tmp_path, judge=judge, validate=nothing))
     with pytest.raises(UserError, match="step 8: the gradients of 5 updates in a row"):
         trainers[0].run(look)
     records = metrics_of(tmp_path)
@@ -541,28 +482,25 @@ def test_a_run_passes_over_steps_without_a_finite_gradient_and_ends_after_five(t
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainers[0].params))
 
 
-def test_a_resumed_run_knows_how_few_groups_were_live_before(toy, tmp_path):
+def test_a_resumed_run_knows_how_few_groups_were_live_before(tmp_path):
     """One group of four is paid unequally; the run is stopped after six steps of eleven."""
     lines, numbers = [], count()
 
     def judge(episode):
-        return toy_run.scored(float(episode.example == "A") * (next(numbers) % 2), correct=False)
+        return toy.scored(float(episode.example == "A") * (next(numbers) % 2), correct=False)
 
     def stop(step, _, status):
         lines.append(status)
         if step == 6:
-            toy_run.be_told()
+            toy.be_told()
 
-    changes: dict[str, Any] = {
-        "steps": 11,
-        "eval_every": 11,
-        "examples": ("A", "B", "C", "D"),
-        "kl_every": None,
-    }
-    changes |= {"judge": judge, "validate": nothing}
+    make = partial(
+        toy.trainer, tmp_path, steps=11, eval_every=11, examples=("A", "B", "C", "D"),
+        kl_every=None, judge=judge, validate=nothing,
+    )  # fmt: skip
     with preemption.watched(), pytest.raises(Preempted):
-        toy_run.make_trainer(toy, tmp_path, **changes).run(stop)
-    toy_run.make_trainer(toy, tmp_path, **changes).run(stop)
+        make().run(stop)
+    make().run(stop)
     assert {line["groups/live_share"] for line in metrics_of(tmp_path)} == {0.25}
     assert [("only 25 % " in line, "pass_rate" in line) for line in lines] == [
         (step >= 10,) * 2 for step in range(1, 12)
@@ -585,20 +523,20 @@ def die():
 LIVES = (
     (die, 2, "advance", 1, []),
     # The step is whole but for its validation.
-    (toy_run.be_told, 2, "_apply", 1, ["2"]),
-    (toy_run.die, 4, "rename", 1, ["2"]),
+    (toy.be_told, 2, "_apply", 1, ["2"]),
+    (toy.die, 4, "rename", 1, ["2"]),
     (die, 6, "update", 2, ["2", "4"]),
-    (toy_run.be_told, 6, "advance", 1, ["2", "4", "5"]),
-    (toy_run.be_told, 6, "save", 1, ["2", "5", "6"]),
+    (toy.be_told, 6, "advance", 1, ["2", "4", "5"]),
+    (toy.be_told, 6, "save", 1, ["2", "5", "6"]),
 )
 
 
 @pytest.mark.timeout(LIMIT_S + 120)
-def test_a_run_of_everything_that_ends_six_times(toy, copies, tmp_path):
+def test_a_run_of_everything_that_ends_six_times(copies, tmp_path):
     """Two stages, dynamic sampling, mini-batches, a correction, skipped updates."""
-    whole = toy_run.take_course(toy, tmp_path / "whole", "all")
-    toy_run.run(whole, "all", lambda *_: None)
-    lines = toy_run.metrics_of(tmp_path / "whole")
+    whole = toy.take_course(tmp_path / "whole", "all")
+    toy.run_course(whole, "all", lambda *_: None)
+    lines = toy.metrics_of(tmp_path / "whole")
     assert {line["update/skipped"] for line in lines} > {0.0}
     # Dynamic sampling fills the batch or gives up.
     rounds = [line["groups/rounds"] for line in lines]
@@ -607,23 +545,23 @@ def test_a_run_of_everything_that_ends_six_times(toy, copies, tmp_path):
     assert all(n == 3 or line["groups/trained"] == 4 for n, line in zip(rounds, lines, strict=True))
     folder = tmp_path / "run"
     for end, step, moment, nth, saved in LIVES:
-        if end is toy_run.die:
-            ((code, _, errors),) = ends(start(copies, [folder, "all", moment, step]))
+        if end is toy.die:
+            ((code, _, errors),) = ends(processes(copies, [folder, "all", moment, step]))
             assert code == -signal.SIGKILL, errors
         else:
-            trainer = toy_run.take_course(toy, folder, "all")
-            toy_run.arm(trainer, moment, step, end, nth=nth)
+            trainer = toy.take_course(folder, "all")
+            toy.arm(trainer, moment, step, end, nth=nth)
             with preemption.watched(), pytest.raises(DiedError if end is die else Preempted):
-                toy_run.run(trainer, "all", lambda *_: None)
+                toy.run_course(trainer, "all", lambda *_: None)
         names = sorted(path.name for path in (folder / "checkpoints").glob("[0-9]*"))
         assert [name for name in names if "tmp" not in name] == saved
-        assert (names == saved) == (end is not toy_run.die)
-    trainer = toy_run.take_course(toy, folder, "all")
+        assert (names == saved) == (end is not toy.die)
+    trainer = toy.take_course(folder, "all")
     assert trainer.steps_done == whole.steps_done == 6
-    toy_run.run(trainer, "all", lambda *_: pytest.fail("there is nothing left"))
-    assert toy_run.without_times(folder) == toy_run.without_times(tmp_path / "whole")
-    sampled = (folder / toy_run.SAMPLED).read_bytes()
-    assert sampled == (tmp_path / "whole" / toy_run.SAMPLED).read_bytes()
+    toy.run_course(trainer, "all", lambda *_: pytest.fail("there is nothing left"))
+    assert toy.without_times(folder) == toy.without_times(tmp_path / "whole")
+    sampled = (folder / toy.SAMPLED).read_bytes()
+    assert sampled == (tmp_path / "whole" / toy.SAMPLED).read_bytes()
     assert_same(trainer._state, whole._state)
 
 

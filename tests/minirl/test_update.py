@@ -1,7 +1,5 @@
 """The update's gradient, against an objective and an attention written out plainly."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -30,7 +28,7 @@ from minirl.types import TokenRow
 from tests.plain_model import plain_attention, plain_recurrence
 from tests.vectors import read
 
-from .conftest import TOY
+from . import toy
 
 VOCAB = 64
 TEMPERATURE = 0.8
@@ -45,11 +43,15 @@ GROUPS = (
     (1, ((5, 3, 2), (1,), (6,))),
     (11, ((2, 2, 3, 1, 4), (7, 1, 1), (13,))),
 )
-# Over the borders of linear attention's chunks of 64 tokens.
-LONG_GROUPS = ((70, ((66,), (3,), (20, 5, 40))), (130, ((64,), (1,), (70,))))
+# Over the borders of linear attention's chunks of 64 tokens, and far within them.
+LONG_GROUPS = (
+    (70, ((66,), (3,), (20, 5, 40))),
+    (130, ((64,), (1,), (70,))),
+    (1, ((5, 3, 2), (2,), (6,))),
+)
 # Ids after the prompt that all rows of a group begin with.
 COMMON = (0, 1, 2)
-SIZES = BatchingConfig(micro_batch_tokens=200, prompt_multiple=12, answer_multiple=20)
+SIZES = BatchingConfig(micro_batch_tokens=1000, prompt_multiple=12, answer_multiple=20)
 SETTINGS: dict[str, Any] = {
     "function": partial(policy_loss, ALGORITHM),
     "temperature": TEMPERATURE,
@@ -99,7 +101,8 @@ class Scene:
             lambda params, ids_BT: plain_logprobs(nnx.merge(self.graph, params), ids_BT)
         )
         self.plain_pull_back = jax.jit(self._plain_pull_back)
-        self.gradient = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
+        gradient = jax.value_and_grad(self._loss, has_aux=True)
+        self.gradient = jax.jit(gradient, static_argnames="remat")
 
     def _plain_pull_back(self, params, ids_BT, slope_BT):
         def total(params):
@@ -107,13 +110,16 @@ class Scene:
 
         return jax.grad(total)(params)
 
-    def _loss(self, params, batch):
+    def _loss(self, params, batch, remat):
         reference = nnx.merge(self.graph, self.reference)
         logp_BC, *_ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
-        return batch_loss(params, nnx.State({}), batch, logp_BC, graph=self.graph, **SETTINGS)
+        model = nnx.merge(self.graph, params)
+        model.remat = remat
+        arguments = (params, nnx.State({}), batch, logp_BC)
+        return batch_loss(*arguments, graph=nnx.graphdef(model), **SETTINGS)
 
-    def loss_and_gradient(self, batch):
-        (loss, stats), gradient = self.gradient(self.params, batch)
+    def loss_and_gradient(self, batch, *, remat="none"):
+        (loss, stats), gradient = self.gradient(self.params, batch, remat=remat)
         stats.pop("logprobs")
         return float(loss), {key: float(value) for key, value in stats.items()}, gradient
 
@@ -123,24 +129,10 @@ def learner_of(scene):
 
 
 @functools.cache
-def made(*, hybrid, lengths=GROUPS):
+def made(*, hybrid=False):
     """Make a scene, and its groups."""
-    scene = Scene(partial(TOY.model, hybrid=hybrid))
-    return scene, make_groups(scene, lengths)
-
-
-@pytest.fixture
-def scene():
-    return made(hybrid=False)[0]
-
-
-@pytest.fixture
-def groups():
-    return made(hybrid=False)[1]
-
-
-# Of full attention alone, and of linear attention too.
-BOTH = pytest.mark.parametrize("hybrid", [False, True])
+    scene = Scene(partial(toy.model, hybrid=hybrid))
+    return scene, make_groups(scene, LONG_GROUPS if hybrid else GROUPS)
 
 
 def stack(rows):
@@ -192,11 +184,10 @@ def assert_close(tree, other, *, rtol=5e-5):
         )
 
 
-@pytest.mark.parametrize(
-    ("hybrid", "lengths"), [(False, GROUPS), (True, GROUPS), (True, LONG_GROUPS)]
-)
-def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
-    scene, groups = made(hybrid=hybrid, lengths=lengths)
+# Of full attention alone, and of linear attention too; later tests have one, with all layers.
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_shared_prompts_equal_rows_of_their_own(hybrid):
+    scene, groups = made(hybrid=hybrid)
     rows = [row for group in groups for row in group]
     ids_BT = stack(rows)
     logp_BT = scene.plain_logprobs(scene.params, ids_BT)
@@ -204,36 +195,24 @@ def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
     expected, slope_BT = jax.value_and_grad(
         lambda logp_BT: plain_loss(logp_BT, reference_logp_BT, rows)
     )(logp_BT)
-    sizes = SIZES.model_copy(update={"micro_batch_tokens": 1000})
-    (batch,) = batches_of(groups, sizes=sizes)
+    (batch,) = batches_of(groups)
     loss, _, gradient = scene.loss_and_gradient(batch)
     assert loss == pytest.approx(float(expected), rel=1e-5)
     assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
 
 
-@BOTH
-def test_what_is_computed_again_does_not_change_the_gradient(hybrid):
-    scene, groups = made(hybrid=hybrid)
+def test_what_is_computed_again_does_not_change_the_gradient():
+    scene, groups = made(hybrid=True)
     (batch,) = batches_of(groups)
-
-    def gradient(kind):
-        def loss(params):
-            model = nnx.merge(scene.graph, params)
-            model.remat = kind
-            arguments = (nnx.state(model), nnx.State({}), batch, batch.sampler_logp_BC)
-            return batch_loss(*arguments, graph=nnx.graphdef(model), **SETTINGS)[0]
-
-        return jax.jit(jax.grad(loss))(scene.params)
-
-    expected = gradient("none")
+    *_, expected = scene.loss_and_gradient(batch)
     for remat in ("dots", "full"):
-        apart = jax.tree.map(jnp.subtract, gradient(remat), expected)
+        *_, found = scene.loss_and_gradient(batch, remat=remat)
+        apart = jax.tree.map(jnp.subtract, found, expected)
         assert optax.tree.norm(apart) < 1e-5 * optax.tree.norm(expected)
 
 
-@BOTH
-def test_parts_of_a_group_add_up(monkeypatch, hybrid):
-    scene, groups = made(hybrid=hybrid)
+def test_parts_of_a_group_add_up(monkeypatch):
+    scene, groups = made(hybrid=True)
     (whole,) = batches_of(groups)
     _, _, expected = scene.loss_and_gradient(whole)
     # Each row is computed alone, in a list of one length: one program serves all.
@@ -249,8 +228,9 @@ def test_parts_of_a_group_add_up(monkeypatch, hybrid):
             np.testing.assert_array_equal(values, row.logprobs)
 
 
-def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
+def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
     """Not after all micro-batches were ordered: all but the last two are done when it is asked."""
+    scene, groups = made()
     batches = [*batches_of(groups, aggregation="token_mean")] * 4
     learner, waited = learner_of(scene), []
     learner._lanes = lambda params: 1
@@ -266,7 +246,8 @@ def test_a_signal_in_the_middle_of_an_update_is_noticed_there(scene, groups):
     assert counts == [max(0, n - 1) for n in range(4)]
 
 
-def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
+def test_micro_batches_add_up_to_the_gradient_of_one_batch():
+    scene, groups = made()
     (batch,) = batches_of(groups, aggregation="token_mean")
     _, stats, whole = scene.loss_and_gradient(batch)
     smaller = SIZES.model_copy(update={"micro_batch_tokens": 80})
@@ -285,8 +266,9 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     assert stats_of_parts == pytest.approx(stats, rel=1e-4)
 
 
-def test_programs_of_the_shapes_of_latest_use_are_kept(scene, groups, monkeypatch):
+def test_programs_of_the_shapes_of_latest_use_are_kept(monkeypatch):
     """On a CPU each takes up to thousands of memory maps, of which a process has few."""
+    scene, groups = made()
     monkeypatch.setattr(update, "_KEPT_SHAPES", 2)
     of_shape = [
         list(batches_of(groups, sizes=SIZES.model_copy(update={"answer_multiple": multiple})))
@@ -340,13 +322,13 @@ def test_logits_of_the_learner(param_dtype):
     np.testing.assert_allclose(entropy[0], -np.sum(np.exp(LOGPROBS) * LOGPROBS), rtol=ROUNDED)
 
 
-def model_of(toy, **changes):
+def model_of(**changes):
     """Describe a decoder that computes in bfloat16 on weights in fp32."""
     return described(dataclasses.replace(toy.CONFIG, **changes), dtype=jnp.bfloat16)
 
 
-def test_logits_of_the_sampler(toy):
-    model = model_of(toy, vocab_size=3, hidden_size=2)
+def test_logits_of_the_sampler():
+    model = model_of(vocab_size=3, hidden_size=2)
     model.unembed = nnx.Param(jnp.array(TABLE_VD))
     logits_SV = jax.jit(lambda: model.logits(jnp.ones((4, 2), jnp.bfloat16)))()
     np.testing.assert_array_equal(logits_SV, [[16.0625, 16.0, 16.125]] * 4)
@@ -369,9 +351,9 @@ def test_the_gradient_of_the_output_table():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_gradient_of_the_embedding(toy, monkeypatch, tied):
+def test_the_gradient_of_the_embedding(monkeypatch, tied):
     """A token that stands 513 times; tied, the output adds 3 to every word."""
-    graph, shapes = nnx.split(model_of(toy, tie_word_embeddings=tied))
+    graph, shapes = nnx.split(model_of(tie_word_embeddings=tied))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     tokens_BT = jnp.full((2, 257), 5).at[1, 256].set(6)
     seen = []
@@ -430,11 +412,8 @@ def test_warm_up_and_cosine():
 
 def test_flat_ramp_cosine():
     """PaVeRL-SQL's learning rate."""
-    config = OptimizerConfig(
-        learning_rate=1e-5,
-        schedule="ramp_cosine",
-        final_fraction=RAMP["final_fraction"],
-    )
+    final = RAMP["final_fraction"]
+    config = OptimizerConfig(learning_rate=1e-5, schedule="ramp_cosine", final_fraction=final)
     rate = learning_rate(config, steps=RAMP["steps"])
     counts = jnp.array([int(count) for count in RAMP["shares"]])
     shares = np.array(jax.jit(rate)(counts)) / 1e-5
@@ -443,19 +422,16 @@ def test_flat_ramp_cosine():
     assert float(rate(2000)) == pytest.approx(1e-7)
 
 
-def test_gradients_are_clipped_to_the_norm():
+def test_gradients_are_clipped_to_the_norm_and_weights_decay_apart_from_them():
     config = OptimizerConfig(learning_rate=0.1, weight_decay=0.0, max_grad_norm=2.0)
     clipped = moves_of(config, [1.0, 100.0, -50.0])
     np.testing.assert_allclose(clipped, moves_of(config, [1.0, 2.0, -2.0]), rtol=1e-5)
-
-
-def test_weights_decay_apart_from_the_gradient():
     config = OptimizerConfig(learning_rate=0.5, weight_decay=0.1)
     # The rate, and a tenth of the weight 2 times the rate.
     np.testing.assert_allclose(moves_of(config, [3.0], start=2.0), [0.5 + 0.1], rtol=1e-4)
 
 
-def test_muon_turns_the_gradients_of_matrices_into_rotations(toy):
+def test_muon_turns_the_gradients_of_matrices_into_rotations():
     config = OptimizerConfig(kind="muon", weight_decay=0.0, max_grad_norm=1e9)
     params = nnx.split(toy.model())[1]
     rng = np.random.default_rng(0)

@@ -1,0 +1,531 @@
+"""Models as Hugging Face folders: those of transformers give transformers' logits, and what is
+written is what was read.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from minirl.exchange import UserError
+from minirl.model import huggingface, linear_attention
+from minirl.model.config import parse_config, read_config
+from minirl.model.sharding import make_mesh
+from minirl.types import Decoding, Request
+from tests.plain_model import arrays, assert_close, assert_same, logits, plain_attention
+from tests.vectors import read
+
+from . import toy
+
+REFERENCE = Path(__file__).parents[1] / "data" / "reference"
+MODELS = ("qwen2", "qwen2_tied", "qwen3")
+MESHES = ({"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}, {"tensor": 8})
+INDEX = "model.safetensors.index.json"
+
+
+def same(model, other):
+    assert_same(nnx.state(model), nnx.state(other))
+
+
+def same_tensors(folder, other):
+    """Check that two folders have the same numbers in the same types, by the same names."""
+    written, original = (load_file(one / "model.safetensors") for one in (folder, other))
+    assert written.keys() == original.keys()
+    for key, array in original.items():
+        assert written[key].dtype == array.dtype, key
+        np.testing.assert_array_equal(written[key], array, err_msg=key)
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def copied(name, tmp_path):
+    """Copy a folder that a test may break."""
+    ignore = shutil.ignore_patterns("*.npz")
+    return Path(shutil.copytree(REFERENCE / name, tmp_path / "model", ignore=ignore))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return copied("qwen2", tmp_path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name):
+    expected = np.load(REFERENCE / name / "reference.npz")
+    found_BTV = np.asarray(logits(huggingface.load(REFERENCE / name), expected["ids_BT"]))
+    assert expected["lengths_B"].size > 0
+    for b, length in enumerate(expected["lengths_B"]):
+        difference = np.abs(found_BTV[b, :length] - expected["logits_BTV"][b, :length]).max()
+        assert difference < 1e-4
+        assert np.ptp(expected["logits_BTV"][b, :length]) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [*zip(MODELS, MESHES, strict=True), ("qwen35", MESHES[0])], ids=str
+)
+def test_each_device_holds_its_part_of_the_same_weights(name, shape):
+    model = huggingface.load(REFERENCE / name, mesh=make_mesh(shape))
+    same(model, huggingface.load(REFERENCE / name))
+    parts = shape.get("fsdp", 1) * shape.get("tensor", 1)
+    mixed = model.layers.linear.in_qkv if name == "qwen35" else model.layers.gate
+    assert mixed[...].addressable_shards[0].data.size == mixed[...].size // parts
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_saved_is_what_transformers_wrote(name, tmp_path):
+    model = huggingface.load(REFERENCE / name)
+    huggingface.save(model, tmp_path / "new", source=REFERENCE / name)
+    same_tensors(tmp_path / "new", REFERENCE / name)
+    same(huggingface.load(tmp_path / "new"), model)
+    assert read_config(tmp_path / "new") == read_config(REFERENCE / name)
+
+
+def test_shards_of_bounded_size(tmp_path, monkeypatch):
+    mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    model = huggingface.load(REFERENCE / "qwen2", mesh=mesh)
+    new = tmp_path / "new"
+    monkeypatch.setattr(huggingface, "MAX_SHARD_BYTES", 150_000)
+    huggingface.save(model, new, source=REFERENCE / "qwen2")
+    index, mode = json.loads((new / INDEX).read_text()), (new / INDEX).stat().st_mode
+    total = 0
+    for path in new.glob("*.safetensors"):
+        held = load_file(path)
+        size = sum(array.nbytes for array in held.values())
+        assert size <= 150_000
+        assert path.stat().st_mode == mode  # servers of another user may read them
+        total += size
+        assert {key for key, file in index["weight_map"].items() if file == path.name} == {*held}
+    assert total == index["metadata"]["total_size"]
+    same(huggingface.load(new, mesh=mesh), model)
+
+
+def test_half_precision_in_and_out(tmp_path):
+    kind, source = ml_dtypes.bfloat16, REFERENCE / "qwen3"
+    huggingface.save(huggingface.load(source, param_dtype=kind), tmp_path / "half", source=source)
+    assert config_of(tmp_path / "half")["dtype"] == np.dtype(kind).name
+    half = arrays(nnx.state(huggingface.load(tmp_path / "half")))
+    for name, array in arrays(nnx.state(huggingface.load(source))).items():
+        np.testing.assert_array_equal(half[name], array.astype(kind).astype(np.float32))
+    kept = arrays(nnx.state(huggingface.load(tmp_path / "half", param_dtype=kind)))
+    assert {array.dtype for array in kept.values()} == {np.dtype(kind)}
+
+
+def test_saving_replaces_a_model_and_nothing_else(folder):
+    model = huggingface.init(read_config(folder), 3)
+    huggingface.save(model, folder, source=folder)
+    same(huggingface.load(folder), model)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.txt: would be lost"):
+        huggingface.save(model, folder, source=folder)
+    assert (folder / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen35"])
+def test_fresh_weights_depend_on_the_seed_and_not_on_the_mesh(name):
+    config = read_config(REFERENCE / name)
+    model, other = huggingface.init(config, 0), huggingface.init(config, 1)
+    on_mesh = huggingface.init(config, 0, mesh=make_mesh({"fsdp": 4, "tensor": 2}))
+    assert_close(nnx.state(on_mesh), nnx.state(model))
+    assert (arrays(nnx.state(model))["embed"] != arrays(nnx.state(other))["embed"]).any()
+    if name == "qwen35":
+        assert (model.layers.linear.a_log[...] < np.log(16)).all()
+
+
+def change_tensors(change):
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+# A tied model may carry an output projection; as the files of Llama 2 have them, buffers of the
+# rotary embedding are passed over; one file goes before an index beside it.
+HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
+ROTARY = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("qwen2_tied", change_tensors(lambda t: t.update({HEAD: t[EMBED].copy()}))),
+        ("qwen2", change_tensors(lambda t: t.update(dict.fromkeys(ROTARY, np.ones(8, "f4"))))),
+        ("qwen2", lambda f: (f / INDEX).write_text('{"weight_map": {"a": "x.safetensors"}}')),
+    ],
+)
+def test_what_lies_beside_the_weights_changes_nothing(name, change, tmp_path):
+    folder = copied(name, tmp_path)
+    change(folder)
+    same(huggingface.load(folder), huggingface.load(REFERENCE / name))
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def only_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / INDEX).write_text('{"weight_map": {"a": "x.safetensors"}}')
+
+
+def fuse(tensors):
+    """Write the projections of layer 0 as Qwen3-Next has them."""
+    start = "model.language_model.layers.0.linear_attn.in_proj_"
+    parts = [tensors.pop(f"{start}{name}.weight") for name in ("qkv", "z")]
+    tensors[f"{start}qkvz.weight"] = np.concatenate(parts)
+
+
+NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
+BIAS = "model.language_model.layers.4.linear_attn.dt_bias"
+
+
+def check_line(read, folder: Path, change, message: str) -> None:
+    """Break a folder; check that whoever reads it then is told so in a line."""
+    change(folder)
+    with pytest.raises(UserError) as caught:
+        read(folder)
+    assert message in str(caught.value)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen2", lambda f: (f / "model.safetensors").unlink(), "no model.safetensors nor"),
+        ("qwen2", cut, "model.safetensors: cut short"),
+        ("qwen2", only_index, "x.safetensors: not there"),
+        ("qwen2", change_tensors(lambda t: t.pop(NORM)), f"tensor {NORM} missing"),
+        ("qwen2", change_tensors(lambda t: t.update(wpe=t[NORM])), "wpe not of the model"),
+        (
+            *("qwen2", change_tensors(lambda t: t.update({GATE: t[GATE].T.copy()}))),
+            f"tensor {GATE} has shape (64, 56), config.json says (56, 64)",
+        ),
+        (
+            *("qwen2", change_tensors(lambda t: t.update({GATE: t[GATE].astype(np.int8)}))),
+            f"tensor {GATE} is I8",
+        ),
+        ("qwen2", lambda f: (f / "config.json").write_text("{"), "config.json: broken JSON"),
+        (
+            *("qwen2", lambda f: (f / "adapter_config.json").write_text("{}")),
+            "adapter_config.json: adapters are not read",
+        ),
+        (
+            *("qwen35", change_tensors(lambda t: t.pop(BIAS))),
+            "tensor model.layers.4.linear_attn.dt_bias missing",
+        ),
+        ("qwen35", change_tensors(fuse), "layers.0.linear_attn.in_proj_qkv.weight (and 1 more)"),
+    ],
+)
+def test_a_broken_folder_is_one_clear_line(tmp_path, name, change, message):
+    check_line(huggingface.load, copied(name, tmp_path), change, message)
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), read("model_configs"), ids=str)
+def test_what_would_be_computed_otherwise_is_refused(name, changes, message):
+    config = SHAPE if name == "llama" else config_of(REFERENCE / name)
+    config = json.loads(json.dumps(config))
+    for key, value in changes.items():
+        *section, last = key.split(".")
+        (config[section[0]] if section else config)[last] = value
+    with pytest.raises(UserError) as caught:
+        parse_config(config, where="config.json")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+import jax
+from flax import nnx
+from minirl.model import huggingface
+from minirl.model.sharding import make_mesh
+from tests.memory import peak_bytes
+
+jax.block_until_ready(jax.numpy.ones(8) + 1)
+before = peak_bytes()
+for mesh in (None, make_mesh({"fsdp": 8})):
+    model = huggingface.load(Path(sys.argv[1]), mesh=mesh)
+    jax.block_until_ready(nnx.state(model))
+    del model
+print(peak_bytes() - before)
+"""
+
+
+def test_loading_holds_the_model_once(copies, tmp_path):
+    config = config_of(REFERENCE / "qwen2")
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes))
+    shapes = huggingface.tensor_shapes(huggingface.shapes_of(tmp_path))
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    save_file(arrays, tmp_path / "model.safetensors")
+    model_bytes = sum(array.nbytes for array in arrays.values())
+    assert model_bytes > 100e6
+    done = copies(tmp_path, cwd=tmp_path, code=MEASURE, XLA_FLAGS=os.environ["XLA_FLAGS"]).end()
+    assert 0.8 * model_bytes < int(done.stdout) < 1.5 * model_bytes, done.stderr
+
+
+# Llama's shape: the decoder computes what a few lines of NumPy in float64 do.
+
+SHAPE: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "vocab_size": 80,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+# As Llama 3.1 to 3.3, with a context so short that of 4 pairs one is kept, one divided in part.
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "tied": {"tie_word_embeddings": True, "rope_theta": 100_000.0},
+    "untied": {"num_key_value_heads": None},
+    "wider heads": {"head_dim": 12, "rope_theta": 500_000.0},
+    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 100_000.0},
+    "llama3": {"rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+    "llama3 of transformers 5": {
+        "rope_parameters": {"rope_type": "llama3", "rope_theta": 10_000.0, **LLAMA3}
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 10},
+    "a window of all positions": {"model_type": "mistral", "sliding_window": 2048},
+}
+
+
+def write_folder(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
+    """Write a model of random weights, of which none is 0 or 1; return them in float64."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SHAPE | changes))
+    shapes = huggingface.tensor_shapes(huggingface.shapes_of(folder))
+    rng = np.random.default_rng(0)
+    drawn = {
+        name: (rng.normal(0, 1.5 / shape[-1] ** 0.5, shape) + (len(shape) == 1)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    save_file(drawn, folder / "model.safetensors")
+    return {name: array.astype(np.float64) for name, array in drawn.items()}
+
+
+def frequencies(config: dict[str, Any], size: int) -> list[float]:
+    """As the code of Llama 3 has it, by wavelengths."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta") or config.get("rope_theta", 10_000.0)
+    kind = rope.get("rope_type") or rope.get("type")
+    found = []
+    for pair in range(size // 2):
+        frequency = theta ** (-2 * pair / size)
+        if kind == "linear":
+            frequency /= rope["factor"]
+        if kind == "llama3":
+            wavelength = 2 * np.pi / frequency
+            original = rope["original_max_position_embeddings"]
+            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+            if wavelength > original / low:
+                frequency /= rope["factor"]
+            elif wavelength > original / high:
+                smooth = (original / wavelength - low) / (high - low)
+                frequency = (1 - smooth) * frequency / rope["factor"] + smooth * frequency
+        found.append(frequency)
+    return found
+
+
+def reference(
+    weights: dict[str, np.ndarray], config: dict[str, Any], ids: np.ndarray
+) -> np.ndarray:
+    """Return the logits of one sequence, head by head and position by position."""
+    heads = config["num_attention_heads"]
+    kv_heads = config["num_key_value_heads"] or heads
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    turn = np.exp(1j * np.outer(np.arange(len(ids)), frequencies(config, size)))
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        scale = (x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]
+        return x / np.sqrt(scale) * weights[f"{name}.weight"]
+
+    def rotated(x: np.ndarray) -> np.ndarray:
+        turned = (x[:, : size // 2] + 1j * x[:, size // 2 :]) * turn
+        return np.concatenate([turned.real, turned.imag], -1)
+
+    x = weights["model.embed_tokens.weight"][ids]
+    for layer in range(config["num_hidden_layers"]):
+        own = f"model.layers.{layer}."
+        h = norm(x, f"{own}input_layernorm")
+        q, k, v = (h @ weights[f"{own}self_attn.{name}_proj.weight"].T for name in "qkv")
+        parts = []
+        for head in range(heads):
+            mine = slice(head * size, (head + 1) * size)
+            group = head // (heads // kv_heads)
+            theirs = slice(group * size, (group + 1) * size)
+            scores = rotated(q[:, mine]) @ rotated(k[:, theirs]).T / size**0.5
+            scores = np.where(np.tri(len(ids)), scores, -np.inf)
+            scores = np.exp(scores - scores.max(-1, keepdims=True))
+            parts.append(scores / scores.sum(-1, keepdims=True) @ v[:, theirs])
+        x = x + np.concatenate(parts, -1) @ weights[f"{own}self_attn.o_proj.weight"].T
+        h = norm(x, f"{own}post_attention_layernorm")
+        gate, up = (h @ weights[f"{own}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{own}mlp.down_proj.weight"].T
+    output = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    return norm(x, "model.norm") @ output.T
+
+
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_logits_are_those_of_an_independent_float64(tmp_path, changes):
+    weights = write_folder(tmp_path / "model", **changes)
+    ids = np.random.default_rng(1).integers(0, 80, 150)
+    model = huggingface.load(tmp_path / "model")
+    found = np.asarray(logits(model, ids[None])[0])
+    expected = reference(weights, SHAPE | changes, ids)
+    assert np.ptp(expected) > 5
+    assert np.abs(found - expected).max() < 1e-4
+    if "rope_scaling" in changes:  # which is seen in the numbers
+        other = reference(weights, SHAPE | changes | {"rope_scaling": None}, ids)
+        assert np.abs(found - other).max() > 0.1
+
+
+def test_a_llamas_folder_is_written_as_it_was_read(tmp_path):
+    write_folder(tmp_path / "model", **CASES["llama3"])
+    model = huggingface.load(tmp_path / "model")
+    huggingface.save(model, tmp_path / "new", source=tmp_path / "model")
+    assert read_config(tmp_path / "new") == read_config(tmp_path / "model")
+    assert config_of(tmp_path / "new")["architectures"] == ["LlamaForCausalLM"]
+
+
+# Qwen3.5.
+
+LENGTHS = (1, 63, 64, 65, 130, 1000)
+# Of `make_reference.py`.
+DIRECTIONS = 4
+
+
+def whole(inputs, kernels, cache):
+    """Run linear attention over whole rows, in chunks."""
+    start = linear_attention.no_state(inputs, kernels)
+    length_B = jnp.full(len(inputs.g_BTH), inputs.g_BTH.shape[1])
+    return linear_attention.run(inputs, kernels, start, length_B)[0], cache
+
+
+@nnx.jit
+def loss_and_logits(model, ids_T):
+    positions_BT = jnp.arange(len(ids_T) - 1)[None]
+    hidden, _ = model(ids_T[None, :-1], positions_BT, plain_attention, recur=whole)
+    logits_TV = model.logits(hidden)[0]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits_TV, ids_T[1:])
+    return losses.mean(), logits_TV
+
+
+def projections(array):
+    flat = array.astype(np.float64).ravel()
+    directions = np.random.default_rng(flat.size).standard_normal((DIRECTIONS, flat.size))
+    return [np.linalg.norm(flat), *(directions @ flat)]
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [*(("qwen35", length) for length in LENGTHS), ("qwen35_text", 130)]
+)
+def test_logits_and_gradients_are_those_of_transformers(name, length):
+    """Of every weight, in the form of chunks; the equations token by token give the longest row's
+    logits too.
+    """
+    expected = np.load(REFERENCE / name / "reference.npz")
+    model, ids_T = huggingface.load(REFERENCE / name), expected["ids_T"][: length + 1]
+    (_, found_TV), gradient = nnx.jit(nnx.value_and_grad(loss_and_logits, has_aux=True))(
+        model, ids_T
+    )
+    expected_TV = expected[f"logits_{length}"]
+    assert np.ptp(expected_TV) > 1
+    both = [found_TV]
+    if length == LENGTHS[-1]:
+        both.append(logits(model, ids_T[None, :-1])[0])
+    for array_TV in both:
+        difference = np.abs(np.asarray(array_TV)[-len(expected_TV) :] - expected_TV).max()
+        assert difference < 1e-4 * np.abs(expected_TV).max()
+    names = expected["names"].tolist()
+    gradients = dict(huggingface.tensors(gradient))
+    assert gradients.keys() == set(names)
+    largest = expected[f"gradient_{length}"][:, 0].max()
+    for tensor, (norm, *products) in zip(names, expected[f"gradient_{length}"], strict=True):
+        # A query alone with itself has a gradient of 0, but for rounding.
+        size = max(norm, 1e-3 * largest)
+        assert abs(np.linalg.norm(gradients[tensor]) - norm) < 1e-4 * size, tensor
+        found = projections(gradients[tensor])[1:]
+        np.testing.assert_allclose(found, products, rtol=0, atol=3e-4 * size, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35_text"])
+def test_greedy_replies_are_those_of_transformers(name):
+    """Of two episodes side by side, and in a later turn of a third."""
+    expected, model = (
+        np.load(REFERENCE / name / "reference.npz"),
+        huggingface.load(REFERENCE / name),
+    )
+    prompt, reply = tuple(expected["ids_T"][:70].tolist()), tuple(expected["greedy"].tolist())
+    sampler = toy.sampler(
+        model, group_size=2, stop_ids=(96,), max_prompt_tokens=128, max_response_tokens=96
+    )
+    greedy = Decoding(temperature=0.0)
+    requests = [Request(e, prompt, 48 - 9 * e, greedy) for e in range(2)]
+    replies = toy.run(sampler, requests)
+    assert [replies[e].ids for e in range(2)] == [reply, reply[:39]]
+    # The first turn ends in the prompt's middle, whatever it says: the second shows the rest of it.
+    sampler.submit(Request(2, prompt[:40], 3, greedy))
+    ((_, first),) = sampler.advance(max_steps=32)
+    assert len(first.ids) == 3
+    sampler.submit(Request(2, prompt[:40] + first.ids + prompt[43:], 20, greedy))
+    ((_, second),) = sampler.advance(max_steps=32)
+    follows = toy.next_logprobs(model, prompt[:40] + first.ids + prompt[43:] + second.ids)
+    assert second.ids == tuple(follows[69:-1].argmax(axis=1).tolist())
+
+
+def test_what_is_written_is_the_decoder_alone_with_the_types_of_the_files(tmp_path):
+    """As transformers does, and with what SGLang alone reads; A_log and gated norms in float32."""
+    source = REFERENCE / "qwen35_text"
+    model = huggingface.load(source, param_dtype=ml_dtypes.bfloat16)
+    kinds = {model.layers.linear.a_log[...].dtype, model.layers.linear.out_norm[...].dtype}
+    assert kinds == {np.dtype("float32")}
+    huggingface.save(model, tmp_path / "text", source=source)
+    same_tensors(tmp_path / "text", source)
+    config = config_of(source)
+    assert "full_attention_interval" not in config
+    assert config_of(tmp_path / "text") == config | {"full_attention_interval": 4}
+
+
+def test_a_vision_tower_is_left_out(tmp_path, caplog):
+    source, new = REFERENCE / "qwen35", tmp_path / "new"
+    with caplog.at_level("INFO"):
+        model = huggingface.load(source)
+    assert "tensors of the vision tower and of the prediction of several tokens" in caplog.text
+    huggingface.save(model, new, source=source)
+    written, original = (load_file(one / "model.safetensors") for one in (new, source))
+    assert {key.replace("model.", "model.language_model.", 1) for key in written} == {
+        key for key in original if not key.startswith(("model.visual.", "mtp."))
+    }
+    config = config_of(new)
+    assert config["architectures"] == ["Qwen3_5ForCausalLM"]
+    assert (config["model_type"], config["eos_token_id"]) == ("qwen3_5_text", 2)
+    assert read_config(new) == read_config(source)
+    same(huggingface.load(new), model)

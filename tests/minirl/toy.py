@@ -1,0 +1,550 @@
+"""A toy decoder and tokenizer, samplers of it, updates on meshes, and a toy run of reinforcement
+learning, also as a script that is killed in the middle (see `main`).
+"""
+
+import copy
+import functools
+import json
+import math
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tokenizers import Tokenizer as Bpe
+from tokenizers import decoders, models
+from tokenizers import pre_tokenizers as pre
+from tokenizers.trainers import BpeTrainer
+
+from minirl.config import (
+    BatchingConfig,
+    Grpo,
+    Gspo,
+    LoraConfig,
+    OptimizerConfig,
+    SamplerConfig,
+    TrainConfig,
+)
+from minirl.exchange import Message, Score
+from minirl.model.config import Hybrid, ModelConfig
+from minirl.model.decoder import Decoder
+from minirl.model.lora import add_adapters, described, split, trained
+from minirl.model.sharding import make_mesh, param_path, param_shardings
+from minirl.run import distributed
+from minirl.run.metrics import JsonLines
+from minirl.sample.sampler import NativeSampler
+from minirl.train.batching import MicroBatches
+from minirl.train.losses import policy_loss
+from minirl.train.optimizer import make_optimizer
+from minirl.train.rollouts import TrainingTask
+from minirl.train.trainer import Trainer
+from minirl.train.update import Learner
+from minirl.types import TokenRow
+from tests.plain_model import arrays, logits
+
+# A model and a tokenizer.
+
+VOCAB = 64
+# Several, so that a random model stops now and then.
+STOP_IDS = (1, 60, 61, 62, 63)
+# Nothing that the model could draw.
+NEVER = (VOCAB,)
+CONFIG = ModelConfig(
+    vocab_size=VOCAB,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    rope_theta=10_000.0,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=False,
+    attention_bias=True,
+    qk_norm=True,
+)
+# The same as a Qwen3.5: one period, more value heads than key heads, half of a head is turned.
+HYBRID = replace(
+    CONFIG,
+    num_hidden_layers=4,
+    attention_bias=False,
+    hybrid=Hybrid(
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=6,
+        linear_conv_kernel_dim=4,
+        partial_rotary_factor=0.5,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Ids 4 to 59 are characters; 2 and 3 stand around a message, 1 ends a reply."""
+
+    stop_ids: tuple[int, ...] = STOP_IDS
+    pad_id: int = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [4 + (ord(character) - 65) % 56 for character in text]
+
+    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+        return [i for message in messages for i in [2, *self.encode(message.content), 3]]
+
+    def encode_next(self, messages: Sequence[Any], *, closed: bool) -> list[int]:
+        return ([] if closed else [1]) + self.encode_chat(messages)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(chr(61 + i) for i in ids)
+
+
+@functools.cache
+def model(seed: int = 0, layers: int = 2, *, hybrid: bool = False) -> Decoder:
+    """Make a decoder with clear preferences; drawn by NumPy, which compiles nothing.
+
+    A hybrid's memory lasts: strong decays, whose logs sum to hundreds in a chunk, are rounded.
+    """
+    config = HYBRID if hybrid else replace(CONFIG, num_hidden_layers=layers)
+    rng = np.random.default_rng(seed)
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
+
+    def draw(path: Any, leaf: Any) -> Any:
+        mean = -3.0 if param_path(path).endswith("a_log") else 0.0
+        return jnp.asarray(rng.normal(mean, 0.3, leaf.shape), jnp.float32)
+
+    return nnx.merge(graphdef, jax.tree.map_with_path(draw, shapes))
+
+
+def spread(source: Decoder, mesh: Any) -> Decoder:
+    """Copy a model to the devices of a mesh; None for the first device."""
+    graph, params = nnx.split(source)
+    if mesh is None:
+        return nnx.merge(graph, jax.tree.map(jnp.copy, params))
+
+    def shard(leaf, to):
+        return jax.make_array_from_callback(leaf.shape, to, np.asarray(leaf).__getitem__)
+
+    copied = nnx.merge(graph, jax.tree.map(shard, params, param_shardings(params, mesh)))
+    copied.mesh = mesh
+    return copied
+
+
+def adapted(source: Decoder, lora: LoraConfig, *, seed: int = 0) -> Decoder:
+    """Give a model adapters that add something already."""
+    add_adapters(source, lora, seed=seed)
+    graph, params, frozen = split(source)
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf):
+        return jax.device_put(rng.normal(0, 0.3, leaf.shape).astype(np.float32), leaf.sharding)
+
+    return nnx.merge(graph, jax.tree.map(draw, params), frozen)
+
+
+def merged(source: Decoder) -> Decoder:
+    """Return a model without adapters that computes the same, in float32."""
+    lora = source.layers.lora
+    assert lora is not None
+    _, adapters, rest = split(source)
+    factors = arrays(adapters)
+
+    def merge(path, leaf):
+        a, b = (factors.get(f"{param_path(path)}_{end}") for end in "ab")
+        leaf = np.asarray(leaf).astype(np.float32)
+        return jnp.asarray(leaf if a is None else leaf + np.float32(lora.scale) * (b @ a))
+
+    plain = described(source.config, dtype=source.dtype)
+    nnx.update(plain, jax.tree.map_with_path(merge, rest))
+    return plain
+
+
+def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Bpe:
+    """Train a tokenizer in the manner of Qwen's, whose decoder joins a quote and what follows."""
+    tokenizer = Bpe(models.BPE())
+    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("' ", "'")])
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+# Sampling.
+
+
+def sampler(
+    source: Decoder,
+    *,
+    group_size: int = 1,
+    seed: int = 0,
+    stop_ids: Any = STOP_IDS,
+    **settings: Any,
+) -> NativeSampler:
+    sizes: dict[str, Any] = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
+    config = SamplerConfig(**{**sizes, **settings})
+    found = NativeSampler(source, config, Tokenizer(stop_ids), group_size=group_size, seed=seed)
+    found.set_weights(trained(source), version=0)
+    return found
+
+
+def run(sampler: NativeSampler, requests: Sequence[Any]) -> dict[int, Any]:
+    """Sample one reply an episode until all have ended."""
+    replies: dict[int, Any] = {}
+    for request in requests:
+        sampler.submit(request)
+    while len(replies) < len(requests):
+        for episode, reply in sampler.advance(max_steps=32):
+            replies[episode] = reply
+            sampler.release(episode)
+    return replies
+
+
+def next_logprobs(source: Decoder, ids: Sequence[int], *, temperature: float = 1.0) -> np.ndarray:
+    """Return log-probabilities of the next token after every prefix, by a full forward pass."""
+    tokens_BT = np.zeros((1, -(-len(ids) // 128) * 128), np.int32)
+    tokens_BT[0, : len(ids)] = ids
+    logits_TV = np.asarray(logits(source, tokens_BT))[0, : len(ids)] / np.float32(temperature)
+    return logits_TV - np.logaddexp.reduce(logits_TV, axis=-1, keepdims=True)
+
+
+# An update.
+
+# Gradients are cut to Adam's epsilon, so that a weight moves in proportion to its own. Otherwise it
+# moves by the learning rate, and where its gradient is nearly 0 rounding decides which way.
+SMOOTH = OptimizerConfig(learning_rate=2.0, weight_decay=0.0, max_grad_norm=1e-8)
+ALGORITHMS = {"gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1), "grpo": Grpo(kl_coef=0.1)}
+# The same of a model with linear attention.
+HYBRIDS = {"hybrid": "grpo", "hybrid_adapters": "adapters"}
+
+
+def learner(shape: dict[str, int] | None, *, algorithm: str = "grpo") -> tuple[Learner, Any]:
+    """Return a learner on a mesh (None for one device) and its start."""
+    mesh = shape and make_mesh(shape, jax.devices()[: math.prod(shape.values())])
+    source = spread(model(hybrid=algorithm in HYBRIDS), mesh)
+    algorithm = HYBRIDS.get(algorithm, algorithm)
+    if algorithm == "adapters":
+        source = adapted(source, LoraConfig(rank=3, alpha=6))
+    loss = partial(policy_loss, ALGORITHMS[algorithm])
+    found = Learner(source, loss, make_optimizer(SMOOTH), temperature=0.8)
+    return found, found.init(trained(source))
+
+
+def batches(*, parts: int = 1, **sizes: int) -> MicroBatches:
+    """Make eight groups of four one- and two-turn rows around a policy that the model is not."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for _ in range(8):
+        prompt = rng.integers(4, 60, rng.integers(3, 12))
+        group = []
+        for _ in range(4):
+            answer = rng.integers(4, 60, rng.integers(3, 14))
+            is_action = rng.random(len(answer)) < 0.8
+            is_action[-1] = True
+            ids = np.concatenate([prompt, answer])
+            mask = np.concatenate([np.zeros(len(prompt), bool), is_action])
+            logprobs = np.where(mask, rng.normal(-4, 0.2, len(ids)), 0.0)
+            group.append(TokenRow(ids, mask, logprobs, float(rng.normal()), len(prompt)))
+        groups.append(group)
+    given = BatchingConfig(**{"prompt_multiple": 12, "answer_multiple": 16, **sizes})
+    return MicroBatches(groups, aggregation="token_mean", sizes=given, pad_id=0, parts=parts)
+
+
+# A run.
+
+STEPS = 8
+SAMPLED = "sampled.jsonl"
+TRAIN = TrainConfig(
+    steps=STEPS,
+    prompts_per_step=4,
+    group_size=8,
+    algorithm=Grpo(),
+    optimizer=SMOOTH,
+    # Two groups a micro-batch, whatever they say: wide rows, and lists of few lengths, so that few
+    # programs are compiled.
+    batching=BatchingConfig(micro_batch_tokens=2048, prompt_multiple=8, answer_multiple=192),
+    eval_every=2,
+    checkpoint_every=2,
+    # Needs one more compilation, in every life that comes so far.
+    kl_every=8,
+    sample_every=3,
+    env_workers=2,
+)
+SAMPLER = SamplerConfig(slots=16, max_prompt_tokens=8, max_response_tokens=20, max_reply_tokens=6)
+# Of two processes with two devices each.
+OF_SEVERAL = {"fsdp": 2, "tensor": 2}
+EXAMPLES = ("AB", "CDE", "F", "GH", "IJKL", "MNO")
+# What is said of the weights after so many updates; step 4 is the best and not among the newest.
+ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
+
+
+_SHORT = {"steps": 4, "eval_every": 2, "checkpoint_every": 1, "kl_every": 2, "average": 0.5}
+# Courses that a run can take, by name: changes of the settings, what is said of its weights, and
+# the steps of a second stage, which starts from the second step's.
+COURSES: dict[str, tuple[dict[str, Any], dict[int, float], int]] = {
+    "short": (_SHORT, ACCURACY, 0),
+    # The same of a model with linear attention, in steps small enough for what they round to stay.
+    "hybrid": (
+        _SHORT | {"optimizer": SMOOTH.model_copy(update={"learning_rate": 0.1})},
+        ACCURACY,
+        0,
+    ),
+    # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
+    # micro-batches, whose ratio compares with the step's start; some are skipped.
+    "all": (
+        {
+            "steps": 4,
+            "mini_batches": 2,
+            "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
+            "optimizer": SMOOTH.model_copy(update={"schedule": "cosine"}),
+            "average": 0.5,
+            "batching": TRAIN.batching.model_copy(update={"micro_batch_tokens": 1024}),
+            "eval_every": 1,
+            "checkpoint_every": 2,
+        },
+        # The best of the first stage has no checkpoint.
+        {1: 0.25, 2: 0.5, 3: 0.75, 4: 0.25, 5: 0.25, 6: 0.25},
+        2,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Episode:
+    example: str
+    replies: tuple[str, ...] = ()
+
+
+class Capitals:
+    """Wants replies of capital letters alone, and gives a second chance."""
+
+    def reset(self, example):
+        return Episode(example), [Message("user", example)]
+
+    def step(self, episode, reply):
+        episode = replace(episode, replies=(*episode.replies, reply))
+        is_over = score(episode).correct or len(episode.replies) == 2
+        return episode, None if is_over else [Message("user", "NO")]
+
+
+def scored(total, correct, spans=()):
+    return Score(total, correct, {"letters": total}, spans)
+
+
+def score(episode):
+    """Pay the share of capitals in the last reply."""
+    reply = episode.replies[-1]
+    share = sum("A" <= letter < "a" for letter in reply) / max(len(reply), 1)
+    return scored(share, share == 1)
+
+
+def seldom_mixed(episode):
+    """Call some replies to two of the examples correct, and none to the others; a reward that is
+    no number lets an update be skipped.
+    """
+    letter = episode.replies[-1][:1]
+    is_right = episode.example in {"AB", "GH"} and letter < "P"
+    return scored(math.nan if letter == "b" else score(episode).total, is_right)
+
+
+class Writer:
+    """Writes what a sampled step hands on, a line a trajectory."""
+
+    def __init__(self, folder):
+        self.path, self.lines = folder / SAMPLED, None
+
+    def __call__(self, step, groups, rows):
+        if self.lines is None:
+            self.lines = JsonLines(self.path, resume_step=step - 1)
+        for group, known in zip(groups, rows, strict=True):
+            for trajectory, row in zip(group, known or [None] * len(group), strict=True):
+                advantage = None if row is None else np.round(row.advantage, 6).tolist()
+                line = {"record": trajectory.episode.record, "advantage": advantage}
+                self.lines.write(step, line)
+
+
+# Learners by what their programs depend on: they hold no weights of a model without adapters, and
+# each would trace and compile all of them anew.
+LEARNERS: dict[Any, Learner] = {}
+
+
+def known_learner(settings, source, loss, optimizer, **options):
+    """Return a learner with the programs of an earlier one of the same settings."""
+    if source.layers.lora is not None:
+        return Learner(source, loss, optimizer, **options)
+    key = (*settings, nnx.graphdef(source))
+    if key not in LEARNERS:
+        LEARNERS[key] = Learner(source, loss, optimizer, **options)
+    return copy.copy(LEARNERS[key])
+
+
+def trainer(
+    folder, *, source=None, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
+    servers=None, rollout=None, write=None, hybrid=False, **changes,
+):  # fmt: skip
+    """Make a trainer on a copy of a toy model: the update takes the arrays over.
+
+    It has one layer, or a hybrid's one period: nothing of a run depends on their number, and
+    programs compile sooner.
+    """
+    config = TRAIN.model_copy(update=changes)
+    task = TrainingTask(
+        environment=Capitals(),
+        score=judge,
+        describe=lambda episode: {"toy/letters": float(len(episode.replies[-1]))},
+        record=lambda episode: {
+            "example": {"id": episode.example},
+            "turns": [{"said": reply} for reply in episode.replies],
+        },
+        write=write or Writer(folder),
+        train=examples,
+        validate=validate or (lambda params, version: ACCURACY[version]),
+        max_turns=2,
+    )
+    mesh = make_mesh(OF_SEVERAL) if distributed.count() > 1 else mesh
+    source = spread(source or model(layers=1, hybrid=hybrid), mesh)
+    settings = (config.algorithm, config.optimizer, SAMPLER.temperature)
+    with patch("minirl.train.trainer.Learner", partial(known_learner, settings)):
+        return Trainer(
+            source, Tokenizer(), task, config, SAMPLER,
+            seed=seed, folder=folder, servers=servers, rollout=rollout,
+        )  # fmt: skip
+
+
+def take_course(folder, course):
+    """Make the trainer of a course."""
+    changes, accuracy, _ = COURSES[course]
+    judge = seldom_mixed if course == "all" else score
+
+    def validate(params, version):
+        distributed.check()  # as the rollouts of an evaluation do
+        return accuracy[version]
+
+    return trainer(folder, validate=validate, judge=judge, hybrid=course == "hybrid", **changes)
+
+
+def run_course(trainer, course, progress=lambda *_: None):
+    """Run all stages of a trainer's course."""
+    config, (*_, second) = trainer._config, COURSES[course]
+    trainer.run(progress)
+    if second:
+        trainer.begin_stage(config.optimizer, first=config.steps, steps=second, start=2)
+        trainer.run(progress)
+
+
+def without_times(folder):
+    """Return the lines of `metrics.jsonl`, written anew without what depends on the clock."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [
+        json.dumps({key: value for key, value in record.items() if not key.startswith("time/")})
+        for record in records
+    ]
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in without_times(folder)]
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_told():
+    # The handler has run when this returns; after os.kill Python 3.11 may run it later.
+    signal.raise_signal(signal.SIGTERM)
+
+
+def arm(trainer, moment, at, end, *, nth=1):
+    """Let `end` be called before the nth call of a method in a step, or of a checkpoint's rename.
+
+    By then all of the checkpoint is written, but its folder does not yet have its name.
+    """
+    if moment == "rename":
+
+        def rename(source, *rest, own):
+            name = Path(os.fsdecode(source)).name
+            if name.startswith(f"{at}.") and "tmp" in name:
+                end()
+            return own(source, *rest)
+
+        for name in ("rename", "replace"):
+            setattr(os, name, partial(rename, own=getattr(os, name)))
+        return
+    owner = {
+        "advance": trainer._sampler,
+        "_apply": trainer._learner,
+        "update": trainer._learner,
+        "save": trainer._checkpoints,
+    }[moment]
+    function, steps = getattr(owner, moment), []
+
+    def call(*args, **kwargs):
+        # A checkpoint is written after its step, everything else happens within it.
+        steps.append(trainer.steps_done + (moment != "save"))
+        if steps[-1] == at and steps.count(at) == nth:
+            end()
+        return function(*args, **kwargs)
+
+    setattr(owner, moment, call)
+
+
+# Processes, of a course or of a script; several find each other.
+
+HERE = Path(__file__).parent
+# On a free core a process takes ten seconds, on a loaded machine minutes.
+LIMIT_S = 480
+
+
+def processes(copies, arguments, *, code="", count=1, cwd=HERE):
+    """Start processes of this file, or of other code; several have two devices each."""
+    devices = 8 if count == 1 else 2
+    flags = re.sub(r"device_count=\d+", f"device_count={devices}", os.environ["XLA_FLAGS"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    script = [] if code else [HERE / "toy.py"]
+    return [
+        copies(
+            *(*script, *arguments, *([coordinator, count, process] if count > 1 else [])),
+            cwd=cwd, code=code, XLA_FLAGS=flags,
+        )
+        for process in range(count)
+    ]  # fmt: skip
+
+
+def ends(started):
+    """Return status, output and errors of all; those that do not end are killed, and it shows."""
+    until = time.monotonic() + LIMIT_S
+    ended = [one.end(timeout_s=max(until - time.monotonic(), 0.1)) for one in started]
+    return [(one.returncode, one.stdout, one.stderr) for one in ended]
+
+
+def main(folder, course, moment, at, coordinator="", count="1", process="0"):
+    """Run a course; the last of its processes is killed."""
+    if coordinator:
+        place = int(count), int(process)
+        distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s=10))
+    made = take_course(Path(folder), course)
+    if int(process) == int(count) - 1:
+        arm(made, moment, int(at), die)
+    run_course(made, course)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
