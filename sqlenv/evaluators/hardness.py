@@ -40,14 +40,16 @@ def grade(sql: str) -> Hardness | None:
     groups, orders = clause(select, "group"), clause(select, "order")
     present = (where, groups, orders, select.args.get("limit"))
     clauses = sum(map(bool, present)) + len(joins)
-    clauses += sum((word == "or") + _is_like(node) for word, node in conditions)
-    nested = sum(_count_queries(node) for _, node in conditions)
+    clauses += sum((w == "or") + isinstance(_plain(node), exp.Like) for w, node in conditions)
+    values = (_plain(node).args.get(name) for _, node in conditions for name in _VALUES)
+    nested = sum(isinstance(value, _QUERIES) for value in values)
     nested += isinstance(bare(query), exp.SetOperation)
     # As in the original: a NOT in a condition and a connector in HAVING count as aggregates.
     aggregates = sum(isinstance(node, exp.Not) for _, node in (*where, *having))
     aggregates += max(0, len(having) - 1)
     shown = (*select.expressions, *groups, *chain.from_iterable(map(_sides, orders)))
-    aggregates += sum(map(_is_aggregate, shown))
+    plain = (one.this if isinstance(one, exp.Alias) else one for one in shown)
+    aggregates += sum(isinstance(bare(one), _AGGREGATES) for one in plain)
     counts = (aggregates, len(select.expressions), len(where), len(groups))
     return _level(clauses, nested, sum(count > 1 for count in counts))
 
@@ -92,24 +94,10 @@ def _in_order(node: exp.Expression, word: str = "and") -> Iterator[tuple[str, ex
         yield word, node
 
 
-def _is_aggregate(shown: exp.Expression) -> bool:
-    return isinstance(bare(shown.this if isinstance(shown, exp.Alias) else shown), _AGGREGATES)
-
-
-def _is_like(condition: exp.Expression) -> bool:
-    return isinstance(_plain(condition), exp.Like)
-
-
-def _count_queries(condition: exp.Expression) -> int:
-    values = map(_plain(condition).args.get, _VALUES)
-    return sum(isinstance(value, _QUERIES) for value in values)
-
-
 def _plain(condition: exp.Expression) -> exp.Expression:
     return condition.this if isinstance(condition, exp.Not) else condition
 
 
 def _sides(order: exp.Expression) -> list[exp.Expression]:
-    """List both sides of a sign between two columns, or the one column."""
     node = bare(order.this)
     return [node.this, node.expression] if isinstance(node, exp.Binary) else [node]

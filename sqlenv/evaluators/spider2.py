@@ -51,28 +51,19 @@ def read_references(folder: Path) -> dict[str, Reference]:
     for path in sorted(results.glob("*.csv")):
         files[_VARIANT.sub("", path.stem)].append(path)
     references = {}
-    for number, line in enumerate(_read(standard).splitlines(), 1):
-        try:
-            record = json.loads(line)
-            name, chosen = record["instance_id"], record.get("condition_cols")
-            references[name] = _reference(name, files[name], chosen, record.get("ignore_order"))
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise UserError(
-                f"{standard}: line {number} is no record with `instance_id`, `condition_cols` and "
-                "`ignore_order`; download it again"
-            ) from None
+    for record in map(json.loads, _read(standard).splitlines()):
+        name, chosen = record["instance_id"], record.get("condition_cols")
+        references[name] = _reference(name, files[name], chosen, record.get("ignore_order"))
     return references
 
 
 def _reference(name: str, files: Sequence[Path], chosen: Any, ignore_order: Any) -> Reference:
     """Read the golds of a question as far as the program does: it stops where columns lack."""
     alone = [path for path in files if path.stem == name]
-    paths = alone or files
-    frames = [_frame(_read(path)) for path in paths]
+    frames = [_frame(_read(path)) for path in alone or files]
+    choices = _choices(chosen, len(frames), is_base=bool(alone))
     golds: list[tuple[CsvColumn, ...]] = []
-    for frame, columns in zip(
-        frames, _choices(chosen, len(paths), is_base=bool(alone)), strict=False
-    ):
+    for frame, columns in zip(frames, choices, strict=False):
         try:
             golds.append(_columns(frame.iloc[:, columns] if columns else frame))
         except (IndexError, TypeError):
@@ -109,21 +100,16 @@ def agrees(predicted: Table, reference: Reference) -> bool:
 
     def prepare(column: CsvColumn) -> CsvColumn:
         column = tuple([0 if value != value else value for value in column])
-        return tuple(sorted(column, key=_by_text)) if reference.ignore_order else column
+        if not reference.ignore_order:
+            return column
+        return tuple(sorted(column, key=lambda one: (str(one), isinstance(one, int | float))))
+
+    def is_there(gold: CsvColumn) -> bool:
+        gold = prepare(gold)
+        return any(len(gold) == len(one) and all(map(_equal, gold, one)) for one in columns)
 
     columns = [prepare(column) for column in columns_of_rows(predicted.rows, predicted.width)]
-    return any(
-        all(any(_is_close(prepare(gold), column) for column in columns) for gold in golds)
-        for golds in reference.golds
-    )
-
-
-def _by_text(value: CsvCell) -> tuple[str, bool]:
-    return str(value), isinstance(value, int | float)
-
-
-def _is_close(gold: CsvColumn, predicted: CsvColumn) -> bool:
-    return len(gold) == len(predicted) and all(map(_equal, gold, predicted))
+    return any(all(map(is_there, golds)) for golds in reference.golds)
 
 
 def _equal(one: CsvCell, other: CsvCell) -> bool:

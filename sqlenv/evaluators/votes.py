@@ -28,8 +28,10 @@ def ballot(result: Result, by: VoteBy = "set") -> str | None:
         for row in (result.columns, *result.rows):
             digest.update(_line(row))
     else:
-        # Rows by their digests: written out, a set of them would take what the result takes.
-        for one in sorted({hashlib.sha256(_line(_plain(row))).digest() for row in result.rows}):
+        # Equal values are written alike: 1.0 is 1, as in Python's sets. Rows by their digests:
+        # written out, a set of them would take what the result takes.
+        plain = (tuple([_integral(value) for value in row]) for row in result.rows)
+        for one in sorted({hashlib.sha256(_line(row)).digest() for row in plain}):
             digest.update(one)
     return digest.hexdigest()[:32]
 
@@ -47,11 +49,6 @@ def without_rows(result: Result) -> Result:
 
 def _line(row: Row) -> bytes:
     return repr(row).encode("utf-8", "surrogatepass") + b"\n"
-
-
-def _plain(row: Row) -> Row:
-    """Write equal values alike: 1.0 is 1, as in Python's sets."""
-    return tuple([_integral(value) for value in row])
 
 
 def _integral(value: Value) -> Value:

@@ -59,7 +59,8 @@ class GoldCache:
         found = {key: result for key, result in known.items() if result is not None}
         for key, result in zip(missing, results, strict=True):
             found[key] = result
-            if _is_lasting(result):
+            by_chance = isinstance(result, Table) and result.nondeterministic
+            if result not in TRANSIENT and not by_chance:
                 self._remember(key, result)
                 if self._disk:
                     self._disk[self._name(key)] = _to_json(result)
@@ -92,10 +93,6 @@ class GoldCache:
         with contextlib.suppress(LookupError, ValueError, TypeError):
             return _from_json(disk.get(self._name(key)))
         return None
-
-
-def _is_lasting(result: Result) -> bool:
-    return not (result in TRANSIENT or (isinstance(result, Table) and result.nondeterministic))
 
 
 _KINDS = {kind.__name__: kind for kind in get_args(Result)}
