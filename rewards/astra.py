@@ -10,8 +10,8 @@ from minirl.exchange import CreditSpan, Score
 from rewards.columns import csmr
 from rewards.config import AstraConfig, AtrConfig
 from rewards.execution import gold_result, is_correct, is_right_by_its_own, on_witness, payable
-from sqlenv.envs.single_turn import Runner
 from sqlenv.evaluators.official import same_query
+from sqlenv.executor import Executor
 from sqlenv.types import Attempt, Episode
 
 Shape = Literal["single", "flat", "rising", "falling", "rise_fall", "fall_rise", "oscillating"]
@@ -46,7 +46,7 @@ _CONSTANTS = {"paper": _Constants(0.0, 0.0, 0.0001), "fig2": _Constants(0.0, -0.
 class AstraReward:
     """Scores the steps of an episode by their results (CSMR) and adds them up (ATR)."""
 
-    def __init__(self, config: AstraConfig, executor: Runner) -> None:
+    def __init__(self, config: AstraConfig, executor: Executor) -> None:
         self._config = config
         self._executor = executor
 

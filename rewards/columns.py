@@ -21,8 +21,8 @@ from rewards.execution import (
     on_witness,
     payable,
 )
-from sqlenv.envs.single_turn import Runner
 from sqlenv.evaluators.equality import matches
+from sqlenv.executor import Executor
 from sqlenv.types import Attempt, Episode, Example, Result, Table, Value
 
 TAU = PaverlConfig().extra_columns
@@ -41,7 +41,7 @@ _NUMBER_CHARS = 64
 class PaverlReward:
     """Pays for the gold columns in the result of the answer (PaVeRL-SQL, section III-C)."""
 
-    def __init__(self, config: PaverlConfig, executor: Runner) -> None:
+    def __init__(self, config: PaverlConfig, executor: Executor) -> None:
         self._config = config
         self._executor = executor
 

@@ -18,13 +18,13 @@ from rewards.config import (
 from rewards.execution import execution_reward
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
-from sqlenv.envs.single_turn import Runner
+from sqlenv.executor import Executor
 from sqlenv.types import Episode, Numbers
 
 Reward = Callable[[Episode], Score]
 
 
-def build_reward(config: RewardConfig, executor: Runner, numbers: Numbers = "close") -> Reward:
+def build_reward(config: RewardConfig, executor: Executor, numbers: Numbers = "close") -> Reward:
     """Build the reward that the settings name; `numbers` are compared as the environment does."""
     if isinstance(config, ProgressiveConfig):
         return ProgressiveReward(config)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minirl.exchange import Score, UserError
 from sqlenv.dialects import run_in_dialect
-from sqlenv.envs.single_turn import Runner
+from sqlenv.executor import Executor
 from sqlenv.executor.database import Identity, identify
 from sqlenv.schema.reading import read_schema
 from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
@@ -42,7 +42,7 @@ def _columns_in(identity: Identity) -> KnownColumns:
     )
 
 
-def gold_result(executor: Runner, example: Example) -> Result:
+def gold_result(executor: Executor, example: Example) -> Result:
     """Return what the gold query gives, also where it is of another dialect."""
     return run_in_dialect(executor.gold, example, example.gold_sql)
 

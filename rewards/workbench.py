@@ -19,12 +19,12 @@ from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import (
-    Runner,
     first_refuting,
     is_right,
     judge_reply,
     witnesses_of,
 )
+from sqlenv.executor import Executor
 from sqlenv.types import (
     Answer,
     Attempt,
@@ -53,7 +53,7 @@ class Workbench:
 
     def __init__(
         self,
-        executor: Runner,
+        executor: Executor,
         numbers: Numbers = "close",
         witnesses: WitnessStore | None = None,
     ) -> None:

@@ -29,7 +29,7 @@ from rewards.expo.differences import Differences, differences
 from rewards.expo.failures import trace_error
 from rewards.expo.steps import Steps
 from sqlenv.dialects import run_in_dialect
-from sqlenv.envs.single_turn import Runner
+from sqlenv.executor import Executor
 from sqlenv.types import Attempt, Episode, Example, Numbers, SqlError, Table
 
 VerdictCase = Literal["correct", "incorrect", "error", "format"]
@@ -66,7 +66,7 @@ class ExpoReward:
         self,
         config: ExpoConfig,
         *,
-        executor: Runner,
+        executor: Executor,
         numbers: Numbers = "close",
     ) -> None:
         self._config, self._executor, self._numbers = config, executor, numbers

@@ -5,14 +5,15 @@ from __future__ import annotations
 from sqlenv.config import AgenticConfig, DiagnosedConfig, EnvConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.diagnosed import Diagnosed, Feedback
-from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner, SingleTurn
+from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, SingleTurn
+from sqlenv.executor import Executor
 from sqlenv.witness.store import open_store
 
 
 def build_environment(
     config: EnvConfig,
     *,
-    executor: Runner,
+    executor: Executor,
     first_prompt: FirstPrompt,
     feedback: Feedback,
 ) -> BaseEnvironment:

@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, cast, get_args
+from typing import Generic, TypeVar, cast, get_args
 
 from sqlenv.config import AnswerConfig, SingleTurnConfig
 from sqlenv.dialects import run_in_dialect, transpile
 from sqlenv.evaluators.comparators import Case, QueryRuns, ask
 from sqlenv.evaluators.equality import like_gold, matches
+from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import (
     Answer,
@@ -33,18 +34,6 @@ Config = TypeVar("Config", bound=AnswerConfig)
 FirstPrompt = Callable[[Example], Observation]
 
 
-class Runner(Protocol):
-    """What environments and rewards need of the executor."""
-
-    def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
-        """Run a query of the model, or a part of one within fewer steps."""
-        ...
-
-    def gold(self, database: Path, sql: str, /) -> Result:
-        """Run a gold query, or return its cached result."""
-        ...
-
-
 @dataclass(frozen=True)
 class BaseEnvironment(ABC, Generic[Config]):
     """How every environment begins. Stateless, so that threads can share one.
@@ -57,7 +46,7 @@ class BaseEnvironment(ABC, Generic[Config]):
 
     config: Config
     _: KW_ONLY
-    executor: Runner
+    executor: Executor
     first_prompt: FirstPrompt
     witnesses: WitnessStore | None = None
 
@@ -93,7 +82,7 @@ class SingleTurn(BaseEnvironment[SingleTurnConfig]):
 def judge_reply(
     example: Example,
     reply: str | Answer,
-    executor: Runner,
+    executor: Executor,
     config: AnswerConfig,
     *,
     result: Result | None = None,
@@ -131,7 +120,7 @@ def witnesses_of(example: Example, witnesses: WitnessStore) -> tuple[Path, ...]:
 
 
 def first_refuting(
-    example: Example, sql: str, files: Sequence[Path], executor: Runner, config: AnswerConfig
+    example: Example, sql: str, files: Sequence[Path], executor: Executor, config: AnswerConfig
 ) -> Counterexample | None:
     """Return the first witness on which a query is wrong; None where it is right on all."""
     for number, file in enumerate(files, start=1):
@@ -146,7 +135,7 @@ def is_right(
     example: Example,
     sql: str,
     result: Result,
-    executor: Runner,
+    executor: Executor,
     match: ExecutionMatch,
     numbers: Numbers,
 ) -> bool:

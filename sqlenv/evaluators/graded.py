@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sqlenv.types import Row, Table, Value
@@ -21,40 +20,20 @@ _FORM = re.compile(r"(?P<kind>\w+)(?:,(?P<sign>=|>=),(?P<count>\d+))?")
 _WITHIN = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class GradingMethod:
-    """A question's own rule: `set`, `multiset`, `list`, or `subset` with a number of rows, exact
-    (`=`) or at least (`>=`).
-    """
-
-    kind: Grading
-    sign: str = ">="
-    count: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> GradingMethod:
-        """Read `set`, `multiset`, `list`, `subset`, `subset,=,3` or `subset,>=,3`.
-
-        Note:
-            The published program fails at `subset` alone, which two of its records say: here any
-            number of rows will do.
-
-        Raises:
-            ValueError: The text is none of these.
-        """
-        found = _FORM.fullmatch(text.strip())
-        kinds = get_args(Grading)
-        if not found or found["kind"] not in kinds or (found["sign"] and found[1] != "subset"):
-            raise ValueError(f"{text!r} is none of {', '.join(kinds)}, subset,=,K and subset,>=,K")
-        kind = next(kind for kind in kinds if kind == found["kind"])
-        return cls(kind, found["sign"] or ">=", int(found["count"] or 0))
-
-
 def checked_method(text: str | None) -> str:
-    """Return a question's own rule, empty where it has none; ValueError where it is no rule."""
+    """Return a question's own rule, empty where it has none.
+
+    It is `set`, `multiset`, `list`, `subset`, or `subset` with a number of rows, exact as in
+    `subset,=,3` or at least as in `subset,>=,3`. The published program fails at `subset` alone,
+    which two of its records say: here any number of rows will do.
+
+    Raises:
+        ValueError: The text is none of these.
+    """
     text = (text or "").strip()
-    if text:
-        GradingMethod.parse(text)
+    found, kinds = _FORM.fullmatch(text), get_args(Grading)
+    if text and not (found and found["kind"] in kinds and (found[1] == "subset" or not found[2])):
+        raise ValueError(f"{text!r} is none of {', '.join(kinds)}, subset,=,K and subset,>=,K")
     return text
 
 
@@ -63,8 +42,8 @@ def is_strictly_equal(predicted: Table, gold: Table) -> bool:
     return _is_comparable(predicted.rows, gold.rows) and _bag(predicted.rows) == _bag(gold.rows)
 
 
-def is_graded_right(predicted: Table, gold: Table, method: GradingMethod) -> bool:
-    """Say whether a result is right by a question's own rule.
+def is_graded_right(predicted: Table, gold: Table, method: str) -> bool:
+    """Say whether a result is right by a question's own rule (`checked_method`).
 
     Rows without anything in them do not count, and a single number may be off by a hundredth.
     """
@@ -74,15 +53,17 @@ def is_graded_right(predicted: Table, gold: Table, method: GradingMethod) -> boo
     is_single = len(found) == len(wanted) == 1 == len(found[0])
     if is_single and _is_near(found[0][0], wanted[0][0]):
         return True
-    if method.kind == "multiset":
+    kind, *number = method.split(",")
+    if kind == "multiset":
         return _bag(found) == _bag(wanted)
-    if method.kind == "list":
+    if kind == "list":
         return [_text(row) for row in found] == [_text(row) for row in wanted]
     texts, gold_texts = set(map(_text, found)), set(map(_text, wanted))
-    if method.kind == "set":
+    if kind == "set":
         return texts == gold_texts
+    sign, count = number or (">=", "0")
     distinct = len(set(found))
-    is_enough = distinct == method.count if method.sign == "=" else distinct >= method.count
+    is_enough = distinct == int(count) if sign == "=" else distinct >= int(count)
     return is_enough and texts <= gold_texts
 
 

@@ -21,18 +21,15 @@ from tests.worlds import make_file
 EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
 
 
-class Golds:
-    """Knows one gold result, that of `EXAMPLE`."""
+class Golds(Executor):
+    """Knows one gold result, that of `EXAMPLE`, and runs nothing."""
 
     def __init__(self, result: Result) -> None:
         self.result = result
 
-    def gold(self, database: Path, sql: str, /) -> Result:
+    def gold(self, database: Path, sql: str) -> Result:
         assert (database, sql) == (EXAMPLE.database, EXAMPLE.gold_sql)
         return self.result
-
-    def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
-        raise NotImplementedError
 
 
 def labelled(sql: str, clauses: Sequence[Clause], labels: Sequence[str]) -> set[int]:
