@@ -16,6 +16,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import apsw
@@ -117,6 +118,11 @@ def reading(path: Path, *, immutable: bool = True) -> Generator[apsw.Connection]
     with closing(connect(path, immutable=immutable)) as connection:
         connection.collation_needed(_add_collation)
         yield connection
+
+
+def ask(connection: apsw.Connection, sql: str, *bindings: str) -> list[Any]:
+    """Return the rows of a statement, which tells their types."""
+    return connection.execute(sql, bindings).fetchall()
 
 
 def _add_collation(connection: apsw.Connection, name: str) -> None:

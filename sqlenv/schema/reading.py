@@ -8,12 +8,12 @@ from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import apsw
 
 from minirl.exchange import UserError
-from sqlenv.executor.database import Identity, codec_of, identify, reading
+from sqlenv.executor.database import Identity, ask, codec_of, identify, reading
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
 
@@ -162,7 +162,7 @@ def _read(identity: Identity, *, examples: int, profile: bool) -> DatabaseSchema
 
 def _tables(connection: apsw.Connection) -> Iterator[TableSchema]:
     """List what queries can read, without values; of a broken view SQLite knows no columns."""
-    rows = _rows(
+    rows = ask(
         connection,
         "SELECT m.name, l.type FROM sqlite_master AS m JOIN pragma_table_list AS l "
         "ON l.name = m.name WHERE l.schema = 'main' AND l.type IN ('table', 'view') "
@@ -178,7 +178,7 @@ def _tables(connection: apsw.Connection) -> Iterator[TableSchema]:
 def _columns(connection: apsw.Connection, table: str, kind: TableKind) -> tuple[Column, ...]:
     sql = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1"
     try:
-        return tuple(Column(*row) for row in _rows(connection, sql, table))
+        return tuple(Column(*row) for row in ask(connection, sql, table))
     except apsw.SQLError:
         if kind == "TABLE":
             raise
@@ -192,7 +192,7 @@ def _foreign_keys(
     by_name = {table.name.lower(): table for table in tables}
     sql = 'SELECT "table", "from", "to", id FROM pragma_foreign_key_list(?) ORDER BY id DESC, seq'
     for table in by_name.values():
-        rows = _rows(connection, sql, table.name)
+        rows = ask(connection, sql, table.name)
         for _, group in groupby(rows, key=itemgetter(3)):
             parents, children, ends, _ = zip(*group, strict=True)
             target = by_name.get(parents[0].lower())
@@ -238,7 +238,7 @@ def _profile(connection: apsw.Connection, table: TableSchema, column: Column, co
     """Give a column its span when it holds numbers only, else its most frequent values."""
     name, source = quoted(column.name), f"{quoted(table.name)} NOT INDEXED"
     is_number = f"typeof({name}) IN ('integer', 'real')"
-    [(numbers, values, low, high)] = _rows(
+    [(numbers, values, low, high)] = ask(
         connection,
         f"SELECT total({is_number}), count({name}), min({name}) FILTER (WHERE {is_number}), "
         f"max({name}) FILTER (WHERE {is_number}) FROM {source}",
@@ -252,11 +252,6 @@ def _profile(connection: apsw.Connection, table: TableSchema, column: Column, co
         f"GROUP BY {name} ORDER BY count(*) DESC, {name} LIMIT {count}",
     )
     return replace(column, examples=tuple(value for (value,) in rows))
-
-
-def _rows(connection: apsw.Connection, sql: str, *bindings: str) -> list[Any]:
-    """Return the rows of a statement, which tells their types."""
-    return connection.execute(sql, bindings).fetchall()
 
 
 def _shown(connection: apsw.Connection, sql: str) -> Iterator[Row]:

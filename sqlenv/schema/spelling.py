@@ -30,14 +30,17 @@ def spelled(sql: str, schema: DatabaseSchema) -> str:
     }
     aliases = {after.text for token, after in pairwise(found) if token.is_word("as")}
     parts, end = list[str](), 0
-    for number, token in enumerate(found):
+    nothing = Token("sign", "", 0, 0, 0)
+    for before, token, after in zip((nothing, *found), found, (*found[1:], nothing), strict=False):
         text = sql[token.start : token.end]
         parts.append(" " * (0 < end < token.start))
         end = token.end
         is_column = token.text in columns
-        if token.kind not in ("word", "name") or _is_called(found, number):
+        is_called = token.kind == "word" and after.is_sign("(")
+        is_table = before.is_word(*_BEFORE_TABLES) or after.is_sign(".")
+        if token.kind not in ("word", "name") or is_called:
             parts.append(text)
-        elif token.text in tables and (not is_column or _is_table(found, number)):
+        elif token.text in tables and (not is_column or is_table):
             parts.append(_written(text, tables[token.text]))
         elif is_column:
             parts.append(_written(text, columns[token.text]))
@@ -46,19 +49,6 @@ def spelled(sql: str, schema: DatabaseSchema) -> str:
         else:
             parts.append(text)
     return "".join(parts)
-
-
-def _is_called(found: tuple[Token, ...], number: int) -> bool:
-    return found[number].kind == "word" and any(
-        token.is_sign("(") for token in found[number + 1 : number + 2]
-    )
-
-
-def _is_table(found: tuple[Token, ...], number: int) -> bool:
-    before, after = found[max(0, number - 1) : number], found[number + 1 : number + 2]
-    return any(token.is_word(*_BEFORE_TABLES) for token in before) or any(
-        token.is_sign(".") for token in after
-    )
 
 
 def _written(text: str, name: str) -> str:

@@ -165,17 +165,12 @@ def column_key(column: exp.Column, columns: ColumnNames) -> ColumnKey | None:
     lower case, or None.
     """
     name, alias = column.name.lower(), column.text("table").lower()
-    for table in _tables_around(column):
-        own = table.name.lower()
-        is_meant = alias in (table.alias.lower(), own) if alias else name in columns.get(own, ())
-        if is_meant:
-            return (own, name) if name in columns.get(own, ()) else None
-    return None
-
-
-def _tables_around(node: exp.Expression) -> Iterator[exp.Table]:
-    """List the tables that the query around a node reads, from the inside out."""
-    select = node.find_ancestor(exp.Select)
+    select = column.find_ancestor(exp.Select)
     while select is not None:
-        yield from select.find_all(exp.Table)
+        for table in select.find_all(exp.Table):
+            own = table.name.lower()
+            is_there = name in columns.get(own, ())
+            if alias in (table.alias.lower(), own) if alias else is_there:
+                return (own, name) if is_there else None
         select = select.find_ancestor(exp.Select)
+    return None

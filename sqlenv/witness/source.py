@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import apsw
 
-from sqlenv.executor.database import Identity, identify, reading
+from sqlenv.executor.database import Identity, ask, identify, reading
 from sqlenv.schema.reading import ForeignKey, read_schema
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
@@ -20,14 +20,6 @@ _SAMPLED = 120  # rows of a table that variants choose from
 _SCANNED = 20_000
 _FEWEST_NUMBERS = 3
 _INVENTED = 50  # rows of an empty table
-_VALUES: Mapping[str, Callable[[str, int], Value]] = {
-    "INT": lambda _, number: number,
-    "CHAR": lambda name, number: f"{name} {number}",
-    "TEXT": lambda name, number: f"{name} {number}",
-    "DATE": lambda _, number: f"{1970 + number}-01-01",
-    "": lambda _, number: number + 0.5,
-}
-"""Values by a word of a declared type; the last is for all others."""
 _FEWEST_ROWS = 2  # of two rows nothing can be learned
 
 
@@ -123,33 +115,29 @@ def _is_stored(key: ForeignKey, tables: Mapping[str, SourceTable]) -> bool:
 
 
 def _table(connection: apsw.Connection, name: str) -> SourceTable:
-    found = list(
-        connection.execute(
-            "SELECT name, pk, type FROM pragma_table_xinfo(?) WHERE NOT hidden", (name,)
-        )
+    found = ask(
+        connection, "SELECT name, pk, type FROM pragma_table_xinfo(?) WHERE NOT hidden", name
     )
-    keys = {str(column): int(str(place)) for column, place, _ in found}
+    keys = {column: place for column, place, _ in found}
     columns = tuple(keys)
     cells = ", ".join(map(quoted, columns))
     counts = ", ".join(f"count({quoted(column)})" for column in columns)
     scanned = f"(SELECT {cells} FROM {quoted(name)} LIMIT {_SCANNED})"
-    total, *given = (
-        int(str(n)) for n in next(connection.execute(f"SELECT count(*), {counts} FROM {scanned}"))
-    )
+    [(total, *given)] = ask(connection, f"SELECT count(*), {counts} FROM {scanned}")
     unique = tuple(dict.fromkeys(_declared(connection, name, keys)))
-    first, whole = (
-        next(connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {these} FROM {scanned})"))
+    [(first,)], [(whole,)] = (
+        ask(connection, f"SELECT count(*) FROM (SELECT DISTINCT {these} FROM {scanned})")
         for these in (quoted(columns[0]), cells)
     )
-    if not unique and first == (total,) and total > _FEWEST_ROWS:
+    if not unique and first == total > _FEWEST_ROWS:
         unique = ((0,),)
     some = tuple(_some(connection, name, cells, total))
-    some = some or tuple(_invented({str(column): str(kind) for column, _, kind in found}))
+    some = some or tuple(_invented({column: kind.upper() for column, _, kind in found}))
     return SourceTable(
         name,
         columns,
         unique,
-        not unique and whole == (total,),
+        not unique and whole == total,
         tuple(number < total for number in given),
         tuple(_beyond({row[at] for row in some} - {None}) for at in range(len(columns))),
         some,
@@ -158,12 +146,16 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
 
 def _invented(types: Mapping[str, str]) -> Iterator[Row]:
     """Make rows of a table that has none, all values of a column different."""
-    makers = [
-        next((make for word, make in _VALUES.items() if word in kind.upper()), _VALUES[""])
-        for kind in types.values()
-    ]
+
+    def value(name: str, kind: str, number: int) -> Value:
+        if "INT" in kind:
+            return number
+        if "CHAR" in kind or "TEXT" in kind:
+            return f"{name} {number}"
+        return f"{1970 + number}-01-01" if "DATE" in kind else number + 0.5
+
     for number in range(1, _INVENTED + 1):
-        yield tuple(make(name, number) for name, make in zip(types, makers, strict=True))
+        yield tuple(value(*column, number) for column in types.items())
 
 
 def _beyond(values: Collection[Value]) -> tuple[int, ...]:
@@ -182,15 +174,11 @@ def _declared(
     columns = list(keys)
     if primary := tuple(at for at, place in enumerate(keys.values()) if place):
         yield primary
-    indexes = connection.execute(
-        'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (name,)
-    )
-    for (index,) in list(indexes):
-        parts = [
-            row[0] for row in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))
-        ]
-        if all(part in keys for part in parts):  # an expression has no name
-            yield tuple(sorted(columns.index(str(part)) for part in parts))
+    indexes = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
+    for (index,) in ask(connection, indexes, name):
+        found = ask(connection, "SELECT name FROM pragma_index_info(?)", index)
+        if all(part in keys for (part,) in found):  # an expression has no name
+            yield tuple(sorted(columns.index(part) for (part,) in found))
 
 
 def _some(connection: apsw.Connection, name: str, cells: str, total: int) -> Iterator[Row]:

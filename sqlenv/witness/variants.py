@@ -84,9 +84,11 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> TableRows:
         else:
             # Of a key of several columns each may repeat; rows alike in all of them go later.
             values = values if at in keys else _mixed(values, draw)
-            values = _with_some(values, constants, draw)
+            if constants and draw.random() >= 0.2:
+                values = _with_share(values, constants, draw.choice((0.15, 0.3, 0.6)), draw)
             values = _with_share(values, others, 0.2, draw) if others else values
-            values = _with_nulls(values, draw) if table.has_null[at] else values
+            if table.has_null[at] and draw.random() >= 0.6:
+                values = _with_share(values, (None,), 0.15, draw)
         for row, value in zip(rows, values, strict=True):
             row[at] = value
     return rows
@@ -129,16 +131,6 @@ def _mixed(values: list[Value], draw: random.Random) -> list[Value]:
         few = draw.sample(values, min(len(values), draw.choice(_FEW_VALUES)))
         return draw.choices(few, k=len(values))
     return values
-
-
-def _with_some(values: list[Value], constants: Sequence[Value], draw: random.Random) -> list[Value]:
-    if not constants or draw.random() < 0.2:
-        return values
-    return _with_share(values, constants, draw.choice((0.15, 0.3, 0.6)), draw)
-
-
-def _with_nulls(values: list[Value], draw: random.Random) -> list[Value]:
-    return values if draw.random() < 0.6 else _with_share(values, (None,), 0.15, draw)
 
 
 def _with_share(
