@@ -1,21 +1,23 @@
-"""What data sets there are, and where they keep their files: one table, and how it is used."""
+"""Where data sets keep their files: `layouts.yaml`, and how it is used."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 
+import yaml
+
 from minirl.exchange import UserError
+from minirl.exchange.settings import Settings
 from sqlenv.config import DatasetSplit, Layout, SourceConfig
 from sqlenv.data.records import Record, read_records
 from sqlenv.types import Dialect
 
 
-@dataclass(frozen=True, slots=True)
-class NamedSet:
+class NamedSet(Settings):
     """A split of a data set, as commands name it.
 
     Of a test set, `questions` says how many are published (for SQLite) and `comparators` by which
@@ -37,8 +39,7 @@ class NamedSet:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetSpec:
+class DatasetSpec(Settings):
     """How one data set is laid out.
 
     Attributes:
@@ -53,11 +54,11 @@ class DatasetSpec:
     """
 
     omnisql: str
-    files: Mapping[str, tuple[str, ...]]
+    files: Mapping[DatasetSplit, tuple[str, ...]]
     fields: frozenset[str] = frozenset({"question", "query"})
     databases: tuple[str, ...] = ("database", "test_database")
     tables: tuple[str, ...] = ("tables.json", "test_tables.json")
-    more: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[DatasetSplit, str] = {}
     gold: str = "query"
     question: str = "question"
     evidence: str = "evidence"
@@ -65,79 +66,11 @@ class DatasetSpec:
     is_graded: bool = False
 
 
-_SPIDERS = ("database", "../spider/database", "../spider_data/database")
+_KNOWN = yaml.safe_load(Path(__file__).with_name("layouts.yaml").read_text(encoding="utf-8"))
 DATASETS: Mapping[Layout, DatasetSpec] = {
-    "bird": DatasetSpec(
-        "bird",
-        {
-            "train": ("train.json", "train/train.json"),
-            "dev": ("dev.json", "dev/dev.json", "dev_[0-9]*/dev.json"),
-        },
-        fields=frozenset({"question", "SQL"}),
-        databases=("train_databases", "dev_databases"),
-        tables=("train_tables.json", "dev_tables.json"),
-        gold="SQL",
-    ),
-    "spider": DatasetSpec(
-        "spider",
-        {
-            "train": ("train_spider.json", "train.json"),
-            "dev": ("dev.json", "val.json"),
-            "test": ("test.json",),
-        },
-        more={"train": "train_others.json"},
-        is_graded=True,
-    ),
-    "spider-syn": DatasetSpec(
-        "Spider-Syn",
-        {"train": ("train_spider.json",), "dev": ("dev.json",)},
-        fields=frozenset({"SpiderSynQuestion", "query"}),
-        databases=_SPIDERS,
-        question="SpiderSynQuestion",
-        is_graded=True,
-    ),
-    "spider-dk": DatasetSpec(
-        "Spider-DK", {"dev": ("Spider-DK.json",)}, databases=_SPIDERS, is_graded=True
-    ),
-    "spider-realistic": DatasetSpec(
-        "spider-realistic", {"dev": ("spider-realistic.json",)}, databases=_SPIDERS, is_graded=True
-    ),
-    "synsql": DatasetSpec(
-        "SynSQL-2.5M",
-        {"train": ("data.json",)},
-        fields=frozenset({"question", "sql", "sql_complexity"}),
-        databases=("databases",),
-        gold="sql",
-        evidence="external_knowledge",
-    ),
-    "spider2": DatasetSpec(
-        "spider2_sqlite",
-        {"test": ("test.json", "spider2-lite.jsonl")},
-        fields=frozenset({"question", "external_knowledge"}),
-        databases=(
-            *("databases", "resource/databases", "resource/databases/spider2-localdb"),
-            "spider2-localdb",
-        ),
-        evidence="external_knowledge",
-        documents="resource/documents",
-    ),
+    name: DatasetSpec(**given) for name, given in _KNOWN["datasets"].items()
 }
-
-_TS = ("spider_ex", "spider_ts")
-SETS: Mapping[str, NamedSet] = {
-    "bird-train": NamedSet("bird", "train"),
-    "spider-train": NamedSet("spider", "train"),
-    "spider-syn-train": NamedSet("spider-syn", "train"),
-    "synsql": NamedSet("synsql", "train"),
-    "bird-dev": NamedSet("bird", "dev", "", 1534, ("bird_ex",)),
-    "bird-minidev": NamedSet("bird", "dev", "mini_dev_sqlite.json", 500, ("bird_ex",)),
-    "spider-dev": NamedSet("spider", "dev", "", 1034, _TS),
-    "spider-test": NamedSet("spider", "test", "", 2147, ("spider_ex",)),
-    "spider-syn": NamedSet("spider-syn", "dev", "", 1034, _TS),
-    "spider-dk": NamedSet("spider-dk", "dev", "", 535, ("spider_ex",)),
-    "spider-realistic": NamedSet("spider-realistic", "dev", "", 508, _TS),
-    "spider2-local": NamedSet("spider2", "test", "", 135, ("spider2_local",)),
-}
+SETS: Mapping[str, NamedSet] = {name: NamedSet(**given) for name, given in _KNOWN["sets"].items()}
 """Data sets by name, those to learn from first."""
 TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
 """Published test sets."""

@@ -19,7 +19,6 @@ from sqlenv.demo.vocabulary import DOMAINS
 
 STAMP = "demo.json"
 SPLIT_FILES = {"train": "train_spider.json", "validation": "dev.json", "test": "test.json"}
-# The second one is of earlier versions.
 _OUR_FILES = {STAMP, "tables.json", "database", *SPLIT_FILES.values()}
 
 
@@ -46,13 +45,9 @@ def generate(root: Path, config: DemoConfig) -> None:
 
 def _is_current(root: Path, stamp: str) -> bool:
     """Tell whether the folder has just this data; refuse a folder that is not ours to replace."""
-    if not root.exists():
-        return False
-    if not root.is_dir() or {path.name for path in root.iterdir()} - _OUR_FILES:
-        raise UserError(f"{root}: holds files that are not demo data; name another folder")
-    ours = root / STAMP
-    if not ours.exists() and any(root.iterdir()):
-        raise UserError(f"{root}: has no {STAMP}, so it is not demo data; name another folder")
+    ours, names = root / STAMP, {path.name for path in root.glob("*")}
+    if root.is_file() or names - _OUR_FILES or (names and STAMP not in names):
+        raise UserError(f"{root}: holds what is not demo data; name another folder")
     return ours.exists() and ours.read_text(encoding="utf-8") == stamp + "\n"
 
 
