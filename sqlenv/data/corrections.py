@@ -44,10 +44,9 @@ class CorrectionRecord(Fields):
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """The corrections of a file by question id, and the hash of its bytes."""
+    """The corrections of a file by question id."""
 
     path: Path
-    sha256: str
     by_id: Mapping[str, CorrectionRecord]
 
     def check(self, examples: Iterable[Example]) -> None:
@@ -132,7 +131,7 @@ def read_corrections(name: str) -> Corrections:
         if name in by_id:
             raise UserError(f"{where}: a second correction of question {name}; {_ADVICE}")
         by_id[name] = one
-    return Corrections(path, sha256, by_id)
+    return Corrections(path, by_id)
 
 
 def _plain(text: str) -> str:

@@ -42,13 +42,6 @@ class Call:
     is_final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BadCall:
-    """A call that cannot be read, and why, in words for the model."""
-
-    why: str
-
-
 class Agentic(BaseEnvironment[AgenticConfig]):
     """Runs the model's queries until it answers or has no call left."""
 
@@ -67,8 +60,8 @@ class Agentic(BaseEnvironment[AgenticConfig]):
             read = answer.with_sql(final.sql) if final else answer
             attempt = self._judge(example, read)
             return replace(episode, attempts=(*episode.attempts, attempt)), None
-        if isinstance(call, BadCall):
-            result: Result = SqlError(call.why)
+        if isinstance(call, str):
+            result: Result = SqlError(call)
             attempt = Attempt(answer.with_sql(""), result, correct=False, kind="bad_call")
         else:
             result = run_in_dialect(self.executor.execute, example, call.sql)
@@ -80,8 +73,10 @@ class Agentic(BaseEnvironment[AgenticConfig]):
         return replace(episode, attempts=(*episode.attempts, attempt)), following
 
 
-def read_call(answer: Answer, config: AgenticConfig) -> Call | BadCall | None:
+def read_call(answer: Answer, config: AgenticConfig) -> Call | str | None:
     """Read the first call of a reply, thoughts apart; None for a reply without any.
+
+    Of a call that cannot be read the text says why, in words for the model.
 
     The query may stand in a fence inside the JSON string, and the arguments in a string of their
     own. Other arguments are ignored, the name of a database too: the question decides it.
@@ -89,23 +84,23 @@ def read_call(answer: Answer, config: AgenticConfig) -> Call | BadCall | None:
     if answer.call is None:
         return None
     if not answer.call_ends:
-        return BadCall("the call does not end; write </tool_call> after it")
+        return "the call does not end; write </tool_call> after it"
     call = _read_json(answer.call)
     if call is _NO_JSON:
-        return BadCall("the call is not a JSON object with name and arguments")
+        return "the call is not a JSON object with name and arguments"
     name = call.get("name") if isinstance(call, dict) else None
     argument = {config.tool: "query", config.finish_tool: "answer"}.get(
         name if isinstance(name, str) else ""
     )
     if argument is None:
-        return BadCall(f"the call names no known tool; its name has to be {config.tool}")
+        return f"the call names no known tool; its name has to be {config.tool}"
     arguments = call.get("arguments")
     # OpenAI's interface writes the arguments as text, and models repeat what they have read.
     if isinstance(arguments, str):
         arguments = _read_json(arguments)
     sql = arguments.get(argument) if isinstance(arguments, dict) else None
     if not isinstance(sql, str) or not sql.strip():
-        return BadCall(f"the call has no text in arguments.{argument}")
+        return f"the call has no text in arguments.{argument}"
     # JSON can spell halves of characters, which are no text.
     sql = sql.encode("utf-8", "replace").decode()
     return Call(answer_of(sql, "any").sql or sql.strip(), is_final=name == config.finish_tool)

@@ -84,7 +84,9 @@ def refuse_text(sql: str) -> Result | None:
 
 
 class Connection:
-    """A connection to one database, for one query at a time."""
+    """A connection to one database, for one query at a time, which ends at `deadline_s`."""
+
+    deadline_s: float
 
     def __init__(self, path: Path, config: ExecutorConfig, *, reverse_unordered: bool = False):
         check_database(path)

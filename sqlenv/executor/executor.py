@@ -41,8 +41,6 @@ _SPOILING = (TimedOut, TooLarge, type(None))
 
 _Key = tuple[Identity, bool]
 """A database, and whether its tables are read from their ends."""
-_Running = dict[int, tuple[Connection, float]]
-"""Of each thread that runs a query, the connection and when its time is over."""
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -65,7 +63,7 @@ class Executor:
         self._askers: set[int] = set()  # threads that asked since a query ran alone
         self._entry = threading.Lock()  # whoever waits for places is served before who comes later
         self._lock = threading.Lock()
-        self._running: _Running = {}
+        self._running: dict[int, Connection] = {}  # by the thread that runs a query
         # The connection that was used last at the end.
         self._idle: list[tuple[_Key, Connection]] = []
         stop = threading.Event()
@@ -157,7 +155,7 @@ class Executor:
                 pool.shutdown(wait=False, cancel_futures=True)
                 while not all(future.done() for future in futures):
                     with self._lock:
-                        for connection, _ in filter(None, map(self._running.get, threads)):
+                        for connection in filter(None, map(self._running.get, threads)):
                             connection.interrupt()
                     time.sleep(_NAG_S)
                 raise
@@ -167,8 +165,7 @@ class Executor:
 
         Results of the moment (wall time, memory, a clock that runs, chance) are not kept.
         """
-        self._check_use(database)
-        return self._gold.get([(database, sql)], self.execute_many)[0]
+        return self.gold_many([(database, sql)])[0]
 
     def gold_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
@@ -200,19 +197,18 @@ class Executor:
             self._free.release(count)
 
     def _attempt(self, key: _Key, sql: str, max_steps: int) -> Result:
-        deadline_s = time.monotonic() + self.config.timeout_s
-        thread = threading.get_ident()
         connection, result = None, None
         try:
             connection = self._take(key)
+            connection.deadline_s = time.monotonic() + self.config.timeout_s
             with self._lock:
-                self._running[thread] = connection, deadline_s
+                self._running[threading.get_ident()] = connection
             result = connection.run(sql, max_steps)
         except (apsw.NoMemError, MemoryError):  # while the connection was opened
             result = _OUT_OF_HEAP
         finally:
             with self._lock:
-                self._running.pop(thread, None)
+                self._running.pop(threading.get_ident(), None)
             if connection and (isinstance(result, _SPOILING) or not self._end.alive):
                 connection.close()
             elif connection:
@@ -243,10 +239,10 @@ def _close_all(idle: list[tuple[_Key, Connection]]) -> None:
         idle.pop()[1].close()
 
 
-def _watch(lock: threading.Lock, running: _Running, stop: threading.Event) -> None:
+def _watch(lock: threading.Lock, running: dict[int, Connection], stop: threading.Event) -> None:
     """Interrupt the queries that are overdue, until told to stop."""
     while not stop.wait(_NAG_S):
         with lock:  # which keeps an interrupt from the connection's next query
-            for connection, deadline_s in running.values():
-                if deadline_s <= time.monotonic():
+            for connection in running.values():
+                if connection.deadline_s <= time.monotonic():
                     connection.interrupt()
