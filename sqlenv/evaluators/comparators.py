@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from minirl.exchange import UserError
 from sqlenv.evaluators.equality import like_gold, matches
-from sqlenv.evaluators.graded import checked_method, is_graded_right, is_strictly_equal, soft_f1
+from sqlenv.evaluators.graded import is_graded_right, is_strictly_equal, soft_f1
 from sqlenv.evaluators.official import as_spider_runs, count_statements, same_query
 from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
 from sqlenv.executor import Executor
@@ -245,9 +245,12 @@ def _bird(
 
 def _graded(case: Case, runs: QueryRuns) -> Outcome:
     """Ask a question's own rule, or for equal sets."""
-    method = checked_method(case.grading_method) or "set"
     predicted, gold = _run_both(case, runs)
-    is_right = _is_clean(predicted) and _is_clean(gold) and is_graded_right(predicted, gold, method)
+    is_right = (
+        _is_clean(predicted)
+        and _is_clean(gold)
+        and is_graded_right(predicted, gold, case.grading_method)
+    )
     return Outcome(float(is_right), predicted, gold)
 
 

@@ -43,7 +43,7 @@ def is_strictly_equal(predicted: Table, gold: Table) -> bool:
 
 
 def is_graded_right(predicted: Table, gold: Table, method: str) -> bool:
-    """Say whether a result is right by a question's own rule (`checked_method`).
+    """Say whether a result is right by a question's own rule (`checked_method`), or as a set.
 
     Rows without anything in them do not count, and a single number may be off by a hundredth.
     """
@@ -53,7 +53,7 @@ def is_graded_right(predicted: Table, gold: Table, method: str) -> bool:
     is_single = len(found) == len(wanted) == 1 == len(found[0])
     if is_single and _is_near(found[0][0], wanted[0][0]):
         return True
-    kind, *number = method.split(",")
+    kind, *number = (checked_method(method) or "set").split(",")
     if kind == "multiset":
         return _bag(found) == _bag(wanted)
     if kind == "list":
