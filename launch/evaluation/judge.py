@@ -100,8 +100,8 @@ def _asked(example: Example) -> Example:
 def _origin(name: str, questions: QuestionSet) -> str:
     """Name the program of a measure, and what else decides it."""
     comparator = COMPARATORS.get(name)
-    if comparator is not None and comparator.source:
-        return f"{comparator.source} @ {comparator.version}"
+    if comparator is not None and comparator.program:
+        return comparator.program
     ours = f"minirl-sql {versions('minirl-sql')['minirl-sql']}"
     if name != WITNESS:
         return ours if questions.numbers == "exact" else f"{ours}: {questions.numbers} numbers"

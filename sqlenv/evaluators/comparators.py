@@ -154,15 +154,13 @@ class Comparator:
     """One way to decide whether a prediction is right.
 
     Attributes:
-        source: Repository and files of the official program; empty for a rule of no program.
-        version: Commit that it was checked against.
+        program: Repository, files and commit of the official one; empty for a rule of none.
         function: Runs and scores a case.
         needs: The part of a case that it takes, beside the queries and the database.
     """
 
     name: str
-    source: str
-    version: str
+    program: str
     function: Callable[[Case, QueryRuns], Outcome] = field(repr=False)
     needs: Literal["", "suite", "reference"] = ""
 
@@ -244,14 +242,9 @@ def _bird(
 
 
 def _graded(case: Case, runs: QueryRuns) -> Outcome:
-    """Ask a question's own rule, or for equal sets."""
-    predicted, gold = _run_both(case, runs)
-    is_right = (
-        _is_clean(predicted)
-        and _is_clean(gold)
-        and is_graded_right(predicted, gold, case.grading_method)
-    )
-    return Outcome(float(is_right), predicted, gold)
+    """Ask a question's own rule."""
+    score = partial(is_graded_right, method=case.grading_method)
+    return _bird(case, runs, score=score, limit_s=inf)
 
 
 def _spider(case: Case, runs: QueryRuns, *, suite: bool) -> Outcome:
@@ -307,26 +300,26 @@ def _ask(run: RunQuery, database: Path, sql: str) -> Result:
             return run(database, sql)
 
 
-_BIRD, _BIRD_VERSION = "bird-bench/mini_dev: evaluation/evaluation_{}.py", "4d970a9a97b1"
-_SPIDER = ("taoyds/test-suite-sql-eval: evaluation.py, exec_eval.py", "e97acc546ecb")
-_PLATINUM = ("uiuc-kang-lab/BIRD-Platinum: evaluation/grade.py", "d6e0e96")
-_REVISQL = ("bifrost17/ReViSQL: tinker_cookbook/recipes/sql_rl/grader.py", "7b79b16")
-_SPIDER2 = ("xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py", "e12c5f1e6550")
+_BIRD = "bird-bench/mini_dev: evaluation/evaluation_{}.py @ 4d970a9a97b1"
+_SPIDER = "taoyds/test-suite-sql-eval: evaluation.py, exec_eval.py @ e97acc546ecb"
+_PLATINUM = "uiuc-kang-lab/BIRD-Platinum: evaluation/grade.py @ d6e0e96"
+_REVISQL = "bifrost17/ReViSQL: tinker_cookbook/recipes/sql_rl/grader.py @ 7b79b16"
+_SPIDER2 = "xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py @ e12c5f1e6550"
 
 
 def _all() -> Iterator[Comparator]:
     for mode in get_args(MatchMode):
-        yield Comparator(mode, "", "", partial(_by_rule, mode=mode))
+        yield Comparator(mode, "", partial(_by_rule, mode=mode))
     same_rows = partial(matches, mode="set")
     for name, file, score in (("ex", "ex", same_rows), ("soft_f1", "f1", soft_f1)):
         function = partial(_bird, score=score, limit_s=_BIRD_S)
-        yield Comparator(f"bird_{name}", _BIRD.format(file), _BIRD_VERSION, function)
+        yield Comparator(f"bird_{name}", _BIRD.format(file), function)
     strict = partial(_bird, score=is_strictly_equal, limit_s=inf)
-    yield Comparator("bird_strict", *_PLATINUM, strict)
-    yield Comparator("graded", *_REVISQL, _graded)
-    yield Comparator("spider_ex", *_SPIDER, partial(_spider, suite=False))
-    yield Comparator("spider_ts", *_SPIDER, partial(_spider, suite=True), "suite")
-    yield Comparator("spider2_local", *_SPIDER2, _spider2, "reference")
+    yield Comparator("bird_strict", _PLATINUM, strict)
+    yield Comparator("graded", _REVISQL, _graded)
+    yield Comparator("spider_ex", _SPIDER, partial(_spider, suite=False))
+    yield Comparator("spider_ts", _SPIDER, partial(_spider, suite=True), "suite")
+    yield Comparator("spider2_local", _SPIDER2, _spider2, "reference")
 
 
 COMPARATORS: Mapping[str, Comparator] = {comparator.name: comparator for comparator in _all()}
