@@ -1,0 +1,461 @@
+"""Models on a test set, behind an endpoint or sampled by servers: greedy, votes, pass@n, costs;
+what became of each reply is counted, and no accuracy is 0 in silence.
+"""
+
+import itertools
+import json
+import logging
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch import eval as evaluation
+from launch.build import SqlSide
+from launch.config import TinyConfig, load_config
+from launch.evaluation.answers import FIRST, Outcomes, hint, parts_of
+from launch.tiny import make_tiny
+from minirl.exchange import UserError
+from minirl.model.tokenizer import ChatTokenizer
+from tests.minirl.fake_sglang import Fake
+
+from .chat_server import Chat, Failure, serve
+from .conftest import TINY, json_lines, loaded, succeed, verbal_folder, write_job
+from .report_cases import opened
+from .small_sets import ASKED, GOLDS, make_pets, make_spider
+
+QUESTIONS = 30
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Spider's form with five questions, another with thirty, and a job for each, of which the
+    second asks for a fence.
+    """
+    folder = tmp_path_factory.mktemp("served")
+    make_spider(folder / "spider_data")
+    endpoint = {"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99}
+    every = {**TINY["evaluation"], "questions": None}
+    write_job(folder / "five.yaml", folder / "spider_data", evaluation=every, endpoint=endpoint)
+    make_pets(folder / "many" / "database" / "pets" / "pets.sqlite", [("ann", 3), ("bob", 5)])
+    records = [
+        {"db_id": "pets", "question": f"Number {n}?", "query": f"SELECT {n}"}
+        for n in range(QUESTIONS)
+    ]
+    (folder / "many" / "dev.json").write_text(json.dumps(records))
+    write_job(
+        folder / "thirty.yaml", folder / "many",
+        env={"kind": "single_turn", "wrapping": "fence"},
+        reward={"kind": "one_shot"},
+        evaluation={"wrapping": "fence"},
+        endpoint=endpoint | {"parallel": 8, "retries": 0},
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def evaluate(served, caplog) -> Callable[..., dict[str, Any]]:
+    """Return `evaluate(out, chat, *words, job=name)`: the sheet of an evaluation."""
+    caplog.set_level(logging.INFO)
+
+    def run(out: Path, chat: Chat, *more: str, job: str = "five") -> dict[str, Any]:
+        data = "spider-dev" if job == "five" else "validation"
+        named = ["--cfg", str(served / f"{job}.yaml"), "--endpoint", chat.url, "--model", "m/one"]
+        evaluation.main([*named, "--data", data, "--out", str(out), *more])
+        return loaded(out)
+
+    return run
+
+
+def brain(body: Any, earlier: int) -> str:
+    """Answer greedily with the gold query, else wrongly in two of three."""
+    text = body["messages"][-1]["content"]
+    gold = next(gold for _, question, gold in ASKED if question in text)
+    wrong = body["temperature"] > 0 and body["seed"] % 3
+    return f"<think>…</think><sql>{'SELECT 17' if wrong else gold}</sql>"
+
+
+def test_greedy_answers_are_judged_by_the_test_sets_rule(evaluate, tmp_path, capsys):
+    out = tmp_path / "out"
+    with serve(Chat(brain)) as chat:
+        sheet = evaluate(out, chat)
+        assert chat.requests == len(GOLDS)
+        assert {body["temperature"] for body in chat.bodies} == {0.0}
+        assert {body["max_tokens"] for body in chat.bodies} == {99}
+        # Nobody is asked again, also where calls are made in another manner.
+        copy = str(tmp_path / "copy.json")
+        again = evaluate(out, chat, "--json", copy, "endpoint.retries=1", "endpoint.timeout_s=9")
+        assert again["questions"] == sheet["questions"]
+        assert json.loads(Path(copy).read_text()) == again
+        assert [*evaluate(out, chat, "--comparators", "bird_ex")["measures"]] == ["bird_ex"]
+        assert chat.requests == len(GOLDS)
+    assert sheet["measures"]["spider_ex"]["mean"] == sheet["measures"]["spider_ts"]["mean"] == 1
+    said = sheet["settings"]
+    assert (said["model"]["name"], said["model"]["model"], said["seed"]) == ("m-one", "m/one", 0)
+    assert said["questions"] == 5
+    outcomes = sheet["outcomes"]
+    assert (outcomes["replies"], outcomes["no_query"], outcomes["refused"]) == (5, 0, 0)
+    assert outcomes["reply_tokens"] == chat.tokens["completion_tokens"]
+    group = json_lines(out / "trajectories.jsonl")[1]
+    assert ASKED[0][1] in group["prompt"]
+    assert "<think>" in group["trajectories"][0]["turns"][0]["reply"]
+    assert [one["sql"] for one in sheet["questions"]] == GOLDS
+    assert "spider_ts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrapping", "found"), [("null", GOLDS), ("any", GOLDS), ("sql_tag", [""] * len(GOLDS))]
+)
+def test_an_endpoint_may_write_the_bare_query(evaluate, tmp_path, wrapping, found):
+    out = tmp_path / "out"
+    with serve(Chat(lambda *of: f"<think>{GOLDS[0]}</think>{brain(*of)[21:-6]}")) as chat:
+        sheet = evaluate(out, chat, f"evaluation.wrapping={wrapping}")
+    assert [question["sql"] for question in sheet["questions"]] == found
+    turn = json_lines(out / "trajectories.jsonl")[1]["trajectories"][0]["turns"][0]
+    # Of a query that is in the reasoning too, the page marks what counts.
+    assert turn.get("place") == (len(f"<think>{GOLDS[0]}</think>") if found[0] else None)
+
+
+@pytest.mark.parametrize("comments", ["names", "full"])
+def test_an_endpoint_is_asked_as_the_settings_say(evaluate, tmp_path, comments):
+    own = f"data.test.sources=[{{layout: spider, path: ., split: dev, comments: {comments}}}]"
+    with serve(Chat(lambda *_: "")) as chat:
+        evaluate(tmp_path / "own", chat, "endpoint.temperature=null", own)
+        assert not any("temperature" in body for body in chat.bodies)
+        agentic = ["env={kind: agentic}", "reward={kind: astra}", "evaluation.episode=agentic"]
+        with pytest.raises(UserError, match=r"evaluation\.episode"):
+            evaluate(tmp_path / "agentic", chat, *agentic)
+        assert chat.requests == len(GOLDS)
+    assert not (tmp_path / "agentic").exists()
+    settings = yaml.safe_load((tmp_path / "own" / "config.yaml").read_text())
+    assert settings["data"]["test"]["sources"][0]["comments"] == comments
+
+
+def test_commands_that_need_no_learner_run_without_it(served, tmp_path, process):
+    """In a process of its own, which the base install with the openai package can run."""
+    root = served / "spider_data"
+    (tmp_path / "p.sql").write_text("".join(f"{gold}\n" for gold in GOLDS))
+    pair = ["--db", str(root / "database" / "pets" / "pets.sqlite"), "--gold", GOLDS[0]]
+    file = ["--predictions", "p.sql", "--data", "spider-dev", "--data-root", str(root)]
+    lines = [["score", *pair, "--pred", "SELECT 2"], ["eval", *file, "--out", "file"]]
+    with serve(Chat(brain)) as chat:
+        named = ["--cfg", str(served / "five.yaml"), "--endpoint", chat.url, "--model", "m/one"]
+        lines.append(["eval", *named, "--data", "spider-dev", "--out", "out"])
+        code = (
+            "import sys; from importlib import import_module\n"
+            f"for module, *words in {lines}:\n"
+            "    import_module(f'launch.{module}').main(words)\n"
+            "    assert not {'jax', 'flax', 'orbax', 'transformers'} & set(sys.modules), words\n"
+            # What takes long to import waits until it is needed.
+            "    slow = {'scipy', 'openai'} & set(sys.modules)\n"
+            "    assert '--endpoint' in words or not slow, (words, slow)\n"
+        )
+        done = process(cwd=tmp_path, code=code)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "verdicts.json").exists()
+
+
+def test_an_endpoint_that_is_not_there_is_told_in_few_lines(served, tmp_path, command):
+    """The client of an endpoint tells each of its attempts."""
+    named = ["--cfg", served / "five.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m"]
+    where = ["--data", "spider-dev", "--out", "out", "endpoint.retries=1"]
+    done = command("launch.eval", *named, *where, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Retrying" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: http://127.0.0.1:9/v1: still failing after 2 tries (Connection")
+
+
+def test_votes_and_pass_of_sampled_answers(evaluate, tmp_path):
+    with serve(Chat(brain)) as chat:
+        voted = evaluate(tmp_path / "v", chat, "--decode", "vote@5")
+        assert (voted["settings"]["decode"], voted["settings"]["vote_by"]) == ("vote@5", "set")
+        assert chat.requests == 5 * len(GOLDS)
+        passed = evaluate(tmp_path / "p", chat, "--decode", "pass@5", "seed=1")
+        assert {body["temperature"] for body in chat.bodies} == {0.8}
+        assert not any({"top_p", "chat_template_kwargs"} & body.keys() for body in chat.bodies)
+        own = ("evaluation.top_p=0.9", "prompt.template={enable_thinking: false}")
+        evaluate(tmp_path / "n", chat, "--decode", "vote@5", *own)
+        nucleus = chat.bodies[10 * len(GOLDS) :]
+        assert [body.get("top_p") for body in nucleus] == [0.9] * 25
+        assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in nucleus)
+        assert len({body["seed"] for body in chat.bodies}) == 10 * len(GOLDS)
+    for question, gold in zip(voted["questions"], GOLDS, strict=True):
+        assert len(question["samples"]) == 5
+        assert question["sql"] == (gold if question["right"] > 2 else "SELECT 17")
+    for question in passed["questions"]:
+        assert question["scores"]["spider_ex"] == float(question["right"] > 0)
+    rate = sum(question["right"] for question in voted["questions"]) / 25
+    assert voted["pass_at"]["1"] == pytest.approx(rate)
+    assert list(voted["pass_at"]) == ["1", "2", "4", "5"]
+
+
+def test_votes_are_those_of_the_rule_whatever_the_jobs_own_limits(served, evaluate, tmp_path):
+    """Of a file with the same samples the answers are the same."""
+    names = "SELECT name FROM pet"
+    said = {question: ["SELECT 1"] * 3 for _, question, _ in ASKED}
+    said["Who is there?"] = ["SELECT 17", names, names]
+    said["How many items?"] = ["SELECT nothing", "SELECT none", "SELECT nobody"]
+    replies = {question: iter(queries) for question, queries in said.items()}
+
+    def speaks(body: Any, earlier: int) -> str:
+        text = body["messages"][-1]["content"]
+        asked = next(question for _, question, _ in ASKED if question in text)
+        return f"<think>…</think><sql>{next(replies[asked])}</sql>"
+
+    out = tmp_path / "out"
+    with serve(Chat(speaks)) as chat:
+        # Two rows are too many for the job, one is not.
+        sheet = evaluate(out, chat, "--decode", "vote@3", "--official", "executor.max_rows=1")
+    chosen = {one["question"]: one["sql"] for one in sheet["questions"]}
+    assert chosen["Who is there?"] == names
+    assert chosen["How many items?"] == "Error SQL"
+    assert (out / "predictions.sql").read_text().splitlines() == list(chosen.values())
+    file = ("--predictions", str(out), "--data", "spider-dev", "--decode", "vote@3")
+    again = tmp_path / "again.json"
+    evaluation.main([*file, "--data-root", str(served / "spider_data"), "--json", str(again)])
+    assert [one["sql"] for one in json.loads(again.read_text())["questions"]] == [*chosen.values()]
+
+
+# The four zeros that nobody was told of.
+
+
+def number(body: Any) -> int:
+    return int(body["messages"][-1]["content"].rpartition("Number ")[2].partition("?")[0])
+
+
+def completion(content: Any, *, finish: str = "stop", **message: Any) -> Failure:
+    """Make a completion that ends for a reason."""
+    choice = {"message": {"content": content, **message}, "finish_reason": finish}
+    usage = {"prompt_tokens": 10, "completion_tokens": 4}
+    return Failure(200, json.dumps({"choices": [choice], "usage": usage}))
+
+
+def fenced(body: Any) -> str:
+    return f"```sql\nSELECT {number(body)}\n```"
+
+
+def test_bare_queries_where_a_fence_is_asked_for_stop_the_evaluation(evaluate, tmp_path):
+    """One of them is shown, and what would read them; nothing is paid for twice then."""
+    out = tmp_path / "out"
+    with serve(Chat(lambda body, _: f"SELECT {number(body)}")) as chat:
+        with pytest.raises(UserError, match=r"no query in the first 20 replies, such as 'SELECT "):
+            evaluate(out, chat, job="thirty")
+        assert chat.requests == FIRST
+        with pytest.raises(UserError, match=r"; evaluation\.wrapping=any would find .* 20 of 20$"):
+            evaluate(out, chat, job="thirty")
+        assert chat.requests == FIRST
+        sheet = evaluate(out, chat, "evaluation.wrapping=any", job="thirty")
+        assert chat.requests == QUESTIONS
+        # A model that writes no query is asked for 20 answers, and not for 200 of each question.
+        with pytest.raises(UserError, match=r"evaluation\.wrapping=\w+ would find"):
+            evaluate(tmp_path / "judged", chat, "--decode", "judge@10", job="thirty")
+        assert chat.requests == QUESTIONS + FIRST
+    assert sheet["measures"]["set"]["mean"] == 1
+
+
+LENGTHS = itertools.count(4200)
+
+
+def too_long(*_: Any) -> Failure:
+    says = f"{next(LENGTHS)} tokens are more than the context length of 4096"
+    return Failure(400, json.dumps({"error": {"message": says}}))
+
+
+# What the server says to all, and what is told then. Of a real model reasoning that does not end
+# is the way to answer PaVeRL-SQL's prompt: its query is a draft in there.
+OPEN_ENDED = "<think>\nJoin both tables.\n```sql\nSELECT 1\n```"
+NOTHING: dict[str, tuple[Callable[..., str | Failure], str]] = {
+    "cut off": (
+        lambda *_: completion("To answer this, I think step by", finish="length"),
+        r"cut off: allow more than endpoint\.max_tokens=99",
+    ),
+    "open-ended": (lambda *_: OPEN_ENDED, r"; no </think> ends the reasoning in 20 of them$"),
+    "too long": (too_long, r"context length.*; lower endpoint\.max_tokens"),
+    "failing": (lambda *_: Failure(500), r"500: .*told to fail"),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_first_part_without_any_query_stops_the_evaluation(evaluate, tmp_path, caplog, name):
+    answer, told = NOTHING[name]
+    with serve(Chat(answer)) as chat:
+        with pytest.raises(UserError, match=told):
+            evaluate(tmp_path / "out", chat, job="thirty")
+        # Of a server that fails, those that were under way.
+        assert chat.requests <= FIRST + 8 if name == "failing" else chat.requests == FIRST
+    counted = "first 20 replies: 20 hold no query (100.0 %), 20 cut off at the limit of tokens "
+    counted += "(100.0 %); 200 prompt tokens, 80 reply tokens"
+    assert (counted in caplog.messages) == (name == "cut off")
+    assert caplog.text.count("refused a request") == (name == "too long")
+
+
+# Whatever happens to some is counted, and the others go on.
+FATES = {
+    0: completion("no idea"),
+    1: completion("```sql\nSELECT", finish="length"),
+    2: completion(None, finish="content_filter"),
+    3: completion(None, refusal="I cannot help with that"),
+    4: Failure(400, '{"error": {"code": "context_length_exceeded", "message": "no"}}'),
+    5: Failure(422, '{"error": {"message": "against a policy"}}'),
+    6: Failure(500),
+    7: completion("half", finish="abort"),
+    8: completion(None, finish="length", reasoning_content="so ```sql\nSELECT 1"),
+    9: completion("```sql\nSELECT 9\n```", reasoning_content="```sql\nSELECT 0\n```"),
+    10: completion("", finish="stop"),
+}
+
+
+def test_every_fate_of_a_reply_is_counted_and_shown(evaluate, tmp_path, capsys):
+    out = tmp_path / "out"
+    with serve(Chat(lambda body, _: FATES.get(number(body)) or fenced(body))) as chat:
+        sheet = evaluate(out, chat, job="thirty")
+    counts = {name: sheet["outcomes"][name] for name in ("replies", "no_query", "cut_off")}
+    assert counts == {"replies": 30, "no_query": 4, "cut_off": 2}  # 0, 1, 8 and 10; 1 and 8
+    lost = {name: sheet["outcomes"][name] for name in ("refused", "too_long", "failed")}
+    assert lost == {"refused": 3, "too_long": 1, "failed": 2}
+    assert sheet["measures"]["set"]["mean"] == pytest.approx(20 / 30, abs=1e-6)
+    told = "".join(capsys.readouterr().out.split())
+    line = (
+        "30 replies: 4 hold no query (13.3 %), 2 cut off at the limit of tokens (6.7 %), 2 failed"
+    )
+    assert "".join(line.split()) in told
+    lines = json_lines(out / "trajectories.jsonl")[1:]
+    replies = {
+        asked["question"]: one["trajectories"][0]["turns"][0]
+        for asked, one in zip(sheet["questions"], lines, strict=True)
+    }
+    assert [replies[f"Number {n}?"]["finish"] for n in range(11)] == [
+        *("stop", "length", "refused", "refused", "too_long", "refused", "failed", "failed"),
+        *("length", "stop", "stop"),
+    ]
+    # Reasoning that is told apart is a part of the reply.
+    nine = replies["Number 9?"]
+    assert nine["reply"].startswith("<think>\n```sql\nSELECT 0\n```\n</think>\n\n```sql")
+    assert (nine["sql"], nine["correct"]) == ("SELECT 9", True)
+
+
+def test_a_server_that_fails_for_good_is_given_up(evaluate, tmp_path):
+    """What was answered before stays."""
+
+    def fails(body: Any, _earlier: int) -> str | Failure:
+        return fenced(body) if chat.requests <= 1 else Failure(500)
+
+    with serve(Chat(fails)) as chat, pytest.raises(UserError, match="still failing"):
+        evaluate(tmp_path / "out", chat, job="thirty")
+    with serve(Chat(lambda body, _: fenced(body))) as chat:
+        sheet = evaluate(tmp_path / "out", chat, job="thirty")
+        assert (sheet["measures"]["set"]["mean"], chat.requests) == (1, QUESTIONS - 1)
+
+
+def test_outcomes_add_up_and_are_said_in_a_line():
+    parts = [
+        Outcomes.of("SELECT 1", prompt_tokens=5, reply_tokens=2),
+        Outcomes.of("", "length", prompt_tokens=5, reply_tokens=9),
+        Outcomes.of("SELECT 1", "length"),
+        Outcomes.of("", "too_long"),
+    ]
+    assert Outcomes.total(parts) == Outcomes(4, 1, 2, 0, 0, 1, 10, 11)
+    assert Outcomes.total(parts).without_query == 2
+    assert Outcomes.total(parts).line() == (
+        "4 replies: 1 hold no query (25.0 %), 2 cut off at the limit of tokens (50.0 %), "
+        "1 with too long a prompt (25.0 %); 10 prompt tokens, 11 reply tokens"
+    )
+    assert Outcomes.of("SELECT 1").line() == "1 reply: each holds a query"
+    assert Outcomes.total([]) == Outcomes()
+    # A hint names what reads most.
+    assert hint(["<sql>SELECT 1</sql>", "?"], "fence").endswith("find a query in 1 of 2")
+    assert hint(["what?"], "fence") == hint([], "fence") == ""
+
+
+def test_the_first_part_has_the_first_replies():
+    assert [*parts_of(50, 1, size=30)] == [slice(0, 20), slice(20, 50)]
+    assert [*parts_of(50, 8, size=30)] == [slice(0, 3), slice(3, 33), slice(33, 50)]
+    assert [*parts_of(50, 1, size=30, start=20)] == [slice(20, 50)]
+    assert [*parts_of(2, 1, size=30)] == [slice(0, 2)]
+
+
+# Prompts that are too long, wherever accuracy is measured.
+
+
+def lengths(run: Path) -> list[int]:
+    """Count the tokens of the test prompts of a run."""
+    config = load_config(str(run / "config.yaml"), [])
+    tokenizer = ChatTokenizer(run / "model")
+    with SqlSide(config, run) as sql:
+        examples = sql.examples("test", limit=config.evaluation.questions)
+        return [len(tokenizer.encode_chat(sql.evaluation_prompt(one))) for one in examples]
+
+
+def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, place, tmp_path):
+    """In both evaluations of a run, and alone: the others are answered as ever."""
+    found = sorted(lengths(place / "finished"))
+    limit = found[len(found) // 2]
+    too_long = sum(one > limit for one in found)
+    assert 0 < too_long < len(found) == 6
+    line = ["--cfg", tiny, "run.dir=run", f"evaluation.max_prompt_tokens={limit}"]
+    line += ["warm_start=null", "train.steps=1", "train.eval_every=1", "evaluation.samples=2"]
+    _, told, _ = succeed(
+        command,
+        ["launch.train", *line],
+        ["launch.eval", *line, "--checkpoint", "run", "--out", "alone"],
+        ["launch.report", "run", "--out", "page.html"],
+        cwd=tmp_path,
+    )
+    assert f"{too_long} with too long a prompt" in told
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    sheet = loaded(tmp_path / "alone")
+    places = {"run/before": result["outcomes"]["before"], "run/after": result["outcomes"]["after"]}
+    for place, outcomes in {**places, "alone": sheet["outcomes"]}.items():
+        assert (outcomes["replies"], outcomes["too_long"]) == (6, too_long)
+        verdicts = json_lines(tmp_path / place / "predictions.jsonl")
+        lost = [one for one in verdicts if one["outcomes"]["too_long"]]
+        assert [(one["sql"], one["scores"]) for one in lost] == [("", {"set": 0.0})] * too_long
+    for place in places:
+        outcomes = loaded(tmp_path / place / "samples")["outcomes"]
+        assert (outcomes["replies"], outcomes["too_long"]) == (12, 2 * too_long)
+    assert [*result["accuracy"]["after"]] == ["set", "mean@2", "pass@2"]
+    # The page says so of each place.
+    [run] = opened(tmp_path / "page.html")["overview"]["runs"]
+    assert f"{too_long} with too long a prompt" in run["replies"]["before"]
+    assert run["replies"].keys() == {"before", "after"}
+
+
+# Servers that sample a checkpoint.
+
+REPLY = "<sql>SELECT 1</sql>"
+# Of results that nobody names the folder: its name has the sampler.
+OUT = Path("evals", "model-sglang-spider-test-vote@2-seed0")
+
+
+def test_votes_of_a_checkpoint_are_sampled_by_the_servers(tmp_path, monkeypatch):
+    settings = {"candidates": 2, "attempts": 2, "judgements": 1, "max_tokens": 24}
+    verbal_folder(tmp_path, settings, questions=3)
+    monkeypatch.chdir(tmp_path)
+    shape = TinyConfig(**TINY["model"]["tiny"])
+    make_tiny(Path("model"), [REPLY, "which name has the largest salary?"] * 40, shape, 0)
+    tokenizer = ChatTokenizer(Path("model"))
+    architectures = json.loads(Path("model", "config.json").read_text())["architectures"]
+    ids = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
+    fake = Fake(architectures=architectures, reply=ids)
+    line = ["--cfg", "verbal.yaml", "--checkpoint", "model", "--accel", "cpu", "--decode", "vote@2"]
+    line += [f"rollout.sglang.urls=[{fake.url}]"]
+    line += ["sampler.max_prompt_tokens=2000"]  # the tokenizer has seen no schema
+    with closing(fake):
+        evaluation.main(line)
+        report = loaded(OUT)
+        assert (report["notes"]["sampler"], len(report["questions"])) == ("sglang", 3)
+        assert report["notes"]["servers"] == {"sglang/requests": 6}
+        assert len(fake.bodies) == 6
+        assert {body["sampling_params"]["temperature"] for body in fake.bodies} == {0.8}
+        # The checkpoint's weights came before the first of them, once, and their copy is gone.
+        assert fake.order.count("/update_weights_from_disk") == 1
+        assert not list((OUT / "weights").iterdir())
+        assert {one["sql"].replace(" ", "") for one in report["questions"]} == {"SELECT1"}
+        evaluation.main(line)  # nobody is asked
+        assert len(fake.bodies) == 6
+        with pytest.raises(UserError, match="--out"):
+            evaluation.main([*line, "--out", str(OUT), "rollout.backend=native"])
