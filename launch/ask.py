@@ -48,7 +48,7 @@ def ask(
     sys.exit(status)
 
 
-main = options.Command(ask)
+main = options.command(ask)
 
 
 def _answers(

@@ -259,12 +259,8 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
     terminal, a line now and then.
     """
     if not console.is_terminal:
-        lines = _Lines(title)
-        lines.start()
-        try:
-            yield lines.update
-        finally:
-            lines.end()
+        with _lines_of_a_log(title) as update_log:
+            yield update_log
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), _Doing(), console=console) as bar:
@@ -296,33 +292,32 @@ class _Doing(ProgressColumn):
         return Text("; ".join(said), overflow="ellipsis", no_wrap=True)
 
 
-class _Lines(Thread):
-    """Lines of a log: the start, the first step, then every tenth; between them what is done."""
+@contextmanager
+def _lines_of_a_log(title: str) -> Generator[Callable[[int, int, str], None]]:
+    """Print the start, the first step, then every tenth; between them what is done, where that is
+    something else than before.
+    """
+    place, shown, is_over = title, (False, -1), Event()
 
-    def __init__(self, title: str) -> None:
-        super().__init__(name="progress", daemon=True)
-        self._title, self._place = title, title
-        self._shown: tuple[bool, int] | None = None
-        self._over = Event()
+    def update(done: int, total: int, status: str) -> None:
+        nonlocal place, shown
+        place = f"{title}: {done}/{total}"
+        before, shown = shown, (done > 0, 10 * done // max(total, 1))
+        if shown != before:
+            console.print(f"{place} {status}".rstrip(), soft_wrap=True)
 
-    def update(self, done: int, total: int, status: str) -> None:
-        """Take a step."""
-        self._place = f"{self._title}: {done}/{total}"
-        tenth = (done > 0, 10 * done // max(total, 1))
-        if tenth != self._shown:
-            self._shown = tenth
-            console.print(f"{self._place} {status}".rstrip(), soft_wrap=True)
-
-    def run(self) -> None:
-        """Tell what is being done, where that is something else than before."""
+    def tell() -> None:
         before = ""
-        while not self._over.wait(LINE_S):
+        while not is_over.wait(LINE_S):
             said = activity.status()
             if said not in ("", before):
-                console.print(f"{self._place} ({said})", soft_wrap=True)
+                console.print(f"{place} ({said})", soft_wrap=True)
             before = said
 
-    def end(self) -> None:
-        """Tell no more."""
-        self._over.set()
-        self.join()
+    thread = Thread(target=tell, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield update
+    finally:
+        is_over.set()
+        thread.join()

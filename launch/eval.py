@@ -163,7 +163,7 @@ def evaluate(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) 
         _answer_and_judge(given, source, split, _folder(source, given))
 
 
-main = options.Command(evaluate)
+main = options.command(evaluate)
 
 
 def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:

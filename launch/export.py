@@ -43,7 +43,7 @@ def export(
     write(policy, out, dtype=dtype)
 
 
-main = options.Command(export)
+main = options.command(export)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import dedent
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
@@ -77,43 +79,28 @@ app = App(
 """All commands: `python -m launch.train` is `python -m launch train`."""
 
 
-class Command:
-    """A function of `app`, named after its module, whose docstring is the help; a mistake is a
-    `UserError`. Parameters with names are options, and `*overrides` are the words between them.
+def command(function: Callable[..., None]) -> Callable[[Sequence[str]], None]:
+    """Make a function a command of `app`, named after its module, whose docstring is the help;
+    return what runs it. Parameters with names are options, `*overrides` the words between them.
     """
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        module = inspect.getmodule(function)
-        assert module is not None
-        assert module.__spec__ is not None
-        self._name = module.__spec__.name.rpartition(".")[2]
-        if self._name not in [*app]:  # which the module that is run has registered
-            text = _as_markdown(module.__doc__ or "")
-            app.command(App(self._name, help=text, help_format="markdown")).default(function)
-
-    def __call__(self, words: Sequence[str]) -> None:
-        """Run the command."""
-        run([self._name, *words])
-
-    def parse(self, words: Sequence[str]) -> dict[str, Any]:
-        """Read the options without running the command."""
-        _, bound = _bind([self._name, *words])
-        bound.apply_defaults()
-        return dict(bound.arguments)
+    module = sys.modules[function.__module__]
+    assert module.__spec__ is not None
+    name = module.__spec__.name.rpartition(".")[2]
+    # Examples, which begin with blanks, are lines of their own.
+    text = re.sub(
+        r"(?m)(^    .*\n)+", lambda found: f"```text\n{dedent(found[0])}```\n", module.__doc__ or ""
+    )
+    if name not in [*app]:  # which the module that is run has registered
+        app.command(App(name, help=text, help_format="markdown")).default(function)
+    return lambda words: run([name, *words])
 
 
 def run(words: Sequence[str]) -> None:
-    """Run a command, the first word."""
-    function, bound = _bind(words)  # the function may be that of --help
-    function(*bound.args, **bound.kwargs)
-
-
-def _bind(words: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
-    """Turn a mistake in the words into a line."""
+    """Run a command, the first word; a mistake in the words is a `UserError`."""
     try:
-        return app.parse_args(with_file(with_home(words)), exit_on_error=False, print_error=False)[
-            :2
-        ]
+        function, bound, _ = app.parse_args(
+            with_file(with_home(words)), exit_on_error=False, print_error=False
+        )
     except CycloptsError as error:
         said = " ".join(str(error).split())
         if isinstance(error, MissingArgumentError) and (missing := error.argument):
@@ -123,6 +110,7 @@ def _bind(words: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArgume
             said = f"{said} {_as_setting(error.token.value)}".rstrip()
         name = ".".join(["python -m launch", *words[:1]])
         raise UserError(f"{name}: {said} See --help.") from None
+    function(*bound.args, **bound.kwargs)  # that of --help, where this is asked for
 
 
 def _as_setting(option: str) -> str:
@@ -131,16 +119,6 @@ def _as_setting(option: str) -> str:
 
     found = settings_named(option.lstrip("-").replace("-", "_"))
     return f"A setting is written without dashes: {found[0]}=VALUE." if found else ""
-
-
-def _as_markdown(text: str) -> str:
-    """Fence the examples of a docstring, which are its lines that begin with blanks."""
-    blocks = groupby(text.splitlines(), key=lambda line: line.startswith("    "))
-    parts = (
-        ("\n".join(line.removeprefix("    ") for line in block), is_code)
-        for is_code, block in blocks
-    )
-    return "\n".join(f"```text\n{part}\n```" if is_code else part for part, is_code in parts)
 
 
 def with_home(arguments: Iterable[str]) -> list[str]:

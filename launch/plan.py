@@ -71,7 +71,7 @@ def plan(
     options.write_result(json, found)
 
 
-main = options.Command(plan)
+main = options.command(plan)
 
 
 def make_plan(

@@ -105,7 +105,7 @@ def prepare(
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}", soft_wrap=True)
 
 
-main = options.Command(prepare)
+main = options.command(prepare)
 
 
 def _sources(

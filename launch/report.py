@@ -67,7 +67,7 @@ def report(
         cli.output.print(line, soft_wrap=True)
 
 
-main = options.Command(report)
+main = options.command(report)
 
 
 def _named(runs: Sequence[str], against: str | None) -> list[tuple[str, Path]]:

@@ -55,7 +55,7 @@ def score(
     cli.warn_of([] if gold_runs else [db.stem], "gold queries do not run")
 
 
-main = options.Command(score)
+main = options.command(score)
 
 
 if __name__ == "__main__":

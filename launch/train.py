@@ -94,7 +94,7 @@ def train(
             job.train(config, accelerator=accelerator)
 
 
-main = options.Command(train)
+main = options.command(train)
 
 
 def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | None) -> JobConfig:

@@ -3,6 +3,7 @@ database for single queries.
 """
 
 import fcntl
+import importlib
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import cli
+from launch import cli, options
 from minirl.exchange import UserError
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
@@ -74,7 +75,7 @@ MANY = """
 import contextlib, importlib, io, json, sys
 
 def main():
-    from launch import cli
+    from launch import cli, options
     told = []
     for module, *arguments in json.loads(sys.argv[1]):
         out, err = io.StringIO(), io.StringIO()
@@ -224,6 +225,14 @@ def write_job(path: Path, root: Path, **sections: Any) -> Path:
     data = {**TINY["data"], "demo": None, "root": str(root)}
     path.write_text(yaml.safe_dump({**TINY, "data": data, **sections}), encoding="utf-8")
     return path
+
+
+def parsed(name: str, *words: str) -> dict[str, Any]:
+    """Read the options of a command without running it."""
+    importlib.import_module(f"launch.{name}")
+    _, bound, _ = options.app.parse_args([name, *words], exit_on_error=False)
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def mistake(call: Callable[..., object], *arguments: Any, **named: Any) -> str:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch import train
 from launch.config import load_config
+
+from .conftest import parsed
 
 FOLDER = Path(__file__).parents[2] / "launch" / "cluster"
 SLURM = ["bash", str(FOLDER / "slurm.sh"), "progress.yaml", "runs/progress"]
@@ -49,7 +50,7 @@ def options_of(line) -> SimpleNamespace:
     subprocess.run(line, check=False)
     module, *arguments = shlex.split(Path("arguments").read_text())[1:]
     assert module == "launch.train"
-    return SimpleNamespace(**train.main.parse(arguments))
+    return SimpleNamespace(**parsed("train", *arguments))
 
 
 @pytest.mark.parametrize("status", [0, 2])

@@ -11,7 +11,7 @@ from launch.config import load_config
 from launch.policy import find_subject
 
 from .chat_server import Chat, serve
-from .conftest import loaded
+from .conftest import loaded, parsed
 from .small_sets import ASKED, GOLDS
 
 
@@ -32,7 +32,7 @@ def ask(chat: Chat, spider: Path, out: Path, *more: str) -> dict[str, Any]:
 
 def find(*line: str) -> Any:
     """Find what a command line evaluates."""
-    found = evaluation.main.parse(line)
+    found = parsed("eval", *line)
     options = found.get("given", evaluation.EvalOptions())
     given = {name: getattr(options, name) for name in ("checkpoint", "endpoint")}
     return find_subject(options.cfg, found["overrides"], **given)
@@ -95,7 +95,7 @@ def test_the_sample_of_a_file_is_that_of_a_model(spider, tmp_path):
 
 def test_a_job_of_few_questions_says_so_in_its_settings(tiny):
     line = ["--cfg", str(tiny), "--limit", "5", "evaluation.questions=null", "data.held_out=9"]
-    given = train.main.parse(line)
+    given = parsed("train", *line)
     cfg, settings = given["cfg"], given["overrides"]
     config = train._limited(load_config(cfg, settings), cfg, settings, given["limit"])
     asked = config.evaluation
