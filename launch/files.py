@@ -260,19 +260,9 @@ def claim_data(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{_told(changed[0])}: the files are others than when {folder} was begun; "
             f"bring them back, or start in another folder ({path} may be deleted to go on)"
         )
-    write_json(path, {**old, **facts})
+    if (known := {**old, **facts}) != old:
+        write_json(path, known)
     return facts
-
-
-def check_base(run: Path, model: Path) -> None:
-    """Raise a `UserError` if a run's adapters belong to other weights than a folder has now."""
-    path = run / DATA
-    old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else {}
-    if old.get(_MODEL, found := fingerprints({}, model)[_MODEL]) != found:
-        raise UserError(
-            f"{_told(_MODEL)}: {model} holds other weights than those under the adapters of {run}; "
-            "bring them back"
-        )
 
 
 def _told(name: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from launch import cli
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
-from launch.files import CONFIG, WARM_MODEL, check_base, run_of
+from launch.files import CONFIG, WARM_MODEL, claim_data, fingerprints, run_of
 from minirl.config import LoraConfig, RolloutConfig
 from minirl.exchange import UserError
 
@@ -80,7 +80,7 @@ def _of_run(run: Path, checkpoint: Path) -> PolicySource:
     elif config.model.path is not None:
         check_model(config)
         if config.train.lora is not None:
-            check_base(run, path)
+            claim_data(run, fingerprints({}, path))
     name = f"{run.resolve().name}-step{checkpoint.name}"
     return PolicySource(name, path, checkpoint, config, config.train.lora)
 
