@@ -52,14 +52,14 @@ main = options.command(ask)
 
 
 def _answers(
-    model: Path, cfg: str | None, database: Path, questions: Iterable[str]
+    where: Path, cfg: str | None, database: Path, questions: Iterable[str]
 ) -> Iterator[tuple[str, Result]]:
     """Yield the query for each question, or a reply without one, and what came of it."""
+    from launch.build import load_model
     from launch.data.prompts import Prompts
     from launch.evaluation.sampling import GREEDY, Evaluator, TakenAsTheyAre
-    from launch.weights import load_policy
 
-    policy = policy_in(model)
+    policy = policy_in(where)
     config = load_config(cfg, ()) if cfg else policy.run or load_config(PLAIN, ())
     # The mesh of a run may be that of another machine.
     config = config.model_copy(update={"mesh": "auto"})
@@ -68,7 +68,8 @@ def _answers(
     sampler = config.evaluation_sampler.model_copy(update={"slots": 1})
     with Executor(limits) as executor:
         with cli.waiting("reading the model"):
-            asked = Evaluator(*load_policy(policy, config), env, sampler, GREEDY, seed=config.seed)
+            model = load_model(config, policy.model, lora=policy.lora, checkpoint=policy.checkpoint)
+            asked = Evaluator(*model, env, sampler, GREEDY, seed=config.seed)
         for question in questions:
             with cli.waiting("writing a query"):
                 (found,) = asked.sample([Example("", question, "", database, "")], first=0)

@@ -271,14 +271,22 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
 
 
 def load_model(
-    config: JobConfig, folder: Path, *, lora: LoraConfig | None = None
+    config: JobConfig,
+    folder: Path,
+    *,
+    lora: LoraConfig | None = None,
+    checkpoint: Path | None = None,
 ) -> tuple[Decoder, ChatTokenizer]:
-    """Read the policy and its tokenizer from a Hugging Face folder, and add adapters."""
+    """Read the policy and its tokenizer from a Hugging Face folder, for the devices and the dtype
+    of a job; add adapters, and take the trained weights from a checkpoint, if there is one.
+    """
     import jax.numpy as jnp
+    from flax import nnx
 
     from minirl.model import huggingface
     from minirl.model.config import read_config
-    from minirl.model.lora import add_adapters
+    from minirl.model.lora import add_adapters, trained
+    from minirl.run.checkpoint import read_params
 
     tokenizer = read_tokenizer(config, folder)
     dtype = jnp.dtype(config.model.dtype)
@@ -289,6 +297,8 @@ def load_model(
     model.remat = config.model.remat
     if lora is not None:
         add_adapters(model, lora, seed=config.seed)
+    if checkpoint is not None:
+        nnx.update(model, read_params(checkpoint, trained(model)))
     return model, tokenizer
 
 

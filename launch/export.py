@@ -8,14 +8,21 @@ was trained with adapters (train.lora) is merged; --adapter writes the adapters 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from launch import cli, options
-from launch.policy import WHERE, policy_in
+from launch.policy import WHERE, PolicySource, policy_in
 from minirl.exchange import UserError
+from minirl.model.config import read_config, text_keys
+from minirl.run.files import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def export(
@@ -35,15 +42,80 @@ def export(
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"--out {out}: is there already, and is not written over; name another")
     policy = policy_in(checkpoint)
+    if adapter and policy.lora is None:
+        raise UserError(
+            f"--adapter: {policy.name} has no adapters, since train.lora was not set; leave "
+            "--adapter out"
+        )
     cli.use_accelerator("cpu")
-    # JAX takes seconds to import, and nothing above needs it.
-    from launch import weights
-
-    write = weights.export_adapter if adapter else weights.export
-    write(policy, out, dtype=dtype)
+    _export(policy, out, dtype=dtype, adapter=adapter)
 
 
 main = options.command(export)
+
+
+def _export(source: PolicySource, out: Path, *, dtype: str | None, adapter: bool) -> None:
+    """Write the weights tensor by tensor, with adapters merged, or the adapters alone."""
+    # JAX takes seconds to import, and nothing above needs it.
+    import jax.numpy as jnp
+
+    from minirl.model import huggingface
+    from minirl.model.lora import described, merged_tensors, trained
+    from minirl.run.checkpoint import stored_params
+
+    kind = dtype or ("float32" if adapter else _own_dtype(source))
+    with ExitStack() as stack, cli.progress_bar("export") as progress:
+        shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
+        tensors = huggingface.read_tensors(source.model)
+        if source.checkpoint is not None:
+            like = trained(described(read_config(source.model), lora=source.lora))
+            read = stack.enter_context(stored_params(source.checkpoint, like))
+            # As the run has read them: in the type that it computes in.
+            own = jnp.dtype(_own_dtype(source))
+            base = ((name, one.astype(own)) for name, one in tensors)
+            tensors = huggingface.tensors(like, read)
+            if adapter:
+                shapes = huggingface.tensor_shapes(like)
+            elif source.lora is not None:
+                tensors = merged_tensors(base, dict(tensors), source.lora)
+
+        def counted() -> Iterator[tuple[str, np.ndarray]]:
+            for number, (name, array) in enumerate(tensors, 1):
+                yield name, array
+                progress(number, len(shapes), name)
+
+        if adapter and source.lora is not None:
+            where = str(source.model.resolve())
+            huggingface.write_adapter(out, shapes, counted(), source.lora, base=where, dtype=kind)
+        else:
+            huggingface.write(
+                out, shapes, counted(), source=source.model, dtype=kind,
+                generation=_generation(source),
+            )  # fmt: skip
+    told = f"Adapters of {source.model}: {out}" if adapter else f"Model: {out} ({kind})"
+    cli.output.print(told, soft_wrap=True)
+
+
+def _own_dtype(source: PolicySource) -> str:
+    """Return what a run computed in, and so sampled with; or the type of a folder's weights."""
+    if source.run is not None:
+        return source.run.model.dtype
+    path = source.model / "config.json"
+    config = text_keys(read_json(path, dict[str, Any], advice="copy it again"))
+    found = config.get("dtype") or config.get("torch_dtype")
+    return found if found in ("bfloat16", "float16") else "float32"
+
+
+def _generation(source: PolicySource) -> dict[str, Any]:
+    from minirl.model.tokenizer import ChatTokenizer
+
+    tokenizer = ChatTokenizer(source.model)
+    content = {"eos_token_id": list(tokenizer.stop_ids), "pad_token_id": tokenizer.pad_id}
+    if source.run is None:
+        return content
+    sampler = source.run.sampler
+    own = {"do_sample": True, "temperature": sampler.temperature, "top_p": sampler.top_p}
+    return content | own
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.build import SqlSide, serving
+from launch.build import SqlSide, load_model, serving
 from launch.config import JobConfig
 from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import (
@@ -29,7 +29,6 @@ from launch.evaluation.answers import (
 from launch.evaluation.results import ModelFacts
 from launch.policy import PolicySource
 from launch.records import RECORDED_SAMPLES, group_line
-from launch.weights import load_policy
 from minirl.config import SamplerConfig
 from minirl.errors import LostError
 from minirl.exchange import Score, UserError
@@ -350,7 +349,8 @@ class CheckpointSource(Source):
     ) -> tuple[Sequence[Sampled], dict[str, Any]]:
         config = self.config
         # Weights that cannot be read leave nothing in the folder.
-        model, tokenizer = load_policy(self.policy, config)
+        where, lora, checkpoint = self.policy.model, self.policy.lora, self.policy.checkpoint
+        model, tokenizer = load_model(config, where, lora=lora, checkpoint=checkpoint)
         sql.check_test_prompts(examples, tokenizer)
         # A run is asked as in its training, where replies have rewards.
         is_trained = self.policy.run is not None or sql.evaluation_turns > 1
@@ -360,7 +360,7 @@ class CheckpointSource(Source):
         limits = limits.model_copy(update={"slots": slots})
         wrapping = config.answer_wrapping
         taken = TakenAsTheyAre(sql.evaluation_prompt, wrapping)
-        with serving(config, self.policy.model, out, limits, lora=self.policy.lora) as servers:
+        with serving(config, where, out, limits, lora=lora) as servers:
             evaluator = Evaluator(
                 model, tokenizer, sql.evaluation_environment() if is_trained else taken,
                 limits, self.decode, seed=config.seed, max_turns=sql.evaluation_turns,

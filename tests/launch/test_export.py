@@ -20,7 +20,7 @@ from flax import nnx
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from launch import export, weights
+from launch import export
 from launch.config import TinyConfig, dump, load_config
 from launch.tiny import make_tiny, train_tokenizer
 from minirl.config import LoraConfig, OptimizerConfig
@@ -29,6 +29,7 @@ from minirl.model import huggingface
 from minirl.model.config import parse_config, read_config
 from minirl.model.lora import add_adapters, split, trained
 from minirl.model.tokenizer import ChatTokenizer
+from minirl.run import checkpoint
 from minirl.run.checkpoint import Checkpoints
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
@@ -193,7 +194,7 @@ def test_types_are_as_asked_for(place, tmp_path):
     content = {"model_type": "qwen3_5", "text_config": {"dtype": "bfloat16"}}
     (tmp_path / "config.json").write_text(json.dumps(content))
     source: Any = SimpleNamespace(run=None, model=tmp_path)
-    assert weights._own_dtype(source) == "bfloat16"
+    assert export._own_dtype(source) == "bfloat16"
 
 
 def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch):
@@ -237,7 +238,7 @@ def test_a_checkpoint_of_another_model_is_refused(place, tmp_path):
 def test_weights_are_read_and_written_one_by_one(place, tmp_path, monkeypatch):
     """So that a model is exported on a machine that does not hold it."""
     events: list[str] = []
-    stored_params, ascontiguousarray = weights.stored_params, np.ascontiguousarray
+    stored_params, ascontiguousarray = checkpoint.stored_params, np.ascontiguousarray
 
     @contextmanager
     def stored(*arguments: Any):
@@ -248,7 +249,7 @@ def test_weights_are_read_and_written_one_by_one(place, tmp_path, monkeypatch):
         events.append("write")
         return ascontiguousarray(*arguments, **named)
 
-    monkeypatch.setattr(weights, "stored_params", stored)
+    monkeypatch.setattr(checkpoint, "stored_params", stored)
     monkeypatch.setattr("minirl.model.huggingface.np.ascontiguousarray", written)
     write(place.folder / "full", tmp_path / "out")
     assert events[:2] == ["read", "write"]
