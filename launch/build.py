@@ -53,20 +53,16 @@ REFUTED = "rollout/refuted_share"
 """Metric: of the answers that look right, the share that a witness refutes."""
 
 
-def demo_folder(config: JobConfig, other: Path) -> Path:
-    """Return the run's own folder if it has data, else `other`; equal settings make equal data."""
-    return config.folder if (config.folder / "data").is_dir() else other
-
-
 class SqlSide:
-    """Data, environments and reward of a job; demo data is made in the run folder.
+    """Data, environments and reward of a job; demo data is the run's own, or made in a folder.
 
     A context manager: it owns the executor.
     """
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
-        self._root = config.data.root or folder / "data"
+        own = config.folder / "data"  # equal settings make equal data
+        self._root = config.data.root or (own if own.is_dir() else folder / "data")
         if config.data.demo is not None:
             from minirl.run import distributed
 

@@ -146,13 +146,16 @@ class DataSection(Settings):
             )
         return self
 
-    def of(self, split: Split) -> DataConfig:
-        """Return the settings of a split; what is held out is drawn from `train`."""
-        if split == "validation" and self.validation is None:
-            return validation_of(self.train, self.held_out or 1)
-        found = {"train": self.train, "validation": self.validation, "test": self.test}[split]
-        assert found is not None
-        return found
+    def of(self, split: Split, root: Path | None = None) -> DataConfig:
+        """Return the settings of a split, its sources below a root; what is held out is drawn from
+        `train`.
+        """
+        held = self.validation or validation_of(self.train, self.held_out or 1)
+        found = {"train": self.train, "validation": held, "test": self.test}[split]
+        if root is None:
+            return found
+        sources = (one.model_copy(update={"path": root / one.path}) for one in found.sources)
+        return found.model_copy(update={"sources": tuple(sources)})
 
 
 class PromptConfig(Settings):

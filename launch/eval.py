@@ -214,11 +214,11 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
 
 
 def _show_prompt(source: Source, split: Split) -> None:
-    from launch.build import SqlSide, demo_folder
+    from launch.build import SqlSide
     from launch.data.prompts import show_prompt
 
     config = source.config
-    with TemporaryDirectory() as spare, SqlSide(config, demo_folder(config, Path(spare))) as sql:
+    with TemporaryDirectory() as spare, SqlSide(config, Path(spare)) as sql:
         example = source.questions(split, sql)[0]
         limit = config.evaluation_sampler.max_prompt_tokens
         show_prompt(example, source.prompt(example, sql), source.tokenizer(), limit=limit)
@@ -227,7 +227,7 @@ def _show_prompt(source: Source, split: Split) -> None:
 def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Path | None) -> None:
     import yaml
 
-    from launch.build import SqlSide, demo_folder
+    from launch.build import SqlSide
     from launch.evaluation.judge import judge_answers
     from launch.evaluation.questions import check_databases
     from launch.evaluation.results import read_report
@@ -244,7 +244,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             stack.enter_context(claimed(out, settings, key="--out"))
         if given.path and given.path.exists():
             read_report(given.path)  # nothing but a result is written over
-        sql = stack.enter_context(SqlSide(config, demo_folder(config, out or Path())))
+        sql = stack.enter_context(SqlSide(config, out or Path()))
         examples = source.questions(split, sql)
         questions = _questions(given, config, examples)
         if source.is_asked:  # before hours of sampling
@@ -294,13 +294,12 @@ def _is_own(given: EvalOptions) -> bool:
 
 
 def _questions(given: EvalOptions, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
-    from launch.data.preflight import rooted
     from launch.evaluation.questions import own_set, question_set
 
     if _is_own(given):
         return own_set(given.data, examples, config.env)
     root = config.data.root or Path()
-    place = rooted(config.data.test, root).sources[0]
+    place = config.data.of("test", root).sources[0]
     rule = {"comparators": given.comparators, "test_suite": given.test_suite}
     return question_set(given.data, examples, place, root, **rule)
 

@@ -18,7 +18,7 @@ from scipy.stats import permutation_test
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
-from launch.data.preflight import check_overlap, describe_sampler, rooted
+from launch.data.preflight import check_overlap, describe_sampler
 from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled, hint, unread_of
 from launch.evaluation.judge import judge_answers
@@ -251,7 +251,7 @@ def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
     name = set_name(source)
     if others or name not in TEST_SETS or config.data.root is None:
         return own
-    place = rooted(config.data.test, config.data.root).sources[0]
+    place = config.data.of("test", config.data.root).sources[0]
     official = question_set(name, test, place, config.data.root)
     measures = tuple(dict.fromkeys([*own.measures, *official.measures]))
     return replace(official, measures=measures, witnesses=own.witnesses)

@@ -114,7 +114,7 @@ def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | 
 
 def _show_prompt(config: JobConfig) -> None:
     """Print a training prompt; a tiny model that is not made yet has no tokenizer."""
-    from launch.build import SqlSide, demo_folder
+    from launch.build import SqlSide
     from launch.data.prompts import read_tokenizer, show_prompt
 
     for split in SPLITS:
@@ -126,7 +126,7 @@ def _show_prompt(config: JobConfig) -> None:
     config = config.model_copy(update={"data": data})
     model = config.model.path or config.folder / "model"
     tokenizer = read_tokenizer(config, model) if model.is_dir() else None
-    with TemporaryDirectory() as spare, SqlSide(config, demo_folder(config, Path(spare))) as sql:
+    with TemporaryDirectory() as spare, SqlSide(config, Path(spare)) as sql:
         example = sql.examples("train")[0]
         prompt = sql.training_prompt(example, tokenizer)
         show_prompt(example, prompt, tokenizer, limit=config.sampler.max_prompt_tokens)

@@ -22,7 +22,7 @@ from minirl.config import SGLANG_PYTHON
 from minirl.exchange import UserError, named
 from minirl.model.config import check_folder, read_config
 from sqlenv.cache import shared_cache
-from sqlenv.config import DataConfig, SourceConfig
+from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
 from sqlenv.data.loading import LoadedData, hold_out, load, read_all
 from sqlenv.demo import STAMP
@@ -80,15 +80,9 @@ def check_data(config: JobConfig, split: Split) -> None:
             f"data.root: there is no folder {root.absolute()}; download the data there "
             "(docs/data.md) or set data.root=FOLDER"
         )
-    for number, source in enumerate(rooted(config.data.of(split), root).sources):
+    for number, source in enumerate(config.data.of(split, root).sources):
         with named(f"{_section_of(config, split)}.sources.{number}"):
             locate(source)
-
-
-def rooted(split: DataConfig, root: Path) -> DataConfig:
-    """Give the sources of a split whole paths."""
-    sources = (source.model_copy(update={"path": root / source.path}) for source in split.sources)
-    return split.model_copy(update={"sources": tuple(sources)})
 
 
 def _section_of(config: JobConfig, split: Split) -> str:
@@ -107,7 +101,7 @@ def held_out(
     """Choose the databases that are held out of training; None where `data.validation` is given."""
     if config.data.held_out is None:
         return None
-    data, advice = rooted(config.data.train, root), _advice("data.train")
+    data, advice = config.data.of("train", root), _advice("data.train")
     with named("data.held_out"):
         check = check_for(data, executor, shared_cache())
         return hold_out(data, config.data.held_out, check, advice=advice)
@@ -128,7 +122,7 @@ def load_split(
 
     advice = _advice(_section_of(config, split))
     with named(f"data.{split}"):
-        data = rooted(config.data.of(split), root)
+        data = config.data.of(split, root)
         check = check_for(data, executor, shared_cache())
         return load(data, check=check, accept=accept, advice=advice)
 
