@@ -56,8 +56,8 @@ _log = logging.getLogger(__name__)
 BEFORE, BETWEEN, AFTER = PLACES
 
 
-def train(config: JobConfig, *, accelerator: str) -> None:
-    """Run a job, or what is left of it."""
+def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> None:
+    """Run a job, or what is left of it; only to the end of its warm start, if so asked."""
     began = perf_counter()
     with ExitStack() as stack:
         folder = stack.enter_context(
@@ -67,13 +67,20 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         examples, validation, test = _questions(config, folder, sql)
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         _log.info("sampler: %s", describe_sampler(config, accelerator))
-        config = plan_memory(config, read_config(source), folder)
+        config = config if only else plan_memory(config, read_config(source), folder)
         tokenizer = read_tokenizer(config, source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
         refuse_early(config, folder, sql, examples, source)
-        measured = _measure_base(config, test, sql, folder, source) if config.has_base else {}
-        start_from, examples = _start(config, folder, sql, examples)
+        measured = {} if only else _measure_base(config, test, sql, folder, source)
+        own = own_answers(config, folder, sql, examples)
+        start_from = start_model(config, folder, sql, examples, source, own)
+        if only:
+            cli.output.print(f"Model: {start_from}", soft_wrap=True)
+            return
+        if config.data.train.pass_rate is not None:
+            screened = own or screen(config, folder, sql, examples, start_from)
+            examples = kept(config, examples, screened)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
         servers = stack.enter_context(
             serving(
@@ -103,20 +110,17 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
         measured |= _measure(evaluator, config, test, sql, folder / AFTER)
-        notes = evaluator.notes()
-    if not measured:
-        return
-    result = {
-        **_gain(measured),
-        "best_step": best,
-        **({"second_stage": str(second)} if second else {}),
-        "seed": config.seed,
-        "accelerator": accelerator,
-        **notes,
-        "seconds": round(perf_counter() - began, 1),
-    }
-    write_json(folder / RESULT, result)
-    show_run(folder)
+        facts = {
+            "best_step": best,
+            **({"second_stage": str(second)} if second else {}),
+            "seed": config.seed,
+            "accelerator": accelerator,
+            **evaluator.notes(),
+            "seconds": round(perf_counter() - began, 1),
+        }
+    if measured:
+        write_json(folder / RESULT, {**_gain(measured), **facts})
+        show_run(folder)
 
 
 def _questions(
@@ -136,20 +140,6 @@ def _questions(
     facts = distributed.from_first(lambda: claim_data(folder, found))
     distributed.gather(lambda: check_alike(found, facts))
     return splits["train"], splits["validation"], splits["test"]
-
-
-def _start(
-    config: JobConfig, folder: Path, sql: SqlSide, examples: Sequence[Example]
-) -> tuple[Path, Sequence[Example]]:
-    """Return the folder of the model that learning starts from, and the questions it learns from:
-    after the warm start and the screening, if there are any.
-    """
-    own = own_answers(config, folder, sql, examples)
-    start_from = start_model(config, folder, sql, examples, own)
-    if config.data.train.pass_rate is None:
-        return start_from, examples
-    found = own or screen(config, folder, sql, examples, start_from)
-    return start_from, kept(config, examples, found)
 
 
 def _evaluator(
@@ -179,7 +169,9 @@ def _evaluator(
 def _measure_base(
     config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path, source: Path
 ) -> dict[str, Report]:
-    """Measure the model that the warm start begins with."""
+    """Measure the model that the warm start begins with, if it is a trained one."""
+    if not config.has_base:
+        return {}
     model, tokenizer = load_model(config, source)
     with serving(config, source, folder, config.evaluation_sampler, lora=None) as servers:
         evaluator = _evaluator(config, sql, model, tokenizer, servers)

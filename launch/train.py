@@ -85,13 +85,9 @@ def train(
         _describe(config, accelerator, resolved if yaml else None)
         return
     from launch import job
-    from launch.warm_start import only_warm_start
 
     with preemption.watched():
-        if only:
-            cli.output.print(f"Model: {only_warm_start(config)}", soft_wrap=True)
-        else:
-            job.train(config, accelerator=accelerator)
+        job.train(config, accelerator=accelerator, only=only)
 
 
 main = options.command(train)

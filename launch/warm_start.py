@@ -13,11 +13,10 @@ import jax
 from flax import nnx
 
 from launch import cli
-from launch.build import SqlSide, load_model, model_folder
-from launch.config import JobConfig, dump
-from launch.data.preflight import check_overlap
+from launch.build import SqlSide, load_model
+from launch.config import JobConfig
 from launch.data.prompts import ReplyFormat, read_tokenizer
-from launch.files import WARM, WARM_MODEL, claim_data, claimed, fingerprints
+from launch.files import WARM, WARM_MODEL
 from launch.plan import plan_memory, refuse_warm_start
 from launch.screening import Screened, screen
 from minirl.exchange import UserError
@@ -38,19 +37,26 @@ _T = TypeVar("_T")
 
 
 def start_model(
-    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example], own: Sequence[Screened]
+    config: JobConfig,
+    folder: Path,
+    sql: SqlSide,
+    train: Sequence[Example],
+    source: Path,
+    own: Sequence[Screened],
 ) -> Path:
-    """Return the model folder that reinforcement learning starts from, after the warm start.
+    """Return the model folder that reinforcement learning starts from, after the warm start of the
+    one in a folder, if there is one.
 
     Adapters of the warm start are merged in float32: those of learning are files of their own.
 
     Raises:
         UserError: The warm start needs more memory than there is.
     """
-    source = distributed.from_first(lambda: model_folder(config, folder, sql, train))
+    if config.warm_start is None:
+        return source
     target = folder / WARM_MODEL
-    if config.warm_start is None or distributed.from_first(target.exists):
-        return source if config.warm_start is None else target
+    if distributed.from_first(target.exists):
+        return target
     lessons = make_lessons(config, sql, read_tokenizer(config, source), train, own)
     config = plan_memory(config, read_config(source), folder / WARM, "warm_start", lessons)
     # Each phase has a plan of its own, without what lay there before.
@@ -109,17 +115,6 @@ def make_lessons(
             seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
         )  # fmt: skip
     return Lessons.of(taught, tokenizer, warm, seed=config.seed)
-
-
-def only_warm_start(config: JobConfig) -> Path:
-    """Run the warm start of a job, or what is left of it; return the model's folder."""
-    claim = claimed(config.folder, dump(config))
-    with distributed.held_by_first(claim) as folder, SqlSide(config, folder) as sql:
-        train = sql.examples("train")
-        distributed.from_first(lambda: check_overlap(config, {"train": train}))
-        found = fingerprints({"train": train}, config.model.path)
-        distributed.from_first(lambda: claim_data(folder, found))
-        return start_model(config, folder, sql, train, own_answers(config, folder, sql, train))
 
 
 def own_answers(

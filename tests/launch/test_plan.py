@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 from launch import plan
-from launch.build import SqlSide
+from launch.build import SqlSide, model_folder
 from launch.config import load_config
 from launch.tiny import tiny_shape
 from launch.warm_start import start_model
@@ -340,7 +340,8 @@ def test_a_warm_start_gives_back_what_it_took(tmp_path):
         before = {id(array) for array in jax.live_arrays()}
         gc.disable()
         try:
-            made = start_model(asked, tmp_path, sql, train, ())
+            source = model_folder(asked, tmp_path, sql, train)
+            made = start_model(asked, tmp_path, sql, train, source, ())
             left = [array.shape for array in jax.live_arrays() if id(array) not in before]
         finally:
             gc.enable()
