@@ -62,11 +62,11 @@ class SqlSide:
     def __init__(self, config: JobConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
         own = config.folder / "data"  # equal settings make equal data
-        self._root = config.data.root or (own if own.is_dir() else folder / "data")
+        self.root = config.data.root or (own if own.is_dir() else folder / "data")
         if config.data.demo is not None:
             from minirl.run import distributed
 
-            distributed.from_first(partial(generate, self._root, config.data.demo))
+            distributed.from_first(partial(generate, self.root, config.data.demo))
         self.executor = Executor(config.executor, shared_cache())
         self.prompts = Prompts(config.prompt, config.env)
         self.reward = build_reward(config.reward, self.executor, config.env.compared)
@@ -85,12 +85,12 @@ class SqlSide:
 
     @cached_property
     def _held_out(self) -> frozenset[str] | None:
-        return held_out(self._config, self._root, self.executor)
+        return held_out(self._config, self.root, self.executor)
 
     def examples(self, split: Split, *, limit: int | None = None) -> tuple[Example, ...]:
         """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
         held = self._held_out if split != "test" else None
-        loaded = load_split(self._config, split, self._root, self.executor, held=held)
+        loaded = load_split(self._config, split, self.root, self.executor, held=held)
         for line in loaded.lines():
             _log.info(line)
         if split == "train":

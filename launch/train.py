@@ -146,30 +146,22 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
     """
     from launch.build import SqlSide
     from launch.data.preflight import check_questions, describe_sampler
-    from launch.data.prompts import Prompts, measure, read_tokenizer
+    from launch.data.prompts import measure, read_tokenizer
     from launch.plan import describe_memory, model_shape
     from launch.warm_start import make_lessons
     from minirl.model.huggingface import check_files
-    from sqlenv.demo import generate
 
     tokenizer = lessons = None
     if config.model.path is not None:
         check_files(config.model.path)
         tokenizer = read_tokenizer(config, config.model.path)
-    with TemporaryDirectory() as scratch:
-        root = config.data.root
-        if config.data.demo is not None:
-            generate(root := Path(scratch) / "data", config.data.demo)
-        loaded = check_questions(config, root)
-        prompts = Prompts(config.prompt, config.env)
-        prompts.describe(loaded["train"].descriptions)
-        first = prompts.training(loaded["train"].examples[0])
-        limit = config.sampler.max_prompt_tokens
-        if config.has_base and not config.learns_own:
-            assert tokenizer is not None
-            with SqlSide(config, Path(scratch)) as sql:
-                sql.prompts.describe(loaded["train"].descriptions)
-                lessons = make_lessons(config, sql, tokenizer, loaded["train"].examples, ())
+    with TemporaryDirectory() as scratch, SqlSide(config, Path(scratch)) as sql:
+        loaded = check_questions(config, sql.root)
+        train = loaded["train"].examples
+        sql.prompts.describe(loaded["train"].descriptions)
+        first, limit = sql.prompts.training(train[0]), config.sampler.max_prompt_tokens
+        if tokenizer is not None and config.has_base and not config.learns_own:
+            lessons = make_lessons(config, sql, tokenizer, train, ())
         return {
             **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
             "sampler": describe_sampler(config, accelerator),

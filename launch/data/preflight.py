@@ -128,13 +128,11 @@ def load_split(
 
 
 def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, LoadedData]:
-    """Read every question of a data folder and look at its database; no query is run.
-
-    `root` is where demo data lies. Nothing is returned where there is neither.
+    """Read every question of a data folder, or of demo data in another one, and look at its
+    database; no query is run.
     """
     root = config.data.root or root
-    if root is None:
-        return {}
+    assert root is not None
     held = held_out(config, root)
     loaded = {split: load_split(config, split, root, held=held) for split in SPLITS}
     for split, data in loaded.items():
