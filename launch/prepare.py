@@ -172,47 +172,30 @@ def rows(
     gold query, the path of the database, and where some question has them more gold queries and its
     own rule.
     """
-    form = _FORMS[trainer]
-    own = [
-        {"alternatives": list(one.alternatives), "grading_method": one.grading_method}
-        for one in examples
-    ]
-    names = {name for one in own for name, value in one.items() if value}
-    return [
-        form(
-            [{"role": one.role, "content": broken(one.content)} for one in prompt(example)],
-            example.gold_sql,
-            _facts(example) | {name: value for name, value in more.items() if name in names},
-        )
-        for example, more in zip(examples, own, strict=True)
-    ]
+    names = ["id", "question_id", "db_id", "question", "evidence", "dialect"]
+    names += ["grading_method"] * any(one.grading_method for one in examples)
+    has_more = any(one.alternatives for one in examples)
+    found = []
+    for one in examples:
+        facts: Record = {name: getattr(one, name) for name in names}
+        facts["database"] = str(one.database.resolve())
+        facts |= {"alternatives": list(one.alternatives)} if has_more else {}
+        messages = [{"role": m.role, "content": broken(m.content)} for m in prompt(one)]
+        found.append(_row(trainer, messages, one.gold_sql, facts))
+    return found
 
 
-def _facts(example: Example) -> Record:
-    return {
-        "id": example.id,
-        "question_id": example.question_id,
-        "database": str(example.database.resolve()),
-        "db_id": example.db_id,
-        "question": example.question,
-        "evidence": example.evidence,
-        "dialect": example.dialect,
-    }
-
-
-def _trl(prompt: Sequence[Record], gold_sql: str, facts: Record) -> Record:
-    return {"prompt": prompt, "gold_sql": gold_sql, **facts}
-
-
-def _verl(prompt: Sequence[Record], gold_sql: str, facts: Record) -> Record:
-    reward = {"style": "rule", "ground_truth": gold_sql}
-    name = {"data_source": "sql", "ability": "sql"}
-    return {**name, "prompt": prompt, "reward_model": reward, "extra_info": facts}
-
-
-def _skyrl(prompt: Sequence[Record], gold_sql: str, facts: Record) -> Record:
-    reward = {"method": "rule", "ground_truth": gold_sql}
-    return {"prompt": prompt, "env_class": "sql", "reward_spec": reward, **facts}
+def _row(trainer: TrainerName, prompt: Sequence[Record], gold_sql: str, facts: Record) -> Record:
+    match trainer:
+        case "trl":
+            return {"prompt": prompt, "gold_sql": gold_sql, **facts}
+        case "verl":
+            reward = {"style": "rule", "ground_truth": gold_sql}
+            name = {"data_source": "sql", "ability": "sql"}
+            return {**name, "prompt": prompt, "reward_model": reward, "extra_info": facts}
+        case "skyrl":
+            reward = {"method": "rule", "ground_truth": gold_sql}
+            return {"prompt": prompt, "env_class": "sql", "reward_spec": reward, **facts}
 
 
 # Where each trainer takes arguments of the chat template: rows have none.
@@ -220,11 +203,6 @@ _TEMPLATE: Mapping[TrainerName, str] = {
     "trl": "GRPOConfig.chat_template_kwargs",
     "verl": "data.apply_chat_template_kwargs",
     "skyrl": "generator.chat_template_kwargs",
-}
-_FORMS: Mapping[TrainerName, Callable[[Sequence[Record], str, Record], Record]] = {
-    "trl": _trl,
-    "verl": _verl,
-    "skyrl": _skyrl,
 }
 
 
