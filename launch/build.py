@@ -16,12 +16,9 @@ from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
 from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from minirl.exchange import Score, UserError
-from rewards.astra import AstraReward
-from rewards.columns import PaverlReward
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig
 from rewards.execution import gold_result
-from rewards.expo.reward import ExpoReward
 from rewards.progress.diagnosis import feedback
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.cache import shared_cache
@@ -185,27 +182,24 @@ class SqlSide:
         Columns of the gold query and keys stay, others are dropped at random by seed. Only training
         does this; evaluation never looks at the gold query.
         """
-        whole = self.prompts.training(example)
-        style = self._config.prompt.schema_style
+        whole, prompts = self.prompts.training(example), self.prompts
         limit = self._config.sampler.max_prompt_tokens
 
-        def fits(schema_text: str) -> bool:
-            prompt = self.prompts.training(example, schema_text)
-            return tokenizer is None or len(tokenizer.encode_chat(prompt)) <= limit
+        def fits(prompt: Observation) -> bool:
+            # A token is at least a byte, so most prompts need no count.
+            is_short = sum(len(message.content.encode()) for message in prompt) < limit
+            return is_short or tokenizer is None or len(tokenizer.encode_chat(prompt)) <= limit
 
-        # A token is at least a byte, so most prompts need no count.
-        if sum(len(m.content.encode()) for m in whole) < limit or fits(
-            self.prompts.schema_text(example)
-        ):
+        if fits(whole):
             return whole
         schema = sample_columns(
-            self.prompts.schema(example),
+            prompts.schema(example),
             example.gold_sql,
             seed=self._config.seed,
-            fits=fits,
-            style=style,
+            fits=lambda text: fits(prompts.training(example, text)),
+            style=self._config.prompt.schema_style,
         )
-        return self.prompts.training(example, self.prompts.render(schema))
+        return prompts.training(example, prompts.render(schema))
 
     def check_training_prompts(self, train: Sequence[Example], tokenizer: ChatTokenizer) -> None:
         """Raise a `UserError` if no training prompt fits."""
@@ -230,8 +224,8 @@ class SqlSide:
         }
         if self._config.env.witnesses and answer and (answer.correct or answer.refuted):
             numbers[REFUTED] = float(answer.refuted is not None)  # of those that look right
-        if isinstance(self.reward, ProgressiveReward | PaverlReward | ExpoReward | AstraReward):
-            numbers |= self.reward.diagnostics(episode)
+        diagnostics = getattr(self.reward, "diagnostics", None)  # of some families
+        numbers |= diagnostics(episode) if diagnostics else {}
         if isinstance(self._config.env, AgenticConfig):
             kinds = [attempt.kind for attempt in attempts if attempt.kind != "answer"]
             numbers["rollout/calls"] = float(len(kinds))

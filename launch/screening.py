@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -205,18 +205,16 @@ def shares(found: Sequence[Screened]) -> dict[str, Any]:
 
 def by_part(found: Sequence[Screened]) -> dict[str, dict[str, dict[str, Any]]]:
     """Give the `shares` by level of difficulty and by database."""
-    keys: dict[str, Callable[[Screened], str]] = {
-        "difficulty": lambda one: one.difficulty or "unknown",
-        "database": lambda one: one.db_id,
-    }
-    parts: dict[str, defaultdict[str, list[Screened]]] = {}
-    for name, key in keys.items():
-        parts[name] = defaultdict(list)
-        for one in found:
-            parts[name][key(one)].append(one)
+    levels, databases = (
+        defaultdict[str, list[Screened]](list),
+        defaultdict[str, list[Screened]](list),
+    )
+    for one in found:
+        levels[one.difficulty or "unknown"].append(one)
+        databases[one.db_id].append(one)
     return {
         name: {key: shares(each) for key, each in sorted(part.items())}
-        for name, part in parts.items()
+        for name, part in {"difficulty": levels, "database": databases}.items()
     }
 
 

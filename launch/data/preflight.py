@@ -201,14 +201,11 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     data = config.data
     if data.root is None:
         return
-    learned = {f"data.{name}": _databases(splits.get(name, ())) for name in _LEARNED}
-    measured = {
-        name: _databases(found) for name, found in _measured(data, data.root, splits).items()
-    }
+    learned = {f"data.{name}": _databases(splits[name]) for name in _LEARNED}
     shared = {
         (learn, measure): found
         for learn, own in learned.items()
-        for measure, others in measured.items()
+        for measure, others in _measured(data, data.root, splits).items()
         if learn != measure and (found := own & others)
     }
     # To choose by what was learned is told.
@@ -238,28 +235,26 @@ def _databases(examples: Sequence[Example]) -> Set[str]:
 
 def _measured(
     data: DataSection, root: Path, splits: Mapping[Split, Sequence[Example]]
-) -> dict[str, Sequence[Example]]:
-    """Collect the questions to measure by and to choose by."""
-    places = {root / source.path for name in _LEARNED for source in data.of(name).sources}
+) -> dict[str, Set[str]]:
+    """Name the databases of the questions to measure by and to choose by."""
+    places = {one.path for name in _LEARNED for one in data.of(name, root).sources}
     away = [one for one in sorted(places) if not one.resolve().is_relative_to(root.resolve())]
     measured = {name: found for place in (*away, root) for name, found in _test_sets(place)}
-    own = (one.model_copy(update={"path": root / one.path}) for one in data.test.sources)
-    test = {(one.id, one.database) for one in splits.get("test", ())}
-    known = ({(one.id, one.database) for one in examples} for examples in measured.values())
-    if not any(test <= one for one in known) and not all(map(_is_generated, own)):
-        measured["data.test"] = splits.get("test", ())
+    test, own = _databases(splits["test"]), data.of("test", root).sources
+    if not any(test <= one for one in measured.values()) and not all(map(_is_generated, own)):
+        measured["data.test"] = test
     if data.validation is not None:
-        measured["data.validation"] = splits.get("validation", ())
+        measured["data.validation"] = _databases(splits["validation"])
     return measured
 
 
-def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
-    """Read the published test sets below a folder, as far as they are there."""
+def _test_sets(root: Path) -> Iterator[tuple[str, Set[str]]]:
+    """Name the databases of the published test sets below a folder, as far as they are there."""
     for name, published in TEST_SETS.items():
         source = published.at(root)
         try:
             if not _is_generated(source):
-                yield name, read_all(source, needs_databases=False)
+                yield name, _databases(read_all(source, needs_databases=False))
         except AbsentError:
             pass
         except UserError as error:

@@ -79,10 +79,8 @@ class Prompts:
 
     def schema_text(self, example: Example) -> str:
         """Write the schema that an example's prompt shows."""
-        matches = self.matches(example)
-        if not matches:
-            return self._text(example.database)
-        return self.render(with_matches(self._schema(example.database), matches))
+        has_own = self.matches(example)
+        return self.render(self.schema(example)) if has_own else self._text(example.database)
 
     def render(self, schema: DatabaseSchema) -> str:
         """Write a schema in the job's style."""
