@@ -150,7 +150,7 @@ def choose_answers(
     def gold(example: Example) -> TaughtAnswer:
         query = example.gold_sql
         if example.dialect == "sqlite":
-            query = spelled(query, sql.prompts.tables(example))
+            query = spelled(query, sql.prompts.schema(example))
         return TaughtAnswer(example, query)
 
     if warm.answers == "gold":

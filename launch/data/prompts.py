@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launch import cli
 from launch.config import PromptConfig
-from sqlenv.cache import DiskCache, shared_cache
+from sqlenv.cache import shared_cache
 from sqlenv.config import FROZEN_NOW, AgenticConfig, EnvConfig
 from sqlenv.prompts import (
     ASKED_FOR,
@@ -51,15 +51,13 @@ def read_tokenizer(config: JobConfig, folder: Path) -> ChatTokenizer:
 class Prompts:
     """Writes prompts; the schema of a database is read once."""
 
-    def __init__(
-        self, config: PromptConfig, env: EnvConfig, *, disk: DiskCache | None = None
-    ) -> None:
+    def __init__(self, config: PromptConfig, env: EnvConfig) -> None:
         self._config, self._env = config, env
         self._descriptions: dict[Path, Descriptions] = {}
         self._schema = cache(self._read_schema)
         self._text = cache(lambda path: self.render(self._schema(path)))
         shows_matches = config.value_matches and config.schema_style == "omnisql"
-        self._matcher = ValueMatcher(disk or shared_cache()) if shows_matches else None
+        self._matcher = ValueMatcher(shared_cache()) if shows_matches else None
 
     def describe(self, descriptions: Mapping[Path, Descriptions]) -> None:
         """Use what data sets say of the columns of their databases."""
@@ -68,10 +66,6 @@ class Prompts:
     def matches(self, example: Example) -> tuple[ValueMatch, ...]:
         """Find the values that a question names, where prompts show them."""
         return self._matcher.matches(example) if self._matcher else ()
-
-    def tables(self, example: Example) -> DatabaseSchema:
-        """Return the schema of an example's database, whatever its question."""
-        return self._schema(example.database)
 
     def schema(self, example: Example) -> DatabaseSchema:
         """Return the schema that an example's prompt shows."""
