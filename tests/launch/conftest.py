@@ -29,39 +29,7 @@ from .downloads import make_downloads
 from .small_sets import make_bird, make_spider
 
 ROOT = Path(__file__).parents[2]
-# No reward can move a model this raw: weight decay and the KL term do, so that every step counts.
-TINY: dict[str, Any] = yaml.safe_load("""
-run: {name: tiny}
-data:
-  demo: {train_databases: 2, validation_databases: 1, test_databases: 1, questions_per_database: 12}
-  train: {sources: [{layout: spider, path: ., split: train}]}
-  validation: {sources: [{layout: spider, path: ., split: dev}]}
-  test: {sources: [{layout: spider, path: ., split: test}]}
-prompt: {style: demo, schema_style: bare, example_values: 0}
-model:
-  tiny: {vocab_size: 600, hidden_size: 32, intermediate_size: 64, layers: 1, heads: 2, kv_heads: 1}
-  dtype: float32
-warm_start:
-  steps: 3
-  groups_per_step: 2
-  repair_share: 0.25
-  batching: {micro_batch_tokens: 512}
-  checkpoint_every: 1
-env: {kind: diagnosed, turns: 2}
-executor: {timeout_s: 2, max_steps: 2000000}
-sampler: {slots: 8, max_prompt_tokens: 700, max_response_tokens: 160, max_reply_tokens: 16}
-train:
-  steps: 3
-  prompts_per_step: 2
-  group_size: 2
-  algorithm: {kl_coef: 0.1}
-  optimizer: {learning_rate: 0.01, weight_decay: 0.5}
-  eval_every: 2
-  checkpoint_every: 1
-  kl_every: 1
-  sample_every: 1
-evaluation: {questions: 6, validation_questions: 4}
-""")
+TINY: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "data" / "tiny.yaml").read_text())
 
 TABLES = """
 CREATE TABLE emp (name TEXT, dept TEXT, sal INT);

@@ -1,5 +1,6 @@
 """The command `launch.plan`, and what a training job checks of a device's memory."""
 
+import functools
 import gc
 import json
 import logging
@@ -19,23 +20,16 @@ from launch.config import load_config
 from launch.tiny import tiny_shape
 from launch.warm_start import start_model
 from minirl.exchange import UserError
-from minirl.model.config import Hybrid, read_config
+from minirl.model.config import Hybrid
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
 from minirl.plan.fit import Devices
 
 SMALL = (
-    "model.tiny.vocab_size=512",
-    "model.tiny.hidden_size=16",
-    "model.tiny.intermediate_size=32",
-    "model.tiny.layers=1",
-    "model.tiny.heads=2",
-    "model.tiny.kv_heads=2",
-    "sampler.max_prompt_tokens=64",
-    "sampler.max_response_tokens=48",
-    "sampler.max_reply_tokens=24",
-    "sampler.slots=8",
+    "model.tiny={vocab_size: 512, hidden_size: 16, intermediate_size: 32, layers: 1, heads: 2, "
+    "kv_heads: 2}",
+    "sampler={max_prompt_tokens: 64, max_response_tokens: 48, max_reply_tokens: 24, slots: 8}",
     "train.prompts_per_step=8",
     "train.group_size=4",
 )
@@ -45,20 +39,37 @@ def config(*overrides):
     return load_config("progress-demo.yaml", [*SMALL, *overrides])
 
 
-def make(topology="cpux4", *overrides, **options):
-    given = {"model": None} | options
+def make(topology="cpux1", *overrides, progress=lambda *_: None):
+    return plan.make_plan(config(*overrides), topology, progress=progress, model=None)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The one plan whose programs are compiled here, and what was said meanwhile."""
     said = []
 
     def progress(done, total, status):
         assert 0 <= done <= total
         said.append(status)
 
-    return plan.make_plan(config(*overrides), topology, progress=progress, **given), said
+    return make("cpux4", progress=progress), said
 
 
-@pytest.fixture(scope="module")
-def made():
-    return make()
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Return what lets a program take what it is given, and a gradient so much for each token."""
+
+    def use(token_bytes: float = 0.0) -> None:
+        def described(lowered, **_options):
+            batch = next((one for one in lowered.in_avals[0] if hasattr(one, "ids_XT")), None)
+            tokens = 0 if batch is None else batch.ids_XT.size
+            given = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves(lowered.in_avals))
+            return compilers.Program(given, 0.0, token_bytes * tokens, 0.0)
+
+        monkeypatch.setattr(planner, "compile_program", described)
+
+    use()
+    return use
 
 
 def test_a_plan_says_what_there_is_to_know(made):
@@ -84,29 +95,22 @@ def test_a_plan_says_what_there_is_to_know(made):
     json.dumps(found)
 
 
-def test_a_plan_shows_a_warm_start_where_there_is_one(made, capsys):
-    plan._show(made[0])
-    said = capsys.readouterr().out
-    assert "warm start" in said
-    assert "warm_start.batching.micro_batch_tokens=2048" in said
-    without, _ = make("cpux1", "warm_start=null")
-    assert (without["warm_start_memory_bytes"], without["warm_start_micro_batch_tokens"]) == (
-        {},
-        None,
-    )
-    plan._show(without)
-    assert "warm" not in capsys.readouterr().out
-
-
 SERVERS = ("rollout.sglang.urls=[http://gpu1:30000]",)
 
 
-def test_a_plan_has_no_sampler_where_servers_sample(capsys):
-    found, _ = make("cpux1", *SERVERS, "warm_start=null")
+@pytest.mark.usefixtures("uncompiled")
+def test_a_plan_shows_a_warm_start_and_a_sampler_where_there_is_one(made, capsys):
+    plan._show(made[0])
+    said = capsys.readouterr().out
+    assert "warm_start.batching.micro_batch_tokens=2048" in said
+    assert all(phase in said for phase in ("warm start", "Samplers"))
+    found = make("cpux1", *SERVERS, "warm_start=null")
+    assert found["warm_start_memory_bytes"] == found["generation_memory_bytes"] == {}
+    assert found["warm_start_micro_batch_tokens"] is found["sampler_mesh"] is None
     assert set(found["compile_s"]) == {"gradient of 2048 tokens", "apply"}
-    assert (found["generation_memory_bytes"], found["sampler_mesh"]) == ({}, None)
     plan._show(found)
-    assert "Samplers" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert not any(phase in said for phase in ("warm", "Samplers"))
 
 
 def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
@@ -136,23 +140,24 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     assert servers() == servers(*SERVERS) == {}
 
 
-def learning(mesh, *overrides) -> Any:
+def learning(*overrides) -> Any:
     """Build the learning of a job on four devices."""
     own, shape = jax.devices()[:4], tiny_shape(config().model.tiny)
-    place = make_mesh(mesh, own), Devices(own, 2.0**34)
+    place = make_mesh({"fsdp": 4}, own), Devices(own, 2.0**34)
     return plan.phase_of(config(*overrides), shape, "train", *place)
 
 
-def held(mesh, *overrides):
+@functools.cache
+def held(*overrides):
     """Return what is held while the update runs, and while the sampler does."""
-    found = learning(mesh, *overrides)
+    found = learning(*overrides)
     found.fit(lambda *_: None)
     return found.update, found.generation
 
 
 def test_adapters_take_less_and_frozen_weights_are_copied_once():
-    whole, _ = held({"fsdp": 4})
-    update, sampler = held({"fsdp": 4}, "train.lora.rank=2")
+    whole, _ = held()
+    update, sampler = held("train.lora.rank=2")
     assert update["optimizer"] < 0.5 * whole["optimizer"]
     assert update["gradient"] < 0.5 * whole["gradient"]
     # The frozen weights lie there split, and whole for a sampler of several devices.
@@ -164,27 +169,11 @@ def test_adapters_take_less_and_frozen_weights_are_copied_once():
 
 
 def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
-    copy = held({"fsdp": 4})[1]["sampler's weights"]
+    copy = held()[1]["sampler's weights"]
     monkeypatch.setattr("minirl.sample.weights.COPY_SHARE", 0.9 * copy / 2**34)
-    shared, _ = learning({"fsdp": 4}).place_sampler(held_bytes=0)
+    shared, _ = learning().place_sampler(held_bytes=0)
     assert dict(shared.mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     assert device_bytes(nnx.state(shared)) < copy
-
-
-@pytest.fixture
-def uncompiled(monkeypatch):
-    """Return what lets a program take what it is given, and a gradient so much for each token."""
-
-    def use(token_bytes: float) -> None:
-        def described(lowered, **_options):
-            batch = next((one for one in lowered.in_avals[0] if hasattr(one, "ids_XT")), None)
-            tokens = 0 if batch is None else batch.ids_XT.size
-            given = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves(lowered.in_avals))
-            return compilers.Program(given, 0.0, token_bytes * tokens, 0.0)
-
-        monkeypatch.setattr(planner, "compile_program", described)
-
-    return use
 
 
 AUTO = "train.batching.micro_batch_tokens=auto"
@@ -194,13 +183,13 @@ def test_the_largest_micro_batch_is_bounded_by_memory(uncompiled, monkeypatch):
     uncompiled(2**30 / 100)
     room = 6.0 * 2**30
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", room / 0.95))
-    found, _ = make("cpux1", AUTO, "warm_start=null")
+    found = make("cpux1", AUTO, "warm_start=null")
     # Eight groups of 63 + 4 x 48 tokens would be 2,040: a quarter of it fits, and some more.
     assert 450 <= found["micro_batch_tokens"] <= 600
     assert found["update_bytes"] <= found["room_bytes"] == pytest.approx(room)
     # With room for all, it is all that a step has.
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 10 * room))
-    assert make("cpux1", AUTO, "warm_start=null")[0]["micro_batch_tokens"] == 8 * (63 + 4 * 48)
+    assert make("cpux1", AUTO, "warm_start=null")["micro_batch_tokens"] == 8 * (63 + 4 * 48)
 
 
 WARM_AUTO = "warm_start.batching.micro_batch_tokens=auto"
@@ -215,7 +204,7 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(uncompiled, monkeypatch):
         make("cpux1", AUTO)
     with pytest.raises(UserError, match=rf"^learning does not fit: .* free; .* {AUTO}"):
         make("cpux1", WARM_AUTO)
-    found, _ = make("cpux1", AUTO, WARM_AUTO)
+    found = make("cpux1", AUTO, WARM_AUTO)
     # Two groups of 8 x (63 + 48) would be 1,776 tokens, of which eighths are tried.
     assert found["warm_start_micro_batch_tokens"] == 1776 * 2 // 8
     assert found["warm_start_bytes"] <= found["room_bytes"]
@@ -261,21 +250,6 @@ def test_the_compiler_is_asked_for(monkeypatch, name, extra, absent):
 
 
 @pytest.fixture
-def tiny_folder(tmp_path):
-    keys = {
-        "model_type": "qwen2",
-        "vocab_size": 512,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "tie_word_embeddings": True,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(keys))
-    return tmp_path
-
-
-@pytest.fixture
 def free(monkeypatch):
     """Let a device have room for so many bytes, beside which no model is small."""
 
@@ -286,11 +260,9 @@ def free(monkeypatch):
     return given
 
 
-def test_training_plans_once_and_refuses_what_does_not_fit(
-    tiny_folder, tmp_path, free, uncompiled, monkeypatch, caplog
-):
-    uncompiled(0.0)
-    asked, shape = config("sampler.cache_gb=0.001", AUTO), read_config(tiny_folder)
+@pytest.mark.usefixtures("uncompiled")
+def test_training_plans_once_and_refuses_what_does_not_fit(tmp_path, free, monkeypatch, caplog):
+    asked, shape = config("sampler.cache_gb=0.001", AUTO), tiny_shape(config().model.tiny)
     taken = 2.0**33
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)
     free(2.0**30)
@@ -313,10 +285,10 @@ def test_training_plans_once_and_refuses_what_does_not_fit(
     assert not (tmp_path / plan.PLAN).exists()
 
 
-def test_a_warm_start_is_planned_once_in_its_own_folder(tiny_folder, tmp_path, free, uncompiled):
-    uncompiled(0.0)
+@pytest.mark.usefixtures("uncompiled")
+def test_a_warm_start_is_planned_once_in_its_own_folder(tmp_path, free):
     free(2.0**30)
-    asked, shape = config(WARM_AUTO), read_config(tiny_folder)
+    asked, shape = config(WARM_AUTO), tiny_shape(config().model.tiny)
     planned = plan.plan_memory(asked, shape, tmp_path / "warm", "warm_start")
     # Of two groups each of eight devices has one at most: eight of 63 + 48 tokens.
     assert planned.warm_start is not None
@@ -349,31 +321,29 @@ def test_a_warm_start_gives_back_what_it_took(tmp_path):
     assert left == []
 
 
-def test_a_small_model_is_not_compiled_to_be_planned(tiny_folder, tmp_path, monkeypatch):
+def test_a_small_model_is_not_compiled_to_be_planned(tmp_path, monkeypatch):
     monkeypatch.setattr("minirl.plan.fit.compile_program", None)
-    planned = plan.plan_memory(config(AUTO), read_config(tiny_folder), tmp_path)
+    planned = plan.plan_memory(config(AUTO), tiny_shape(config().model.tiny), tmp_path)
     assert planned.train.batching.micro_batch_tokens == 16_384
 
 
-def test_a_resumed_run_has_the_cache_that_was_planned(tiny_folder, tmp_path, free, monkeypatch):
+@pytest.mark.usefixtures("uncompiled")
+def test_a_resumed_run_has_the_cache_that_was_planned_and_none_with_servers(
+    tmp_path, free, monkeypatch
+):
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: 0)
     free(2.0**30)
-    asked, shape = config("sampler.cache_gb=null"), read_config(tiny_folder)
+    asked, shape = config("sampler.cache_gb=null"), tiny_shape(config().model.tiny)
     planned = plan.plan_memory(asked, shape, tmp_path)
     # A quarter of a CPU's memory, of which each of eight devices has a part.
     assert planned.sampler.cache_gb == pytest.approx(2.0**30 / 4 / 8 / 1e9)
     free(2.0**40)
     assert plan.plan_memory(asked, shape, tmp_path) == planned
-
-
-def test_nothing_of_a_sampler_is_planned_where_servers_sample(
-    tiny_folder, tmp_path, free, monkeypatch
-):
     free(2.0**32)
     monkeypatch.setattr("minirl.plan.fit.plan_cache", None)
-    planned = plan.plan_memory(config(*SERVERS), read_config(tiny_folder), tmp_path)
-    assert planned.sampler.cache_gb is None
-    kept = json.loads((tmp_path / plan.PLAN).read_text())["memory_bytes"]
+    served = tmp_path / "served"
+    assert plan.plan_memory(config(*SERVERS), shape, served).sampler.cache_gb is None
+    kept = json.loads((served / plan.PLAN).read_text())["memory_bytes"]
     assert {"weights", "gradient", "temporaries"} <= set(kept)
     assert "cache" not in kept
 

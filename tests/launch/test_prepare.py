@@ -1,9 +1,14 @@
 """`launch.prepare`: data sets in every form checked, and what is found kept for all commands."""
 
 import json
+import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +17,20 @@ import pytest
 from launch import prepare
 from launch.config import SPLITS, JobConfig, load_config
 from launch.data import checks
+from launch.data.checks import check_gold, process_pool
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from sqlenv.cache import DiskCache, shared_cache
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
 from sqlenv.schema import values
 from sqlenv.types import Example
+from sqlenv.witness.draw import ties_broken
 from tests.forked import Copy
-from tests.waiting import wait_until
+from tests.waiting import is_alive, wait_until
 from tests.worlds import make_file, write
 
-from .conftest import json_lines
+from .conftest import ROOT, example, json_lines
 from .downloads import GOLDS
 
 QUICK = ("executor.workers=1", "executor.timeout_s=5")
@@ -204,3 +213,140 @@ def test_a_database_that_cannot_be_read_is_counted(root: Path, run):
 def test_databases_that_are_not_learned_from_are_left_out(root: Path, run):
     _, told = run(root, "--data", "bird-train", "data.train.exclude_databases=[mill]")
     assert "bird-train: 12 of 18 questions" in told
+
+
+# Gold queries that teach something wrong.
+
+CHECKED = {
+    "SELECT name FROM emp": "",
+    "SELECT name FROM emp ORDER BY name LIMIT 2": "",
+    "SELECT nope FROM emp": "fails",
+    "SELECT name FROM emp WHERE sal < 0": "empty",
+    "SELECT random()": "varies",
+    "SELECT CURRENT_TIMESTAMP": "",
+    'SELECT julianday("now") > 0': "",
+    "SELECT name FROM emp WHERE name <> 'now' AND date(name) IS NULL": "",
+    "SELECT name FROM emp LIMIT 1": "row_order",
+    "SELECT name, count(*) FROM emp": "row_order",
+    "SELECT name FROM emp WHERE sal = 20 ORDER BY sal LIMIT 1": "ties",
+    "SELECT name FROM emp ORDER BY sal -- rising": "ties",
+    "SELECT name FROM (SELECT name, sal FROM emp ORDER BY sal)": "",
+    "SELECT name FROM emp WHERE sal IN (SELECT sal FROM emp ORDER BY dept LIMIT 3)": "ties",
+}
+SCALAR = [
+    "SELECT random()", "SELECT CURRENT_TIMESTAMP", 'SELECT julianday("now") > 0',
+    "SELECT name FROM emp LIMIT 1", "SELECT name FROM emp WHERE sal = 20 ORDER BY sal LIMIT 1",
+]  # fmt: skip
+ISSUES = {"": (), "fails": ("failing",), "empty": ("empty",), "ties": ("tied",)}
+
+
+@pytest.fixture
+def check(tmp_path):
+    config = ExecutorConfig(workers=1)
+    disk = DiskCache(tmp_path / "cache")
+    with Executor(config, disk) as plain:
+        yield lambda examples: [check_gold(one, plain, disk) for one in examples]
+
+
+def test_issues_of_gold_queries(database, check, monkeypatch):
+    examples = [example(database, gold) for gold in CHECKED]
+    found = check(examples)
+    for (gold, kind), one in zip(CHECKED.items(), found, strict=True):
+        assert one.example.gold_sql == gold
+        issues = [issue for issue in one.issues if issue != "scalar"]
+        assert issues == [*ISSUES.get(kind, ("varying",))], gold
+        assert one.note.partition(":")[0] == (kind if kind != "empty" else ""), gold
+    assert [one.example.gold_sql for one in found if "scalar" in one.issues] == SCALAR
+    # What is known is not run again; what is found of another database is another fact.
+    monkeypatch.setattr("sqlenv.executor.executor.Executor.execute", None)
+    assert check(examples) == found
+
+
+def test_ties_are_broken_by_the_querys_own_columns():
+    assert ties_broken("SELECT a FROM orders") == ties_broken("SELECT a FRO t ORDER BY a") == ()
+    upwards, downwards = ties_broken("SELECT a, b FROM t ORDER BY c LIMIT 1;")
+    assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1"
+    assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1"
+
+
+# Work on all cores: lots in order, and processes that end when nobody waits for them.
+
+TWO = ExecutorConfig(
+    workers=2,
+)
+
+
+@contextmanager
+def make_square(config: ExecutorConfig) -> Generator[Callable[[int], tuple[int, int]]]:
+    assert config.threads == 1
+    yield lambda number: (number * number, os.getpid())
+
+
+def test_lots_come_in_order_from_the_same_processes():
+    with process_pool(make_square, TWO, most=200) as do:
+        found = [answer for start in (0, 100) for answer in do(range(start, start + 100))]
+    assert [square for square, _ in found] == [number**2 for number in range(200)]
+    assert os.getpid() not in {pid for _, pid in found}
+    assert len({pid for _, pid in found}) <= 2
+
+
+def test_few_jobs_stay_in_this_process():
+    with process_pool(make_square, TWO, most=10) as do:
+        assert {pid for _, pid in do(range(10))} == {os.getpid()}
+
+
+def fail(pids: list[int]) -> None:
+    with process_pool(make_square, TWO, most=200) as do:
+        pids += {pid for _, pid in do(range(100))}
+        raise KeyboardInterrupt
+
+
+def test_a_pool_that_fails_ends_its_own_processes_alone():
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fail(pids := [])
+        wait_until(lambda: not any(map(is_alive, pids)))
+        assert other.is_alive()
+    finally:
+        other.kill()
+        other.join()
+
+
+SLEEPERS = """
+import os, sys, time
+from contextlib import contextmanager
+from pathlib import Path
+from launch.data.checks import process_pool
+from sqlenv.config import ExecutorConfig
+
+@contextmanager
+def make_sleeper(config):
+    def sleep(path):
+        (path / str(os.getpid())).touch()
+        time.sleep(600)
+    yield sleep
+
+if __name__ == "__main__":
+    with process_pool(make_sleeper, ExecutorConfig(workers=2), most=200) as do:
+        list(do([Path(sys.argv[1])] * 32))
+"""
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path):
+    """Also where it is killed, and can tell them nothing."""
+    told = tmp_path / "told"
+    told.mkdir()
+    script = tmp_path / "sleepers.py"
+    script.write_text(SLEEPERS)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, script, told], env=env, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len([*told.iterdir()]) == 2)
+        process.kill()
+        process.wait(120)
+        wait_until(lambda: not any(is_alive(path.name) for path in told.iterdir()))
+    finally:
+        process.kill()
+        process.wait()

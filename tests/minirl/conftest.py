@@ -6,7 +6,6 @@ import pytest
 
 from minirl.sglang import pool
 
-from . import toy as module
 from .fake_sglang import Fake
 
 
@@ -35,9 +34,3 @@ def soon(monkeypatch):
     """Let a pool look after its servers more often."""
     monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.05)
     monkeypatch.setattr(pool, "_HEARTBEAT_S", 0.1)
-
-
-@pytest.fixture
-def toy():
-    """Hand the module of the toys to the tests of plans."""
-    return module

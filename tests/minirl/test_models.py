@@ -282,39 +282,9 @@ def test_loading_holds_the_model_once(copies, tmp_path):
 
 # Llama's shape: the decoder computes what a few lines of NumPy in float64 do.
 
-SHAPE: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "vocab_size": 80,
-    "hidden_size": 48,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 2048,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-# As Llama 3.1 to 3.3, with a context so short that of 4 pairs one is kept, one divided in part.
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 128,
-}
-CASES: dict[str, dict[str, Any]] = {
-    "tied": {"tie_word_embeddings": True, "rope_theta": 100_000.0},
-    "untied": {"num_key_value_heads": None},
-    "wider heads": {"head_dim": 12, "rope_theta": 500_000.0},
-    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 100_000.0},
-    "llama3": {"rope_scaling": {"rope_type": "llama3", **LLAMA3}},
-    "llama3 of transformers 5": {
-        "rope_parameters": {"rope_type": "llama3", "rope_theta": 10_000.0, **LLAMA3}
-    },
-    "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 10},
-    "a window of all positions": {"model_type": "mistral", "sliding_window": 2048},
-}
+# In llama3's cases, as Llama 3.1 to 3.3 with a context so short that of 4 pairs one is kept, one
+# divided in part.
+SHAPE, CASES = (read("llama")[name] for name in ("shape", "cases"))
 
 
 def write_folder(folder: Path, **changes: Any) -> dict[str, np.ndarray]:

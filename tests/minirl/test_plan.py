@@ -1,10 +1,7 @@
 """A plan's counts against what is compiled, and the devices it knows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import pytest
@@ -31,6 +28,8 @@ from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.train.update import abstract_batch
 from minirl.types import Decoding, Request
 
+from . import toy
+
 SHAPE = ModelConfig(
     vocab_size=64,
     hidden_size=128,
@@ -47,19 +46,6 @@ SHAPE = ModelConfig(
 )
 
 
-class Tokens(NamedTuple):
-    """Prompts and answers of one length each."""
-
-    prompts: int
-    prompt: int
-    answers: int
-    answer: int
-
-    @property
-    def computed(self) -> int:
-        return self.prompts * self.prompt + self.answers * self.answer
-
-
 LIMITS = SamplerConfig()
 
 
@@ -70,21 +56,15 @@ def learning(shape, mesh=None, *, dtype="float32", remat="full", moments="float3
     return Learning(model, train, LIMITS, Devices(jax.devices(), 2.0**34), evaluation=LIMITS)
 
 
-def shape_of(tokens):
-    """Return the micro-batch of one part that has no padding."""
-    each = tokens.answers // tokens.prompts
-    return BatchShape(tokens.computed, tokens.prompts, tokens.prompt, each, tokens.answer)
-
-
-def programs_of(phase, shape):
-    return phase.learner.lower(phase.state, shape)
+def programs_of(phase, *shape):
+    return phase.learner.lower(phase.state, BatchShape(*shape))
 
 
 def test_bytes_are_those_of_the_compiled_programs():
     mesh = make_mesh({"fsdp": 4, "tensor": 2})
     shape = replace(SHAPE, num_hidden_layers=6)
     phase = learning(shape, mesh, dtype="bfloat16", moments="bfloat16")
-    lowered = programs_of(phase, shape_of(Tokens(1, 256, 4, 256)))
+    lowered = programs_of(phase, 1280, 1, 256, 4, 256)
     programs = {name: compile_program(low) for name, low in lowered.items()}
     weights, optimizer = map(device_bytes, phase.state[:2])
     # The weights, the optimizer's state, and the gradient, which is split as the weights are.
@@ -114,8 +94,9 @@ def test_a_batch_is_split_by_rows_alone():
 
 
 def test_flops_are_those_of_the_unrolled_program():
-    tokens = Tokens(prompts=2, prompt=96, answers=4, answer=64)
-    lowered = programs_of(learning(SHAPE, remat="none"), shape_of(tokens))
+    prompts, prompt, answers, answer = 2, 96, 4, 64
+    computed = prompts * prompt + answers * answer  # without padding
+    lowered = programs_of(learning(SHAPE, remat="none"), computed, prompts, prompt, 2, answer)
     found = lowered["gradient"].compile().cost_analysis()["flops"]
     # Two a weight and token (arXiv:2001.08361, section 2.1), and in attention four a query, key and
     # element of a head; twice as many back. Logits are computed again in the backward pass.
@@ -123,11 +104,10 @@ def test_flops_are_those_of_the_unrolled_program():
     weights = SHAPE.num_hidden_layers * (
         attention + 3 * SHAPE.hidden_size * SHAPE.intermediate_size
     )
-    pairs = tokens.prompts * tokens.prompt**2
-    pairs += tokens.answers * tokens.answer * (tokens.prompt + tokens.answer)
+    pairs = prompts * prompt**2 + answers * answer * (prompt + answer)
     width = SHAPE.num_attention_heads * SHAPE.head_dim
-    forward = 2 * weights * tokens.computed + 4 * SHAPE.num_hidden_layers * width * pairs
-    logits = 2 * SHAPE.vocab_size * SHAPE.hidden_size * tokens.answers * tokens.answer
+    forward = 2 * weights * computed + 4 * SHAPE.num_hidden_layers * width * pairs
+    logits = 2 * SHAPE.vocab_size * SHAPE.hidden_size * answers * answer
     expected = 3 * forward + 4 * logits
     assert found == pytest.approx(expected, rel=0.05)
 
@@ -136,7 +116,7 @@ def test_a_program_does_not_grow_with_depth_and_holds_a_gradient_once():
     """Beside the sum of gradients there is one gradient, that of the micro-batch."""
     deep = [replace(SHAPE, num_hidden_layers=depth, intermediate_size=2048) for depth in (12, 24)]
     phases = list(map(learning, deep))
-    lowered = [programs_of(one, BatchShape(288, 1, 32, 1, 256))["gradient"] for one in phases]
+    lowered = [programs_of(one, 288, 1, 32, 1, 256)["gradient"] for one in phases]
     assert len({len(one.as_text().splitlines()) for one in lowered}) == 1
     gradient = device_bytes(phases[1].state.params)
     assert gradient < compile_program(lowered[1]).temporaries < 1.5 * gradient
@@ -171,7 +151,7 @@ def compiled(tmp_path):
     use(before)
 
 
-def test_a_run_reads_what_its_plan_compiled(toy, tmp_path, compiled):
+def test_a_run_reads_what_its_plan_compiled(tmp_path, compiled):
     """The programs of the model that is measured first, and those of the warm start."""
     model, lora = nnx.clone(toy.model()), LoraConfig(rank=2)
     sizes = BatchingConfig(micro_batch_tokens=64)
@@ -191,9 +171,7 @@ def test_a_run_reads_what_its_plan_compiled(toy, tmp_path, compiled):
     planned = compiled()
     # So that nothing is found in memory.
     jax.clear_caches()
-    sampler = toy.sampler(
-        model, **measured.model_dump(include={"slots", "max_prompt_tokens", "max_response_tokens"})
-    )
+    sampler = toy.sampler(model, slots=2, max_prompt_tokens=48, max_response_tokens=20)
     toy.run(sampler, [Request(e, tuple(range(4, 40 + e)), 4, Decoding()) for e in range(2)])
     add_adapters(model, lora, seed=0)
     supervise(model, lessons, warm, folder=tmp_path / "warm")
@@ -216,21 +194,27 @@ def test_more_devices_than_prompts_share_layers():
     assert choose(80, prompts=64, heads=28) == {"data": 5, "fsdp": 8, "tensor": 2}
 
 
+# Its devices, their memory, and those of a process.
 @pytest.mark.parametrize(
-    ("name", "size", "memory"),
+    ("name", "size", "memory", "part"),
     [
-        ("v5e:4x4", 16, 15.75),
-        ("v5p:4x4x4", 64, 95.74),
-        ("h200x8", 8, 139.8),
-        ("a800x32", 32, 79.3),
-        ("a100x8", 8, 79.3),
-        ("a100-40x1", 1, 39.4),
+        ("v5e:1x1", 1, 15.75, "v5e:1x1"),
+        ("v5e:4x4", 16, 15.75, None),
+        ("v5p:4x4x4", 64, 95.74, "v5p:2x2x1"),
+        ("h100x1", 1, 79.1, "h100x1"),
+        ("h100x16", 16, 79.1, "h100x8"),
+        ("h200x8", 8, 139.8, None),
+        ("a800x32", 32, 79.3, None),
+        ("a100x8", 8, 79.3, None),
+        ("a100-40x1", 1, 39.4, None),
+        ("a100-40x16", 16, 39.4, "a100-40x8"),
     ],
 )
-def test_topologies(name, size, memory):
+def test_topologies(name, size, memory, part):
     topology = parse_topology(name)
     assert topology.size == size
     assert topology.chip.memory_bytes / 2**30 == pytest.approx(memory, abs=0.1)
+    assert part in (None, topology.host.name)
 
 
 @pytest.mark.parametrize(
@@ -241,18 +225,6 @@ def test_unknown_topologies_are_refused(name):
         parse_topology(name)
 
 
-def test_a_process_has_a_part_of_the_devices():
-    parts = {
-        "h100x16": "h100x8",
-        "a100-40x16": "a100-40x8",
-        "h100x1": "h100x1",
-        "v5p:4x4x4": "v5p:2x2x1",
-        "v5e:1x1": "v5e:1x1",
-    }
-    for name, part in parts.items():
-        assert parse_topology(name).host.name == part
-
-
 @pytest.mark.parametrize(
     ("name", "billions"),
     [("0.5B", 0.494), ("7B", 7.616), ("32B", 32.764)],
@@ -261,8 +233,5 @@ def test_published_shapes_have_the_published_parameters(name, billions):
     # As the models' cards give them: 0.49, 7.61 and 32.5 to 32.8 billion.
     phase = learning(published_shape(f"Qwen/Qwen2.5-Coder-{name}-Instruct"))
     assert phase.parameters / 1e9 == pytest.approx(billions, abs=0.001)
-
-
-def test_an_unknown_model_is_refused():
     with pytest.raises(UserError, match="no such model"):
         published_shape("gpt-7")

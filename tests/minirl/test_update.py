@@ -128,11 +128,13 @@ def learner_of(scene):
     return Learner(scene.model, SETTINGS["function"], optax.sgd(1.0), temperature=TEMPERATURE)
 
 
+scene_of = functools.cache(lambda hybrid: Scene(partial(toy.model, hybrid=hybrid)))
+
+
 @functools.cache
-def made(*, hybrid=False):
+def made(*, hybrid=False, lengths=GROUPS):
     """Make a scene, and its groups."""
-    scene = Scene(partial(toy.model, hybrid=hybrid))
-    return scene, make_groups(scene, LONG_GROUPS if hybrid else GROUPS)
+    return scene_of(hybrid), make_groups(scene_of(hybrid), lengths)
 
 
 def stack(rows):
@@ -185,9 +187,9 @@ def assert_close(tree, other, *, rtol=5e-5):
 
 
 # Of full attention alone, and of linear attention too; later tests have one, with all layers.
-@pytest.mark.parametrize("hybrid", [False, True])
-def test_shared_prompts_equal_rows_of_their_own(hybrid):
-    scene, groups = made(hybrid=hybrid)
+@pytest.mark.parametrize(("hybrid", "lengths"), [(False, GROUPS), (True, LONG_GROUPS)])
+def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
+    scene, groups = made(hybrid=hybrid, lengths=lengths)
     rows = [row for group in groups for row in group]
     ids_BT = stack(rows)
     logp_BT = scene.plain_logprobs(scene.params, ids_BT)
