@@ -27,8 +27,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from benchmarks import markdown
-from launch.evaluation.results import PLACES, STAGES, Report
-from launch.evaluation.statistics import Paired, paired_difference
+from launch.evaluation.results import PLACES, STAGES, Paired, Report, paired_difference
 from launch.reporting.runs import Run, gain, read_runs, scores_of, shared_rules, without_seed
 from launch.tables import interval
 from minirl.exchange import UserError

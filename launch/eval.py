@@ -54,92 +54,57 @@ if TYPE_CHECKING:
 # Modules and queries' trees are many objects that stay: the collector would look through them again
 # and again.
 _GARBAGE = 100_000
+_DATA = (
+    f"a split of the config ({', '.join(SPLITS)}; default: test) or a published test set: "
+    f"{', '.join(TEST_SETS)}"
+)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """Whose answers, on which questions, judged by what."""
+    """Whose answers, on which questions, judged by what.
+
+    Attributes:
+        checkpoint: a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face
+            model folder (default with --cfg: what reinforcement learning starts from)
+        endpoint: an OpenAI-compatible endpoint, up to and including /v1
+        predictions: a file of queries, with no model: one a line, JSON lines, or one JSON value (a
+            list, or an object by id)
+        decode: greedy, vote@N (the majority of N samples' results), pass@N (whether any is right),
+            or judge@K (the best of K by the own judgement of an endpoint's model)
+        vote_by: what makes two samples one vote: equal sets of rows as in OmniSQL, or equal printed
+            tables as in PaVeRL-SQL
+        data_root: folder of the data: a data set's own, OmniSQL's data/, or several downloads
+        file: question file in place of the data set's own: in its folder, or a path
+        comparators: NAME,NAME: what answers are judged by (default: the set's own)
+        test_suite: Spider's test suite (default: test_suite_database in the data or beside it)
+        by: accuracy by difficulty, database, clause, tag or turns too; may be repeated
+        official: write the answers in the official programs' forms too
+        out: folder of the results (default: in evals/, named after what is measured)
+    """
 
     cfg: options.OtherConfigOption = None
     accel: options.AcceleratorOption = None
-    checkpoint: Annotated[
-        Path | None,
-        Parameter(
-            help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
-            "model folder (default with --cfg: what reinforcement learning starts from)"
-        ),
-    ] = None
-    endpoint: Annotated[
-        str | None, Parameter(help="an OpenAI-compatible endpoint, up to and including /v1")
-    ] = None
+    checkpoint: Path | None = None
+    endpoint: str | None = None
     model: options.ModelOption = None
-    predictions: Annotated[
-        Path | None,
-        Parameter(
-            help="a file of queries, with no model: one a line, JSON lines, or one JSON value (a "
-            "list, or an object by id)"
-        ),
-    ] = None
-    decode: Annotated[
-        str,
-        Parameter(
-            help="greedy, vote@N (the majority of N samples' results), pass@N (whether any is "
-            "right), or judge@K (the best of K by the own judgement of an endpoint's model)"
-        ),
-    ] = "greedy"
-    vote_by: Annotated[
-        VoteBy,
-        Parameter(
-            help="what makes two samples one vote: equal sets of rows as in OmniSQL, or equal "
-            "printed tables as in PaVeRL-SQL"
-        ),
-    ] = "set"
-    data: Annotated[
-        str,
-        Parameter(
-            help=f"a split of the config ({', '.join(SPLITS)}; default: test) or a published test "
-            f"set: {', '.join(TEST_SETS)}"
-        ),
-    ] = "test"
-    data_root: Annotated[
-        Path | None,
-        Parameter(
-            help="folder of the data: a data set's own, OmniSQL's data/, or several downloads"
-        ),
-    ] = None
-    file: Annotated[
-        str,
-        Parameter(help="question file in place of the data set's own: in its folder, or a path"),
-    ] = ""
+    predictions: Path | None = None
+    decode: str = "greedy"
+    vote_by: VoteBy = "set"
+    data: Annotated[str, Parameter(help=_DATA)] = "test"
+    data_root: Path | None = None
+    file: str = ""
     dialect: options.DialectOption = "sqlite"
     limit: options.LimitOption = None
     show_prompt: options.ShowPromptOption = False
-    comparators: Annotated[
-        str | None,
-        Parameter(help="NAME,NAME: what answers are judged by (default: the set's own)"),
-    ] = None
-    test_suite: Annotated[
-        Path | None,
-        Parameter(
-            help="Spider's test suite (default: test_suite_database in the data or beside it)"
-        ),
-    ] = None
+    comparators: str | None = None
+    test_suite: Path | None = None
     timeout_s: options.TimeoutOption = None
-    by: Annotated[
-        tuple[Literal["difficulty", "database", "clause", "tag", "turns"], ...],
-        Parameter(
-            help="accuracy by difficulty, database, clause, tag or turns too; may be repeated"
-        ),
-    ] = ()
-    official: Annotated[
-        bool, Parameter(help="write the answers in the official programs' forms too")
-    ] = False
+    by: tuple[Literal["difficulty", "database", "clause", "tag", "turns"], ...] = ()
+    official: bool = False
     json: options.JsonOption = None
-    out: Annotated[
-        Path | None,
-        Parameter(help="folder of the results (default: in evals/, named after what is measured)"),
-    ] = None
+    out: Path | None = None
 
     @property
     def path(self) -> Path | None:
@@ -184,7 +149,6 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         given.decode,
         vote_temperature=limits.vote_temperature,
         top_p=limits.top_p,
-        candidates=config.endpoint.candidates,
         vote_by=given.vote_by,
     )
     if decode.kind == "judge":
@@ -201,7 +165,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     if given.endpoint and given.model:
         from launch.evaluation.endpoint import EndpointSource
 
-        if config.env.kind == "agentic" and config.evaluation.episode == "agentic":
+        if config.evaluation.episode == "agentic":
             raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
         config = config.for_untrained()
         facts = ModelFacts(name, given.model)
@@ -331,57 +295,46 @@ def _on_test_set(
 
 def _folder(source: Source, given: EvalOptions) -> Path | None:
     """Name the folder of the results; a file whose result is one file needs none."""
-    if given.out or (given.path and not source.is_asked):
+    if given.out or (given.path and not source.is_asked and not given.official):
         return given.out
-    config, data = source.config, given.data
-    if not source.is_asked:
-        return Path("evals") / "-".join((source.facts.name, data, source.decode.name))
+    config, data, facts = source.config, given.data, source.facts
     layouts = [one.layout for one in config.data.of(data).sources] if data in SPLITS else []
-    sampler = filter(None, [source.facts.sampler])
-    size = [f"limit{given.limit}"] if given.limit else []
-    ends = (source.decode.name, *size, f"seed{config.seed}")
-    return Path("evals") / "-".join(
-        (source.facts.name, *sampler, *dict.fromkeys(layouts), data, *ends)
-    )
+    words = [facts.name, facts.sampler, *dict.fromkeys(layouts), data, source.decode.name]
+    if source.is_asked:
+        words += [f"limit{given.limit}" if given.limit else None, f"seed{config.seed}"]
+    return Path("evals") / "-".join(filter(None, words))
 
 
 def _is_address(url: str) -> bool:
-    """Tell whether a URL names a host, and a port that there can be."""
+    """Tell whether a URL names a host without a user, and a port that there can be."""
     with suppress(ValueError):
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_host = bool(parts.hostname) and "@" not in parts.netloc
+        return parts.scheme in ("http", "https") and is_host and parts.port != 0
     return False
 
 
 def _check(given: EvalOptions) -> None:
     is_file, is_split = given.predictions is not None, given.data in SPLITS
     url, model, out = given.endpoint or "", given.model, given.path
-    split = f"--data {given.data} is a split of the config"
+    has_place = given.data_root or given.file or given.dialect != "sqlite"
+    is_judged = given.decode.startswith("judge")
     mistakes = {
         "--predictions: needs no --cfg and no model": is_file
         and (given.cfg or url or given.checkpoint),
-        "--predictions: a file has no prompt; leave --show-prompt out": is_file
-        and given.show_prompt,
         f"--predictions: --data {given.data} is not a published test set; give one of "
         f"{', '.join(TEST_SETS)}": is_file and is_split,
-        f"--data-root, --file and --dialect: {split}; set data.root=FOLDER, or give a test set": (
-            is_split
-            and not is_file
-            and (given.data_root or given.file or given.dialect != "sqlite")
-        ),
-        f"--decode {given.decode}: needs a model that is asked; give --endpoint URL": (
-            given.decode.startswith("judge") and not url
-        ),
-        "--official: name the folder of the forms with --out": given.official
-        and (is_file and out and not given.out),
+        f"--data-root, --file and --dialect: --data {given.data} is a split of the config; set "
+        "data.root=FOLDER, or give a test set": is_split and has_place,
+        f"--decode {given.decode}: needs a model that is asked; give --endpoint URL": is_judged
+        and not url,
         f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
         "--endpoint and --checkpoint: give one of the two": url and given.checkpoint,
         "--endpoint: say --model NAME too": url and not model,
         "--model: say --endpoint URL too": model and not url and not is_file,
-        f"--endpoint {url}: write a URL, such as http://127.0.0.1:30000/v1": url
+        f"--endpoint {url.rpartition('@')[2]}: write a URL, such as http://127.0.0.1:30000/v1, "
+        "without user and password; a key is read from OPENAI_API_KEY": url
         and not _is_address(url),
-        "--endpoint: a URL without user and password; a key is read from OPENAI_API_KEY": "@"
-        in url.partition("://")[2].partition("/")[0],
         "--endpoint needs the openai package: pip install '.[openai]'": url
         and find_spec("openai") is None,
     }

@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minirl.exchange import Score
 from minirl.run.files import whole_file
 from rewards.astra import AstraReward
 from rewards.compose import Reward
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import ProgressiveReward
+from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import (
     Attempt,
     Episode,
@@ -37,6 +36,7 @@ from sqlenv.witness.refutation import rows_on
 # Evaluating an endpoint or a file needs no JAX.
 if TYPE_CHECKING:
     from launch.evaluation.answers import Sampled
+    from launch.evaluation.results import QuestionVerdict
     from minirl.run.metrics import JsonLines
     from minirl.train.advantages import Detokenize
     from minirl.types import TokenRow, Trajectory
@@ -204,14 +204,7 @@ class StepRecorder:
         if self._lines is None:
             self._lines = open_records(self._path, resume_step=step - 1)
         lines = (
-            group_line(
-                group,
-                [trajectory.episode.record for trajectory in group],
-                self._decode,
-                scores=[trajectory.episode.score for trajectory in group],
-                rows=own,
-            )
-            for group, own in zip(groups, rows, strict=True)
+            group_line(group, self._decode, own) for group, own in zip(groups, rows, strict=True)
         )
         for number, line in enumerate(within_limit(lines)):
             self._lines.write(step, {"group": number, **line})
@@ -228,40 +221,34 @@ def within_limit(lines: Iterable[Mapping[str, Any]], limit: int = STEP_BYTES) ->
 
 
 def group_line(
-    group: Sequence[Trajectory],
-    records: Sequence[Mapping[str, Any]],
-    decode: Detokenize,
-    *,
-    scores: Sequence[Score] | None = None,
-    rows: Sequence[TokenRow] | None = None,
+    group: Sequence[Trajectory], decode: Detokenize, rows: Sequence[TokenRow] | None = None
 ) -> dict[str, Any]:
-    """Write down the trajectories of one example.
-
-    `records` are what the task says of each; there are no scores where nothing is learned, and no
-    rows where the group took no part in the update.
+    """Write down the trajectories of one example, whose episodes have a record and a score; there
+    are no rows where the group took no part in an update.
     """
-    told = []
-    for number, (trajectory, record) in enumerate(zip(group, records, strict=True)):
-        row = rows[number] if rows else None
-        versions = [version for turn in trajectory.turns for version in turn.reply.versions]
-        one = _earned(scores[number]) if scores else {}
-        one["advantage"] = None if row is None else _mean_advantage(row)
-        one["ended"] = trajectory.ended
-        one["versions"] = [min(versions, default=0), max(versions, default=0)]
-        one["turns"] = list(_turns(trajectory, record, decode))
-        told.append(one)
+    members = []
+    for number, trajectory in enumerate(group):
+        record, score = trajectory.episode.record, trajectory.episode.score
+        versions = [version for one in trajectory.turns for version in one.reply.versions]
+        spans = [[one.turn, one.start, one.end, round(one.value, _PLACES)] for one in score.spans]
+        member = {
+            "reward": round(score.total, _PLACES),
+            "parts": {name: round(value, _PLACES) for name, value in score.parts.items()},
+            "correct": score.correct,
+            **({"spans": spans} if spans else {}),
+            "advantage": _mean_advantage(rows[number]) if rows else None,
+            "ended": trajectory.ended,
+            "versions": [min(versions, default=0), max(versions, default=0)],
+            "turns": [],
+        }
+        for turn, said in zip(trajectory.turns, record["turns"], strict=True):
+            # The first observation stands once for the group.
+            observed = {"observation": decode(turn.observation_ids)} if member["turns"] else {}
+            own = {"reply": turn.reply.text, "finish": turn.reply.finish, **said}
+            member["turns"].append({**observed, **own})
+        members.append(member)
     prompt = decode(group[0].turns[0].observation_ids)
-    return {**records[0].get("example", {}), "prompt": prompt, "trajectories": told}
-
-
-def _earned(score: Score) -> dict[str, Any]:
-    spans = [[one.turn, one.start, one.end, round(one.value, _PLACES)] for one in score.spans]
-    return {
-        "reward": round(score.total, _PLACES),
-        "parts": {name: round(value, _PLACES) for name, value in score.parts.items()},
-        "correct": score.correct,
-        **({"spans": spans} if spans else {}),
-    }
+    return {**group[0].episode.record["example"], "prompt": prompt, "trajectories": members}
 
 
 def _mean_advantage(row: TokenRow) -> float | None:
@@ -269,31 +256,10 @@ def _mean_advantage(row: TokenRow) -> float | None:
     return round(float(each.mean()), _PLACES) if each.size else None
 
 
-def _turns(
-    trajectory: Trajectory, record: Mapping[str, Any], decode: Detokenize
-) -> Iterator[dict[str, Any]]:
-    own = record.get("turns") or [{}] * len(trajectory.turns)
-    for number, (turn, said) in enumerate(zip(trajectory.turns, own, strict=True)):
-        # The first observation stands once for the group.
-        observed = {"observation": decode(turn.observation_ids)} if number else {}
-        yield {**observed, "reply": turn.reply.text, "finish": turn.reply.finish, **said}
-
-
 RECORDED_SAMPLES = 8
 """Samples of a question of an evaluation that are written down."""
 _KEPT = ("id", "evidence", "gold_result", "prompt", "trajectories")
 """What `predictions.jsonl` does not say of a question."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueryOutcome:
-    """What came of a query: whether it is right, and what it and the gold query gave, as `shown`
-    has it; None where nothing could be judged.
-    """
-
-    is_right: bool
-    predicted: Mapping[str, Any] | None = None
-    gold: Mapping[str, Any] | None = None
 
 
 def write_answers(
@@ -309,15 +275,16 @@ def write_answers(
             file.write(json.dumps(line) + "\n")
 
 
+def is_right(outcome: CaseVerdict) -> bool:
+    """Tell whether a query is right by the first measure; it is not where nothing judged it."""
+    return next(iter(outcome.scores.values()), None) == 1
+
+
 def answer_line(
-    example: Example,
-    sampled: Sampled,
-    sql: str,
-    tags: Sequence[str],
-    outcomes: Sequence[QueryOutcome],
+    example: Example, sampled: Sampled, verdict: QuestionVerdict, outcomes: Sequence[CaseVerdict]
 ) -> dict[str, Any]:
-    """Write down a question of an evaluation and its first samples: what came of each, and in what
-    the answer `sql` differs from the gold query.
+    """Write down a question of an evaluation and its first samples, with what came of each: the
+    first rows of its result and of the gold query's, as `shown` has them.
     """
     line = sampled.line
     if line is not None:
@@ -325,23 +292,20 @@ def answer_line(
         for member, found in zip(line["trajectories"], outcomes, strict=False):
             for turn in member["turns"][-1:]:
                 if turn.get("kind", "answer") == "answer":
-                    turn["correct"] = found.is_right
+                    turn["correct"] = is_right(found)
     else:
         gold = {"gold_result": outcomes[0].gold} if outcomes[0].gold and example.gold_sql else {}
-        line = {**question(example, None), **gold}
-        line["trajectories"] = [
-            {
-                "turns": [
-                    _answer(sampled, number, tags if sampled.queries[number] == sql else (), one)
-                ]
-            }
+        answers = (
+            _answer(sampled, number, verdict, one)
             for number, one in enumerate(outcomes[:RECORDED_SAMPLES])
-        ]
+        )
+        line = {**question(example, None), **gold}
+        line["trajectories"] = [{"turns": [one]} for one in answers]
     return {key: line[key] for key in _KEPT if key in line}
 
 
 def _answer(
-    sampled: Sampled, number: int, tags: Sequence[str], outcome: QueryOutcome
+    sampled: Sampled, number: int, verdict: QuestionVerdict, outcome: CaseVerdict
 ) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if sampled.replies:
@@ -349,9 +313,10 @@ def _answer(
         said = {"reply": sampled.replies[number], "finish": end}
     if sampled.places and sampled.places[number] >= 0:
         said["place"] = sampled.places[number]
-    tags = [] if outcome.is_right else [tag for tag in tags if tag != "none"]
-    said |= {"sql": sampled.queries[number], "kind": "answer", "correct": outcome.is_right}
-    said["tags"] = tags
+    sql, correct = sampled.queries[number], is_right(outcome)
+    tags = () if correct or sql != verdict.sql else verdict.tags
+    said |= {"sql": sql, "kind": "answer", "correct": correct}
+    said["tags"] = [tag for tag in tags if tag != "none"]
     return said if outcome.predicted is None else {**said, "result": outcome.predicted}
 
 
@@ -359,19 +324,16 @@ def read_groups(
     path: Path, tell: Callable[[str], object]
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Read what was written down by its steps, and tell what is the matter with the file."""
-    damaged: list[int] = []
-    lines = read_json_lines(path, damaged)
-    head = next(lines, None)
-    if head is None:
-        tell("no trajectories that can be read; groups are not shown")
-    elif not isinstance(head, dict) or head.get("version") != RECORDS_VERSION:
-        tell("of an older version, without whole groups; they are not shown")
-    else:
-        groups = (line for line in lines if isinstance(line, dict) and _is_group(line))
-        for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
-            yield step, [*part]
-        if damaged:
-            tell(cut_off(damaged[0]))
+    damage: list[str] = []
+    lines = read_json_lines(path, damage.append)
+    if next(lines, {}).get("version") != RECORDS_VERSION:
+        tell("no whole groups that can be read, or of an older version; they are not shown")
+        return
+    groups = (line for line in lines if _is_group(line))
+    for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
+        yield step, [*part]
+    for words in damage:
+        tell(words)
 
 
 def _is_group(line: Mapping[str, Any]) -> bool:
@@ -379,22 +341,20 @@ def _is_group(line: Mapping[str, Any]) -> bool:
     return isinstance(members, list) and all(isinstance(one, dict) for one in members)
 
 
-def cut_off(number: int) -> str:
-    """Say that a file ends for us at the line of this number."""
-    return f"cut off or damaged in line {number}; what stands before it is shown"
-
-
-def read_json_lines(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
-    """Read JSON lines up to one that is damaged, as a run that goes on may leave its last one; its
-    number joins a list. No file has no lines.
+def read_json_lines(
+    path: Path, tell: Callable[[str], object] = lambda _: None
+) -> Iterator[dict[str, Any]]:
+    """Read objects, one a line, up to a damaged line, as a run that goes on may leave its last one,
+    which is told. No file has no lines.
     """
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
-                yield json.loads(line)
+                found = json.loads(line)
             except (ValueError, RecursionError):
-                if damaged is not None:
-                    damaged.append(number)
+                tell(f"cut off or damaged in line {number}; what stands before it is shown")
                 return
+            if isinstance(found, dict):
+                yield found

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from launch import cli, options
 from launch.files import check_new, write_text
-from launch.reporting.comparison import Comparison
-from launch.reporting.page import Payload, is_page, render
+from launch.reporting import comparison
+from launch.reporting.page import Page, is_page, render
 from launch.reporting.runs import read_runs
 from minirl.exchange import UserError
 
@@ -29,18 +26,21 @@ _BYTES = 1_000_000
 
 
 def report(
-    *runs: Annotated[str, Parameter(help="[NAME=]RUN: runs and results to show")],
-    out: Annotated[Path, Parameter(help="the page (default: report.html)")] = Path("report.html"),
-    against: Annotated[
-        str | None,
-        Parameter(help="one of the runs, by NAME or path, or another [NAME=]RUN to compare with"),
-    ] = None,
-    markdown: Annotated[
-        Path | None, Parameter(help="write the tables of the comparison here too")
-    ] = None,
+    *runs: str,
+    out: Path = Path("report.html"),
+    against: str | None = None,
+    markdown: Path | None = None,
     json: options.JsonOption = None,
 ) -> None:
-    """Show what runs learned."""
+    """Show what runs learned.
+
+    Args:
+        runs: [NAME=]RUN: runs and results to show
+        out: the page (default: report.html)
+        against: one of the runs, by NAME or path, or another [NAME=]RUN to compare with
+        markdown: write the tables of the comparison here too
+        json: the comparison as JSON, into this file or on standard output
+    """
     if not runs:
         raise UserError("launch.report: give a run, or a result of launch.eval; see --help")
     if against is None and (markdown or json):
@@ -50,20 +50,20 @@ def report(
     for option, path in {"--markdown": markdown, "--json": json}.items():
         if path and path != options.STDOUT:
             check_new(path, option)
-    found = read_runs(_named(runs, against))
-    payload, is_quiet = Payload.of(found), json == options.STDOUT
+    found, compared = read_runs(_named(runs, against)), comparison.NOTHING
+    is_quiet = json == options.STDOUT
     if against is not None:
-        comparison = Comparison.of(found)
+        compared = comparison.compare(found)
         if markdown:
-            write_text(markdown, comparison.markdown())
-        options.write_result(json, comparison.record())
+            write_text(markdown, comparison.markdown(compared))
+        options.write_result(json, compared)
         if not is_quiet:
-            comparison.show()
-        payload.against = comparison.differences()
-    text = render(payload)
+            comparison.show(compared)
+    page = Page(found, compared)
+    text = render(page)
     write_text(out, text)
     size = f"Page: {out} ({len(text) / _BYTES:.1f} MB)"
-    for line in () if is_quiet else (*payload.answer, *payload.notes, size):
+    for line in () if is_quiet else (*page.answer, *page.notes, size):
         cli.output.print(line, soft_wrap=True)
 
 
@@ -81,10 +81,9 @@ def _named(runs: Sequence[str], against: str | None) -> list[tuple[str, Path]]:
 
 
 def _split_name(argument: str) -> tuple[str, Path]:
-    """Cut at the first `=` that leaves a path; a path may have some of its own."""
-    words = argument.split("=")
-    cuts = [("=".join(words[:n]), Path("=".join(words[n:]))) for n in range(len(words))]
-    return next((cut for cut in cuts if cut[1].exists()), cuts[min(1, len(cuts) - 1)])
+    """Cut at the first `=`, unless the whole is a path."""
+    name, sign, path = argument.partition("=")
+    return (name, Path(path)) if sign and not Path(argument).exists() else ("", Path(argument))
 
 
 if __name__ == "__main__":

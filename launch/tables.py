@@ -12,7 +12,6 @@ from rich.text import Text
 
 from launch import cli
 from launch.evaluation.results import Report
-from launch.evaluation.statistics import Paired
 from sqlenv.types import Result, Table, describe_failure
 
 _log = logging.getLogger(__name__)
@@ -136,8 +135,3 @@ def interval(ci95: Sequence[float] | None, sign: str = "") -> str:
         return ""
     low, high = (f"{100 * bound:{sign}.1f}" for bound in ci95)
     return f"[{low}, {high}]"
-
-
-def flips(test: Paired) -> str:
-    """Write how many questions only the second has right, and how many only the first."""
-    return "-" if test.only_first is None else f"{test.only_second:,}, {test.only_first:,}"

@@ -65,19 +65,11 @@ class Decode:
 
     @classmethod
     def parse(
-        cls,
-        text: str,
-        *,
-        vote_temperature: float,
-        top_p: float = 1.0,
-        candidates: int = 0,
-        vote_by: VoteBy = "set",
+        cls, text: str, *, vote_temperature: float, top_p: float = 1.0, vote_by: VoteBy = "set"
     ) -> Decode:
-        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`."""
+        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`."""
         if text == "greedy":
             return cls(1, 0.0)
-        if text == "judge" and candidates:
-            text = f"judge@{candidates}"
         if match := re.fullmatch("(vote|pass|judge)@([1-9][0-9]{0,5})", text):
             kind = cast("DecodeKind", match[1])
             return cls(int(match[2]), vote_temperature, kind, top_p, vote_by)
@@ -100,7 +92,7 @@ def choose(
     for queries, votes in zip(samples, ballots, strict=True):
         counts = Counter(vote for vote in votes if vote is not None)  # in the order of first sight
         if counts:
-            chosen.append(queries[votes.index(max(counts, key=lambda vote: counts[vote]))])
+            chosen.append(queries[votes.index(counts.most_common(1)[0][0])])
         else:
             chosen.append(ERROR_SQL if spider else draw.choice(queries))
     return chosen
@@ -144,16 +136,10 @@ class Outcomes:
         cls, sql: str, end: End = "stop", *, prompt_tokens: int = 0, reply_tokens: int = 0
     ) -> Outcomes:
         """Count one reply, by the query in it and how it ended."""
-        return cls(
-            replies=1,
-            no_query=int(not sql and end in ("stop", "length")),
-            cut_off=int(end == "length"),
-            failed=int(end == "failed"),
-            refused=int(end == "refused"),
-            too_long=int(end == "too_long"),
-            prompt_tokens=prompt_tokens,
-            reply_tokens=reply_tokens,
-        )
+        no_query = int(not sql and end in ("stop", "length"))
+        counts = {} if end == "stop" else {"cut_off" if end == "length" else end: 1}
+        tokens = {"prompt_tokens": prompt_tokens, "reply_tokens": reply_tokens}
+        return cls(replies=1, no_query=no_query, **counts, **tokens)
 
     @classmethod
     def total(cls, parts: Iterable[Outcomes]) -> Outcomes:
@@ -227,16 +213,11 @@ class Sampled:
             **more,
         )
 
-    @property
-    def unread(self) -> list[str]:
-        """List the replies that hold no query."""
-        pairs = zip(self.queries, self.replies, strict=False)
-        return [reply for sql, reply in pairs if reply and not sql]
-
 
 def unread_of(found: Sequence[Sampled]) -> list[str]:
     """List the replies that hold no query."""
-    return [reply for one in found for reply in one.unread]
+    pairs = (pair for one in found for pair in zip(one.queries, one.replies, strict=False))
+    return [reply for sql, reply in pairs if reply and not sql]
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,18 +350,13 @@ class Source(ABC):
     is_asked: ClassVar[bool] = True
     """Whether answers take time or money, and are kept."""
 
-    @property
-    def is_judge(self) -> bool:
-        """Tell whether the model judges queries of its own."""
-        return self.decode.kind == "judge"
-
     def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
         """Read the questions that are asked."""
         return sql.examples(split, limit=self.config.evaluation.of(split))
 
     def prompt(self, example: Example, sql: SqlSide) -> Observation:
         """Put a question as the model is shown it."""
-        return (sql.prompts.single_turn if self.is_judge else sql.evaluation_prompt)(example)
+        return sql.evaluation_prompt(example)
 
     @property
     def folder(self) -> Path | None:

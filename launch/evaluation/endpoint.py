@@ -191,12 +191,9 @@ class Endpoint:
 
     async def ask(self, name: str, requests: Sequence[ReplyRequest]) -> list[ModelResponse]:
         """Return the answers to what is asked about a question, which is given by its name."""
-        calls = (self._answer(name, request) for request in requests)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        return [one for one in found if isinstance(one, ModelResponse)]
+        calls = [asyncio.create_task(self._answer(name, request)) for request in requests]
+        await asyncio.wait(calls)
+        return [one.result() for one in calls]
 
     async def _answer(self, name: str, request: ReplyRequest) -> ModelResponse:
         """Answer a request; the others wait until the first replies with queries are looked at."""
@@ -407,17 +404,18 @@ class EndpointSource(Source):
     ) -> SourceOutput:
         """Ask what has no answer yet."""
         config, decode, calls = self.config, self.decode, self.config.endpoint
-        if not self.is_judge and calls.temperature is not None:
+        is_judge = decode.kind == "judge"
+        if not is_judge and calls.temperature is not None:
             calls = calls.model_copy(update={"temperature": decode.temperature})
-        top_p = 1.0 if self.is_judge or not decode.temperature else decode.top_p
+        top_p = 1.0 if is_judge or not decode.temperature else decode.top_p
         endpoint = Endpoint(
             self.url, self.facts.model or "", calls, AnswerFile(out), seed=config.seed,
             top_p=top_p, template=config.prompt.template, wrapping=config.answer_wrapping,
         )  # fmt: skip
-        play = self._judged if self.is_judge else self._once
+        play = self._judged if is_judge else self._once
         found = endpoint.run(examples, partial(play, endpoint, sql), show)
         notes: dict[str, Any] = {"hint": hint(endpoint.unread, config.answer_wrapping)}
-        if self.is_judge:
+        if is_judge:
             choices = [one.choice or {} for one in found]
             notes |= {name: sum(choice[name] for choice in choices) for name in _COUNTS}
             notes["cost"] = {kind: dict(cost) for kind, cost in sorted(endpoint.cost.items())}
@@ -425,7 +423,7 @@ class EndpointSource(Source):
 
     async def _once(self, endpoint: Endpoint, sql: SqlSide, example: Example) -> Sampled:
         """Ask a question for all samples, each for itself."""
-        prompt = sql.prompts.single_turn(example)
+        prompt = self.prompt(example, sql)
         asked = [ReplyRequest("generate", number, prompt) for number in range(self.decode.samples)]
         answers = await endpoint.ask(example.id, asked)
         return Sampled.of(
@@ -441,7 +439,7 @@ class EndpointSource(Source):
             return run_many(sql.executor.execute_many, [(example, query) for query in queries])
 
         task = verbal.Task(
-            prompt=sql.prompts.single_turn(example),
+            prompt=self.prompt(example, sql),
             judge_prompt=partial(sql.prompts.judge, example),
             extract=lambda text: answer_of(text, self.config.answer_wrapping).sql,
             execute=execute,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +33,7 @@ from launch.evaluation.results import (
     write_result,
 )
 from launch.files import digest, versions, write_text
-from launch.records import QueryOutcome, answer_line, shown, write_answers
+from launch.records import answer_line, is_right, shown, write_answers
 from sqlenv.cache import shared_cache
 from sqlenv.data.loading import question_digest
 from sqlenv.dialects import run_many, transpile
@@ -83,7 +84,7 @@ def judge_answers(
         versions=versions("minirl-sql"),
     )
     verdicts, lines = judge(questions, samples, decode, executor)
-    report = summarise(settings, verdicts, seed=seed, notes=notes)
+    report = summarise(settings, verdicts, notes)
     if folder:
         write_answers(folder, lines, prompts)
         write_result(folder, report)
@@ -116,96 +117,100 @@ def judge(
     Returns the verdicts, and the lines of `trajectories.jsonl`; a `UserError` if a database cannot
     be used.
     """
+    examples, files = questions.examples, questions.databases | questions.suite_files
     with ThreadPoolExecutor(1) as thread:  # while the workers are busy
-        databases = questions.databases | questions.suite_files
-        checked = thread.submit(check_databases, databases)
-        return _Judge(questions, executor, thread, checked).run(samples, decode)
+        judging = _Judge(questions, executor, thread.submit(check_databases, files))
+        answers, outcomes = judging.elect([one.queries for one in samples], decode)
+        labels = thread.submit(_labels, examples, answers)
+        pairs = [*zip(examples, answers, strict=True)]
+        judged = judging.score("verdicts", pairs, questions.measures)
+        found = labels.result()
+    outcomes = outcomes or [[one] for one in judged]
+    verdicts = [
+        _verdict(*row)
+        for row in zip(examples, samples, answers, judged, outcomes, found, strict=True)
+    ]
+    rows = zip(examples, samples, verdicts, outcomes, strict=True)
+    return verdicts, [answer_line(*row) for row in rows]
+
+
+def _verdict(
+    example: Example,
+    sampled: Sampled,
+    sql: str,
+    one: CaseVerdict,
+    outcomes: Sequence[CaseVerdict],
+    labels: Mapping[str, Any],
+) -> QuestionVerdict:
+    queries, is_several = sampled.queries, len(sampled.queries) > 1
+    # Of the first episode that answers with the query, else of the first one.
+    episode = queries.index(sql) if sql in queries else 0
+    members = sampled.line["trajectories"][episode:] if sampled.line else ()
+    has_gold = example.gold_sql and next(iter(one.scores), "") not in REFERENCED
+    return QuestionVerdict(
+        id=example.id,
+        db_id=example.db_id,
+        difficulty=example.difficulty,
+        question=example.question,
+        gold_sql=example.gold_sql,
+        sql=sql,
+        scores=one.scores,
+        status=one.predicted["status"] if one.predicted else "",
+        gold_status=one.gold["status"] if one.gold and has_gold else NO_GOLD,
+        is_late=one.is_late,
+        reply=sampled.replies[episode] if sampled.replies else "",
+        samples=queries if is_several else (),
+        right=sum(map(is_right, outcomes)) if is_several else 0,
+        turns=sampled.turns[episode] if sampled.turns else 0,
+        parts=members[0].get("parts", {}) if members else {},
+        choice=sampled.choice,
+        outcomes=sampled.outcomes,
+        **labels,
+    )
+
+
+_NOT_JUDGED = CaseVerdict({}, None, None)
 
 
 class _Judge:
-    def __init__(
-        self,
-        questions: QuestionSet,
-        executor: Executor,
-        thread: ThreadPoolExecutor,
-        checked: Future[None],
-    ) -> None:
-        self._questions, self._executor = questions, executor
-        self._examples, self._measures = questions.examples, questions.measures
-        self._thread, self._checked = thread, checked
-        self._bench: Any = None
+    def __init__(self, questions: QuestionSet, executor: Executor, checked: Future[None]) -> None:
+        self._questions, self._executor, self._checked = questions, executor, checked
 
-    def run(
-        self, sampled: Sequence[Sampled], decode: Decode
-    ) -> tuple[list[QuestionVerdict], list[dict[str, Any]]]:
-        samples = [one.queries for one in sampled]
-        answers = [each[0] for each in samples]
-        outcomes: list[list[QueryOutcome]] = []
-        if len(samples[0]) > 1:
-            numbered = zip(self._examples, samples, strict=True)
-            asked = [[(example, sql) for sql in each] for example, each in numbered]
-            unique = [*dict.fromkeys(chain.from_iterable(asked))]
-            judged = self._score("samples", unique, self._measures[:1])
-            known = dict(zip(unique, map(self._outcome, judged), strict=True))
-            outcomes = [[known[one] for one in each] for each in asked]
-            if decode.kind == "vote":
-                elected = dict(zip(unique, self._votes(unique, decode.vote_by), strict=True))
-                ballots = [[elected[one] for one in each] for each in asked]
-                answers = choose(samples, ballots, spider=_is_spider(self._examples[0]))
-            else:
-                marked = zip(samples, outcomes, strict=True)
-                answers = [_first_right(each, found) for each, found in marked]
-        labels = self._thread.submit(_labels, self._examples, answers)
-        pairs = [*zip(self._examples, answers, strict=True)]
-        judged = self._score("verdicts", pairs, self._measures)
-        outcomes = outcomes or [[self._outcome(one)] for one in judged]
-        columns = (self._examples, sampled, answers, outcomes, labels.result())
-        rows = [*zip(*columns, strict=True)]
-        verdicts = [self._verdict(*row, one) for row, one in zip(rows, judged, strict=True)]
-        lines = [
-            answer_line(example, one, sql, labels["tags"], found)
-            for example, one, sql, found, labels in rows
+    def elect(
+        self, samples: Sequence[Sequence[str]], decode: Decode
+    ) -> tuple[list[str], list[list[CaseVerdict]]]:
+        """Choose the answers, and say what came of all samples where there are several."""
+        if len(samples[0]) == 1:
+            return [each[0] for each in samples], []
+        examples = self._questions.examples
+        asked = [
+            [(example, sql) for sql in each]
+            for example, each in zip(examples, samples, strict=True)
         ]
-        return verdicts, lines
+        unique = [*dict.fromkeys(chain.from_iterable(asked))]
+        judged = self.score("samples", unique, self._questions.measures[:1])
+        known = dict(zip(unique, judged, strict=True))
+        outcomes = [[known[one] for one in each] for each in asked]
+        if decode.kind == "vote":
+            elected = dict(zip(unique, self._votes(unique, decode.vote_by), strict=True))
+            ballots = [[elected[one] for one in each] for each in asked]
+            source = examples[0].source
+            is_spider = source.startswith("spider") and source != "spider2"
+            return choose(samples, ballots, spider=is_spider), outcomes
+        # As an oracle would: the first query that is right, else the first one.
+        rights = [[*map(is_right, each)] for each in outcomes]
+        pairs = zip(samples, rights, strict=True)
+        return [each[found.index(True) if any(found) else 0] for each, found in pairs], outcomes
 
-    def _verdict(
-        self,
-        example: Example,
-        sampled: Sampled,
-        sql: str,
-        outcomes: Sequence[QueryOutcome],
-        labels: Mapping[str, Any],
-        one: CaseVerdict | None,
-    ) -> QuestionVerdict:
-        queries, has_gold = sampled.queries, self._measures[0] not in REFERENCED
-        is_several = len(queries) > 1
-        # Of the first episode that answers with the query, else of the first one.
-        episode = queries.index(sql) if sql in queries else 0
-        return QuestionVerdict(
-            id=example.id,
-            db_id=example.db_id,
-            difficulty=example.difficulty,
-            question=example.question,
-            gold_sql=example.gold_sql,
-            sql=sql,
-            scores=one.scores if one else {},
-            status=one.predicted["status"] if one else "",
-            gold_status=one.gold["status"] if one and example.gold_sql and has_gold else NO_GOLD,
-            is_late=one is not None and one.is_late,
-            reply=sampled.replies[episode] if sampled.replies else "",
-            samples=queries if is_several else (),
-            right=sum(found.is_right for found in outcomes) if is_several else 0,
-            turns=sampled.turns[episode] if sampled.turns else 0,
-            parts=_parts(sampled, episode),
-            choice=sampled.choice,
-            outcomes=sampled.outcomes,
-            **labels,
-        )
-
-    def _outcome(self, one: CaseVerdict | None) -> QueryOutcome:
-        if one is None:
-            return QueryOutcome(is_right=False)
-        return QueryOutcome(one.scores[self._measures[0]] == 1, one.predicted, one.gold)
+    def score(
+        self, phase: str, asked: Sequence[_Asked], measures: Sequence[str]
+    ) -> list[CaseVerdict]:
+        """Judge queries; there is no verdict on those for a question without a gold query."""
+        references = self._questions.references
+        has_gold = [bool(one.gold_sql or one.id in references) for one, _ in asked]
+        judged = [*compress(asked, has_gold)]
+        found = iter(self._by_parts(phase, judged, lambda part: self._judge(part, measures)))
+        return [next(found) if gold else _NOT_JUDGED for gold in has_gold]
 
     def _votes(self, asked: Sequence[_Asked], by: VoteBy) -> list[str | None]:
         config = self._executor.config
@@ -217,16 +222,6 @@ class _Judge:
                 return votes(executor, queries, by)
 
             return self._by_parts("votes", asked, vote)
-
-    def _score(
-        self, phase: str, asked: Sequence[_Asked], measures: Sequence[str]
-    ) -> list[CaseVerdict | None]:
-        """Judge queries; there is no verdict on those for a question without a gold query."""
-        references = self._questions.references
-        has_gold = [bool(one.gold_sql or one.id in references) for one, _ in asked]
-        judged = [*compress(asked, has_gold)]
-        found = iter(self._by_parts(phase, judged, lambda part: self._judge(part, measures)))
-        return [next(found) if gold else None for gold in has_gold]
 
     def _by_parts(
         self, phase: str, asked: Sequence[_Asked], work: Callable[[Sequence[_Asked]], list[_T]]
@@ -307,12 +302,15 @@ class _Judge:
             if name in measures
         }
 
-    def _textual(self, asked: Sequence[_Asked]) -> dict[str, list[float]]:
-        """Compare queries with the text of the gold query, as the reward families do."""
+    @cached_property
+    def _bench(self) -> Any:
         from rewards.workbench import Workbench
 
-        bench = self._bench = self._bench or Workbench(self._executor)
-        scored = (bench.score(example, sql) for example, sql in asked)
+        return Workbench(self._executor)
+
+    def _textual(self, asked: Sequence[_Asked]) -> dict[str, list[float]]:
+        """Compare queries with the text of the gold query, as the reward families do."""
+        scored = (self._bench.score(example, sql) for example, sql in asked)
         rows = [
             (one["progress"]["struct"], one["progress"]["lex"], one["expo"]["reward"])
             for one in scored
@@ -325,7 +323,7 @@ class _Judge:
         from sqlenv.witness.refutation import judge_on_witnesses
         from sqlenv.witness.store import WitnessStore
 
-        rule = rule_of(self._measures)
+        rule = rule_of(self._questions.measures)
         store = WitnessStore(shared_cache(), match=rule, count=self._questions.witnesses)
         return judge_on_witnesses(self._cases(asked, _form_of(rule)), rule, self._executor, store)
 
@@ -355,22 +353,6 @@ def _on_sqlite(example: Example, sql: str) -> str:
     """Transpile a query to SQLite; one that cannot be is a query that does not run."""
     text = transpile(sql, example.dialect)
     return text if isinstance(text, str) else "not transpiled"
-
-
-def _first_right(queries: Sequence[str], outcomes: Sequence[QueryOutcome]) -> str:
-    """Choose as an oracle would: the first query that is right, else the first one."""
-    pairs = zip(queries, outcomes, strict=True)
-    return next((sql for sql, one in pairs if one.is_right), queries[0])
-
-
-def _parts(sampled: Sampled, episode: int) -> Mapping[str, float]:
-    """Return what the run's reward pays for an episode, where that was recorded."""
-    members = sampled.line["trajectories"] if sampled.line else ()
-    return members[episode].get("parts", {}) if episode < len(members) else {}
-
-
-def _is_spider(example: Example) -> bool:
-    return example.source.startswith("spider") and example.source != "spider2"
 
 
 def _labels(examples: Sequence[Example], answers: Sequence[str]) -> list[dict[str, Any]]:

@@ -142,16 +142,14 @@ _Pairs = list[tuple[Example, _Prediction]]
 
 def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -> _Pairs:
     predictions = _predictions(path)
-    if not predictions:
-        raise UserError(f"{path}: no prediction in it; give one for each question")
-    has_ids = any(one.ids for one in predictions)
-    by = "id"
-    if has_ids:
+    by, why = "id", "its id is that of"
+    if any(one.ids for one in predictions):
         pairs = _by_id(predictions, examples)
     elif pairs := _by_question(predictions, examples):
         by = "question"
     else:
-        pairs, by = _by_order(path, predictions, examples, asked), "order"
+        pairs = _by_order(path, predictions, examples, asked)
+        by, why = "order", "in the order of --data comes"
         for name in _like_ids(predictions):
             _log.warning(
                 "%s: %s looks like an id, and is none that is known (%s): the order decides",
@@ -166,10 +164,9 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
         if not other and has_texts and one.question not in (None, example.question):
             other = f"the question {one.question!r:.60}"
         if other:
-            why = "its id is that of" if has_ids else "in the order of --data comes"
             raise UserError(
                 f"{one.place}: is for {other}, but {why} {example.id} on {example.db_id}; check "
-                f"--data, and the {'ids' if has_ids else 'order'} of the file"
+                f"--data, and how the file is matched, by {by}"
             )
     return pairs
 
@@ -193,48 +190,37 @@ def _like_ids(predictions: Sequence[_Prediction]) -> list[str]:
 
 def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
     """Find the questions by their ids: ours, or the data set's own. Several that are known in a
-    record have to name one question together, with its database and text if need be.
+    record have to name one question together.
     """
-    named: dict[str, list[Example]] = {}
-    for example in examples:
-        named.setdefault(example.question_id, []).append(example)
+    counts = Counter(example.question_id for example in examples)
+    named = {one.question_id: one for one in examples if counts[one.question_id] == 1}
     # Spider 2 names its questions.
-    named |= {example.id.removeprefix("spider2/"): [example] for example in examples}
-    named |= {example.id: [example] for example in examples}
-    places = {str(number): [example] for number, example in enumerate(examples)}
+    named |= {example.id.removeprefix("spider2/"): example for example in examples}
+    named |= {example.id: example for example in examples}
+    places = {str(number): example for number, example in enumerate(examples)}
     pairs = []
     for one in predictions:
         known = ((places if key == "idx" else named).get(id) for key, id in one.ids.items())
-        every = list(filter(None, known)) or [[]]
-        found = [example for example in every[0] if all(example in each for each in every)]
-        if len(found) > 1:
-            found = [example for example in found if _may_be(one, example)] or found
+        found = {example.id: example for example in known if example}
         if len(found) != 1:
-            count, first = f"{len(found)} questions" if found else "no question", examples[0]
+            first = examples[0]
             said = ", ".join(f"{key} {id}" for key, id in one.ids.items())
+            count = f"{len(found)} questions" if found else "no question"
             what = f"{said} is of {count}" if said else "no id, though others have one,"
             raise UserError(
                 f"{one.place}: {what} of --data; theirs are such as id {first.id}, question_id "
                 f"{first.question_id}, idx 0"
             )
-        pairs.append((found[0], one))
+        pairs.append((next(iter(found.values())), one))
     return pairs
-
-
-def _may_be(one: _Prediction, example: Example) -> bool:
-    """Tell whether what a record says of its question is so of one."""
-    same = (one.db_id, example.db_id), (one.question, example.question)
-    return all(said in (None, true) for said, true in same)
 
 
 def _by_question(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs | None:
     """Find the questions by their text; None where it does not tell them, or tells none."""
-    named: list[tuple[str | None, str]] = [(None, example.question) for example in examples]
-    named += [(example.db_id, example.question) for example in examples]
-    counts = Counter(named)
-    known = dict(zip(named, [*examples, *examples], strict=True))
+    named = [((db_id, one.question), one) for one in examples for db_id in (None, one.db_id)]
+    known, counts = dict(named), Counter(name for name, _ in named)
     names = [(one.db_id, one.question or "") for one in predictions]
-    if any(one.question is None for one in predictions) or not any(name in known for name in names):
+    if any(counts[name] > 1 for name in names) or not any(name in known for name in names):
         return None
     for name, one in zip(names, predictions, strict=True):
         if name not in known:
@@ -242,8 +228,6 @@ def _by_question(predictions: Sequence[_Prediction], examples: Sequence[Example]
                 f"{one.place}: its `question` is none of --data, though others are; check --data, "
                 "or add the field `id`"
             )
-    if any(counts[name] > 1 for name in names):
-        return None
     return [(known[name], one) for name, one in zip(names, predictions, strict=True)]
 
 

@@ -1,4 +1,5 @@
-"""The record of an evaluation: a line for each question, and a summary of what the numbers are of.
+"""The record of an evaluation: a line for each question, and a summary of what the numbers are of
+and how sure they are.
 
 `predictions.jsonl` has the lines and `verdicts.json` the summary, in the folder of launch.eval and
 in the places of a run of launch.train. docs/evaluation.md describes both.
@@ -7,17 +8,21 @@ in the places of a run of launch.train. docs/evaluation.md describes both.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import NormalDist, fmean
+from typing import TYPE_CHECKING, Any
 
 from launch.evaluation.answers import NO_REPLIES, Outcomes
-from launch.evaluation.statistics import database_interval, mean_interval, pass_at_k
 from launch.files import write_json, write_text
 from minirl.exchange import UserError
 from minirl.run.files import read_json, read_lines
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PREDICTIONS = "predictions.jsonl"
 """The lines of the questions in a folder of results."""
@@ -178,11 +183,10 @@ class Report:
 def summarise(
     settings: ReportSettings,
     questions: Sequence[QuestionVerdict],
-    *,
-    seed: int,
     notes: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Summarise verdicts, given in the order of the data; the seed is the bootstrap's."""
+    """Summarise verdicts, given in the order of the data."""
+    seed = settings.seed
     judged = [one for one in questions if one.scores]
     keys: dict[str, Callable[[QuestionVerdict], Sequence[str]]] = {
         "difficulty": lambda one: (one.difficulty or "unknown",),
@@ -207,24 +211,18 @@ def summarise(
 
 
 def _summaries(judged: Sequence[QuestionVerdict], seed: int) -> dict[str, dict[str, Any]]:
-    names = dict.fromkeys(name for one in judged for name in one.scores)
-    found = {}
-    for name in names:
+    """Give by measure the mean, its 95 % intervals, and of how many questions it is."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for one in judged for name in one.scores):
         asked = [one for one in judged if name in one.scores]
         scores = [one.scores[name] for one in asked]
-        found[name] = summary(scores, [one.db_id for one in asked], seed=seed)
-    return found
-
-
-def summary(
-    scores: Sequence[float], databases: Sequence[str] = (), *, seed: int = 0
-) -> dict[str, Any]:
-    """Give a mean with its 95 % intervals, and of how many questions it is."""
-    interval = [round(bound, 6) for bound in mean_interval(scores, seed=seed)]
-    mean = round(sum(scores) / len(scores), 6)
-    found = {"mean": mean, "ci95": interval, "questions": len(scores)}
-    if databases and (over := database_interval(scores, databases, seed=seed)):
-        found["ci95_databases"] = [round(bound, 6) for bound in over]
+        found[name] = {
+            "mean": round(sum(scores) / len(scores), 6),
+            "ci95": [round(bound, 6) for bound in mean_interval(scores, seed=seed)],
+            "questions": len(scores),
+        }
+        if over := database_interval(scores, [one.db_id for one in asked], seed=seed):
+            found[name]["ci95_databases"] = [round(bound, 6) for bound in over]
     return found
 
 
@@ -351,3 +349,159 @@ def read_place(folder: Path) -> Report:
     if not (samples / VERDICTS).exists():
         return report
     return with_samples(report, read_report(samples))
+
+
+# How sure one can be of a number. What every evaluation needs stands here, for importing
+# `scipy.stats` takes longer than judging a file of predictions.
+
+RESAMPLES = 10_000
+"""As in EXPO-SQL (section 6.7)."""
+LEAST_DATABASES = 3
+"""Of fewer there is no interval over databases."""
+_Z = NormalDist().inv_cdf(0.975)
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Two runs on the same questions, the second less the first.
+
+    Attributes:
+        difference: Of the means, with its 95 % interval over questions.
+        p: Two-sided: McNemar's exact test of rates, the bootstrap's of other scores.
+        only_first, only_second: Questions that one run alone has right; None unless all scores are
+            0 or 1.
+        ci95_databases: The difference's 95 % interval over databases; None where there is none.
+        means: Of the first and of the second run.
+        questions: How many both have.
+    """
+
+    difference: float
+    ci95: Interval
+    p: float
+    only_first: int | None
+    only_second: int | None
+    ci95_databases: Interval | None
+    means: tuple[float, float]
+    questions: int
+
+
+def _bootstrap(values: Sequence[float], seed: int) -> tuple[Interval, np.ndarray]:
+    """Draw questions with replacement: return the 95 % percentile interval of their mean, and the
+    means that were drawn.
+    """
+    import numpy as np
+    from scipy.stats import bootstrap
+
+    if len({*values}) == 1:  # nothing to draw from
+        return (values[0], values[0]), np.full(RESAMPLES, values[0])
+    rng = np.random.default_rng(seed)
+    # Resamples are made so many at a time: they are large together.
+    found = bootstrap(
+        (values,), np.mean, n_resamples=RESAMPLES, batch=100, method="percentile", rng=rng
+    )
+    low, high = map(float, found.confidence_interval)
+    return (low, high), found.bootstrap_distribution
+
+
+def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
+    """Return the 95 % interval of a mean over independent questions.
+
+    Of a rate (all values are 0 or 1) it is Wilson's score interval: 3 of 3 right are [0.44, 1]. Of
+    other values it is the percentile bootstrap's; where all of them are one value in [0, 1] there
+    is nothing to draw from, and it is Wilson's with that value for the rate.
+    """
+    kinds = set(values)
+    if kinds <= {0, 1} or (len(kinds) == 1 and 0 <= values[0] <= 1):
+        return wilson(fmean(values), len(values))
+    return _bootstrap(values, seed)[0]
+
+
+def database_interval(
+    values: Sequence[float], databases: Sequence[str], *, seed: int = 0
+) -> Interval | None:
+    """Return the 95 % interval of a mean over databases, given the database of each question.
+
+    The percentile cluster bootstrap: databases are drawn with replacement, each with all of its
+    questions, as many as there are (Field and Welsh, JRSS B 69, 2007). There is no interval of
+    fewer than `LEAST_DATABASES`, nor where all have one mean, with nothing to draw from.
+
+    Note:
+        Of few databases it is too narrow: docs/evaluation.md.
+    """
+    parts = defaultdict[str, list[float]](list)
+    for name, value in zip(databases, values, strict=True):
+        parts[name].append(value)
+    means = {*map(fmean, parts.values())}
+    if len(parts) < LEAST_DATABASES or len(means) == 1:
+        return None
+    import numpy as np
+
+    sums, sizes = np.array([[math.fsum(each), len(each)] for each in parts.values()]).T
+    chances = [1 / len(parts)] * len(parts)
+    drawn = np.random.default_rng(seed).multinomial(len(parts), chances, size=RESAMPLES)
+    low, high = np.percentile((drawn @ sums) / (drawn @ sizes), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def wilson(rate: float, count: int) -> Interval:
+    """Return Wilson's 95 % score interval of a rate of so many questions (Wilson 1927)."""
+    middle = rate + _Z**2 / (2 * count)
+    half = _Z * math.sqrt(rate * (1 - rate) / count + _Z**2 / (4 * count**2))
+    scale = 1 + _Z**2 / count
+    # At rates of 0 and 1 one side is exact.
+    low = 0.0 if rate == 0 else (middle - half) / scale
+    return low, 1.0 if rate == 1 else (middle + half) / scale
+
+
+def paired_difference(
+    first: Sequence[float], second: Sequence[float], databases: Sequence[str] = ()
+) -> Paired:
+    """Compare two runs on the same questions; given their databases, over these too.
+
+    The interval is the percentile bootstrap's of the differences (where these are all alike,
+    Wilson's carried over from [0, 1] to [-1, 1], and of runs that agree that of the share which
+    differs). Rates (all scores are 0 or 1) have McNemar's exact p-value. Other scores have that of
+    EXPO-SQL's paired bootstrap (section 6.7), which does not say how it counts: here twice the
+    share of resampled differences on the side of zero that has fewer, a zero included, with
+    `(count + 1) / (10,000 + 1)` for a share. It is never below 2^(1 - m), the least that m
+    differing questions can show.
+
+    Raises:
+        ValueError: There is no question, or the runs have different numbers of them.
+    """
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    mean, count, kinds = fmean(differences), len(differences), {*differences}
+    ci95, drawn = _bootstrap(differences, 0)
+    if kinds == {0}:
+        _, most = wilson(0, count)  # of the questions differ
+        ci95 = (-most, most)
+    elif len(kinds) == 1 and abs(differences[0]) <= 1:
+        low, high = wilson((1 + differences[0]) / 2, count)
+        ci95 = (2 * low - 1, 2 * high - 1)
+    lost: int | None = None
+    won: int | None = None
+    if {*first, *second} <= {0, 1}:
+        from scipy.stats import binomtest
+
+        lost, won = differences.count(-1), differences.count(1)
+        p = float(binomtest(lost, lost + won).pvalue) if lost + won else 1.0
+    else:
+        fewest = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
+        differing = count - differences.count(0)
+        p = min(1.0, max(2 * (fewest + 1) / (RESAMPLES + 1), 2.0 ** (1 - differing)))
+    over = database_interval(differences, databases) if databases else None
+    means = (fmean(first), fmean(second))
+    return Paired(mean, ci95, p, lost, won, over, means, count)
+
+
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """Estimate the chance that one of k samples is right, without bias (Chen et al. 2021, eq. 1).
+
+    Raises:
+        ValueError: There are fewer samples than k.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {samples} samples")
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)

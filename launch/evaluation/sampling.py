@@ -41,7 +41,6 @@ from minirl.sglang.metrics import EVENTS
 from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Decoding, Environment, Progress, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt
-from sqlenv.evaluators.votes import without_rows
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Answer, Attempt, Episode, Example, Observation, SqlError, Wrapping
 
@@ -58,10 +57,6 @@ _ROUNDS = 4  # of all slots that a chunk fills at least: at its end slots stand 
 Recorder = Callable[[Episode], tuple[Mapping[str, Any], Score]]
 
 
-def _end(one: Trajectory) -> End:
-    return "length" if one.is_cut_off else "stop"
-
-
 def _fail(_number: int, error: Exception) -> None:
     """End an evaluation whose environment has failed by an error before which a run is saved: an
     accuracy over fewer questions would be another one.
@@ -71,15 +66,6 @@ def _fail(_number: int, error: Exception) -> None:
         _log.error("the error of an environment", exc_info=error)
         words = f"an environment has failed: {error!r}; mend that"
     raise LostError(words)
-
-
-def _outcome(one: Trajectory, end: End) -> Outcomes:
-    return Outcomes.of(
-        one.episode.final_attempt.sql if one.episode.final_attempt else "",
-        end,
-        prompt_tokens=sum(len(turn.observation_ids) for turn in one.turns),
-        reply_tokens=sum(len(turn.reply.ids) for turn in one.turns),
-    )
 
 
 class Evaluator:
@@ -205,16 +191,25 @@ class Evaluator:
 
         A reply without an answer is a sample too, of which nothing runs.
         """
-        ends = tuple(map(_end, group)) or ("too_long",) * samples
+        ends: tuple[End, ...] = tuple("length" if one.is_cut_off else "stop" for one in group)
         answers = [one.episode.final_attempt for one in group] or [None] * samples
         turns = tuple(_turns_of(one.episode) for one in group) or (1,) * samples
-        counts = [_outcome(one, end) for one, end in zip(group, ends, strict=False)]
+        recorded = [one for one in group[:RECORDED_SAMPLES] if getattr(one.episode, "record", None)]
+        outcomes = [
+            Outcomes.of(
+                answer.sql if answer else "",
+                end,
+                prompt_tokens=sum(len(turn.observation_ids) for turn in one.turns),
+                reply_tokens=sum(len(turn.reply.ids) for turn in one.turns),
+            )
+            for one, answer, end in zip(group, answers, ends, strict=False)
+        ]
         return Sampled.of(
             [one.answer if one else Answer("") for one in answers],
-            ends=ends,
-            outcomes=Outcomes.total(counts or [Outcomes(replies=samples, too_long=samples)]),
+            ends=ends or ("too_long",) * samples,
+            outcomes=Outcomes.total(outcomes or [Outcomes.of("", "too_long")] * samples),
             turns=turns if self._max_turns > 1 else (),
-            line=_line(group, self._tokenizer.decode),
+            line=group_line(recorded, self._tokenizer.decode) if recorded else None,
             right=tuple(bool(one and one.correct) for one in answers),
         )
 
@@ -225,6 +220,9 @@ def _turns_of(episode: Episode) -> int:
     """
     calls = sum(attempt.kind != "answer" for attempt in episode.attempts)
     return calls or len(episode.attempts)
+
+
+_NOT_KEPT = SqlError("not kept")
 
 
 class TakenAsTheyAre:
@@ -239,15 +237,22 @@ class TakenAsTheyAre:
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, None]:
         """Take the query out of a reply."""
-        answer = answer_of(reply, self._wrapping)
-        attempt = Attempt(answer, SqlError("not judged"), correct=False)
+        attempt = Attempt(answer_of(reply, self._wrapping), _NOT_KEPT, correct=False)
         return Episode(episode.example, (attempt,)), None
 
 
-class WithoutRows:
-    """An environment whose episodes, when they are over, hold votes in place of rows: those of all
-    samples of many questions are in memory together. Episodes are recorded while they have rows.
+@dataclass(frozen=True, slots=True)
+class Answered(Episode):
+    """An episode that is over, without the rows of its results: those of all samples of many
+    questions are in memory together. What is written down of it, and paid, is known before.
     """
+
+    record: Mapping[str, Any] | None = None
+    score: Score | None = None
+
+
+class WithoutRows:
+    """An environment whose episodes, when they are over, are `Answered`."""
 
     def __init__(self, environment: Environment, record: Recorder | None = None) -> None:
         self._environment, self._record = environment, record
@@ -260,32 +265,10 @@ class WithoutRows:
         """Take a reply."""
         after, observation = self._environment.step(episode, reply)
         if observation is None:
-            kept = (replace(one, result=without_rows(one.result)) for one in after.attempts)
-            record = self._record(after) if self._record is not None else None
-            after = Answered(after.example, tuple(kept), record)
+            kept = (replace(one, result=_NOT_KEPT) for one in after.attempts)
+            said = self._record(after) if self._record is not None else ()
+            after = Answered(after.example, tuple(kept), *said)
         return after, observation
-
-
-@dataclass(frozen=True, slots=True)
-class Answered(Episode):
-    """An episode that is over, with what is written down of it."""
-
-    record: tuple[Mapping[str, Any], Score] | None = None
-
-
-def _line(
-    group: Sequence[Trajectory], decode: Callable[[Sequence[int]], str]
-) -> Mapping[str, Any] | None:
-    """Write down the first samples of a question; None where none was recorded."""
-    kept = [
-        (one, *one.episode.record)
-        for one in group[:RECORDED_SAMPLES]
-        if isinstance(one.episode, Answered) and one.episode.record
-    ]
-    if not kept:
-        return None
-    trajectories, records, scores = zip(*kept, strict=True)
-    return group_line(trajectories, records, decode, scores=scores)
 
 
 @dataclass(frozen=True, slots=True)

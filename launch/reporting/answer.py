@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from launch import cli
-from launch.evaluation.results import Report
-from launch.evaluation.statistics import Paired
+from launch.evaluation.results import Paired, Report
 from launch.reporting.runs import Run, gain, gains, metrics_of, read_runs, shared_rules
 from launch.tables import interval, percent
 from minirl.train.advice import LIVE_SHARE, advice
 
 MetricSeries = Mapping[str, Sequence[Any]]
 
-_REASONS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    (
-        "rollout/no_query_share",
-        lambda share: share > 0.3,
+_REASONS: Mapping[str, tuple[float, str]] = {
+    "rollout/no_query_share": (
+        0.3,
         "of the episodes ended without SQL that is read (env.wrapping says where it is looked for)",
     ),
-    (
-        "rollout/cut_share",
-        lambda share: share > 0.2,
+    "rollout/cut_share": (
+        0.2,
         "of the episodes were cut off at the token limit (sampler.max_response_tokens)",
     ),
-    (
-        "rollout/invalid_share",
-        lambda share: share > 0.6,
+    "rollout/invalid_share": (
+        0.6,
         "of the replies have no result: their queries fail, or there are none",
     ),
-)
-"""Metrics that explain why nothing is learned, when they do, and what they say."""
+}
+"""Metrics that explain why nothing is learned: from which share on, and what they say."""
 
 
 def answer(runs: Sequence[Run], numbers: Sequence[MetricSeries]) -> list[str]:
@@ -137,9 +133,9 @@ def _change(test: Paired) -> str:
 def _reasons(numbers: MetricSeries) -> Iterator[str]:
     if words := advice(numbers.get(LIVE_SHARE, ())):
         yield f"At the end of training, {words}."
-    for name, is_bad, words in _REASONS:
+    for name, (limit, words) in _REASONS.items():
         found = [value for value in numbers.get(name, ()) if isinstance(value, int | float)]
-        if found and is_bad(share := fmean(found)):
+        if found and (share := fmean(found)) > limit:
             yield f"In training, {100 * share:.0f} % {words}."
 
 

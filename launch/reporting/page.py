@@ -11,18 +11,22 @@ import gzip
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from itertools import islice
+from operator import eq
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from launch.evaluation.results import QuestionVerdict
 from launch.files import CONFIG, SCREENED_SHARES, flat
 from launch.records import RECORDS, read_groups
 from launch.reporting.answer import answer
-from launch.reporting.pairing import pair_results
 from launch.reporting.runs import (
     Run,
     gains,
@@ -60,76 +64,79 @@ _POLICY = (
 )
 
 Group = dict[str, Any]
+Scores = Mapping[str, Mapping[str, float]]
 
 
-@dataclass
-class Payload:
-    """What is shown.
+class Page:
+    """What runs recorded, as it is shown.
 
     Attributes:
-        runs: What is said of each run, with its metrics.
-        views: Names of the places where questions were seen: of a run and a step, `0.before`.
-        questions: Each question that was seen, with the piece that holds it and the verdict.
+        overview: All but the groups. `views` are the places where questions were seen, of a run and
+            a step (`0.before`); `questions` name the piece that holds each, and its verdicts;
+            `rules` are what answers are judged by, what all runs share first, and `apart` those
+            that some runs do not have, or have by another program.
         pieces: Groups, packed.
-        notes: What is missing, a line each.
-        rules: What answers are judged by; what all runs share comes first.
-        apart: Those that some runs do not have, or have by another program.
-        against: What a comparison with a base says.
         answer: The most important things, in sentences.
+        notes: What is missing, a line each.
     """
 
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    views: dict[str, str] = field(default_factory=dict)
-    questions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    pieces: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    rules: list[str] = field(default_factory=list)
-    apart: list[str] = field(default_factory=list)
-    against: list[dict[str, Any]] = field(default_factory=list)
-    answer: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, runs: Sequence[Run]) -> Payload:
-        """Read what runs recorded."""
-        payload = cls()
+    def __init__(self, runs: Sequence[Run], against: Mapping[str, Any]) -> None:
+        self.pieces: list[str] = []
+        self.notes: list[str] = []
+        self._views: dict[str, str] = {}
+        self._questions: dict[str, dict[str, Any]] = {}
+        said = [*map(_said, runs)]
         for number, run in enumerate(runs):
-            payload.runs.append(_said(run))
-            payload._add_run(run, number, f"{run.name}: " if len(runs) > 1 else "")
+            self._add_run(run, number, f"{run.name}: " if len(runs) > 1 else "")
         reports = [one for run in runs for one in run.reports.values() if one.measures]
         shared = shared_rules(reports)
-        payload.rules = [
-            *dict.fromkeys([*shared, *(each for one in reports for each in one.measures)])
-        ]
-        payload.apart = [rule for rule in payload.rules if rule not in shared]
-        payload.answer = answer(runs, [said["numbers"] for said in payload.runs])
-        return payload
-
-    def overview(self) -> dict[str, Any]:
-        """Give all but the pieces, and what sets the runs apart."""
-        settings = [run["settings"] for run in self.runs]
-        names = dict.fromkeys(key for one in settings for key in one if key != "run.dir")
-        values = {key: [one.get(key) for one in settings] for key in names}
-        alike: dict[str, list[int]] = {}
-        for number, one in enumerate(settings):
-            own = sorted(item for item in one.items() if item[0] not in _APART)
-            # Such as the weights that each seed starts from.
-            text = repr(own).replace(f"seed{one.get('seed')}", "seed")
-            alike.setdefault(text if own else str(number), []).append(number)
-        return {
-            **{name: each for name, each in vars(self).items() if name != "pieces"},
-            "questions": list(self.questions.values()),
-            "alike": list(alike.values()),
-            "differing": {k: v for k, v in values.items() if any(one != v[0] for one in v)},
+        rules = [*dict.fromkeys([*shared, *(each for one in reports for each in one.measures)])]
+        self.answer = answer(runs, [one["numbers"] for one in said])
+        self.overview: dict[str, Any] = {
+            "runs": said,
+            "views": self._views,
+            "questions": list(self._questions.values()),
+            "notes": self.notes,
+            "rules": rules,
+            "apart": [rule for rule in rules if rule not in shared],
+            "against": against,
+            "answer": self.answer,
+            **_set_apart([one["settings"] for one in said]),
         }
 
     def _add_run(self, run: Run, number: int, prefix: str) -> None:
         damage: dict[str, list[str]] = {}  # what is missing, and in which files, which is said once
-        for name in ("first", "last") if run.is_training else ():
-            self.views[f"{number}.{name}"] = f"{prefix}{_VIEWS[name]}"
-        for where, groups, right in _places(run, damage):
+
+        def recorded(name: str) -> Iterator[tuple[int, list[Group]]]:
+            def tell(words: str) -> None:
+                damage.setdefault(words, []).append(name)
+
+            return read_groups(run.folder / name, tell) if run.folder else iter(())
+
+        def add(where: str, groups: Iterable[Group], scores: Scores | None = None) -> None:
             view = f"{number}.{where}"
-            self.views[view] = prefix + _VIEWS.get(where, f"step {where}")
-            self._add(view, groups, right)
+            self._views[view] = prefix + _VIEWS.get(where, f"step {where}")
+            self._add(view, groups, scores)
+
+        def add_answers(where: str) -> None:
+            report = run.reports[where]
+            name = RECORDS if where == "answers" else f"{where}/{RECORDS}"
+            kept = {str(one.get("id")): one for _, groups in recorded(name) for one in groups}
+            groups = [
+                {**_group(one, correct=report.is_right(one)), **kept.get(one.id, {})}
+                for one in report.questions
+            ]
+            add(where, groups, {one.id: one.scores for one in report.questions if one.scores})
+
+        for name in ("first", "last") if run.is_training else ():
+            self._views[f"{number}.{name}"] = f"{prefix}{_VIEWS[name]}"
+        # In the order of time.
+        for where in (one for one in run.reports if one != "after"):
+            add_answers(where)
+        for step, groups in recorded(RECORDS) if run.is_training else ():
+            add(str(step), groups)
+        if "after" in run.reports:
+            add_answers("after")
         missing = [f"{' and '.join(files)}: {words}" for words, files in damage.items()]
         hints = [
             f"{where}: {words}" if run.is_training else words
@@ -138,9 +145,7 @@ class Payload:
         ]
         self.notes += [f"{run.name}: {words}" for words in (*missing, *hints)]
 
-    def _add(
-        self, view: str, groups: Iterable[Group], scores: Mapping[str, Mapping[str, float]] | None
-    ) -> None:
+    def _add(self, view: str, groups: Iterable[Group], scores: Scores | None) -> None:
         """Add groups, as `trajectories.jsonl` has them, as pieces and to the index. Verdicts by
         question, of an evaluation, count for more than those of the groups.
         """
@@ -148,11 +153,11 @@ class Payload:
         while part := list(islice(waiting, None if scores is None else _QUESTIONS)):
             for place, group in enumerate(part):
                 name, members = str(group.get("id")), group["trajectories"]
-                entry = self.questions.setdefault(name, _entry(name, group, scores is not None))
+                entry = self._questions.setdefault(name, _entry(name, group, scores is not None))
                 for one in members:
                     one["correct"] = _is_right(one)
                 count, total = sum(one["correct"] for one in members), len(members)
-                own = scores[name] if scores is not None and name in scores else {}
+                own = scores.get(name, {}) if scores else {}
                 if own:
                     count, total = next(iter(own.values())), 1
                 last = [one["turns"][-1] for one in members if one["turns"]]
@@ -160,80 +165,53 @@ class Payload:
                 seen = {"view": view, "piece": len(self.pieces), "at": place, "tags": tags}
                 more = {"scores": own} if len(own) > 1 else {}
                 entry["seen"].append({**seen, "right": count, "total": total, **more})
+                _count_as_javascript(group)
                 _set_beside(group)
             self.pieces.append(packed({"groups": part}))
 
 
+def _set_apart(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Say which runs differ by their seeds alone, and in which settings the runs differ."""
+    names = dict.fromkeys(key for one in settings for key in one if key != "run.dir")
+    values = {key: [one.get(key) for one in settings] for key in names}
+    alike: dict[str, list[int]] = {}
+    for number, one in enumerate(settings):
+        own = sorted(item for item in one.items() if item[0] not in _APART)
+        # Such as the weights that each seed starts from.
+        text = repr(own).replace(f"seed{one.get('seed')}", "seed")
+        alike.setdefault(text if own else str(number), []).append(number)
+    differing = {k: v for k, v in values.items() if any(one != v[0] for one in v)}
+    return {"alike": list(alike.values()), "differing": differing}
+
+
 def _said(run: Run) -> dict[str, Any]:
-    result = run.result
-    if own := run.reports.get("answers"):
+    result, reports = run.result, run.reports
+    if own := reports.get("answers"):
         # What an evaluation says of itself, under the names that a run's result has.
         result = {"decode": own.settings.decode, **own.notes}
-    settings = {key: value for key, value in flat(run.settings) if key}
+    # With the folder: the run may have been made in another place.
+    command = f"python -m launch.train --cfg {run.folder}/{CONFIG} run.dir={run.folder}"
+    stages = gains(reports).items()
     return {
         "name": run.name,
         "configuration": without_seed(run.name),
         "finished": run.is_finished,
         "kind": "run" if run.is_training else "evaluation",
-        "settings": settings,
+        "settings": {key: value for key, value in flat(run.settings) if key},
         "result": result,
         "versions": run.versions,
         "numbers": metrics_of(run),
-        # With the folder: the run may have been made in another place.
-        "command": f"python -m launch.train --cfg {run.folder}/{CONFIG} run.dir={run.folder}"
-        if run.is_training
-        else "",
-        "measured": {where: one.measures for where, one in run.reports.items() if one.first},
+        "command": command if run.is_training else "",
+        "measured": {where: one.measures for where, one in reports.items() if one.first},
         "replies": {
-            where: one.outcomes.line() for where, one in run.reports.items() if one.outcomes.replies
+            where: one.outcomes.line() for where, one in reports.items() if one.outcomes.replies
         },
-        "failing": {where: one.failing for where, one in run.reports.items()},
+        "failing": {where: one.failing for where, one in reports.items()},
         "screening": read_mapping(run.folder / SCREENED_SHARES) if run.folder else {},
         "gains": {
-            stage: {rule: asdict(test) for rule, test in each.items()}
-            for stage, each in gains(run.reports).items()
+            stage: {rule: asdict(one) for rule, one in each.items()} for stage, each in stages
         },
     }
-
-
-_Place = tuple[str, Iterable[Group], Mapping[str, Mapping[str, float]] | None]
-
-
-def _places(run: Run, damage: dict[str, list[str]]) -> Iterator[_Place]:
-    """Give the groups of every place in order: of evaluations those of all questions, with the
-    verdicts, and of sampled steps those that are recorded.
-    """
-    evaluated = {where: _evaluated(run, where, damage) for where in run.reports}
-    last = evaluated.pop("after", iter(()))
-    for each in evaluated.values():
-        yield from each
-    if run.is_training and run.folder:
-        for step, groups in _recorded(run.folder, RECORDS, damage):
-            yield str(step), groups, None
-    yield from last
-
-
-def _evaluated(run: Run, where: str, damage: dict[str, list[str]]) -> Iterator[_Place]:
-    report, prefix = run.reports[where], "" if where == "answers" else f"{where}/"
-    found = _recorded(run.folder, f"{prefix}{RECORDS}", damage) if run.folder else ()
-    kept = {str(one.get("id")): one for _, groups in found for one in groups}
-    groups = [
-        {**_group(one, correct=report.is_right(one)), **kept.get(one.id, {})}
-        for one in report.questions
-    ]
-    yield where, groups, {one.id: one.scores for one in report.questions if one.scores}
-
-
-def _recorded(
-    folder: Path, name: str, damage: dict[str, list[str]]
-) -> Iterator[tuple[int, list[Group]]]:
-    """Read the groups of a file by their steps; what is not there is told."""
-
-    def tell(words: str) -> None:
-        damage.setdefault(words, []).append(name)
-
-    for step, part in read_groups(folder / name, tell):
-        yield step, [*map(_for_javascript, part)]
 
 
 def _group(one: QuestionVerdict, *, correct: bool) -> Group:
@@ -241,8 +219,7 @@ def _group(one: QuestionVerdict, *, correct: bool) -> Group:
     tags = [tag for tag in one.tags if tag != "none"]
     result = {"result": {"status": one.status}} if one.status else {}
     return {
-        **{key: getattr(one, key) for key in ("id", "db_id", "difficulty", "question")},
-        "gold_sql": one.gold_sql,
+        **{key: getattr(one, key) for key in ("id", "db_id", "difficulty", "question", "gold_sql")},
         "trajectories": [{"turns": [{"sql": one.sql, "correct": correct, "tags": tags, **result}]}],
     }
 
@@ -270,9 +247,7 @@ def _set_beside(group: Group) -> None:
         gold, own = wanted.get("gold_result") or {}, turn.get("result") or {}
         if "columns" in gold and "columns" in own and own["rows"] != gold["rows"]:
             first, second = (min(map(len, (one["columns"], *one["rows"]))) for one in (gold, own))
-            found = pair_results(gold["rows"], own["rows"], widths=(first, second))
-            differs = [found.differs(gold["rows"], own["rows"], row) for row in found.rows]
-            turn["beside"] = {"columns": found.columns, "rows": found.rows, "differs": differs}
+            turn["beside"] = _paired(gold["rows"], own["rows"], (first, second))
 
 
 def _turns(group: Group) -> Iterator[dict[str, Any]]:
@@ -285,7 +260,7 @@ def _is_right(member: Mapping[str, Any]) -> bool:
     return bool(member.get("correct", own))
 
 
-def _for_javascript(group: Group) -> Group:
+def _count_as_javascript(group: Group) -> None:
     """Count characters, up to a place, as JavaScript does, which counts some of them twice."""
     for member in group["trajectories"]:
         for span in member.get("spans", ()):
@@ -294,7 +269,6 @@ def _for_javascript(group: Group) -> Group:
         for turn in member["turns"]:
             if "place" in turn:
                 turn["place"] = _place(turn["reply"], turn["place"])
-    return group
 
 
 def _place(text: str, place: int) -> int:
@@ -307,7 +281,7 @@ def packed(value: Any) -> str:
     return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def render(payload: Payload) -> str:
+def render(page: Page) -> str:
     """Write the page.
 
     Data is base64 throughout, so that no text of a model or a database is ever part of the HTML.
@@ -315,8 +289,8 @@ def render(payload: Payload) -> str:
     scripts = [_asset("uPlot.iife.min.js"), "\n".join(map(_asset, _SCRIPTS))]
     styles = [_asset("uPlot.min.css"), _asset("page.css")]
     policy = _POLICY.format(scripts=_hashes(scripts), styles=_hashes(styles))
-    pieces = {"overview": packed(payload.overview())} | {
-        f"piece{number}": piece for number, piece in enumerate(payload.pieces)
+    pieces = {"overview": packed(page.overview)} | {
+        f"piece{number}": piece for number, piece in enumerate(page.pieces)
     }
     parts = {
         "POLICY": policy,
@@ -349,3 +323,77 @@ def _asset(name: str) -> str:
 def _hashes(texts: list[str]) -> str:
     digests = (hashlib.sha256(text.encode()).digest() for text in texts)
     return " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
+
+
+# A result beside another one: columns are paired by their values, then rows by their cells.
+
+IndexPair = tuple[int | None, int | None]
+"""Places in the gold result and in the other one; None where a side has no column or row."""
+_ALIKE = 10**6  # more than all distances together: results have few rows, of at most 100 columns
+
+ResultRows = Sequence[Sequence[Any]]
+
+
+def _paired(gold: ResultRows, own: ResultRows, widths: tuple[int, int]) -> dict[str, Any]:
+    """Pair the columns and rows of two results of these widths, in the gold result's order; what
+    the other one has alone comes last. Say in which columns each pair of rows differs.
+
+    Columns that share most values belong together, and what is left in order. Rows that share most
+    cells of the paired columns belong together, and two lone rows in any case.
+    """
+    bags, others = (
+        [Counter(_key(row[n]) for row in rows) for n in range(width)]
+        for rows, width in zip((gold, own), widths, strict=True)
+    )
+    found = _matched([[2 * (a & b).total() + (a == b) for b in others] for a in bags])
+    found |= dict(zip(*_free(found, widths), strict=False))
+    columns = _in_order(found, widths)
+    both = [(a, b) for a, b in columns if a is not None and b is not None]
+    left = [tuple(_key(row[a]) for a, _ in both) for row in gold]
+    right = [tuple(_key(row[b]) for _, b in both) for row in own]
+    sizes, is_lone = (len(left), len(right)), len(left) == len(right) == 1
+    found = _matched([[2 * sum(map(eq, a, b)) + (a == b or is_lone) for b in right] for a in left])
+    rows = _in_order(found, sizes)
+
+    def differing(row: IndexPair) -> list[int]:
+        first, second = row
+        if first is None or second is None:
+            return []
+        cells = ((_cell(gold[first], a), _cell(own[second], b)) for a, b in columns)
+        return [n for n, (a, b) in enumerate(cells) if a != b]
+
+    return {"columns": columns, "rows": rows, "differs": [*map(differing, rows)]}
+
+
+def _matched(alike: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Pair what is most alike together, of equals what is nearest; what has nothing in common stays
+    alone.
+    """
+    found = np.array(alike)
+    if not found.size:
+        return {}
+    n, m = np.indices(found.shape)
+    worth = np.where(found > 0, _ALIKE * found - (n - m) ** 2, 0)
+    pairs = np.transpose(linear_sum_assignment(worth, maximize=True)).tolist()
+    return {n: m for n, m in pairs if found[n, m]}
+
+
+def _free(found: Mapping[int, int], sizes: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """List what is not paired yet on either side."""
+    taken = {*found.values()}
+    left, right = sizes
+    return [n for n in range(left) if n not in found], [m for m in range(right) if m not in taken]
+
+
+def _in_order(found: Mapping[int, int], sizes: tuple[int, int]) -> list[IndexPair]:
+    alone = _free(found, sizes)[1]
+    return [*((n, found.get(n)) for n in range(sizes[0])), *((None, m) for m in alone)]
+
+
+def _cell(row: Sequence[Any], place: int | None) -> Any:
+    return None if place is None else (_key(row[place]),)
+
+
+def _key(value: Any) -> Hashable:
+    """Tell values apart: text from numbers, and what JSON writes as an object by its text."""
+    return value if isinstance(value, Hashable) else repr(value)

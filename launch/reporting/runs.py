@@ -17,11 +17,12 @@ from launch.evaluation.results import (
     PLACES,
     STAGES,
     VERDICTS,
+    Paired,
     Report,
+    paired_difference,
     read_place,
     read_report,
 )
-from launch.evaluation.statistics import Paired, paired_difference
 from launch.files import CONFIG, RESULT, VERSIONS
 from launch.records import read_json_lines
 from minirl.exchange import UserError
@@ -201,18 +202,14 @@ def metrics_of(run: Run) -> dict[str, list[Any]]:
     """Read the metrics of a run by name, in the order of its steps; none of an evaluation."""
     if run.folder is None or not run.is_training:
         return {}
-    found = (line for line in read_json_lines(run.folder / METRICS) if isinstance(line, dict))
-    lines = [line for line in found if _has_step(line)]
+    found = read_json_lines(run.folder / METRICS)
+    lines = [line for line in found if isinstance(line.get("step"), int)]
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: [line.get(name) for line in lines] for name in names}
     return {
         name: [_short(one) if isinstance(one, float) else one for one in column]
         for name, column in columns.items()
     }
-
-
-def _has_step(line: Mapping[str, Any]) -> bool:
-    return isinstance(line.get("step"), int)
 
 
 def _short(number: float) -> float | None:

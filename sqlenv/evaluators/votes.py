@@ -41,12 +41,6 @@ def votes(executor: Executor, queries: Sequence[DatabaseQuery], by: VoteBy) -> l
     return executor.map(lambda query: ballot(executor.execute(*query), by), queries)
 
 
-def without_rows(result: Result) -> Result:
-    """Put a vote in the place of a result's rows: equal ones stay equal, others become so never."""
-    vote = ballot(result)
-    return result if vote is None else Table(("vote",), ((vote,),))
-
-
 def _line(row: Row) -> bytes:
     return repr(row).encode("utf-8", "surrogatepass") + b"\n"
 

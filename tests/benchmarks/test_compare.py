@@ -18,10 +18,10 @@ from launch.evaluation.results import (
     QuestionVerdict,
     Report,
     ReportSettings,
+    paired_difference,
     summarise,
     write_result,
 )
-from launch.evaluation.statistics import paired_difference
 
 Shown = Callable[..., dict[str, Any]]
 
@@ -37,7 +37,7 @@ def result_of(right: str, *, witness: float | None = None, seed: int = 0) -> Rep
         )
         for n, one in enumerate(right)
     ]
-    return summarise(settings, verdicts, seed=0)
+    return summarise(settings, verdicts)
 
 
 def finish(folder: Path, *, seed: int, before: str = "0000", **places: str) -> None:

@@ -22,10 +22,11 @@ from launch.evaluation.results import (
     QuestionVerdict,
     ReportSettings,
     as_json,
+    mean_interval,
+    paired_difference,
     summarise,
     write_result,
 )
-from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.files import SCREENED_SHARES, write_text
 
 from .conftest import json_lines, write_lines
@@ -160,7 +161,7 @@ def write_scores(path: Path, scores: Iterable[Mapping[str, float]], **settings: 
         )
         for n, one in enumerate(scores)
     ]
-    found = summarise(ReportSettings(**given), judged, seed=0)
+    found = summarise(ReportSettings(**given), judged)
     if path.name == "verdicts.json":
         write_result(path.parent, found)
     else:
@@ -193,14 +194,14 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
         told |= {"status": last["result"]["status"], "clauses": ("WHERE", "ORDER BY")}
         verdicts.append(QuestionVerdict(**told))
     settings = ReportSettings(data="test", model=ModelFacts(folder.name), decode="greedy")
-    write_result(folder, summarise(settings, verdicts, seed=0))
+    write_result(folder, summarise(settings, verdicts))
     if samples:
         counts = (samples // 2 + (1 if right else -1) for right in rights)
         sampled = [
             replace(one, samples=(one.sql,) * samples, right=count)
             for one, count in zip(verdicts, counts, strict=True)
         ]
-        found = summarise(replace(settings, decode=f"pass@{samples}"), sampled, seed=0)
+        found = summarise(replace(settings, decode=f"pass@{samples}"), sampled)
         write_result(folder / "samples", found)
     write_lines(folder / "trajectories.jsonl", lines)
     return list(rights)

@@ -17,9 +17,10 @@ from launch.evaluation.results import (
     summarise,
     write_result,
 )
-from launch.records import QueryOutcome, answer_line, write_answers
+from launch.records import answer_line, write_answers
 from minirl.exchange import UserError
 from sqlenv.config import AnswerConfig
+from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import Example
 
 
@@ -30,7 +31,7 @@ def verdict(number: int, *, sql: str = "SELECT 1", **more: str) -> QuestionVerdi
 
 def result(*verdicts: QuestionVerdict) -> Report:
     settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy")
-    return summarise(settings, verdicts, seed=0)
+    return summarise(settings, verdicts)
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path):
@@ -59,9 +60,9 @@ def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
     line = {"id": "1", "trajectories": [{"turns": turns}]}
     example = Example("1", "?", "emp", database, sql)
     seen = {"status": "ok", "rows": [["ann"]]}
-    outcome = QueryOutcome(is_right=True, predicted=seen, gold=seen)
+    outcome = CaseVerdict({"set": 1.0}, seen, seen)
     judged = [
-        answer_line(example, Sampled((sql,), line=one), sql, ("none",), [outcome])
+        answer_line(example, Sampled((sql,), line=one), verdict(1, sql=sql), [outcome])
         for one in (line, None)
     ]
     write_answers(tmp_path, judged, ())

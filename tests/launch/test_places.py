@@ -129,8 +129,8 @@ def judged(right: int, *, temperature: float) -> Report:
     settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy")
     greedy = QuestionVerdict("1", "d", "", "?", "SELECT 1", "SELECT 1", {"set": 1.0}, "ok")
     sampled = replace(greedy, samples=("SELECT 1",) * 8, right=right)
-    samples = summarise(settings, [sampled], seed=0, notes={"temperature": temperature})
-    return with_samples(summarise(settings, [greedy], seed=0), samples)
+    samples = summarise(settings, [sampled], notes={"temperature": temperature})
+    return with_samples(summarise(settings, [greedy]), samples)
 
 
 def test_samples_of_other_temperatures_are_not_compared():

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from launch.evaluation.statistics import (
+from launch.evaluation.results import (
     database_interval,
     mean_interval,
     paired_difference,

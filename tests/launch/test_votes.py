@@ -13,7 +13,7 @@ from launch.evaluation.judge import judge
 from launch.evaluation.questions import QuestionSet, own_set
 from launch.evaluation.results import QuestionVerdict
 from sqlenv.config import AnswerConfig, ExecutorConfig
-from sqlenv.evaluators.votes import ballot, without_rows
+from sqlenv.evaluators.votes import ballot
 from sqlenv.executor import Executor
 from sqlenv.types import Example, SqlError, Table, TimedOut
 
@@ -113,13 +113,6 @@ def test_rows_of_votes_are_never_together(database):
     tracemalloc.stop()
     assert answer.sql == samples[0][0]
     assert peak_bytes < 40e6
-
-
-def test_a_result_without_its_rows_has_another_vote_only_if_it_had():
-    tables = [Table(("a",), ((1,), (2,))), Table(("b",), ((2,), (1.0,))), Table(("a",), ((3,),))]
-    kept = [ballot(without_rows(table)) for table in tables]
-    assert kept[0] == kept[1] != kept[2]
-    assert without_rows(SqlError("x")) == SqlError("x")
 
 
 def test_without_any_result_others_than_spider_draw_one():

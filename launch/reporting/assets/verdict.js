@@ -6,7 +6,7 @@ const settings = (rows, heads) =>
   table(heads, rows.map(([key, ...values]) => [h("code", {}, key), ...values.map(said)]));
 
 function verdict() {
-  const {runs, against} = data, isOne = runs.length === 1, rows = runs.map(factsOf);
+  const {runs, against: {runs: [base], differences}} = data, isOne = runs.length === 1, rows = runs.map(factsOf);
   const heads = Object.keys(rows[0]).slice(isOne ? 2 : 0).filter(head => rows.some(row => row[head] !== "–"));
   const kinds = runs.every(({kind}) => kind === "evaluation") ? "systems" : "runs";
   const title = isOne ? runs[0].name : `${runs.length} ${kinds} compared`, differing = Object.entries(data.differing);
@@ -24,9 +24,9 @@ function verdict() {
           `Not by one rule: not all of these are judged by ${ruleOf()} alike.`)),
       card(isOne ? table(null, heads.map(head => [h("td", {class: "muted"}, head), rows[0][head]]))
         : table(["run", ...heads], rows.map((row, n) => [runs[n].name, ...heads.map(head => row[head])])))),
-    against.length > 0 && [h("h2", {}, `Beside ${against[0].base}`), card(table(
+    differences.length > 0 && [h("h2", {}, `Beside ${base.name}`), card(table(
       ["run", "gain in points [95 %]", "over databases", "more than chance?", "only the base right", "only this right"],
-      against.map(each => [each.run, gain(each), bounds(each.ci95_databases), chance(each.p), each.only_first ?? "–", each.only_second ?? "–"])))],
+      differences.map(each => [`${each.run}, ${each.column.replace("/", " ")}`, gain(each), bounds(each.ci95_databases), chance(each.p), each.only_first ?? "–", each.only_second ?? "–"])))],
     !isOne && [h("h2", {}, "Settings that differ"), h("div", {class: "card scroll"}, differing.length ? settings(
       differing.map(([key, values]) => [key, ...values]), ["setting", ...runs.map(run => run.name)]) : "None.")],
     changes(), data.notes.map(line => h("p", {class: "note small"}, line)),
