@@ -202,10 +202,11 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     if data.root is None:
         return
     learned = {f"data.{name}": _databases(splits[name]) for name in _LEARNED}
+    measured = _measured(data, data.root, splits)
     shared = {
         (learn, measure): found
         for learn, own in learned.items()
-        for measure, others in _measured(data, data.root, splits).items()
+        for measure, others in measured.items()
         if learn != measure and (found := own & others)
     }
     # To choose by what was learned is told.
