@@ -149,6 +149,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         given.decode,
         vote_temperature=limits.vote_temperature,
         top_p=limits.top_p,
+        candidates=config.endpoint.candidates,
         vote_by=given.vote_by,
     )
     if decode.kind == "judge":

@@ -65,11 +65,19 @@ class Decode:
 
     @classmethod
     def parse(
-        cls, text: str, *, vote_temperature: float, top_p: float = 1.0, vote_by: VoteBy = "set"
+        cls,
+        text: str,
+        *,
+        vote_temperature: float,
+        top_p: float = 1.0,
+        candidates: int = 0,
+        vote_by: VoteBy = "set",
     ) -> Decode:
-        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`."""
+        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`."""
         if text == "greedy":
             return cls(1, 0.0)
+        if text == "judge" and candidates:
+            text = f"judge@{candidates}"
         if match := re.fullmatch("(vote|pass|judge)@([1-9][0-9]{0,5})", text):
             kind = cast("DecodeKind", match[1])
             return cls(int(match[2]), vote_temperature, kind, top_p, vote_by)
