@@ -236,7 +236,8 @@ def test_what_a_kill_left_is_no_checkpoint_and_takes_no_room_for_ever(tmp_path):
     assert len([*tmp_path.glob("*-tmp*")]) == 2
     with closing(Checkpoints(tmp_path)) as checkpoints:
         assert checkpoints.newest_step() == 1
-    save_all(tmp_path, {2: 0.0, 3: 0.0})
+        for step in (2, 3):
+            checkpoints.save(step, make_tree(step), {}, score=0.0)
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(3))
     assert not [*tmp_path.rglob("*-tmp*")]
     assert steps_in(tmp_path) == [2, 3]
