@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
@@ -20,7 +19,6 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from minirl.exchange import UserError
 
-_log = logging.getLogger(__name__)
 _UNLIMITED = 1 << 60
 _LIMIT_BYTES = 20_000_000_000
 """Size of a cache, from which on the oldest entries go."""
@@ -49,30 +47,9 @@ def cached(maxsize: int) -> Callable[[Callable[[str, *Rest], R]], Callable[[str,
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder for what may be computed again: below MINIRL_CACHE if it is set, and where
-    the home cannot be written below a folder that lasts as long as this process.
-    """
-    chosen = os.environ.get("MINIRL_CACHE")
-    base = chosen or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    if not chosen and not _can_write(Path(base, "minirl")):
-        _TEMPORARY.append(TemporaryDirectory(prefix="minirl-", ignore_cleanup_errors=True))
-        base = os.environ["MINIRL_CACHE"] = _TEMPORARY[0].name  # for its children too
-        _log.warning(
-            "the cache of gold results and programs is lost at the end, for the home cannot be "
-            "written: set MINIRL_CACHE to a folder"
-        )
+    """Return a folder for what may be computed again: below MINIRL_CACHE if it is set."""
+    base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "minirl" / name
-
-
-_TEMPORARY: list[TemporaryDirectory[str]] = []
-
-
-def _can_write(folder: Path) -> bool:
-    try:
-        folder.expanduser().mkdir(parents=True, exist_ok=True)
-        return os.access(folder.expanduser(), os.W_OK)
-    except (OSError, RuntimeError):  # the latter where there is no home at all
-        return False
 
 
 def shared_cache() -> DiskCache:
@@ -154,6 +131,9 @@ class DiskCache:
         try:
             yield
         except (OSError, sqlite3.OperationalError) as error:  # a full disk, for example
-            raise UserError(f"{self.folder}: cannot be read or written ({error})") from None
+            raise UserError(
+                f"{self.folder}: cannot be read or written ({error}); free or allow it, or set "
+                "MINIRL_CACHE to another folder"
+            ) from None
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise UserError(f"{self.folder}: damaged ({error}); delete it to ask again") from None

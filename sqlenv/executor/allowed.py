@@ -6,7 +6,9 @@ A list of what is dangerous would miss what the next version of SQLite brings. `
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterable
+from contextlib import closing
+from typing import Any
 
 import apsw
 
@@ -22,16 +24,19 @@ _SCHEMA_TABLES = frozenset(
     {"sqlite_schema", "sqlite_master", "sqlite_temp_schema", "sqlite_temp_master"}
 )
 _ANY_TABLE = _TABLE_FUNCTIONS | _SCHEMA_TABLES | {f"pragma_{name}" for name in _PRAGMAS}
-# SQLite writes the words in front of the name itself, whatever was there in their place.
-_NO_TABLES = ("create unique index ", "create index ", "create trigger ")
-_TABLES = ("create table ", "create view ")
-_LONGEST_START = 20
+# The text alone tells: nothing makes the other columns agree with it. SQLite writes the words in
+# front of the name itself, whatever was there in their place.
+_OWN_TABLES = """
+SELECT CAST(name AS BLOB), sql LIKE 'create table %' OR sql LIKE 'create view %'
+FROM sqlite_schema
+WHERE sql NOT LIKE 'create index %' AND sql NOT LIKE 'create unique index %'
+    AND sql NOT LIKE 'create trigger %'
+"""
 CHANCE = frozenset({"random", "randomblob"})  # functions whose value cannot be foreseen
 SCANS = frozenset({"glob", "instr", "like", "replace"})
 """Those that look at one text from each place of another."""
 SQUARES = frozenset({"json_patch", "json_pretty", "jsonb_patch"})
 """Those that look at one member of an object for each of another, or indent each level anew."""
-_LONGEST_NAME = 64  # of whatever SQLite itself brings
 _NAMES = """
 abs changes char coalesce concat concat_ws format glob hex if ifnull iif instr last_insert_rowid
 length like likelihood likely lower ltrim max min nullif octet_length printf quote replace round
@@ -65,13 +70,6 @@ def listed() -> list[str]:
 
 def forbidden(action: int, first: str | None, second: str | None) -> str:
     """Name what a statement may not do; empty where it may. Whatever is not listed is forbidden."""
-    # A query can bring names of any length, which are not to be kept.
-    is_short = len(first or "") <= _LONGEST_NAME >= len(second or "")
-    return (_forbidden if is_short else _forbidden.__wrapped__)(action, first, second)
-
-
-@lru_cache(maxsize=4096)
-def _forbidden(action: int, first: str | None, second: str | None) -> str:
     if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
         return ""
     if action == apsw.SQLITE_READ:
@@ -93,13 +91,11 @@ def _forbidden(action: int, first: str | None, second: str | None) -> str:
 
 def _is_built_in(table: str) -> bool:
     """Ask SQLite whether every database has such a table; some are made when they are named."""
-    connection = apsw.Connection(":memory:")
-    try:
-        connection.execute(f"SELECT 1 FROM {quoted(table)}", can_cache=False)
-    except apsw.Error as error:
-        return "no such table" not in str(error)
-    finally:
-        connection.close(True)  # noqa: FBT003 - positional in APSW
+    with closing(apsw.Connection(":memory:")) as connection:
+        try:
+            connection.execute(f"SELECT 1 FROM {quoted(table)}")
+        except apsw.Error as error:
+            return "no such table" not in str(error)
     return True
 
 
@@ -107,14 +103,5 @@ def read_tables(connection: apsw.Connection, codec: str) -> dict[str, bool]:
     """Map a database's own tables and views, in small letters, to whether queries may read them: a
     virtual table runs code of its own.
     """
-    rows = connection.execute(
-        "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
-    )
-    tables: dict[str, bool] = {}
-    for row in rows:
-        name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
-        # The text alone says it: nothing makes the other columns agree with that.
-        start = sql[:_LONGEST_START].lower()
-        if not start.startswith(_NO_TABLES):
-            tables[name.lower()] = start.startswith(_TABLES)
-    return tables
+    rows: Iterable[tuple[Any, Any]] = connection.execute(_OWN_TABLES)
+    return {(name or b"").decode(codec, "replace").lower(): bool(is_open) for name, is_open in rows}

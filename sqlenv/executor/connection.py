@@ -60,13 +60,14 @@ class _DeniedError(Exception):
     """A statement that compiled is none that may run; says what it is."""
 
 
-_FAILURES = (apsw.Error, UnicodeDecodeError, MemoryError, _AsksClockError, _DeniedError)
+_FAILURES = (apsw.Error, UnicodeError, MemoryError, _AsksClockError, _DeniedError)
 _REASONS: dict[type[Exception], Result] = {
     apsw.NoMemError: TooLarge("memory"),
     MemoryError: TooLarge("memory"),
     apsw.TooBigError: TooLarge("bytes"),
     apsw.BindingsError: Denied("parameters"),
     UnicodeDecodeError: SqlError("the database holds text that is not valid"),
+    UnicodeEncodeError: SqlError("the query is not valid Unicode text"),
 }
 
 
@@ -74,13 +75,7 @@ def refuse_text(sql: str) -> Result | None:
     """Say what is wrong with a text that must not even reach SQLite; None when nothing is."""
     if len(sql) > MAX_QUERY_CHARS:
         return TooLarge("sql")
-    if "\0" in sql:
-        return SqlError("the query contains a NUL character")
-    try:
-        sql.encode()
-    except UnicodeEncodeError:
-        return SqlError("the query is not valid Unicode text")
-    return None if sql.strip() else SqlError("the query is empty")
+    return SqlError("the query contains a NUL character") if "\0" in sql else None
 
 
 class Connection:

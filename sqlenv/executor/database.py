@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Generator
@@ -25,31 +24,20 @@ from minirl.exchange import UserError
 from sqlenv.cache import content_key, shared_cache
 from sqlenv.executor.functions import add_functions
 
+# What SQLite does not do by itself.
 _SWITCHES = {
     apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
     apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_CREATE: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_WRITE: 0,
-    apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 1,
     # Gold queries say `country = "FR"`; stock SQLite reads that as a string.
     apsw.SQLITE_DBCONFIG_DQS_DML: 1,
 }
-_PRAGMAS = {"query_only": 1, "mmap_size": 0, "cell_size_check": 1, "cache_size": -2000}
+_PRAGMAS = {"query_only": 1, "cell_size_check": 1}
 _LIMITS = {
     # Also bounds each CREATE text while a schema loads, so a query's own length is checked apart.
     apsw.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
-    apsw.SQLITE_LIMIT_COLUMN: 2000,
-    apsw.SQLITE_LIMIT_EXPR_DEPTH: 1000,
-    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 500,
     apsw.SQLITE_LIMIT_VDBE_OP: 250_000,
-    apsw.SQLITE_LIMIT_FUNCTION_ARG: 1000,
     apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
     apsw.SQLITE_LIMIT_ATTACHED: 0,
-    apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
-    apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
 _RACY_NS = 2_000_000_000
 """A file that changed less than this ago may change again within the same tick of the clock."""
@@ -59,7 +47,6 @@ _CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 _MAGIC = b"SQLite format 3\0"
 # Of a writer that did not finish; an immutable connection silently reads stale or uncommitted rows.
 _LEFTOVERS = ("-wal", "-journal")
-_WAL, _VERSION_BYTE = b"\x02", 18
 # What quick_check says of a broken file, and not of a broken promise such as NOT NULL.
 _BROKEN = ("***", "Tree ", "Page ", "Freelist")
 
@@ -69,22 +56,15 @@ DatabaseQuery = tuple[Path, str]
 """A database and a query."""
 
 
-def connect(
-    path: Path,
-    *,
-    max_value_bytes: int = 2**31 - 1,
-    immutable: bool = True,
-    vfs: str = "",
-) -> apsw.Connection:
-    """Open a file read-only, every setting made.
+def connect(path: Path, *, max_value_bytes: int = 2**31 - 1, vfs: str = "") -> apsw.Connection:
+    """Open a file read-only, as if nobody could write it: no lock is asked for.
 
     Args:
         path: The file.
         max_value_bytes: The longest string or blob, also of what is computed.
-        immutable: Read the file as if nobody could write it: no lock is asked for.
         vfs: Name of the layer below SQLite; empty for its own.
     """
-    uri = f"file:{quote(bytes(path.resolve()))}?mode=ro{'&immutable=1' * immutable}"
+    uri = f"file:{quote(bytes(path.resolve()))}?mode=ro&immutable=1"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(uri, flags=flags, vfs=vfs or None, statementcachesize=0)
     for switch, value in _SWITCHES.items():
@@ -110,12 +90,12 @@ def open_new(path: Path) -> apsw.Connection:
 
 
 @contextmanager
-def reading(path: Path, *, immutable: bool = True) -> Generator[apsw.Connection]:
-    """Open a file for statements of our own, and close it; arguments are those of `connect`.
+def reading(path: Path) -> Generator[apsw.Connection]:
+    """Open a file for statements of our own, and close it.
 
     Collations that SQLite lacks, such as Android's LOCALIZED, compare characters here.
     """
-    with closing(connect(path, immutable=immutable)) as connection:
+    with closing(connect(path)) as connection:
         connection.collation_needed(_add_collation)
         yield connection
 
@@ -154,13 +134,10 @@ def check_database(database: str | Path) -> None:
         UserError: It is not, or has unfinished writes beside it.
     """
     path = Path(database)
+    identify(path)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError(f"{path}: no database file; check the path")
         with path.open("rb") as file:
             header = file.read(len(_MAGIC))
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL, or half a character
-        raise UserError(f"{path}: no such database file; check the path") from None
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}); allow it, or copy it"
@@ -191,19 +168,11 @@ def _refuse_leftover(path: Path) -> None:
 
 
 def check_contents(path: Path) -> None:
-    """Make sure that a database can be read: nobody has locked it, and its pages are whole."""
+    """Make sure that a database can be read: its pages are whole."""
     check_database(path)
-    with path.open("rb") as file:
-        file.seek(_VERSION_BYTE)
-        has_log = file.read(1) == _WAL
     try:
-        # Others' locks are heeded, but with a log, for which reading would make files beside it.
-        with reading(path, immutable=has_log) as connection:
+        with reading(path) as connection:
             answer = str(connection.pragma("quick_check", 1))
-    except (apsw.BusyError, apsw.LockedError):
-        raise UserError(
-            f"{path}: the database is locked by another program; close that, or copy the file"
-        ) from None
     except apsw.Error as error:
         answer = f"*** {error}"
     if answer.startswith(_BROKEN):

@@ -12,9 +12,9 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import apsw
 
@@ -45,7 +45,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-class Executor:
+class Executor(AbstractContextManager["Executor"]):
     """Executes SQL on SQLite files, read-only and bounded. Threads may share one; forks may not.
 
     `workers` queries run at a time. Running out of heap can be a neighbour's fault, since SQLite's
@@ -61,7 +61,6 @@ class Executor:
         self._free = threading.Semaphore(config.threads)
         self._alone, self._shared_until_s = threading.Lock(), 0.0
         self._askers: set[int] = set()  # threads that asked since a query ran alone
-        self._entry = threading.Lock()  # whoever waits for places is served before who comes later
         self._lock = threading.Lock()
         self._running: dict[int, Connection] = {}  # by the thread that runs a query
         # The connection that was used last at the end.
@@ -74,9 +73,6 @@ class Executor:
         self._end = weakref.finalize(self, ends.close)
         watched = (self._lock, self._running, stop)
         threading.Thread(target=_watch, args=watched, name="sqlenv-watchdog", daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
@@ -127,10 +123,7 @@ class Executor:
 
     def execute_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in their order."""
-        distinct = list(dict.fromkeys(queries))
-        results = self.map(lambda query: self.execute(*query), distinct)
-        found = dict(zip(distinct, results, strict=True))
-        return [found[query] for query in queries]
+        return self._run_many(self.execute, queries)
 
     def map(self, function: Callable[[A], T], items: Sequence[A]) -> list[T]:
         """Call a function that runs queries here, on all workers; an exception ends all of them."""
@@ -165,13 +158,19 @@ class Executor:
 
         Results of the moment (wall time, memory, a clock that runs, chance) are not kept.
         """
-        return self.gold_many([(database, sql)])[0]
+        return self._gold.get(self._check_use(database), sql, self.execute)
 
     def gold_many(self, queries: Sequence[DatabaseQuery]) -> list[Result]:
-        """Give gold results in order; those not computed before run on all workers."""
-        for database in {database for database, _ in queries}:
-            self._check_use(database)
-        return self._gold.get(queries, self.execute_many)
+        """Give gold results in order, on all workers."""
+        return self._run_many(self.gold, queries)
+
+    def _run_many(
+        self, run: Callable[[Path, str], Result], queries: Sequence[DatabaseQuery]
+    ) -> list[Result]:
+        distinct = list(dict.fromkeys(queries))
+        results = self.map(lambda query: run(*query), distinct)
+        found = dict(zip(distinct, results, strict=True))
+        return [found[query] for query in queries]
 
     def close(self) -> None:
         """Close the idle connections and end the watchdog."""
@@ -188,9 +187,8 @@ class Executor:
     @contextmanager
     def _places(self, count: int) -> Generator[None]:
         """Wait until so many more queries may run."""
-        with self._entry:
-            for _ in range(count):
-                self._free.acquire()
+        for _ in range(count):
+            self._free.acquire()
         try:
             yield
         finally:

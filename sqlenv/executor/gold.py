@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +16,7 @@ from sqlenv.cache import DiskCache, content_key
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import allowed
 from sqlenv.executor.connection import weigh
-from sqlenv.executor.database import DatabaseQuery, Identity, fingerprint, identify
+from sqlenv.executor.database import Identity, fingerprint
 from sqlenv.types import Result, Table, TimedOut, TooLarge, Value
 
 LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "now"}
@@ -29,9 +29,6 @@ _MEMORY_BYTES = 128_000_000
 """Of the results that are held in memory: those of some 10,000 questions of Spider take 10 MB."""
 # What an entry takes beside its text and its rows.
 _ENTRY_BYTES = 1000
-
-GoldKey = tuple[Identity, str]
-RunMany = Callable[[Sequence[DatabaseQuery]], list[Result]]
 
 
 class GoldCache:
@@ -46,35 +43,29 @@ class GoldCache:
         zone = (*time.tzname, time.timezone)
         program = (VERSION, allowed.listed(), apsw.sqlite_lib_version())
         self._context = json.dumps([*program, zone, sorted(limits.items())])
-        self._memory: dict[GoldKey, Result] = {}
+        self._memory: dict[tuple[Identity, str], Result] = {}
         self._memory_bytes = 0
 
-    def get(self, queries: Sequence[DatabaseQuery], run: RunMany) -> list[Result]:
-        """Look results up in memory, then on disk; run the rest, all at once, and keep them."""
-        keys = [(identify(database), sql) for database, sql in queries]
-        distinct = dict.fromkeys(keys)
-        known = {key: self._look_up(key) for key in distinct}
-        missing = [key for key in distinct if known[key] is None]
-        results = run([(Path(identity[0]), sql) for identity, sql in missing]) if missing else []
-        found = {key: result for key, result in known.items() if result is not None}
-        for key, result in zip(missing, results, strict=True):
-            found[key] = result
-            by_chance = isinstance(result, Table) and result.nondeterministic
-            if result not in TRANSIENT and not by_chance:
-                self._remember(key, result)
-                if self._disk:
-                    self._disk[self._name(key)] = _to_json(result)
-        return [found[key] for key in keys]
+    def get(self, database: Identity, sql: str, run: Callable[[Path, str], Result]) -> Result:
+        """Look a result up in memory, then on disk; else run the query and keep what it gives."""
+        if (found := self._memory.get((database, sql))) is not None:
+            return found
+        path, key = Path(database[0]), ""
+        if self._disk:
+            key = content_key("gold result", fingerprint(path), sql, self._context)
+            # What is no result is the same as none: it is written again.
+            with contextlib.suppress(LookupError, ValueError, TypeError):
+                found = _from_json(self._disk.get(key))
+        if found is None:
+            found = run(path, sql)
+            if found in TRANSIENT or (isinstance(found, Table) and found.nondeterministic):
+                return found
+            if self._disk:
+                self._disk[key] = _to_json(found)
+        self._remember((database, sql), found)
+        return found
 
-    def _look_up(self, key: GoldKey) -> Result | None:
-        result = self._memory.get(key)
-        if result is None and self._disk:
-            result = self._read(key, self._disk)
-            if result is not None:
-                self._remember(key, result)
-        return result
-
-    def _remember(self, key: GoldKey, result: Result) -> None:
+    def _remember(self, key: tuple[Identity, str], result: Result) -> None:
         """Keep a result in memory; where all take too much, the others are forgotten."""
         rows = result.rows if isinstance(result, Table) else ()
         size_bytes = _ENTRY_BYTES + 4 * len(key[1]) + (weigh(rows) if rows else 0)
@@ -83,16 +74,6 @@ class GoldCache:
             self._memory_bytes = 0
         self._memory[key] = result
         self._memory_bytes += size_bytes
-
-    def _name(self, key: GoldKey) -> str:
-        identity, sql = key
-        return content_key("gold result", fingerprint(Path(identity[0])), sql, self._context)
-
-    def _read(self, key: GoldKey, disk: DiskCache) -> Result | None:
-        # What is no result is the same as none: it is written again.
-        with contextlib.suppress(LookupError, ValueError, TypeError):
-            return _from_json(disk.get(self._name(key)))
-        return None
 
 
 _KINDS = {kind.__name__: kind for kind in get_args(Result)}
