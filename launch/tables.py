@@ -97,7 +97,7 @@ def show_report(report: Report, by: Collection[str] = ()) -> None:
             soft_wrap=True,
         )
     cli.warn_of(report.failing_golds, "gold queries do not run, and nothing is right there")
-    cli.warn_of(report.late, "verdicts were decided by the time limit and may vary with load")
+    cli.warn_of(report.late, "verdicts met a limit of time and may vary with load")
 
 
 def _show_measures(report: Report, by: Collection[str]) -> None:

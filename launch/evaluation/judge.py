@@ -157,7 +157,6 @@ def _verdict(
         scores=one.scores,
         status=one.predicted["status"] if one.predicted else "",
         gold_status=one.gold["status"] if one.gold and has_gold else NO_GOLD,
-        is_late=one.is_late,
         reply=sampled.replies[episode] if sampled.replies else "",
         samples=queries if is_several else (),
         right=sum(map(is_right, outcomes)) if is_several else 0,
@@ -260,11 +259,7 @@ class _Judge:
         scores = zip(*(columns[name] for name in measures), strict=True)
         ends = zip(*(judged for _, judged in parts), strict=True)
         return [
-            replace(
-                own[0],
-                scores=dict(zip(measures, each, strict=True)),
-                is_late=any(one.is_late for one in own),
-            )
+            replace(own[0], scores=dict(zip(measures, each, strict=True)))
             for each, own in zip(scores, ends, strict=True)
         ]
 

@@ -58,7 +58,6 @@ class QuestionVerdict:
         scores: By measure; 1 is right. Empty where there is nothing to judge by.
         status: How the answer ended on the question's own database.
         gold_status: How the gold query ended there, `none` where there is none.
-        is_late: Whether a limit of time decided a score.
         reply: The text that the answer stands in; empty where it was not recorded.
         samples: All queries that were sampled; empty where the answer is the only one.
         right: Samples that are right by the first measure.
@@ -81,7 +80,6 @@ class QuestionVerdict:
     scores: Mapping[str, float]
     status: str = ""
     gold_status: str = NO_GOLD
-    is_late: bool = False
     reply: str = ""
     samples: tuple[str, ...] = ()
     right: int = 0
@@ -149,7 +147,7 @@ class Report:
             the mean of the four (Progress-SQL's table 8), and the share that is no query, which
             differs in all of them; empty without gold queries.
         failing_golds: Questions whose gold query does not run.
-        late: Questions on which a limit of time decided a score.
+        late: Questions whose answer or gold query met a limit of time.
         outcomes: What became of the replies.
         notes: What the source says of its work: seconds, costs, a hint.
     """
@@ -203,7 +201,7 @@ def summarise(
         parts={name: _parts(judged, key, seed) for name, key in keys.items()},
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold_status not in ("ok", NO_GOLD)],
-        late=[one.id for one in judged if one.is_late],
+        late=[one.id for one in judged if "timeout" in (one.status, one.gold_status)],
         outcomes=Outcomes.total(one.outcomes for one in questions),
         notes=dict(notes or {}),
         questions=list(questions),

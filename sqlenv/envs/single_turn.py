@@ -148,27 +148,26 @@ def is_right(
     if not isinstance(result, Table):
         return False
     database, rule = example.database, "graded" if example.grading_method else match
-    for number, written in enumerate((example.gold_sql, *example.alternatives)):
-        gold = transpile(written, example.dialect)
+    predicted, *golds = (
+        transpile(one, example.dialect) for one in (sql, example.gold_sql, *example.alternatives)
+    )
+
+    def run(path: Path, sql: str) -> Result:
+        # Where the rule changes the text of a query, that is run once more.
+        return result if sql == predicted else executor.execute(path, sql)
+
+    for number, gold in enumerate(golds):
+        compared = numbers if number else "exact"
         if not isinstance(gold, str):
             continue
-        compared = numbers if number else "exact"
         if rule in get_args(MatchMode):
             known = executor.gold(database, gold)
             found = like_gold(result, known, compared)
             right = matches(found, known, mode=cast(MatchMode, rule), gold_sql=gold)
         else:
-            # Where the rule changes the text of a query, that is run once more.
-            predicted = str(transpile(sql, example.dialect))
-            case = Case(
-                predicted,
-                gold,
-                database,
-                grading_method=example.grading_method,
-                numbers=compared,
-            )
-            runs = QueryRuns(executor.execute, executor.gold, known=(database, predicted, result))
-            right = ask(rule, case, runs).score == 1
+            method = example.grading_method
+            case = Case(str(predicted), gold, database, grading_method=method, numbers=compared)
+            right = ask(rule, case, QueryRuns(run, executor.gold)).score == 1
         if right:
             return True
     return False

@@ -20,7 +20,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
-from minirl.exchange import UserError
 from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.evaluators.graded import is_graded_right, is_strictly_equal, soft_f1
 from sqlenv.evaluators.official import as_spider_runs, count_statements, same_query
@@ -37,7 +36,6 @@ from sqlenv.types import (
     TooLarge,
 )
 
-_LATE = TimedOut("wall")
 _BIRD_S = 30.0  # for both queries
 _JUDGED_CHARS = 1_000_000
 """Longer predictions are wrong unread: what official programs do to a text takes seconds where it
@@ -74,13 +72,11 @@ class CaseVerdict:
         scores: By comparator.
         predicted, gold: What is kept of the results on their own database, as the first one runs
             the queries: by default how they ended.
-        is_late: Whether a limit of time decided a score: a machine with less to do may differ.
     """
 
     scores: Mapping[str, float]
     predicted: Any
     gold: Any
-    is_late: bool = False
 
 
 RunQuery = Callable[[Path, str], Result]
@@ -88,27 +84,13 @@ RunQuery = Callable[[Path, str], Result]
 
 
 class QueryRuns:
-    """Results of queries, each of which runs once, as long as they are few or small.
+    """Results of queries, each of which runs once, as long as they are few or small."""
 
-    `known` is the result of a query on a database that is there already.
-    """
-
-    def __init__(
-        self,
-        execute: RunQuery,
-        gold: RunQuery | None = None,
-        *,
-        known: tuple[Path, str, Result] | None = None,
-    ):
+    def __init__(self, execute: RunQuery, gold: RunQuery | None = None):
         self._execute, self._gold = execute, gold or execute
         self._results: dict[tuple[Path, str], Result] = {}
-        if known:
-            database, sql, result = known
-            self._results[database, same_query(sql)] = result
         self._seconds: dict[tuple[Path, str], float] = {}
         self._cells = 0
-        self.is_late = False
-        """Whether a query or several together took longer than they may, since this was reset."""
 
     def predicted(self, database: Path, sql: str) -> Result:
         """Run a predicted query."""
@@ -118,21 +100,17 @@ class QueryRuns:
         """Run a gold query."""
         return self._find(database, sql, self._gold)
 
-    def in_time(self, database: Path, sqls: Sequence[str], limit_s: float) -> bool:
-        """Say whether queries that were run took no longer than this together."""
-        seconds = sum(self._seconds.get((database, same_query(sql)), 0.0) for sql in sqls)
-        self.is_late |= seconds > limit_s
-        return seconds <= limit_s
+    def seconds(self, database: Path, *sqls: str) -> float:
+        """Say how long queries that were run took together."""
+        return sum(self._seconds.get((database, same_query(sql)), 0.0) for sql in sqls)
 
     def _find(self, database: Path, sql: str, run: RunQuery) -> Result:
         key = (database, same_query(sql))
         if (known := self._results.get(key)) is not None:
-            self.is_late |= known == _LATE
             return known
         start_s = time.perf_counter()
         result = run(database, sql)
         self._seconds[key] = time.perf_counter() - start_s
-        self.is_late |= result == _LATE
         self._cells += len(result.rows) * result.width if isinstance(result, Table) else 0
         if self._cells > _REMEMBERED_CELLS:
             self._results.clear()
@@ -165,15 +143,6 @@ class Comparator:
     needs: Literal["", "suite", "reference"] = ""
 
 
-def check_case(case: Case, names: Sequence[str]) -> None:
-    """Make sure that a case has what comparators need."""
-    for name in names:
-        needs = COMPARATORS[name].needs
-        if needs and not getattr(case, needs):
-            what = "files of a test suite" if needs == "suite" else "gold results"
-            raise UserError(f"{case.database}: {name} needs {what}; give them, or leave it out")
-
-
 Keep = Callable[[Result], Any]
 """Takes out of a result what a verdict keeps: results of many cases are not in memory together."""
 
@@ -186,8 +155,6 @@ def compare_cases(
     executor: Executor, cases: Sequence[Case], names: Sequence[str], *, keep: Keep = _status
 ) -> list[CaseVerdict]:
     """Ask comparators about cases, on all workers; verdicts come in the cases' order."""
-    for case in cases:
-        check_case(case, names)
     parts = [cases[at : at + _TOGETHER] for at in range(0, len(cases), _TOGETHER)]
 
     def compare_part(part: Sequence[Case]) -> list[CaseVerdict]:
@@ -204,12 +171,11 @@ def compare_case(
     if len(case.predicted) > _JUDGED_CHARS:
         judged = compare_case(replace(case, predicted=""), names, runs, keep=keep)
         scores, predicted = dict.fromkeys(names, 0.0), keep(TooLarge("sql"))
-        return replace(judged, scores=scores, predicted=predicted)
-    runs.is_late = False
+        return CaseVerdict(scores, predicted, judged.gold)
     outcomes = {name: ask(name, case, runs) for name in names}
     first = outcomes[names[0]] if names else _by_rule(case, runs, mode="set")
     scores = {name: outcome.score for name, outcome in outcomes.items()}
-    return CaseVerdict(scores, keep(first.predicted), keep(first.gold), runs.is_late)
+    return CaseVerdict(scores, keep(first.predicted), keep(first.gold))
 
 
 def ask(name: str, case: Case, runs: QueryRuns) -> Outcome:
@@ -237,8 +203,9 @@ def _bird(
     predicted, gold = _run_both(case, runs)
     if not (_is_clean(predicted) and _is_clean(gold)):
         return Outcome(0.0, predicted, gold)
-    is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
-    return Outcome(float(is_in_time and score(predicted, gold)), predicted, gold)
+    if runs.seconds(case.database, case.predicted, case.gold) > limit_s:
+        return Outcome(0.0, TimedOut("wall"), gold)
+    return Outcome(float(score(predicted, gold)), predicted, gold)
 
 
 def _graded(case: Case, runs: QueryRuns) -> Outcome:
@@ -252,6 +219,7 @@ def _spider(case: Case, runs: QueryRuns, *, suite: bool) -> Outcome:
 
     Spider's program writes `value` in a prediction as 1.
     """
+    assert case.suite or not suite
     predicted = as_spider_runs(case.predicted.replace("value", "1"))
     gold = as_spider_runs(case.gold)
     case = replace(case, predicted=predicted, gold=gold)
@@ -267,7 +235,7 @@ def _spider(case: Case, runs: QueryRuns, *, suite: bool) -> Outcome:
 
 def _spider2(case: Case, runs: QueryRuns) -> Outcome:
     case = replace(case, predicted=fenced_sql(case.predicted))
-    assert case.reference is not None  # `check_case`
+    assert case.reference is not None
     predicted = runs.predicted(case.database, case.predicted)
     is_right = (
         count_statements(case.predicted) == "one"
