@@ -357,7 +357,7 @@ def _labels(examples: Sequence[Example], answers: Sequence[str]) -> list[dict[st
     # With sqlglot, which takes as long to import as the workers need for their first queries.
     from rewards.execution import columns_of
     from rewards.progress.diagnosis import diagnose, labels_of
-    from sqlenv.evaluators.features import clauses_of
+    from sqlenv.evaluators.hardness import clauses_of
 
     found = []
     for example, sql in zip(examples, answers, strict=True):

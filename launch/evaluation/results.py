@@ -65,7 +65,7 @@ class QuestionVerdict:
         parts: What the run's reward pays for the episode, by name, where there is one.
         choice: How `judge@K` chose among the model's own queries.
         outcomes: What became of all replies to the question.
-        clauses: What the gold query has (`sqlenv.evaluators.features.clauses_of`), if there is one.
+        clauses: What the gold query has (`sqlenv.evaluators.hardness.clauses_of`), if there is one.
         tags: In what the answer differs from the gold query in structure (Progress-SQL's diagnostic
             tree), `none` where in nothing, `unparsed` where it is no query; none without a gold
             query, or where the tree cannot read it.

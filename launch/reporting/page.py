@@ -35,7 +35,7 @@ from launch.reporting.runs import (
     shared_rules,
     without_seed,
 )
-from sqlenv.evaluators.features import clauses_of
+from sqlenv.evaluators.hardness import clauses_of
 
 _QUESTIONS = 64  # questions of an evaluation in a piece
 _APART = frozenset({"seed", "run.name", "run.dir"})

@@ -13,7 +13,7 @@ Spider's has no limit of time that works and ends at a gold query that fails, wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -40,7 +40,6 @@ _BIRD_S = 30.0  # for both queries
 _JUDGED_CHARS = 1_000_000
 """Longer predictions are wrong unread: what official programs do to a text takes seconds where it
 has megabytes, and the executor runs a tenth of it at most where nobody cuts it."""
-_TOGETHER = 16  # cases, whose questions often share a gold query
 _REMEMBERED_CELLS = 1_000_000
 """Cells of the results that `QueryRuns` remembers, some 100 MB of short texts."""
 
@@ -84,7 +83,9 @@ RunQuery = Callable[[Path, str], Result]
 
 
 class QueryRuns:
-    """Results of queries, each of which runs once, as long as they are few or small."""
+    """Results of queries, each of which runs once, as long as they are few or small. Thread-safe;
+    threads that ask for one result at the same time may each run the query.
+    """
 
     def __init__(self, execute: RunQuery, gold: RunQuery | None = None):
         self._execute, self._gold = execute, gold or execute
@@ -155,13 +156,8 @@ def compare_cases(
     executor: Executor, cases: Sequence[Case], names: Sequence[str], *, keep: Keep = _status
 ) -> list[CaseVerdict]:
     """Ask comparators about cases, on all workers; verdicts come in the cases' order."""
-    parts = [cases[at : at + _TOGETHER] for at in range(0, len(cases), _TOGETHER)]
-
-    def compare_part(part: Sequence[Case]) -> list[CaseVerdict]:
-        runs = QueryRuns(executor.execute)
-        return [compare_case(case, names, runs, keep=keep) for case in part]
-
-    return [verdict for part in executor.map(compare_part, parts) for verdict in part]
+    runs = QueryRuns(executor.execute)
+    return executor.map(lambda case: compare_case(case, names, runs, keep=keep), cases)
 
 
 def compare_case(
@@ -197,7 +193,7 @@ def _by_rule(case: Case, runs: QueryRuns, *, mode: MatchMode) -> Outcome:
 
 
 def _bird(
-    case: Case, runs: QueryRuns, *, score: Callable[[Table, Table], float], limit_s: float
+    case: Case, runs: QueryRuns, *, score: Callable[[Table, Table], float], limit_s: float = inf
 ) -> Outcome:
     """Score two results; text that is no UTF-8 fails, and both queries share the limit."""
     predicted, gold = _run_both(case, runs)
@@ -210,8 +206,7 @@ def _bird(
 
 def _graded(case: Case, runs: QueryRuns) -> Outcome:
     """Ask a question's own rule."""
-    score = partial(is_graded_right, method=case.grading_method)
-    return _bird(case, runs, score=score, limit_s=inf)
+    return _bird(case, runs, score=partial(is_graded_right, method=case.grading_method))
 
 
 def _spider(case: Case, runs: QueryRuns, *, suite: bool) -> Outcome:
@@ -275,20 +270,16 @@ _REVISQL = "bifrost17/ReViSQL: tinker_cookbook/recipes/sql_rl/grader.py @ 7b79b1
 _SPIDER2 = "xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py @ e12c5f1e6550"
 
 
-def _all() -> Iterator[Comparator]:
-    for mode in get_args(MatchMode):
-        yield Comparator(mode, "", partial(_by_rule, mode=mode))
-    same_rows = partial(matches, mode="set")
-    for name, file, score in (("ex", "ex", same_rows), ("soft_f1", "f1", soft_f1)):
-        function = partial(_bird, score=score, limit_s=_BIRD_S)
-        yield Comparator(f"bird_{name}", _BIRD.format(file), function)
-    strict = partial(_bird, score=is_strictly_equal, limit_s=inf)
-    yield Comparator("bird_strict", _PLATINUM, strict)
-    yield Comparator("graded", _REVISQL, _graded)
-    yield Comparator("spider_ex", _SPIDER, partial(_spider, suite=False))
-    yield Comparator("spider_ts", _SPIDER, partial(_spider, suite=True), "suite")
-    yield Comparator("spider2_local", _SPIDER2, _spider2, "reference")
-
-
-COMPARATORS: Mapping[str, Comparator] = {comparator.name: comparator for comparator in _all()}
+_same_rows = partial(matches, mode="set")
+_ALL = (
+    *(Comparator(mode, "", partial(_by_rule, mode=mode)) for mode in get_args(MatchMode)),
+    Comparator("bird_ex", _BIRD.format("ex"), partial(_bird, score=_same_rows, limit_s=_BIRD_S)),
+    Comparator("bird_soft_f1", _BIRD.format("f1"), partial(_bird, score=soft_f1, limit_s=_BIRD_S)),
+    Comparator("bird_strict", _PLATINUM, partial(_bird, score=is_strictly_equal)),
+    Comparator("graded", _REVISQL, _graded),
+    Comparator("spider_ex", _SPIDER, partial(_spider, suite=False)),
+    Comparator("spider_ts", _SPIDER, partial(_spider, suite=True), "suite"),
+    Comparator("spider2_local", _SPIDER2, _spider2, "reference"),
+)
+COMPARATORS: Mapping[str, Comparator] = {one.name: one for one in _ALL}
 """Every comparator by its name."""

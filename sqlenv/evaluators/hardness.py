@@ -1,4 +1,4 @@
-"""Spider's four levels of difficulty, from a query's text.
+"""What a gold query has, and Spider's four levels of difficulty, from a query's text.
 
 Levels are those of taoyds/test-suite-sql-eval (evaluation.py) at e97acc546ecb, of the first SELECT
 of a set operation as there. What its parser (process_sql.py) does to conditions is kept; what it
@@ -7,7 +7,7 @@ cannot read, such as `<>`, has a level all the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Literal
@@ -21,6 +21,29 @@ Hardness = Literal["easy", "medium", "hard", "extra"]
 _AGGREGATES = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg)
 _VALUES = ("expression", "low", "high", "query")
 _QUERIES = (exp.Subquery, exp.Query)
+_CLAUSES: Mapping[str, tuple[type[exp.Expr], ...]] = {
+    "JOIN": (exp.Join,),
+    "WHERE": (exp.Where,),
+    "GROUP BY": (exp.Group,),
+    "HAVING": (exp.Having,),
+    "ORDER BY": (exp.Order,),
+    "LIMIT": (exp.Limit,),
+    "DISTINCT": (exp.Distinct,),
+    "aggregate": (exp.AggFunc,),
+    "subquery": (exp.Subquery, exp.Exists),
+    "set operation": (exp.SetOperation,),
+    "WITH": (exp.CTE,),
+    "window": (exp.Window,),
+    "CASE": (exp.Case,),
+}
+
+
+def clauses_of(sql: str) -> tuple[str, ...]:
+    """Name what a query has, anywhere in it; `none` for a plain one, `unparsed` for no query."""
+    tree = parse(sql)
+    if tree is None:
+        return ("unparsed",)
+    return tuple(name for name, kinds in _CLAUSES.items() if tree.find(*kinds)) or ("none",)
 
 
 @lru_cache(maxsize=16384)

@@ -10,9 +10,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,14 +105,16 @@ class Executor(AbstractContextManager["Executor"]):
             return refused
         asked = ((identity, reverse_unordered), sql, max_steps or self.config.max_steps)
         self._askers.add(threading.get_ident())
-        with self._places(1):
+        with self._free:
             result = self._attempt(*asked)
         if result != _OUT_OF_HEAP:
             return result
         with self._alone:
             if self._askers != {threading.get_ident()}:
                 time.sleep(max(0.0, self._shared_until_s - time.monotonic()))
-            with self._places(self.config.threads):
+            with ExitStack() as places:
+                for _ in range(self.config.threads):
+                    places.enter_context(self._free)
                 start_s = time.monotonic()
                 _close_all(self._idle)
                 result = self._attempt(*asked)
@@ -183,16 +185,6 @@ class Executor(AbstractContextManager["Executor"]):
         if not self._end.alive:
             raise RuntimeError("this executor is closed")
         return identify(database)
-
-    @contextmanager
-    def _places(self, count: int) -> Generator[None]:
-        """Wait until so many more queries may run."""
-        for _ in range(count):
-            self._free.acquire()
-        try:
-            yield
-        finally:
-            self._free.release(count)
 
     def _attempt(self, key: _Key, sql: str, max_steps: int) -> Result:
         connection, result = None, None

@@ -17,7 +17,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.executor import allowed
 from sqlenv.executor.connection import weigh
 from sqlenv.executor.database import Identity, fingerprint
-from sqlenv.types import Result, Table, TimedOut, TooLarge, Value
+from sqlenv.types import Result, Table, TimedOut, TooLarge
 
 LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "now"}
 """Settings that can change a result."""
@@ -55,13 +55,13 @@ class GoldCache:
             key = content_key("gold result", fingerprint(path), sql, self._context)
             # What is no result is the same as none: it is written again.
             with contextlib.suppress(LookupError, ValueError, TypeError):
-                found = _from_json(self._disk.get(key))
+                found = _read(self._disk.get(key))
         if found is None:
             found = run(path, sql)
             if found in TRANSIENT or (isinstance(found, Table) and found.nondeterministic):
                 return found
             if self._disk:
-                self._disk[key] = _to_json(found)
+                self._disk[key] = _write(found)
         self._remember((database, sql), found)
         return found
 
@@ -79,29 +79,21 @@ class GoldCache:
 _KINDS = {kind.__name__: kind for kind in get_args(Result)}
 
 
-def _to_json(result: Result) -> list[Any]:
-    """Write a result, bytes in hexadecimal, without anything that runs when it is read."""
+def _write(result: Result) -> str:
+    """Write a result as JSON, bytes in hexadecimal: nothing that runs when it is read."""
     values = {field.name: getattr(result, field.name) for field in fields(result)}
-    if isinstance(result, Table):
-        values["rows"] = [[_cell_to_json(value) for value in row] for row in result.rows]
-    return [type(result).__name__, values]
+    return json.dumps([type(result).__name__, values], default=lambda blob: {"hex": blob.hex()})
 
 
-def _from_json(written: Any) -> Result:
+def _read(written: str) -> Result:
     """Read a result; LookupError, ValueError or TypeError where it is none."""
-    name, values = written
+    name, values = json.loads(written, object_hook=_blob)
     if name == "Table":
-        columns = tuple(values["columns"])
-        rows = tuple(tuple([_cell(value) for value in row]) for row in values["rows"])
-        if any(len(row) != len(columns) for row in rows):
+        values |= {"columns": tuple(values["columns"]), "rows": tuple(map(tuple, values["rows"]))}
+        if any(len(row) != len(values["columns"]) for row in values["rows"]):
             raise ValueError("rows are not as wide as the table")
-        values |= {"columns": columns, "rows": rows}
     return _KINDS[name](**values)
 
 
-def _cell_to_json(value: Value) -> Any:
-    return {"hex": value.hex()} if isinstance(value, bytes) else value
-
-
-def _cell(value: Any) -> Value:
-    return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
+def _blob(written: dict[str, Any]) -> Any:
+    return bytes.fromhex(written["hex"]) if "hex" in written else written

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
+from typing import get_args
 
 from sqlenv.cache import DiskCache, content_key, shared_cache
 from sqlenv.config import AnswerConfig
@@ -19,10 +20,7 @@ VERSION = 9
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",
     "spider_ex": "test_suite",
-    "set": "set",
-    "bag": "bag",
-    "bag_ordered": "bag_ordered",
-    "test_suite": "test_suite",
+    **{mode: mode for mode in get_args(MatchMode)},
 }
 
 

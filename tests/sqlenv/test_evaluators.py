@@ -21,9 +21,8 @@ from sqlenv.config import OFFICIAL, ExecutorConfig
 from sqlenv.evaluators import equality
 from sqlenv.evaluators.comparators import COMPARATORS, Case, QueryRuns, compare_case, compare_cases
 from sqlenv.evaluators.equality import is_ordered, like_gold, matches
-from sqlenv.evaluators.features import clauses_of
 from sqlenv.evaluators.graded import checked_method, is_graded_right, is_strictly_equal, soft_f1
-from sqlenv.evaluators.hardness import grade
+from sqlenv.evaluators.hardness import clauses_of, grade
 from sqlenv.evaluators.official import as_spider_runs, count_statements, same_query
 from sqlenv.evaluators.spider2 import (
     Reference,
