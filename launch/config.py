@@ -32,7 +32,6 @@ from sqlenv.config import (
     EnvConfig,
     ExecutorConfig,
 )
-from sqlenv.data.loading import validation_of
 from sqlenv.prompts import ASKED_FOR, PromptStyle
 from sqlenv.schema.rendering import SchemaStyle
 from sqlenv.types import Wrapping
@@ -150,7 +149,7 @@ class DataSection(Settings):
         """Return the settings of a split, its sources below a root; what is held out is drawn from
         `train`.
         """
-        held = self.validation or validation_of(self.train, self.held_out or 1)
+        held = self.validation or self.train.model_copy(update={"total": self.held_out})
         found = {"train": self.train, "validation": held, "test": self.test}[split]
         if root is None:
             return found
@@ -393,9 +392,7 @@ def _count_steps(config: JobConfig) -> JobConfig:
     train, data = config.train, config.data.train
     if train.epochs is None or data.total is None:
         return config
-    limits = [data.total if source.limit is None else source.limit for source in data.sources]
-    size = min(data.total, sum(limits))
-    steps = max(1, round(train.epochs * size / train.prompts_per_step))
+    steps = max(1, round(train.epochs * data.total / train.prompts_per_step))
     course = train.model_copy(update={"steps": steps, "epochs": None})
     return config.model_copy(update={"train": course})
 

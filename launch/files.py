@@ -25,7 +25,6 @@ from launch.config import flat
 from minirl.exchange import UserError
 from minirl.run.files import PART, read_json, whole_file
 from sqlenv.data.loading import question_digest
-from sqlenv.data.records import is_utf16
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example
 
@@ -57,17 +56,14 @@ _MODEL_FILES = (".json", ".safetensors", ".jinja")
 
 def read_text(path: Path) -> str:
     """Read a file of text, with or without a byte order mark; all line ends become line feeds."""
-    data = b""
     try:
-        data = path.read_bytes()  # once: it may be a pipe
-        text = data.decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError as error:
-        what = "it is UTF-16" if is_utf16(data) else f"byte {error.start} is not UTF-8"
-        raise UserError(f"{path}: cannot be read as text, {what}; save it as UTF-8") from None
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -48,9 +48,6 @@ class SourceConfig(Settings):
     weight: float = Field(default=1.0, gt=0)
     """Relative share of `total`."""
 
-    limit: int | None = Field(default=None, ge=1)
-    """Maximum number of questions, sampled by seed; None for all."""
-
     levels: tuple[str, ...] = ()
     """SynSQL's levels to take (Simple, Moderate, Complex, Highly Complex); none for all."""
 

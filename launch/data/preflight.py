@@ -24,7 +24,7 @@ from minirl.model.config import check_folder, read_config
 from sqlenv.cache import shared_cache
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
-from sqlenv.data.loading import LoadedData, hold_out, load, read_all
+from sqlenv.data.loading import LoadedData, database_names, hold_out, load
 from sqlenv.demo import STAMP
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
@@ -255,7 +255,7 @@ def _test_sets(root: Path) -> Iterator[tuple[str, Set[str]]]:
         source = published.at(root)
         try:
             if not _is_generated(source):
-                yield name, _databases(read_all(source, needs_databases=False))
+                yield name, database_names(source)
         except AbsentError:
             pass
         except UserError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import logging
@@ -14,7 +15,7 @@ from textwrap import shorten
 from minirl.exchange import UserError
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import DATASETS, Location
-from sqlenv.data.records import Record, TableNames, check, is_utf16, read_records
+from sqlenv.data.records import Record, TableNames, check, read_records
 from sqlenv.schema.reading import ColumnKey, Described, Descriptions, described_key
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 def _decoded(content: bytes) -> str:
-    if is_utf16(content):
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16", errors="replace")
     try:
         return content.decode("utf-8-sig")

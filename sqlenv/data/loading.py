@@ -14,8 +14,9 @@ from pathlib import Path
 from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
-from sqlenv.data.questions import open_tables
-from sqlenv.data.sources import OTHER_ENGINE, OTHER_KIND, Accept, Check, Pool
+from sqlenv.data.layouts import locate
+from sqlenv.data.questions import attach, open_tables
+from sqlenv.data.sources import Accept, Check, Pool
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 
@@ -91,7 +92,7 @@ def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
     drawn: list[list[tuple[int, Example]]] = [[] for _ in pools]
     most = total or sum(pool.left for pool in pools)
     while missing := most - sum(map(len, drawn)):
-        rest = [place for place, pool in enumerate(pools) if not pool.is_spent]
+        rest = [place for place, pool in enumerate(pools) if pool.left]
         if not rest:
             break
         shares = split_by_weight(missing, [pools[place].source.weight for place in rest])
@@ -100,19 +101,25 @@ def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
     return [[example for _, example in sorted(part)] for part in drawn]
 
 
-def read_all(source: SourceConfig, *, needs_databases: bool = True) -> tuple[Example, ...]:
+def read_all(source: SourceConfig) -> tuple[Example, ...]:
     """Read every question of a source in the order of its files, whatever its gold query.
 
     Raises:
-        UserError: A database that is needed is missing, or the source is not as its layout says.
+        UserError: A database is missing, or the source is not as its layout says.
     """
-    whole = source.model_copy(update={"limit": None})
-    config = DataConfig(sources=(whole,), drop_missing_database=not needs_databases)
-    advice = "take such questions out of the file"
-    pool = Pool(whole, config, advice=advice, drops=frozenset({OTHER_ENGINE, OTHER_KIND}))
+    config = DataConfig(sources=(source,), exclude=())
+    pool = Pool(source, config, advice="take such questions out of the file")
     if examples := tuple(example for _, example in pool.draw()):
         return examples
     raise UserError(f"no question is left; {pool.line()}")
+
+
+def database_names(source: SourceConfig) -> frozenset[str]:
+    """Name the databases of a source's questions, whether their files are there or not."""
+    db = open_tables()
+    table = attach(db, locate(source).files, source.layout)
+    rows = db.execute(f"SELECT DISTINCT db_id FROM {table} WHERE is_local")
+    return frozenset(name for (name,) in rows)
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
@@ -136,12 +143,6 @@ def question_digest(examples: Iterable[Example]) -> str:
     return digest.hexdigest()[:16]
 
 
-def validation_of(config: DataConfig, count: int) -> DataConfig:
-    """Turn the settings of questions to learn from into those of the questions held out."""
-    sources = (source.model_copy(update={"limit": None}) for source in config.sources)
-    return config.model_copy(update={"total": count, "sources": tuple(sources)})
-
-
 def hold_out(
     config: DataConfig, count: int, check: Check | None = None, *, advice: str = ""
 ) -> frozenset[str]:
@@ -151,16 +152,16 @@ def hold_out(
     those wanted in all, and more where too few of their gold queries may stay. Sources are read
     once to count questions, then until those held out are enough. `advice` is as for `load`.
     """
-    own = validation_of(config, count)
+    own = config.model_copy(update={"total": count})
     whole = open_pools(own, None, accept=lambda _db_id: True, advice=advice)
     found = [pool.count_by_database() for pool in whole]
     weights = [source.weight for source in config.sources]
     needs = split_by_weight(count, weights)
-    shares = split_by_weight(config.total, weights) if config.total else [None] * len(weights)
+    shares = split_by_weight(config.total, weights) if config.total else None
     targets = []
-    for counts, need, share, source in zip(found, needs, shares, config.sources, strict=True):
-        bounds = (share, source.limit, counts.total() - need)
-        wanted = max(1, min(bound for bound in bounds if bound is not None))
+    for place, (counts, need) in enumerate(zip(found, needs, strict=True)):
+        rest = counts.total() - need
+        wanted = max(1, min(shares[place], rest) if shares else rest)
         targets.append(counts.total() * need / (need + wanted))
     while True:
         held: frozenset[str] = frozenset()

@@ -46,10 +46,10 @@ _INSERT = f"INSERT INTO question VALUES ({', '.join('?' * 13)})"
 def open_tables() -> apsw.Connection:
     """Open a database for the tables of a mixture's sources; its file goes with it.
 
-    `seen` has the texts of questions that came before, in other sources.
+    `waiting` has the questions of every source that may be drawn, in the order of drawing.
     """
     db = apsw.Connection("")
-    db.execute("CREATE TABLE seen (text INTEGER PRIMARY KEY)")
+    db.execute("CREATE TABLE waiting (position, db_id, text)")
     return db
 
 
@@ -90,7 +90,7 @@ def _rows(files: tuple[Path, ...], layout: Layout) -> Iterator[tuple[Any, ...]]:
             is_local = asked.instance_id is None or asked.instance_id.startswith("local")
             where = (position, place, number, start, length)
             style, dialect = asked.question_style or "", (asked.dialect or "").lower()
-            kind = (asked.db_id, level_of(layout, asked), style, dialect, is_blank, is_local)
+            kind = (asked.db_id, _level(layout, asked), style, dialect, is_blank, is_local)
             yield *where, *kind, *_digests(asked, f"{file.name} {number}")
             position += 1
 
@@ -103,7 +103,7 @@ def _digests(asked: QuestionRecord, place: str) -> tuple[int, int]:
     return found, int.from_bytes(text.digest()[:4], "big") >> 1
 
 
-def level_of(layout: Layout, asked: QuestionRecord) -> str:
+def _level(layout: Layout, asked: QuestionRecord) -> str:
     """Return a question's level of difficulty: what the record says, or Spider's own."""
     spoken = asked.difficulty or asked.sql_complexity
     if spoken or not DATASETS[layout].is_graded:

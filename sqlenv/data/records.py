@@ -30,35 +30,25 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
     """Stream records, each led by the byte where it begins and its length in bytes."""
-    start = done = count = 0
-    with path.open("rb") as file:
-        head = file.read(3)
-        if is_utf16(head):
-            raise UserError(f"{path}: is UTF-16; save it as UTF-8")
-        file.seek(len(head) if head == codecs.BOM_UTF8 else 0)
-        try:
+    count = 0
+    try:
+        with path.open("rb") as file:
+            file.seek(3 if file.read(3) == codecs.BOM_UTF8 else 0)
             for start, content in _items(file, is_list=path.suffix != ".jsonl"):
                 record = json.loads(content.decode())
                 if not isinstance(record, dict):
                     raise UserError(f"{path}: record {count} is not an object with fields")
                 yield start, len(content), record
-                count, done = count + 1, start + len(content)
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}: byte {start + error.start} is not UTF-8; save it as UTF-8"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{path}: broken JSON after {count} whole records, which end at byte {done}; "
-                "it is cut off or damaged, fetch it again"
-            ) from error
+                count += 1
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: record {count} is not UTF-8; save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path}: broken JSON after {count} whole records; it is cut off, damaged or not "
+            "UTF-8, fetch it again"
+        ) from error
     if not count:
         raise UserError(f"{path}: expected a list of records, found none")
-
-
-def is_utf16(start: bytes) -> bool:
-    """Tell from the first bytes of a text that its characters have two bytes each."""
-    return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in start[:2]
 
 
 def _items(file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, bytes]]:
@@ -90,15 +80,8 @@ def _items(file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, bytes]]:
         raise ValueError("items that do not end")
 
 
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("should be valid Unicode text") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[str, Field(min_length=0)]
+"""Any text but one with half a character, which pydantic looks for where it measures."""
 Rule = Annotated[Text | None, AfterValidator(checked_method)]
 """A question's own rule; empty for none."""
 

@@ -16,8 +16,7 @@ from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
 from sqlenv.data.layouts import DATASETS, is_file, locate
-from sqlenv.data.questions import attach, level_of, open_tables, read_again
-from sqlenv.data.records import QuestionRecord
+from sqlenv.data.questions import attach, open_tables, read_again
 from sqlenv.dialects import NAMES, run_many
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, Table, describe_failure
@@ -50,6 +49,8 @@ Accept = Callable[[str], bool]
 
 
 _PRIME = 2**31 - 1
+_READ = "position, file, number, start, length, level"
+"""What `Pool._example` makes a question of, led by its position."""
 _JUDGED = """
 WITH judged AS (SELECT *, CASE
     WHEN db_id IN (SELECT value FROM json_each(:excluded)) THEN 'in exclude_databases'
@@ -65,7 +66,7 @@ candidate AS (SELECT * FROM judged WHERE db_id IN (SELECT value FROM json_each(:
 """
 """What keeps a question from being asked, and the questions that may be."""
 _FIRST = """(SELECT min(position) AS position, db_id, text, lot FROM candidate
-    WHERE text NOT IN (SELECT text FROM seen) GROUP BY text)"""
+    WHERE text NOT IN (SELECT text FROM waiting) GROUP BY text)"""
 _BY_SEED = "(lot * :factor + :summand) % 2147483647, position"
 
 
@@ -78,7 +79,7 @@ class Pool:
 
     Attributes:
         found: How many questions have each issue, left out or not.
-        size, taken, kept: How many may be drawn, were drawn, and stayed.
+        left, kept: How many may still be drawn, and how many of those drawn stayed.
         checked: How many gold queries were executed.
         failures: The first gold queries that fail, and why.
     """
@@ -92,7 +93,6 @@ class Pool:
         accept: Accept = lambda _db_id: True,
         advice: str = "",
         db: apsw.Connection | None = None,
-        drops: frozenset[str] = frozenset(),
     ) -> None:
         """Find the questions.
 
@@ -103,28 +103,27 @@ class Pool:
             accept: Which databases' questions may be used at all.
             advice: What to do about a missing database, but unpacking it.
             db: Where the tables of a mixture's sources are, and what came before in other ones.
-            drops: Issues that leave a question out; by default those that the config names, and
-                whatever keeps a query from being run.
 
         Raises:
             UserError: A database is missing, and its questions are not to be left out.
         """
         self.source, self._config, self._check = source, config, check
-        self._accept, self._advice = accept, advice
-        self._drops = drops or UNUSABLE.union(config.exclude)
+        self._advice = advice
+        self._drops = UNUSABLE.union(config.exclude)
         self._db = db or open_tables()
         self.location = locate(source)
         self._table = attach(self._db, self.location.files, source.layout)
-        self._waiting = self._table.replace(".question", "_waiting")
-        self.total = self._count(self._table)
+        ((self.total,),) = self._ask(f"SELECT count(*) FROM {self._table}")
         self._corrections: Corrections | None = None
         if source.corrections:
             corrections = read_corrections(source.corrections)
-            corrections.check(example for _, example in self._read(range(self.total)))
+            every = self._db.execute(f"SELECT {_READ} FROM {self._table}")
+            corrections.check(self._example(*row) for _, *row in every)
             self._corrections = corrections
         self.found, self.failures = Counter[str](), list[str]()
-        self.taken = self.checked = self.kept = 0
-        self.size = self._find()
+        self.checked = self.kept = 0
+        ((self._drawn,),) = self._ask("SELECT count(*) FROM waiting")
+        self.left = self._find(accept)
 
     @property
     def name(self) -> str:
@@ -132,16 +131,6 @@ class Pool:
         of = "-".join(self.source.levels).replace(" ", "_")
         parts = (self.source.layout, self.source.file or self.source.split, of)
         return "/".join(filter(None, parts))
-
-    @property
-    def is_spent(self) -> bool:
-        """Tell whether there is nothing more to draw."""
-        return not self.left or self.kept == self.source.limit
-
-    @property
-    def left(self) -> int:
-        """Count the questions that are not drawn yet."""
-        return self.size - self.taken
 
     def line(self) -> str:
         """Say in a line what was found."""
@@ -153,26 +142,29 @@ class Pool:
 
     def count_by_database(self) -> Counter[str]:
         """Count the questions that are not drawn yet by the names of their databases."""
-        sql = f"SELECT db_id, count(*) FROM {self._waiting} WHERE rowid > ? GROUP BY db_id"
-        return Counter(dict(self._ask(sql, (self.taken,))))
+        rows = f"SELECT * FROM waiting LIMIT {self.left} OFFSET {self._drawn}"
+        return Counter(dict(self._ask(f"SELECT db_id, count(*) FROM ({rows}) GROUP BY db_id")))
 
     def draw(self, count: int | None = None) -> Iterator[tuple[int, Example]]:
         """Draw so many questions that may stay, or as many as there are, with their positions.
 
         At most `BATCH` are in memory at a time.
         """
-        bounds = (count, self.source.limit and self.source.limit - self.kept)
-        wanted = min((bound for bound in bounds if bound is not None), default=self.left)
+        wanted = self.left if count is None else count
         while wanted and self.left:
-            sql = f"SELECT position FROM {self._waiting} WHERE rowid > ? ORDER BY rowid LIMIT ?"
-            rows = self._ask(sql, (self.taken, min(wanted, BATCH)))
-            self.taken += len(rows)
-            for question in self._sound([position for (position,) in rows]):
+            rows = self._ask(
+                f"SELECT {_READ} FROM waiting JOIN {self._table} USING (position) "
+                "WHERE waiting.rowid > ? ORDER BY waiting.rowid LIMIT ?",
+                (self._drawn, min(wanted, self.left, BATCH)),
+            )
+            self._drawn += len(rows)
+            self.left -= len(rows)
+            for question in self._sound(rows):
                 wanted -= 1
                 yield question
 
-    def _find(self) -> int:
-        """Make the table of those that may be drawn; count them, and the others by issue."""
+    def _find(self, accept: Accept) -> int:
+        """Line up those that may be drawn; count them, and the others by issue."""
         rng = Random(f"{self._config.seed} {self.name}")
         names = [name for (name,) in self._ask(f"SELECT DISTINCT db_id FROM {self._table}")]
         lists = {
@@ -181,7 +173,7 @@ class Pool:
             "styles": self.source.exclude_styles,
             "dialects": ["", *NAMES],
             "there": [name for name in names if self.location.database(name)],
-            "accepted": [name for name in names if self._accept(name)],
+            "accepted": [name for name in names if accept(name)],
             "drops": [*self._drops],
         }
         numbers = {"factor": rng.randrange(1, _PRIME), "summand": rng.randrange(_PRIME)}
@@ -193,46 +185,29 @@ class Pool:
             if issue == MISSING_DATABASE and not self._config.drop_missing_database:
                 raise self._no_database(first)
         source = _FIRST if "duplicate" in self._drops else "candidate"
-        order = _BY_SEED if self.source.limit or self._config.total else "position"
-        self._db.execute(
-            f"CREATE TABLE {self._waiting} AS {judged} "
-            f"SELECT position, db_id, text FROM {source} ORDER BY {order}",
+        order = _BY_SEED if self._config.total else "position"
+        ((every,),) = self._ask(f"{judged} SELECT count(*) FROM candidate", values)
+        self._ask(
+            f"{judged} INSERT INTO waiting SELECT position, db_id, text FROM {source} "
+            f"ORDER BY {order}",
             values,
         )
-        size = self._count(self._waiting)
+        size = self._db.changes()
         if "duplicate" in self._drops:
-            ((every,),) = self._ask(f"{judged} SELECT count(*) FROM candidate", values)
             self.found["duplicate"] += every - size
-            self._db.execute(f"INSERT INTO seen SELECT text FROM {self._waiting}")
         return size
 
     def _ask(self, sql: str, values: Any = None) -> list[Any]:
         return self._db.execute(sql, values).fetchall()
 
-    def _count(self, table: str) -> int:
-        return self._ask(f"SELECT count(*) FROM {table}")[0][0]
-
-    def _read(self, positions: Iterable[int]) -> Iterator[tuple[int, Example]]:
-        """Read questions as they are corrected, in the order of their positions."""
-        rows = self._ask(
-            f"SELECT position, file, number, start, length FROM {self._table} "
-            "WHERE position IN (SELECT value FROM json_each(?)) ORDER BY position",
-            (json.dumps([*positions]),),
-        )
-        for position, file, number, *place in rows:
-            path = self.location.files[file]
-            record = read_again(self.source.layout, path, number, *place)
-            example = self._example(path, number, record)
-            yield position, self._corrections.lay(example) if self._corrections else example
-
-    def _sound(self, positions: Sequence[int]) -> Iterator[tuple[int, Example]]:
+    def _sound(self, rows: Sequence[Any]) -> Iterator[tuple[int, Example]]:
         """Look at the gold queries of some questions, and pass on those that may stay."""
-        read = dict(self._read(positions))
-        found = {position: Checked(read[position]) for position in positions}
+        read = {position: self._corrected(self._example(*row)) for position, *row in rows}
+        found = {position: Checked(example) for position, example in read.items()}
         if self._check is not None:
-            asked = [position for position in positions if read[position].gold_sql]
+            asked = {position: one for position, one in read.items() if one.gold_sql}
             self.checked += len(asked)
-            found |= zip(asked, self._check([read[position] for position in asked]), strict=True)
+            found |= zip(asked, self._check([*asked.values()]), strict=True)
         for position, one in found.items():
             self.found.update(one.issues)
             if "failing" in one.issues:
@@ -243,6 +218,9 @@ class Pool:
                 self.kept += 1
                 yield position, one.example
 
+    def _corrected(self, example: Example) -> Example:
+        return self._corrections.lay(example) if self._corrections else example
+
     def _refuse_correction(self, checked: Checked) -> None:
         """Refuse a corrected gold query that fails: nothing is corrected by it."""
         example = checked.example
@@ -250,14 +228,14 @@ class Pool:
             where = self._corrections.place(example)
             raise UserError(f"{where}: its gold query fails ({checked.note}); correct it")
 
-    def _example(self, file: Path, number: int, asked: QuestionRecord) -> Example:
-        layout = self.source.layout
-        spec = DATASETS[layout]
+    def _example(self, file: int, number: int, start: int, length: int, level: str) -> Example:
+        path, layout = self.location.files[file], self.source.layout
+        asked, spec = read_again(layout, path, number, start, length), DATASETS[layout]
         evidence = (asked.evidence or "").strip()
-        document = file.parent / spec.documents / evidence
+        document = path.parent / spec.documents / evidence
         if spec.documents and evidence and is_file(document):  # Spider 2 names a file that holds it
             evidence = document.read_text(encoding="utf-8", errors="replace").strip()
-        name = asked.instance_id or f"{file.stem}/{number}"
+        name = asked.instance_id or f"{path.stem}/{number}"
         own = asked.question_id if asked.question_id is not None else asked.instance_id
         return Example(
             id=f"{layout}/{name}",
@@ -266,7 +244,7 @@ class Pool:
             database=self.location.database(asked.db_id) or Path(asked.db_id),
             gold_sql=(asked.gold_sql or "").strip(),
             evidence=evidence,
-            difficulty=level_of(layout, asked),
+            difficulty=level,
             dialect=NAMES.get((asked.dialect or self.source.dialect).lower(), "sqlite"),
             source=layout,
             question_id=str(number if own is None else own),

@@ -54,7 +54,7 @@ def test_no_config_of_a_paper_chooses_checkpoints_by_a_test_set(name):
         ("paverl.yaml", [], 84),
         ("paverl.yaml", ["data.train.total=8000", "data.held_out=648"], 78),
         ("paverl.yaml", ["train.epochs=1"], 8),
-        ("paverl.yaml", ["data.train.sources.0.limit=1024"], 10),
+        ("paverl.yaml", ["data.train.total=1024"], 10),
         ("paverl.yaml", ["train.steps=20"], 20),
         # One pass over 20,000, five over 5,000, five over 8,758.
         ("progress.yaml", [], 312),
@@ -102,7 +102,7 @@ AWAY = "{layout: spider, path: ../spider, split: test}"
 ONLY = "data.train.sources=[{layout: bird, path: ., split: train}]"
 TRAIN, DEV = "bird/train/train.json", "bird/dev_20240627/dev.json"
 PUB = "bird/dev_20240627/dev_databases/pub/pub.sqlite"
-CLEAN = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
+CLEAN = "data.validation={total: 3, sources: [{layout: bird, path: ., split: train}]}"
 
 
 def rename(root: Path) -> None:

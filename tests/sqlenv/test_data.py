@@ -18,7 +18,7 @@ from sqlenv.config import DataConfig
 from sqlenv.data import questions
 from sqlenv.data.descriptions import full_descriptions
 from sqlenv.data.layouts import SETS, AbsentError, locate
-from sqlenv.data.loading import LoadedData, hold_out, load, read_all, validation_of
+from sqlenv.data.loading import LoadedData, hold_out, load, read_all
 from sqlenv.data.sources import by_running
 from sqlenv.executor import Executor
 from sqlenv.schema.reading import Described, described_key, read_schema
@@ -164,11 +164,9 @@ def test_a_mixture_follows_the_weights(tmp_path):
 def test_a_short_source_is_made_up_for(tmp_path):
     sources = mixture(tmp_path, 3, 100, 100)
     assert counts(load(DataConfig(sources=sources, total=30))) == [3, 14, 13]
-    sources[1]["limit"] = 5
-    assert counts(load(DataConfig(sources=sources, total=30))) == [3, 5, 22]
-    assert counts(load(DataConfig(sources=sources))) == [3, 5, 100]
-    lines = load(DataConfig(sources=sources, total=200)).lines()
-    assert lines[-1].startswith("only 108 of the 200")
+    assert counts(load(DataConfig(sources=sources))) == [3, 100, 100]
+    lines = load(DataConfig(sources=sources, total=300)).lines()
+    assert lines[-1].startswith("only 203 of the 300")
 
 
 def test_the_seed_decides_the_sample_and_a_larger_one_contains_it(tmp_path):
@@ -193,7 +191,7 @@ def test_a_source_listed_twice_is_refused(tmp_path):
 def test_a_sample_makes_up_for_failing_golds_and_checks_no_more_than_it_must(spider_folder, runner):
     golds = ["SELECT name FROM band", "SELECT nme FROM band"] * 100
     write(spider_folder / "dev.json", [spider(query) for query in golds])
-    data = load_one(spider_folder, split="dev", executor=runner, limit=30)
+    data = load_one(spider_folder, split="dev", executor=runner, data={"total": 30})
     assert [e.gold_sql for e in data.examples] == [golds[0]] * 30
     assert 30 < data.pools[0].checked < 94
 
@@ -204,7 +202,7 @@ def test_a_large_file_is_sampled_in_little_memory(tmp_path):
     size_bytes = write(tmp_path / "data.json", [*records]).stat().st_size
     tracemalloc.start()
     try:
-        data = load_one(tmp_path, "synsql", limit=100)
+        data = load_one(tmp_path, "synsql", data={"total": 100})
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -223,7 +221,7 @@ def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypa
     ]
     path = tmp_path / "data.json"
     path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
-    first = load_one(tmp_path, "synsql", limit=20)
+    first = load_one(tmp_path, "synsql", data={"total": 20})
     read, own = [], questions.read_question
 
     def counting(layout, file, number, record):
@@ -233,7 +231,7 @@ def test_the_second_start_reads_only_the_records_that_it_uses(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(questions, "placed_records", None)
         patch.setattr(questions, "read_question", counting)
-        second = load_one(tmp_path, "synsql", limit=20)
+        second = load_one(tmp_path, "synsql", data={"total": 20})
     assert second.examples == first.examples
     assert ids(first) == [f"synsql/data/{number}" for number in sorted(read)]
     assert len(read) == 20
@@ -392,7 +390,7 @@ def split(
     """Hold out, and load what is left and what is held out."""
     held = hold_out(config, count, by_running(runner))
     rest = load(config, check=by_running(runner), accept=lambda db_id: db_id not in held)
-    validation = validation_of(config, count)
+    validation = config.model_copy(update={"total": count})
     own = load(validation, check=by_running(runner), accept=lambda db_id: db_id in held)
     assert databases(own) <= held
     assert not databases(rest) & held
