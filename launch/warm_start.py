@@ -188,7 +188,7 @@ def own_of(example: Example, screened: Screened, form: ReplyFormat) -> list[Taug
             example,
             one.sql,
             one.reply
-            if is_whole and one.turn == 1 and answer_of(one.reply, form.wrapping).found
+            if is_whole and one.turn == 1 and answer_of(one.reply, form.wrapping).sql
             else "",
         )
         for one in screened.answers

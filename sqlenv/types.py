@@ -160,11 +160,6 @@ class Answer:
     in_form: bool = False
 
     @property
-    def found(self) -> bool:
-        """Tell whether there is a query."""
-        return bool(self.sql)
-
-    @property
     def place(self) -> int:
         """Return where the query begins in the reply; -1 where it does not stand in it."""
         return self.start if self.start < self.end else -1

@@ -332,7 +332,7 @@ def _advice(outcomes: Outcomes, written: Sequence[str], limit: str) -> str:
 def hint(unread: Sequence[str], wrapping: Wrapping) -> str:
     """Say what would find queries in replies in which this wrapping finds none; else nothing."""
     others = [one for one in get_args(Wrapping) if one != wrapping]
-    found = {one: sum(answer_of(text, one).found for text in unread) for one in others}
+    found = {one: sum(answer_of(text, one).sql != "" for text in unread) for one in others}
     best = max(others, key=lambda one: (found[one], one == "any"))
     if not found[best]:
         return ""

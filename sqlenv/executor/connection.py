@@ -71,13 +71,6 @@ _REASONS: dict[type[Exception], Result] = {
 }
 
 
-def refuse_text(sql: str) -> Result | None:
-    """Say what is wrong with a text that must not even reach SQLite; None when nothing is."""
-    if len(sql) > MAX_QUERY_CHARS:
-        return TooLarge("sql")
-    return SqlError("the query contains a NUL character") if "\0" in sql else None
-
-
 class Connection:
     """A connection to one database, for one query at a time, which ends at `deadline_s`."""
 
@@ -99,7 +92,7 @@ class Connection:
         self._watch(self._connection)
 
     def run(self, sql: str, max_steps: int) -> Result:
-        """Run one query whose text passed `refuse_text`.
+        """Run one query of any text.
 
         It runs at first as if values were short, many rows at a time, and without our clock; where
         that does not serve it, once more with the clock, or in a query that bounds and mends texts
@@ -108,6 +101,10 @@ class Connection:
         Raises:
             UserError: The disk fails, which no query is to blame for: none writes a file.
         """
+        if len(sql) > MAX_QUERY_CHARS:
+            return TooLarge("sql")
+        if "\0" in sql:
+            return SqlError("the query contains a NUL character")
         reads, self._is_timed, self._around = self._clock.reads, False, None
         while True:
             try:
@@ -143,8 +140,6 @@ class Connection:
         return connection
 
     def _watch(self, connection: apsw.Connection) -> None:
-        # Reads the schema, so that a broken one shows now and not as an error of some query.
-        connection.execute("SELECT 1 FROM sqlite_schema").get  # noqa: B018
         connection.exec_trace = self._inspect
         connection.authorizer = self._authorize
 

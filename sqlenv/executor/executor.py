@@ -20,7 +20,7 @@ import apsw
 
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
-from sqlenv.executor.connection import Connection, refuse_text
+from sqlenv.executor.connection import Connection
 from sqlenv.executor.database import DatabaseQuery, Identity, heap_limit, identify
 from sqlenv.executor.gold import GoldCache
 from sqlenv.types import Result, TimedOut, TooLarge
@@ -100,10 +100,11 @@ class Executor(AbstractContextManager["Executor"]):
         Raises:
             UserError: The database cannot be used; see `check_database`.
         """
-        identity = self._check_use(database)
-        if refused := refuse_text(sql):
-            return refused
-        asked = ((identity, reverse_unordered), sql, max_steps or self.config.max_steps)
+        asked = (
+            (self._check_use(database), reverse_unordered),
+            sql,
+            max_steps or self.config.max_steps,
+        )
         self._askers.add(threading.get_ident())
         with self._free:
             result = self._attempt(*asked)

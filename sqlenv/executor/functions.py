@@ -27,10 +27,10 @@ CLOCK_FUNCTIONS = frozenset(
 def add_functions(connection: apsw.Connection) -> None:
     """Replace `trim`, `ltrim` and `rtrim` of two arguments."""
     plain = cache(partial(apsw.Connection, ":memory:"))  # 70 kB, which few queries need
-    for name, function in REPLACED.items():
+    for name, ends in (("trim", {}), ("ltrim", {"end": False}), ("rtrim", {"start": False})):
         connection.create_scalar_function(
             name,
-            _of_texts(function, plain),
+            partial(_trim_values, plain, **ends),
             2,
             deterministic=True,
             flags=apsw.SQLITE_INNOCUOUS,  # as SQLite's own: views and generated columns may call it
@@ -49,24 +49,11 @@ def trim(text: str, characters: str, *, start: bool = True, end: bool = True) ->
     return text[first:last]
 
 
-def _of_texts(
-    function: Callable[[str, str], str], plain: Callable[[], apsw.Connection]
-) -> Callable[..., str | None]:
-    """Make a SQL function of one that takes two texts: SQLite reads any value as a text."""
-
-    def call(*values: Any) -> str | None:
-        if not all(isinstance(value, str) for value in values):
-            values = plain().execute("SELECT CAST(? AS TEXT), CAST(? AS TEXT)", values).get
-        return None if None in values else function(*values)
-
-    return call
-
-
-REPLACED: dict[str, Callable[[str, str], str]] = {
-    "trim": trim,
-    "ltrim": partial(trim, end=False),
-    "rtrim": partial(trim, start=False),
-}
+def _trim_values(plain: Callable[[], apsw.Connection], *values: Any, **ends: bool) -> str | None:
+    """Trim as SQLite does, which reads any value as a text."""
+    if not all(isinstance(value, str) for value in values):
+        values = plain().execute("SELECT CAST(? AS TEXT), CAST(? AS TEXT)", values).get
+    return None if None in values else trim(*values, **ends)
 
 
 _EPOCH_MS = 210_866_760_000_000  # 1970 in milliseconds of the Julian day

@@ -48,7 +48,7 @@ replies = st.one_of(
 def test_a_reply_is_read(case: dict[str, Any], wrapping: Wrapping) -> None:
     answer = answer_of(case["reply"], wrapping)
     assert answer.sql == case[wrapping]
-    assert answer.found is bool(case[wrapping])
+    assert bool(answer.sql) is bool(case[wrapping])
     assert answer.in_form is (wrapping in case.get("asked", ()))
     assert answer.reasoning == case.get("reasoning", answer.reasoning)
     assert answer.call == case.get("call")
@@ -107,8 +107,8 @@ def check(answer: Answer) -> None:
     assert answer.sql == answer.reply[answer.start : answer.end] == answer.sql.strip()
     assert 0 <= answer.said_from <= answer.said_to <= len(answer.reply)
     assert len(answer.reasoning) + len(answer.said) == len(answer.reply)
-    assert (answer.form is not None) is answer.found is (answer.place >= 0)
-    if answer.found:
+    assert (answer.form is not None) is bool(answer.sql) is (answer.place >= 0)
+    if answer.sql:
         assert answer.said_from <= answer.start < answer.end <= answer.said_to
 
 
