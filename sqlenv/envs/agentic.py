@@ -31,7 +31,6 @@ from sqlenv.types import (
 
 # What opens a mark of the conversation: `<|im_end|>`, `<tool_call>`, `</tool_response>`.
 _MARK = re.compile(r"<(?=\||/?tool_)")
-_NO_JSON = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def read_call(answer: Answer, config: AgenticConfig) -> Call | str | None:
     if not answer.call_ends:
         return "the call does not end; write </tool_call> after it"
     call = _read_json(answer.call)
-    if call is _NO_JSON:
+    if call is None:
         return "the call is not a JSON object with name and arguments"
     name = call.get("name") if isinstance(call, dict) else None
     argument = {config.tool: "query", config.finish_tool: "answer"}.get(
@@ -107,10 +106,11 @@ def read_call(answer: Answer, config: AgenticConfig) -> Call | str | None:
 
 
 def _read_json(text: str) -> Any:
+    """Read a value; None where there is none, or null."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):
-        return _NO_JSON
+        return None
 
 
 def tool_response(result: Result, *, rows: int, chars: int) -> str:

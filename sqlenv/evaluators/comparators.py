@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
@@ -30,7 +31,6 @@ from sqlenv.types import (
     Numbers,
     Result,
     SqlError,
-    Status,
     Table,
     TimedOut,
     TooLarge,
@@ -88,24 +88,17 @@ class QueryRuns:
     """
 
     def __init__(self, execute: RunQuery, gold: RunQuery | None = None):
-        self._execute, self._gold = execute, gold or execute
+        self.predicted = partial(self._find, execute)
+        self.gold = partial(self._find, gold or execute)
         self._results: dict[tuple[Path, str], Result] = {}
         self._seconds: dict[tuple[Path, str], float] = {}
         self._cells = 0
-
-    def predicted(self, database: Path, sql: str) -> Result:
-        """Run a predicted query."""
-        return self._find(database, sql, self._execute)
-
-    def gold(self, database: Path, sql: str) -> Result:
-        """Run a gold query."""
-        return self._find(database, sql, self._gold)
 
     def seconds(self, database: Path, *sqls: str) -> float:
         """Say how long queries that were run took together."""
         return sum(self._seconds.get((database, same_query(sql)), 0.0) for sql in sqls)
 
-    def _find(self, database: Path, sql: str, run: RunQuery) -> Result:
+    def _find(self, run: RunQuery, database: Path, sql: str) -> Result:
         key = (database, same_query(sql))
         if (known := self._results.get(key)) is not None:
             return known
@@ -148,12 +141,12 @@ Keep = Callable[[Result], Any]
 """Takes out of a result what a verdict keeps: results of many cases are not in memory together."""
 
 
-def _status(result: Result) -> Status:
-    return result.status
-
-
 def compare_cases(
-    executor: Executor, cases: Sequence[Case], names: Sequence[str], *, keep: Keep = _status
+    executor: Executor,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    *,
+    keep: Keep = attrgetter("status"),
 ) -> list[CaseVerdict]:
     """Ask comparators about cases, on all workers; verdicts come in the cases' order."""
     runs = QueryRuns(executor.execute)
@@ -161,7 +154,7 @@ def compare_cases(
 
 
 def compare_case(
-    case: Case, names: Sequence[str], runs: QueryRuns, *, keep: Keep = _status
+    case: Case, names: Sequence[str], runs: QueryRuns, *, keep: Keep = attrgetter("status")
 ) -> CaseVerdict:
     """Ask comparators about a case."""
     if len(case.predicted) > _JUDGED_CHARS:

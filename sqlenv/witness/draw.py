@@ -88,12 +88,10 @@ def run_bounded(connection: apsw.Connection, sql: str) -> Table | None:
     strides = itertools.count(1)
     connection.set_progress_handler(lambda: next(strides) * _STRIDE >= _STEPS, _STRIDE)
     try:
-        rows = []
-        for row in connection.execute(sql):
-            rows.append(row)
-            if len(rows) > _MOST_ROWS:
-                return None
+        rows = list(itertools.islice(connection.execute(sql), _MOST_ROWS + 1))
     except (apsw.Error, UnicodeDecodeError):
+        return None
+    if len(rows) > _MOST_ROWS:
         return None
     return Table(("",) * (len(rows[0]) if rows else 0), tuple(rows))
 

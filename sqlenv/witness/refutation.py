@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.evaluators.comparators import Case, compare_cases
+from sqlenv.evaluators.comparators import Case, QueryRuns, ask, compare_case
 from sqlenv.executor import Executor
 from sqlenv.sql.extraction import tables_of
 from sqlenv.sql.lexer import quoted
@@ -39,14 +39,14 @@ def judge_on_witnesses(
     Raises:
         UserError: A database cannot be read.
     """
-    scores = [one.scores[rule] for one in compare_cases(executor, cases, [rule])]
-    asked = [
-        (number, replace(case, database=file, numbers="close"))
-        for number, (case, score) in enumerate(zip(cases, scores, strict=True))
-        if score == 1 and not case.grading_method
-        for file in witnesses.of(case.database, case.gold)
-    ]
-    judged = compare_cases(executor, [case for _, case in asked], [rule])
-    for (number, _), one in zip(asked, judged, strict=True):
-        scores[number] = min(scores[number], one.scores[rule])
-    return scores
+    runs = QueryRuns(executor.execute)
+
+    def score(case: Case) -> float:
+        own = compare_case(case, [rule], runs).scores[rule]
+        if own != 1 or case.grading_method:
+            return own
+        files = witnesses.of(case.database, case.gold)
+        there = (replace(case, database=file, numbers="close") for file in files)
+        return float(all(ask(rule, one, runs).score == 1 for one in there))
+
+    return executor.map(score, cases)
