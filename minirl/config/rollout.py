@@ -71,8 +71,6 @@ class SglangConfig(Settings):
     """Concurrent requests to a server."""
     timeout_s: PositiveFloat = 600.0
     """Longest wait for a reply before a server is taken out."""
-    health_s: PositiveFloat = 30.0
-    """Longest wait for an answer to a health check."""
     wait_s: PositiveFloat = 600.0
     """Longest wait for a server to start, to load weights, or to come back when none is left; then
     the run is saved and stops."""

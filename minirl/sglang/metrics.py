@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Failure = Literal["connection", "deadline", "hung", "status", "garbage", "stale"]
+Failure = Literal["connection", "deadline", "status", "garbage", "stale"]
 """How a server fails."""
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 EVENTS = tuple(f"sglang/{n}" for n in (*_COUNTED, *(f"failed_{k}" for k in get_args(Failure))))

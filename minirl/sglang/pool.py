@@ -14,7 +14,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
@@ -27,13 +26,9 @@ from minirl.sglang.metrics import EVENTS, IN_USE
 from minirl.sglang.server import PushedWeights, RejectedError, Server, ServerError
 from minirl.types import Request
 
-_HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _TRIES = 12
 """Of a request, before the run stops."""
-# Times that a launched server may hang, or have other weights below its adapters, before it is
-# started anew. One that is only starting refuses to answer at once.
-_HANGS, _AT_ONCE_S = 2, 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -121,11 +116,14 @@ class ServerPool:
     async def _ask(self, server: Server, request: Request, stop_ids: Sequence[int]) -> Generated:
         # Newer weights may be on their way: until they are there, these are right.
         rid, oldest = uuid.uuid4().hex, server.weights.number if server.weights else 0
+        failed_loads = server.failed_loads
         try:
             generated = await server.generate(request, stop_ids, rid=rid)
         except (ServerError, asyncio.CancelledError):  # the server would go on with it
             self._spawn(server.abort(rid))
             raise
+        if server.failed_loads != failed_loads:
+            raise server.error("stale", "nobody knows with which weights it replies")
         for name in set(generated.versions):
             if name not in self._pushed or self._pushed[name].number < oldest:
                 raise server.error("stale", f"replies with weights {name}")
@@ -147,41 +145,20 @@ class ServerPool:
             self._any_used.clear()
 
     async def _look_after(self, server: Server) -> None:
-        """Check a server in use now and then; bring back one that is left out."""
-        child, pause_s, hangs = server.child, _FIRST_PAUSE_S, 0
+        """Bring a server back whenever it is left out; start a child anew that has ended."""
+        child, pause_s = server.child, _FIRST_PAUSE_S
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_HEARTBEAT_S):
-                    await server.left_out.wait()
-            if server.is_used:
-                await self._check_heartbeat(server)
-                continue
+            await server.left_out.wait()
             await asyncio.sleep(pause_s)
-            begun = time.monotonic()
             try:
-                if child is not None and (not child.is_running or hangs >= _HANGS):
+                if child is not None and not child.is_running:
                     await asyncio.to_thread(child.start)
                     self._events["restarted"] += 1
-                    hangs = 0
-                    continue
                 await self._bring_back(server)
-                pause_s, hangs = _FIRST_PAUSE_S, 0
+                pause_s = _FIRST_PAUSE_S
             except (ServerError, UserError, OSError) as error:
-                is_slow = time.monotonic() - begun > min(_AT_ONCE_S, self._config.health_s / 2)
-                hangs += is_slow or getattr(error, "kind", "") == "stale"
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 self._last_problem = error
-                server.give_up()
-
-    async def _check_heartbeat(self, server: Server) -> None:
-        """Notice that a server hangs: requests to it would wait for their own deadline."""
-        try:
-            if server.waiting and not server.lock.locked():
-                await server.check_health()
-        except ServerError as error:
-            if not server.lock.locked():  # it is well, and paused for new weights
-                self._leave_out(server, ServerError("hung", str(error)))
-                server.give_up()
 
     async def _bring_back(self, server: Server) -> None:
         """Take a server back if it is well and takes the current weights."""
@@ -229,8 +206,6 @@ class ServerPool:
                     "same model, and to see rollout.sglang.weights at the same path"
                 ) from None
             self._leave_out(server, error)
-            # Nobody knows what it samples with now.
-            server.give_up()
 
     async def _wait_for_any(self) -> None:
         try:

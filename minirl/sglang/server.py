@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +77,10 @@ class Server:
     Attributes:
         child: Its process, if this process started it.
         slots: For replies under way.
-        waiting: Of these, what can end the waiting.
         lock: Held while weights are brought to it.
         left_out: Set while it is not in use.
         weights: Those that it has; None where nobody knows.
+        failed_loads: How often it did not take weights: nobody knows what it replied with since.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Server:
         self._adapter: str | None = None
         self._former: str | None = None
         self._base = ""
-        self.waiting: set[asyncio.Timeout] = set()
         self.slots, self.lock = asyncio.Semaphore(config.parallel), asyncio.Lock()
         self.left_out = asyncio.Event()
         self.weights: PushedWeights | None = None
+        self.failed_loads = 0
 
     @property
     def is_used(self) -> bool:
@@ -114,6 +114,7 @@ class Server:
         body = {
             "rid": rid,
             "input_ids": request.ids,
+            "lora_path": adapter,
             "return_logprob": True,
             # A server may have presets of its own: leave nothing to them.
             "sampling_params": {
@@ -130,13 +131,12 @@ class Server:
             },
         }
         try:
-            async with asyncio.timeout(None) as waiting:
-                self.waiting.add(waiting)
-                content = await self._generate(body, adapter, timeout_s=self._config.timeout_s)
-        except TimeoutError:
-            raise self.error("hung", "hangs, and with it this request") from None
-        finally:
-            self.waiting.discard(waiting)
+            content = await self._post("/generate", body, timeout_s=self._config.timeout_s)
+        except RejectedError as error:
+            # One that was restarted has no adapters, and names those that it lacks.
+            if adapter is None or adapter not in str(error):
+                raise
+            raise self.error("stale", f"has no adapters {adapter} ({error})") from None
         generated = self._read(Generated, content, request)
         if adapter is None:
             return generated
@@ -144,25 +144,15 @@ class Server:
             raise self.error("stale", f"replies with {generated.version} below its adapters")
         return generated.model_copy(update={"version": adapter, "spans": []})
 
-    def give_up(self) -> None:
-        """Let the replies under way fail now, unless it is in use."""
-        for waiting in () if self.is_used else self.waiting:
-            if not waiting.expired():
-                waiting.reschedule(0)
-
     async def abort(self, rid: str) -> None:
         """Stop a request; a server that cannot be told is left alone."""
         with suppress(ServerError):
             await self._post("/abort_request", {"rid": rid})
 
-    async def check_health(self) -> None:
-        """See that it samples."""
-        await self._ask("GET", "/health", timeout_s=self._config.health_s)
-
     async def check_ready(self) -> None:
         """See that it samples, also if a run that was killed left it paused, and what."""
         await self._resume()
-        await self.check_health()
+        await self._ask("GET", "/health", timeout_s=BRIEF_S)
         facts: dict[str, Any] = {}
         for path in ("/server_info", "/model_info", "/v1/models"):
             with suppress(ValueError, TypeError):  # what is missing then, validation tells
@@ -177,25 +167,16 @@ class Server:
     async def load(self, weights: PushedWeights) -> None:
         """Bring it to these weights."""
         load = self._load_adapters if self._requirements.has_adapters else self._load_weights
-        await load(weights.name, str(weights.folder))
+        try:
+            await load(weights.name, str(weights.folder))
+        except ServerError:
+            self.failed_loads += 1
+            raise
         self.weights = weights
 
     def error(self, kind: Failure, message: str) -> ServerError:
         """Return a failure of this server."""
         return ServerError(kind, f"{self.url}: {message}")
-
-    async def _generate(
-        self, body: Mapping[str, Any], adapter: str | None, *, timeout_s: float
-    ) -> bytes:
-        try:
-            return await self._post(
-                "/generate", {**body, "lora_path": adapter}, timeout_s=timeout_s
-            )
-        except RejectedError as error:
-            # One that was restarted has no adapters, and names those that it lacks.
-            if adapter is None or adapter not in str(error):
-                raise
-            raise self.error("stale", f"has no adapters {adapter} ({error})") from None
 
     async def _load_weights(self, name: str, folder: str) -> None:
         """Take all weights; what it samples goes on with them, and an empty cache."""

@@ -362,7 +362,6 @@ def write_config(folder: Path, python: str) -> Path:
         "arguments": ARGUMENTS,
         "variables": VARIABLES,
         "timeout_s": 120,
-        "health_s": 8,
     }
     rollout = {"backend": "sglang", "sglang": servers}
     path = folder / "tiny.yaml"
@@ -456,7 +455,7 @@ def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tm
         assert line["sglang/requests"] == pytest.approx(asked)
         assert line["mismatch/gap_max"] < 1e-4
     assert left_out(run) >= 2
-    assert sum(line["sglang/failed_hung"] + line["sglang/failed_deadline"] for line in lines) >= 1
+    assert sum(line["sglang/failed_deadline"] for line in lines) >= 1
     assert sum(line["sglang/restarted"] for line in lines) >= 1
     result = json.loads((run / "result.json").read_text())
     assert result["questions"] == 6

@@ -33,4 +33,3 @@ def served(tmp_path, monkeypatch):
 def soon(monkeypatch):
     """Let a pool look after its servers more often."""
     monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(pool, "_HEARTBEAT_S", 0.1)

@@ -112,7 +112,7 @@ from minirl.config import RolloutConfig, SglangConfig
 from minirl.sglang import sampler
 
 sampler.read_config = lambda _: SimpleNamespace(hybrid=None)
-config = SglangConfig(urls=sys.argv[2].split(","), timeout_s=60, health_s=60)
+config = SglangConfig(urls=sys.argv[2].split(","), timeout_s=60)
 rollout = RolloutConfig(sglang=config, lag=1)
 servers = sampler.Servers(
     config, model, toy.SAMPLER, dtype="float32", seed=0, folder=model.parent

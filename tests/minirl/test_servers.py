@@ -58,7 +58,8 @@ from .toy import adapted, spread
 
 REQUEST = Request(0, (5, 6, 7), 8, Decoding())
 NUMBERS = itertools.count()
-DEADLINES: dict[str, Any] = dict.fromkeys(("timeout_s", "health_s", "wait_s"), 30.0)
+LORA = LoraConfig(rank=2)
+DEADLINES: dict[str, Any] = dict.fromkeys(("timeout_s", "wait_s"), 30.0)
 
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -88,15 +89,17 @@ def serve(served, tmp_path):
 class Nurse:
     """Starts a fake anew, as a child process is."""
 
-    is_running = True
-
     def __init__(self, fake):
         self.fake, self.url, self.starts = fake, fake.url, 0
 
+    @property
+    def is_running(self):
+        return not self.fake.down
+
     def start(self):
         self.starts += 1
-        self.fake.faults.clear()
-        self.fake.weights = "default"
+        self.fake.down, self.fake.weights = False, "default"
+        self.fake.adapters.clear()
 
     def close(self): ...
 
@@ -266,31 +269,33 @@ def test_episodes_are_shared_out_and_stay_at_their_server_until_it_is_lost(fakes
     assert asked(range(12)) == [6, 6, 0]
 
 
-def test_a_server_that_hangs_gives_its_requests_up_long_before_their_deadline(fakes, serve):
-    servers = serve(fakes, timeout_s=90, health_s=3)
-    fakes[0].faults["/generate"] = ["hang", "hang"]
-    fakes[0].faults["/health"] = ["hang"] * 3
-    start = time.monotonic()
-    assert [found.ids for found in ask(servers, range(4))] == [(10, 11, STOP)] * 4
-    assert time.monotonic() - start < 45
-    fakes[0].hung.set()
-    wait_until(lambda: numbers_are(servers, taken_back=1))
-    assert SEEN["failed_hung"] == 3  # its health, and two requests
-    assert (SEEN["requests"], SEEN["retries"], SEEN["left_out"]) == (4, 2, 1)
-
-
-@pytest.mark.parametrize(("is_starting", "health"), [(False, ["hang"] * 99), (True, [503] * 3)])
-def test_a_server_of_ours_is_started_anew_if_it_hangs_and_not_while_it_starts(
-    fakes, serve, nurses, is_starting, health
-):
-    servers = serve(fakes, launch=2, health_s=2)
-    fakes[0].faults |= {"/generate": ["drop" if is_starting else "hang"], "/health": health.copy()}
+@pytest.mark.parametrize("has_ended", [True, False])
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_server_of_ours_is_started_anew_if_it_has_ended(fakes, serve, nurses, lora, has_ended):
+    servers = serve(fakes, launch=2, lora=lora)
+    fakes[0].down = has_ended
+    fakes[0].faults |= {"/generate": ["drop"], "/health": [503] * 3}
     assert [found.ids for found in ask(servers, range(4))] == [(10, 11, STOP)] * 4
     wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
-    assert [nurse.starts for nurse in nurses] == [int(not is_starting), 0]
+    assert [nurse.starts for nurse in nurses] == [int(has_ended), 0]
     assert SEEN["restarted"] == nurses[0].starts
-    assert not (is_starting and fakes[0].faults["/health"])  # refused so many times
+    assert not fakes[0].faults["/health"]  # refused so many times
+    assert lora or fakes[0].weights == "a"
+    assert ask(servers)[0].versions == ("a",) * 3
+
+
+def test_a_reply_of_a_server_that_did_not_take_weights_is_refused(fakes, serve):
+    """It may have a part of them, and call them as before."""
+    servers, go = serve(fakes), threading.Event()
+    fakes[0].held = lambda _: go.wait(60)
+    under_way = start(servers, 0)
+    wait_until(lambda: len(fakes[0].bodies) == 1)
+    fakes[0].faults["/update_weights_from_disk"] = [500]
+    send(servers, "b")
     assert fakes[0].weights == "a"
+    go.set()
+    assert under_way.result(60).versions == ("b",) * 3
+    assert numbers_are(servers, failed_stale=1, failed_status=1)
 
 
 def test_when_none_is_left_the_rest_waits_and_goes_on(fakes, serve):
@@ -381,9 +386,6 @@ def test_a_server_that_cannot_serve_the_model_is_refused(change, words):
     requirements.check(ServerInfo.model_validate(RIGHT), "http://one")
     with pytest.raises(UserError, match=f"http://one .*{words}"):
         requirements.check(ServerInfo.model_validate(RIGHT | change), "http://one")
-
-
-LORA = LoraConfig(rank=2)
 
 
 @pytest.mark.parametrize(
@@ -493,19 +495,16 @@ def test_adapters_whose_loading_was_not_answered_in_time_are_there_the_next_time
     assert [found.versions for found in ask(servers, range(4))] == [("b",) * 3] * 4
 
 
-def test_a_server_whose_weights_below_the_adapters_change_is_started_anew(fakes, serve, nurses):
-    servers = serve(fakes, launch=2, lora=LORA)
+def test_a_server_whose_weights_below_the_adapters_change_is_left_out_until_they_are_back(
+    fakes, serve
+):
+    servers = serve(fakes, lora=LORA)
     fakes[0].weights = "others"
-
-    def restart():
-        Nurse.start(nurses[0])
-        fakes[0].adapters.clear()
-
-    nurses[0].start = restart
     assert [found.versions for found in ask(servers, range(4))] == [("a",) * 3] * 4
-    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1, restarted=1))
-    assert fakes[0].adapters
+    assert numbers_are(servers, servers=1, left_out=1)
     assert SEEN["failed_stale"] >= 1
+    fakes[0].weights = "default"
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
 
 
 def test_launched_servers_have_room_for_the_adapters_and_for_no_others():
