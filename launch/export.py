@@ -2,14 +2,13 @@
 
     python -m launch.export --checkpoint runs/progress-seed0 --out progress-7b
 
-Weights are read and written one by one, so that a model is exported on any machine. A policy that
-was trained with adapters (train.lora) is merged; --adapter writes the adapters alone, for PEFT.
+The weights that were trained are in memory together, 4 bytes each; others are read and written one
+by one. A policy with adapters (train.lora) is merged; --adapter writes these alone, for PEFT.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -61,19 +60,18 @@ def _export(source: PolicySource, out: Path, *, dtype: str | None, adapter: bool
 
     from minirl.model import huggingface
     from minirl.model.lora import described, merged_tensors, trained
-    from minirl.run.checkpoint import stored_params
+    from minirl.run.checkpoint import read_params
 
     kind = dtype or ("float32" if adapter else _own_dtype(source))
-    with ExitStack() as stack, cli.progress_bar("export") as progress:
+    with cli.progress_bar("export") as progress:
         shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
         tensors = huggingface.read_tensors(source.model)
         if source.checkpoint is not None:
             like = trained(described(read_config(source.model), lora=source.lora))
-            read = stack.enter_context(stored_params(source.checkpoint, like))
             # As the run has read them: in the type that it computes in.
             own = jnp.dtype(_own_dtype(source))
             base = ((name, one.astype(own)) for name, one in tensors)
-            tensors = huggingface.tensors(like, read)
+            tensors = huggingface.tensors(read_params(source.checkpoint, like))
             if adapter:
                 shapes = huggingface.tensor_shapes(like)
             elif source.lora is not None:

@@ -12,12 +12,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jaxtyping import Array
 
-from minirl.exchange import UserError
 from minirl.model.kernels import MASKED, Kernel, KeySet
 
 # Primitives, and functions whose arguments are theirs.
@@ -109,7 +107,8 @@ def _bind(
         "sliding_window_length": None,
         **more,
     }
-    settings |= _newer_settings(arguments_of, tuple(arrays), {*settings})
+    if "score_mod" in inspect.signature(arguments_of).parameters:  # from JAX 0.12 on
+        settings["score_mod"] = None
     return primitive.bind(*arrays.values(), **settings)
 
 
@@ -120,24 +119,3 @@ def _mask(q_XTHE: Array, keys: KeySet) -> tuple[Any, Array | None, Array | None]
     queries_X = jnp.full(*q_XTHE.shape[:2], jnp.int32)
     # A length of zero is undefined: such a row attends to one key, and is masked (`_with_keys`).
     return cudnn_kernels.MaskType.PADDING, queries_X, jnp.maximum(keys.length_X, 1)
-
-
-def _newer_settings(
-    arguments_of: Any, arrays: tuple[str, ...], settings: set[str]
-) -> dict[str, Any]:
-    """Return further arguments of this version of JAX; untested versions are refused.
-
-    A primitive takes its arrays by position: another order would silently mix them up.
-    """
-    arguments = tuple(inspect.signature(arguments_of).parameters)
-    if arguments[: len(arrays)] == arrays:
-        newer = [name for name in arguments[len(arrays) :] if name not in settings]
-        # Changes of scores, from 0.12; arguments of the change are arrays after all others.
-        changes: dict[tuple[str, ...], dict[str, Any]]
-        changes = {(): {}, ("score_mod_args", "score_mod"): {"score_mod": None}}
-        if tuple(newer) in changes:
-            return changes[tuple(newer)]
-    raise UserError(
-        f"jax {jax.__version__}: cuDNN's attention takes other arguments than in the versions that "
-        "were tried; install jax>=0.10,<0.13"
-    )

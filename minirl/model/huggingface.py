@@ -17,7 +17,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -151,23 +151,17 @@ def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def tensors(
-    params: nnx.State, read: Callable[[str], Any] | None = None
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the weights of a model under their names in the files, one by one.
-
-    Args:
-        params: All addressable from this process; or shapes.
-        read: Gives a parameter by its path, where `params` are shapes.
+def tensors(params: nnx.State) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the weights of a model, all addressable from this process, under their names in the
+    files, one by one.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
         name = param_path(path)
-        array = leaf if read is None else read(name)
         names = tensor_names(name, leaf.shape)
         # Not by iteration: JAX would copy a hundred layers at a time.
         indices = stack_indices(name, leaf.shape)
         for tensor_name, index in zip(names, indices, strict=True):
-            yield tensor_name, np.asarray(array[(*index, ...)])
+            yield tensor_name, np.asarray(leaf[(*index, ...)])
 
 
 def shapes_of(folder: Path) -> nnx.State:

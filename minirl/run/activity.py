@@ -6,7 +6,6 @@ The compiler is listened to (`watch_compiler`), and a display asks from a thread
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 from time import perf_counter
 
@@ -15,15 +14,14 @@ _COMPILER = "/jax/core/compile/"
 # Shorter compilations are not worth a word.
 _LEAST_S = 1.0
 
-# By thread: when its first event began, and how many are open, for one lies inside of another.
-_compiling: dict[int, tuple[float, int]] = {}
+# When its events began that have not ended, the longest open one first: one lies inside of another.
+_open: list[float] = []
 
 
 def status() -> str:
     """Say how long a program has been compiled for; empty where none is."""
-    now = perf_counter()
-    longest_s = max((now - began for began, _ in list(_compiling.values())), default=-1.0)
-    return f"compiling for {longest_s:.0f} s" if longest_s >= _LEAST_S else ""
+    seconds = max((perf_counter() - began for began in _open[:1]), default=-1.0)
+    return f"compiling for {seconds:.0f} s" if seconds >= _LEAST_S else ""
 
 
 @cache
@@ -38,13 +36,10 @@ def watch_compiler() -> None:
 def _begin(event: str, value: float, **facts: str | int) -> None:
     del value, facts
     if event.startswith(_COMPILER):
-        began, count = _compiling.get(thread := threading.get_ident(), (perf_counter(), 0))
-        _compiling[thread] = began, count + 1
+        _open.append(perf_counter())
 
 
 def _end(event: str, duration_secs: float, **facts: str | int) -> None:
     del duration_secs, facts
-    if event.startswith(_COMPILER) and (thread := threading.get_ident()) in _compiling:
-        began, count = _compiling.pop(thread)
-        if count > 1:
-            _compiling[thread] = began, count - 1
+    if event.startswith(_COMPILER) and _open:
+        _open.pop()

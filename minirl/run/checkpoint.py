@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import logging
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -191,10 +191,23 @@ def read_raw_params(where: Path, like: Tree) -> Tree:
 
 def read_params(where: Path, like: Tree, *, item: str = _TREE) -> Tree:
     """Read the weights of the checkpoint in a folder, as `Checkpoints.restore_newest` does."""
-    expected = _named(like)
+    folder, expected = _plain(where.absolute() / item), _named(like)
     abstract = jax.tree.map(_placed, expected)
-    with _opened(where, expected, item=item) as restore:
-        restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
+    how = ocp.checkpoint_utils.construct_restore_args(abstract)
+    with ocp.PyTreeCheckpointer() as reader:
+        with _reporting(where, _UNREADABLE):
+            stored = dict(reader.metadata(folder).item_metadata)
+            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
+        for name, leaf in expected.items():
+            if shapes.get(name) != tuple(leaf.shape):
+                raise UserError(
+                    f"{where}: a checkpoint of another model: {name} is "
+                    f"{shapes.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
+                    "use the settings it was made with, or another run.dir"
+                )
+        with _reporting(where, _UNREADABLE):
+            args = ocp.args.PyTreeRestore(abstract, restore_args=how, partial_restore=True)
+            restored = reader.restore(folder, args=args)
     # What has no sharding is in host memory, which is freed array by array.
     found = (restored.pop(name) for name in expected)
     arrays = [jax.device_put(one) if isinstance(one, np.ndarray) else one for one in found]
@@ -210,55 +223,6 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     on_one = isinstance(leaf.sharding, SingleDeviceSharding)
     sharding = None if on_one else leaf.sharding
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-@contextmanager
-def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarray]]:
-    """Let weights of the checkpoint in a folder be read one at a time, whole, into host memory.
-
-    Yields:
-        Reads a parameter by its path (`layers.q`); a `UserError` is that of `read_params`.
-    """
-    expected = _named(like)
-    paths = (
-        ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
-        for path, _ in jax.tree.leaves_with_path(like)
-    )
-    names = dict(zip(paths, expected, strict=True))
-    with _opened(where, expected) as restore:
-
-        def read(path: str) -> np.ndarray:
-            name = names[path]
-            how = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
-            return restore({name: expected[name]}, how)[name]
-
-        yield read
-
-
-@contextmanager
-def _opened(
-    where: Path, expected: Mapping[str, Any], *, item: str = _TREE
-) -> Generator[Callable[..., Any]]:
-    """Open the arrays of a checkpoint, once names and shapes are compared with what is expected."""
-    folder = _plain(where.absolute() / item)
-    with ocp.PyTreeCheckpointer() as reader:
-        with _reporting(where, _UNREADABLE):
-            stored = dict(reader.metadata(folder).item_metadata)
-            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
-        for name, leaf in expected.items():
-            if shapes.get(name) != tuple(leaf.shape):
-                raise UserError(
-                    f"{where}: a checkpoint of another model: {name} is "
-                    f"{shapes.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
-                    "use the settings it was made with, or another run.dir"
-                )
-
-        def restore(arrays: Mapping[str, Any], how: Mapping[str, Any]) -> Mapping[str, Any]:
-            with _reporting(where, _UNREADABLE):
-                args = ocp.args.PyTreeRestore(arrays, restore_args=how, partial_restore=True)
-                return reader.restore(folder, args=args)
-
-        yield restore
 
 
 @cache

@@ -66,7 +66,7 @@ class NativeSampler:
             UserError: The cache's memory does not hold one longest episode.
         """
         self.work = Work()
-        self._config, self._tokenizer, self._dtype = config, tokenizer, model.dtype
+        self._tokenizer, self._dtype = tokenizer, model.dtype
         self._stop_ids = frozenset(tokenizer.stop_ids)
         # Keys need no end, so one program serves all tokenizers, and a plan, which has none.
         self._ends_of_states = tuple(sorted(self._stop_ids)) if model.config.hybrid else ()
@@ -141,20 +141,9 @@ class NativeSampler:
 
     def submit(self, request: Request) -> None:
         """Ask for a reply: the first of an episode waits for a slot, a later one has its own."""
-        if not request.ids or request.max_tokens < 1:
-            raise ValueError(f"episode {request.episode}: an empty prompt or reply was asked for")
         known = self._episodes.get(request.episode)
         # The last token of a prompt is fed by the decode loop: that draws the first token.
         episode = known or SlotEpisode(request.episode, request.ids[:-1])
-        if request.ids[: len(episode.ids)] != tuple(episode.ids):
-            raise ValueError(f"episode {request.episode}: the request rewrites its history")
-        if len(episode.prompt_ids) >= self._config.max_prompt_tokens:
-            raise ValueError(f"episode {request.episode}: prompt over max_prompt_tokens")
-        response = len(request.ids) - len(episode.prompt_ids) - 1 + request.max_tokens
-        if response > self._config.max_response_tokens:
-            raise ValueError(
-                f"episode {request.episode}: {response} response tokens over max_response_tokens"
-            )
         if not self._episodes:
             # What is sampled now does not depend on what was sampled before.
             self._slots.forget()

@@ -30,7 +30,6 @@ class ServerInfo(BaseModel):
 
     version: str
     weight_version: str = ""
-    architectures: tuple[str, ...] | None = None
     dp_size: PositiveInt = 1
     max_req_input_len: NonNegativeInt | None = None
     max_model_len: NonNegativeInt = Field(validation_alias=AliasPath("data", 0, "max_model_len"))
@@ -44,23 +43,16 @@ class ServerInfo(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a server has to be: the model's architectures (one of them), tokens of the longest
-    episode, and whether it is given adapters.
-    """
+    """What a server has to be: tokens of the longest episode, and whether it is given adapters."""
 
-    architectures: tuple[str, ...]
     context: int
     has_adapters: bool
 
     def check(self, info: ServerInfo, url: str) -> None:
         """Raise a `UserError` for a server that cannot serve the model."""
-        served, expected = info.architectures or self.architectures, self.architectures
         version = tuple(int(part) for part in info.version.split(".")[:2] if part.isdigit())
         flaws = {
             f"is SGLang {info.version}; use {TESTED}": version < _OLDEST,
-            f"serves a {', '.join(served)}, and the learner's model is a {', '.join(expected)}": (
-                not set(served) & set(expected)
-            ),
             f"takes {info.context} tokens, and episodes have up to {self.context}; start it with "
             "a larger --context-length, or a larger cache (--max-total-tokens, "
             "--mem-fraction-static)": info.context < self.context,

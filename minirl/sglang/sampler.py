@@ -25,9 +25,8 @@ import jax
 from flax import nnx
 
 from minirl.config import LoraConfig, SamplerConfig, SglangConfig
-from minirl.model.config import architecture, read_config
+from minirl.model.config import read_config
 from minirl.run import distributed, preemption
-from minirl.run.files import read_json
 from minirl.sglang import process
 from minirl.sglang.answers import Generated, Requirements
 from minirl.sglang.pool import ServerPool
@@ -69,15 +68,9 @@ class Servers:
             # Other runs may write there too.
             mark = zlib.crc32(str(folder.absolute()).encode())
             self.root = config.weights.absolute() / f"{folder.name}-{mark:08x}"
-        described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
-        kind = architecture(described["model_type"])
         self._hybrid = read_config(model).hybrid
         context = sampler.max_prompt_tokens + sampler.max_response_tokens
-        self.requirements = Requirements(
-            architectures=tuple(described.get("architectures") or [kind]),
-            context=context,
-            has_adapters=lora is not None,
-        )
+        self.requirements = Requirements(context, has_adapters=lora is not None)
         self.pool: ServerPool
         self.times: dict[str, float] = {}
         # Servers may still have weights of another run.

@@ -438,9 +438,8 @@ def test_votes_of_a_checkpoint_are_sampled_by_the_servers(tmp_path, monkeypatch)
     shape = TinyConfig(**TINY["model"]["tiny"])
     make_tiny(Path("model"), [REPLY, "which name has the largest salary?"] * 40, shape, 0)
     tokenizer = ChatTokenizer(Path("model"))
-    architectures = json.loads(Path("model", "config.json").read_text())["architectures"]
     ids = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
-    fake = Fake(architectures=architectures, reply=ids)
+    fake = Fake(reply=ids)
     line = ["--cfg", "verbal.yaml", "--checkpoint", "model", "--accel", "cpu", "--decode", "vote@2"]
     line += [f"rollout.sglang.urls=[{fake.url}]"]
     line += ["sampler.max_prompt_tokens=2000"]  # the tokenizer has seen no schema

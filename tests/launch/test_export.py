@@ -4,8 +4,7 @@ import filecmp
 import json
 import shutil
 import sqlite3
-from contextlib import closing, contextmanager
-from itertools import pairwise
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,6 @@ from minirl.model import huggingface
 from minirl.model.config import parse_config, read_config
 from minirl.model.lora import add_adapters, split, trained
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.run import checkpoint
 from minirl.run.checkpoint import Checkpoints
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
@@ -233,29 +231,6 @@ def test_a_checkpoint_of_another_model_is_refused(place, tmp_path):
     (run / "config.yaml").write_text(config.replace("lora: null", "lora: {rank: 2}"))
     assert "checkpoint of another model" in mistake(write, run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_weights_are_read_and_written_one_by_one(place, tmp_path, monkeypatch):
-    """So that a model is exported on a machine that does not hold it."""
-    events: list[str] = []
-    stored_params, ascontiguousarray = checkpoint.stored_params, np.ascontiguousarray
-
-    @contextmanager
-    def stored(*arguments: Any):
-        with stored_params(*arguments) as read:
-            yield lambda name: events.append("read") or read(name)
-
-    def written(*arguments: Any, **named: Any) -> np.ndarray:
-        events.append("write")
-        return ascontiguousarray(*arguments, **named)
-
-    monkeypatch.setattr(checkpoint, "stored_params", stored)
-    monkeypatch.setattr("minirl.model.huggingface.np.ascontiguousarray", written)
-    write(place.folder / "full", tmp_path / "out")
-    assert events[:2] == ["read", "write"]
-    reads = [number for number, event in enumerate(events) if event == "read"]
-    assert len(reads) > 5
-    assert all(second > first + 1 for first, second in pairwise(reads))
 
 
 # The tiny tokenizer makes a word the same token wherever it stands.

@@ -22,8 +22,7 @@ class Fake:
         aborted: Names of those that were taken back.
     """
 
-    def __init__(self, *, architectures=("Toy",), reply=(10, 11, STOP)):
-        self.architectures = list(architectures)
+    def __init__(self, *, reply=(10, 11, STOP)):
         self.reply = list(reply)
         self.weights, self.folder = "default", ""
         self.faults, self.bodies = {}, []
@@ -106,7 +105,7 @@ class Fake:
         return getattr(self, f"on_{name}", lambda _: (200, {}))(body)
 
     def on_model_info(self, _):
-        return 200, {"weight_version": self.weights, "architectures": self.architectures}
+        return 200, {"weight_version": self.weights}
 
     def on_health(self, _):
         return (503 if self.paused else 200), {}

@@ -4,7 +4,6 @@ Kernels of accelerators run on the CPU: cuDNN's calls emulated, splash by Pallas
 """
 
 import functools
-import inspect
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jax.interpreters import mlir
 
-from minirl.exchange import UserError
 from minirl.model import attention
 from minirl.model import cudnn as gpu
 from minirl.model import splash as tpu
@@ -365,19 +363,6 @@ def test_cudnn_attention(cudnn, heads):
     wide = [array.astype(jnp.float32) for array in arrays]
     plain = value_and_gradients(written_out, ROWS, wide)
     assert_close(value_and_gradients(attended, ROWS, arrays), plain, tolerance=2e-2)
-
-
-@pytest.mark.parametrize("change", ["an array more", "another order"])
-def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, change):
-    primitive, arguments_of = gpu._BACKWARD
-    names = [*inspect.signature(arguments_of).parameters]
-    names[4:6] = ["sink", *names[4:6]] if change == "an array more" else [names[5], names[4]]
-    rule = lambda: None  # noqa: E731
-    kinds = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
-    monkeypatch.setattr(rule, "__signature__", inspect.Signature(kinds), raising=False)
-    monkeypatch.setattr(gpu, "_BACKWARD", (primitive, rule))
-    with pytest.raises(UserError, match=r"^jax \d.*install jax>=0\.10,<0\.13"):
-        lowered("cuda")
 
 
 @pytest.mark.parametrize(

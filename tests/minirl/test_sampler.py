@@ -261,14 +261,7 @@ def test_memory_given_back_comes_again():
     assert sum(array.nbytes for array in jax.live_arrays()) < held
 
 
-def test_what_cannot_be_sampled_is_refused():
-    sampler = toy.sampler(toy.model())
-    with pytest.raises(ValueError, match="max_prompt_tokens"):
-        sampler.submit(Request(0, prompt(49), 5, PLAIN))
-    sampler.submit(Request(0, prompt(5), 2, PLAIN))
-    ((_, reply),) = sampler.advance(max_steps=8)
-    with pytest.raises(ValueError, match="history"):
-        sampler.submit(Request(0, (*prompt(5, seed=9), *reply.ids, 8), 2, PLAIN))
+def test_a_cache_without_room_for_an_episode_is_refused():
     with pytest.raises(UserError, match=r"sampler.cache_gb: 2e-05 GB hold no episode of 48 \+ 48"):
         toy.sampler(toy.model(), cache_gb=2e-5)
 

@@ -369,20 +369,19 @@ def test_a_server_that_newer_weights_overtake_comes_back_with_these(fakes, serve
     assert fakes[0].weights == "b"
 
 
-RIGHT = {"version": "0.5.23", "architectures": ["Toy"], "data": [{"max_model_len": 64}]}
+RIGHT = {"version": "0.5.23", "data": [{"max_model_len": 64}]}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["Other"]}, "serves a Other, and the learner's .* Toy"),
         ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
         ({"max_req_input_len": 28}, "takes 32 tokens, .*--max-total-tokens"),
         ({"dp_size": 2}, "loads no adapters with --dp-size"),
     ],
 )
 def test_a_server_that_cannot_serve_the_model_is_refused(change, words):
-    requirements = Requirements(("Toy",), 64, has_adapters=True)
+    requirements = Requirements(64, has_adapters=True)
     requirements.check(ServerInfo.model_validate(RIGHT), "http://one")
     with pytest.raises(UserError, match=f"http://one .*{words}"):
         requirements.check(ServerInfo.model_validate(RIGHT | change), "http://one")
