@@ -52,15 +52,7 @@ _SQUARE_VALUE_BYTES = 30_000
 _LONG_SCANS = 4
 
 
-class _AsksClockError(Exception):
-    """A query may read the clock: it has to run where ours is."""
-
-
-class _DeniedError(Exception):
-    """A statement that compiled is none that may run; says what it is."""
-
-
-_FAILURES = (apsw.Error, UnicodeError, MemoryError, _AsksClockError, _DeniedError)
+_FAILURES = (apsw.Error, UnicodeError, MemoryError)
 _REASONS: dict[type[Exception], Result] = {
     apsw.NoMemError: TooLarge("memory"),
     MemoryError: TooLarge("memory"),
@@ -109,9 +101,10 @@ class Connection:
         while True:
             try:
                 result = self._fetch(sql, max_steps)
-            except _AsksClockError:
-                self._is_timed = True
             except _FAILURES as error:
+                if isinstance(error, apsw.ExecTraceAbort) and not self._denied:
+                    self._is_timed = True
+                    continue
                 if not self._may_help_around(error):
                     return self._explain(error)
                 rest = sql.partition(self._statement)[2]
@@ -214,22 +207,24 @@ class Connection:
             return value.decode(self._codec, "ignore")
 
     def _inspect(self, cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
-        """Judge a prepared statement before its first row (SQLite calls this)."""
+        """Say whether a prepared statement may run (SQLite calls this before its first row): not
+        where it is denied, nor where it may ask for the time and our clock is elsewhere.
+        """
         if not cursor.has_vdbe:  # a trailing comment
             return True
-        if self._statement:
-            raise _DeniedError("several statements")
-        if cursor.is_explain:
-            raise _DeniedError("EXPLAIN")
         columns = cursor.get_description()
-        if not cursor.is_readonly or not columns:
-            raise _DeniedError("not a query")
-        if self._asks_clock and not self._is_timed:
-            raise _AsksClockError
-        self._statement = sql
-        self._columns = self._around[1] if self._around else tuple([one[0] for one in columns])
-        self._limit_values(len(self._columns))
-        return True
+        if self._statement:
+            self._denied = "several statements"
+        elif cursor.is_explain:
+            self._denied = "EXPLAIN"
+        elif not cursor.is_readonly or not columns:
+            self._denied = "not a query"
+        elif self._is_timed or not self._asks_clock:
+            self._statement = sql
+            self._columns = self._around[1] if self._around else tuple([one[0] for one in columns])
+            self._limit_values(len(self._columns))
+            return True
+        return False
 
     def _limit_values(self, width: int) -> None:
         """Bound what a row weighs, which nothing can look at before all of it is in memory."""
@@ -278,8 +273,8 @@ class Connection:
             raise UserError(f"{self._path}: SQLite cannot read it ({error}); look after the disk")
         if isinstance(error, apsw.InterruptError):
             return TimedOut("steps" if self._spent else "wall")
-        if isinstance(error, _DeniedError) or self._denied:
-            return Denied(self._denied or str(error))
+        if self._denied:
+            return Denied(self._denied)
         offset = getattr(error, "error_offset", -1)
         if self._around:
             if isinstance(error, apsw.SQLError) and isinstance(self._around[0], apsw.TooBigError):
