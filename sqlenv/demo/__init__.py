@@ -13,13 +13,12 @@ from typing import Any
 
 from minirl.exchange import UserError
 from sqlenv.config import DemoConfig
-from sqlenv.demo.databases import DemoDatabase, build, draw_schema, fill
+from sqlenv.demo.databases import Tables, build, draw_schema, fill
 from sqlenv.demo.questions import ask
 from sqlenv.demo.vocabulary import DOMAINS
 
 STAMP = "demo.json"
 SPLIT_FILES = {"train": "train_spider.json", "validation": "dev.json", "test": "test.json"}
-_OUR_FILES = {STAMP, "tables.json", "database", *SPLIT_FILES.values()}
 
 
 def generate(root: Path, config: DemoConfig) -> None:
@@ -27,28 +26,20 @@ def generate(root: Path, config: DemoConfig) -> None:
 
     The same settings give the same bytes. A folder that was made with other settings is replaced.
     """
-    stamp = json.dumps({"generator": _fingerprint(), "config": config.model_dump()}, indent=1)
-    if _is_current(root, stamp):
-        return
+    given = {"generator": _fingerprint(), "config": config.model_dump()}
+    if (root / STAMP).is_file():
+        if json.loads((root / STAMP).read_bytes()) == given:
+            return
+    elif root.is_file() or any(root.glob("*")):
+        raise UserError(f"{root}: holds what is not demo data; name another folder")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix=f".{root.name}-") as scratch:
         fresh = Path(scratch) / "fresh"
         _write(fresh, config)
-        (fresh / STAMP).write_text(stamp + "\n", encoding="utf-8")
-        # Another process may have made it meanwhile.
-        if _is_current(root, stamp):
-            return
+        (fresh / STAMP).write_text(json.dumps(given, indent=1) + "\n", encoding="utf-8")
         if root.exists():
             root.rename(Path(scratch) / "old")
         fresh.rename(root)
-
-
-def _is_current(root: Path, stamp: str) -> bool:
-    """Tell whether the folder has just this data; refuse a folder that is not ours to replace."""
-    ours, names = root / STAMP, {path.name for path in root.glob("*")}
-    if root.is_file() or names - _OUR_FILES or (names and STAMP not in names):
-        raise UserError(f"{root}: holds what is not demo data; name another folder")
-    return ours.exists() and ours.read_text(encoding="utf-8") == stamp + "\n"
 
 
 def _fingerprint() -> str:
@@ -62,31 +53,23 @@ def _fingerprint() -> str:
 
 def _write(folder: Path, config: DemoConfig) -> None:
     records: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLIT_FILES}
-    for split, database in _draw_databases(config):
-        path = folder / "database" / database.db_id / f"{database.db_id}.sqlite"
+    for split, domain, db_id, tables in _draw_databases(config):
+        path = folder / "database" / db_id / f"{db_id}.sqlite"
         path.parent.mkdir(parents=True)
-        with contextlib.closing(build(database)) as connection:
+        with contextlib.closing(build(tables)) as connection:
             path.write_bytes(connection.serialize("main"))
-            rng = Random(f"{config.seed} questions {database.db_id}")
-            questions = ask(database, connection, config.questions_per_database, rng)
-        records[split] += [
-            {
-                "db_id": database.db_id,
-                "question": question.text,
-                "query": question.sql,
-                "difficulty": question.difficulty,
-                "tags": [question.kind],
-                "domain": database.domain,
-            }
-            for question in questions
-        ]
+            rng = Random(f"{config.seed} questions {db_id}")
+            questions = ask(tables, connection, config.questions_per_database, rng)
+        records[split] += [{"db_id": db_id, **asked, "domain": domain} for asked in questions]
     for split, found in records.items():
         lines = ",\n".join(map(json.dumps, found))
         (folder / SPLIT_FILES[split]).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, DemoDatabase]]:
-    """Draw the databases of all splits, no two with the same tables and columns."""
+def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, str, str, Tables]]:
+    """Draw the databases of all splits, no two with the same tables and columns; each with its
+    split, its domain and its name.
+    """
     seen: set[tuple] = set()
     sizes = (config.train_databases, config.validation_databases, config.test_databases)
     splits = [split for split, size in zip(SPLIT_FILES, sizes, strict=True) for _ in range(size)]
@@ -100,4 +83,4 @@ def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, DemoDatabase]]:
             tables = draw_schema(domain, rng)
             signature = tuple((t.name, *sorted(c.name for c in t.columns)) for t in tables)
         seen.add(signature)
-        yield split, fill(db_id, domain, tables, rng)
+        yield split, domain, db_id, fill(tables, rng)

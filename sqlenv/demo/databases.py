@@ -48,13 +48,8 @@ class DemoTable:
         return [column for column in self.columns if column.kind in kinds]
 
 
-@dataclass(frozen=True, slots=True)
-class DemoDatabase:
-    """Tables by their names in SQL, parents before children."""
-
-    db_id: str
-    domain: str
-    tables: Mapping[str, DemoTable]
+Tables = Mapping[str, DemoTable]
+"""A database: tables by their names in SQL, parents before children."""
 
 
 def draw_schema(domain: str, rng: Random) -> tuple[DemoTable, ...]:
@@ -74,7 +69,7 @@ def draw_schema(domain: str, rng: Random) -> tuple[DemoTable, ...]:
     return tuple(_draw_table(entity, called, rng) for entity in drawn)
 
 
-def fill(db_id: str, domain: str, tables: tuple[DemoTable, ...], rng: Random) -> DemoDatabase:
+def fill(tables: Sequence[DemoTable], rng: Random) -> Tables:
     """Draw rows for a schema."""
     cities = rng.sample(POOLS["city"], 7)
     filled: dict[str, DemoTable] = {}
@@ -82,14 +77,14 @@ def fill(db_id: str, domain: str, tables: tuple[DemoTable, ...], rng: Random) ->
         count = rng.randint(*(_LABELLED_ROWS if table.of_kind("label") else _ROWS))
         rows = _draw_rows(table, count, filled, cities, rng)
         filled[table.name] = replace(table, rows=rows)
-    return DemoDatabase(db_id, domain, filled)
+    return filled
 
 
-def build(database: DemoDatabase) -> apsw.Connection:
+def build(tables: Tables) -> apsw.Connection:
     """Make the database in memory; the same database gives the same bytes."""
     connection = apsw.Connection(":memory:")
     connection.execute("PRAGMA page_size = 1024; BEGIN")
-    for table in database.tables.values():
+    for table in tables.values():
         lines = [f"{column.name} {column.type}" for column in table.columns]
         lines[0] += " PRIMARY KEY"
         lines += [f"FOREIGN KEY ({key.column}) REFERENCES {key.table}(id)" for key in table.parents]
@@ -135,7 +130,7 @@ def _keep_columns(columns: list[Concept], rng: Random) -> list[Concept]:
 def _draw_rows(
     table: DemoTable,
     count: int,
-    above: Mapping[str, DemoTable],
+    above: Tables,
     cities: Sequence[str],
     rng: Random,
 ) -> list[DemoRow]:

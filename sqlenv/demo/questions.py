@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import apsw
 
-from sqlenv.demo.databases import DemoDatabase
+from sqlenv.demo.databases import Tables
 from sqlenv.demo.slots import UnfitError, draw_slots, put_in_words
 from sqlenv.demo.vocabulary import KINDS, Difficulty, QuestionKind
 
@@ -18,55 +18,48 @@ SHARES: dict[Difficulty, float] = {"easy": 0.45, "medium": 0.3, "hard": 0.15, "e
 # Enough for a small schema to fill its quota; a kind that a schema lacks costs this many misses.
 _TRIES_PER_TURN = 10
 _TURNS_PER_QUESTION = 30
+_TEXTS = ("question", "query")
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class DemoQuestion:
-    """A question with its gold query."""
-
-    text: str
-    sql: str
-    kind: str
-    difficulty: Difficulty
+Asked = dict[str, Any]
+"""What a question file says of a question: its text and gold query, its difficulty and its kind."""
 
 
-def ask(
-    database: DemoDatabase, connection: apsw.Connection, count: int, rng: Random
-) -> list[DemoQuestion]:
+def ask(tables: Tables, connection: apsw.Connection, count: int, rng: Random) -> list[Asked]:
     """Draw different questions with different queries, mixed as `SHARES` says, in random order.
 
     There are fewer than `count` only where the database affords no more.
     """
-    found: list[DemoQuestion] = []
+    found: list[Asked] = []
     wanted = 0.0
     for difficulty, share in SHARES.items():
         wanted += share * count
         kinds = [kind for kind in KINDS if kind.difficulty == difficulty]
-        _ask_kinds(found, kinds, round(wanted), database, connection, rng)
-    _ask_kinds(found, KINDS, count, database, connection, rng)
+        _ask_kinds(found, kinds, round(wanted), tables, connection, rng)
+    _ask_kinds(found, KINDS, count, tables, connection, rng)
     rng.shuffle(found)
     return found
 
 
 def _ask_kinds(
-    found: list[DemoQuestion],
+    found: list[Asked],
     kinds: Sequence[QuestionKind],
     count: int,
-    database: DemoDatabase,
+    tables: Tables,
     connection: apsw.Connection,
     rng: Random,
 ) -> None:
     """Add questions until there are so many."""
-    taken = {text for question in found for text in (question.text, question.sql)}
+    taken = {asked[name] for asked in found for name in _TEXTS}
     for kind in _turns(kinds, (count - len(found)) * _TURNS_PER_QUESTION, rng):
         if len(found) == count:
             break
         for _ in range(_TRIES_PER_TURN):
-            question = _draw_question(kind, database, connection, rng)
-            if question and question.text not in taken and question.sql not in taken:
-                found.append(question)
-                taken |= {question.text, question.sql}
+            asked = _draw_question(kind, tables, connection, rng)
+            if asked and taken.isdisjoint(asked[name] for name in _TEXTS):
+                found.append(asked)
+                taken |= {asked[name] for name in _TEXTS}
                 break
 
 
@@ -80,10 +73,10 @@ def _turns(kinds: Sequence[QuestionKind], count: int, rng: Random) -> Iterator[Q
 
 
 def _draw_question(
-    kind: QuestionKind, database: DemoDatabase, connection: apsw.Connection, rng: Random
-) -> DemoQuestion | None:
+    kind: QuestionKind, tables: Tables, connection: apsw.Connection, rng: Random
+) -> Asked | None:
     try:
-        draw = draw_slots(kind, database, rng)
+        draw = draw_slots(kind, tables, rng)
     except UnfitError:
         return None
     parts = _BRACKETS.split(kind.sql)  # every second one is a condition
@@ -97,7 +90,7 @@ def _draw_question(
     if not tells_apart(connection, gold, weaker=weaker, keys=keys):
         return None
     text = put_in_words(draw, rng.choice(kind.wordings))
-    return DemoQuestion(text, gold, kind.name, kind.difficulty)
+    return {"question": text, "query": gold, "difficulty": kind.difficulty, "tags": [kind.name]}
 
 
 def tells_apart(

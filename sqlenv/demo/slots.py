@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from string import Formatter
 
-from sqlenv.demo.databases import Cell, DemoDatabase, DemoRow, DemoTable, Parent
+from sqlenv.demo.databases import Cell, DemoRow, DemoTable, Parent, Tables
 from sqlenv.demo.vocabulary import PLURALS, WORDS, ColumnKind, Concept, QuestionKind, plural
 
 _SYNONYM_RATE = 0.1
@@ -44,7 +44,7 @@ class Draw:
     words: dict[str, str] = field(default_factory=dict)
 
 
-def draw_slots(kind: QuestionKind, database: DemoDatabase, rng: Random) -> Draw:
+def draw_slots(kind: QuestionKind, database: Tables, rng: Random) -> Draw:
     """Choose tables, and fill every slot of the queries of a kind; or raise `UnfitError`."""
     tables, parents = _scene(kind.scene, database, rng)
     draw = Draw(tables, parents, _joined_rows(tables, parents, rng), rng)
@@ -73,9 +73,9 @@ def _slot_names(template: str) -> list[str]:
 
 
 def _scene(
-    scene: str, database: DemoDatabase, rng: Random
+    scene: str, database: Tables, rng: Random
 ) -> tuple[list[DemoTable], list[Parent | None]]:
-    tables = [*database.tables.values()]
+    tables = [*database.values()]
     if scene == "one":
         return [rng.choice(tables)], [None]
     if scene == "twins":
@@ -87,11 +87,11 @@ def _scene(
     child = rng.choice(children)
     parents = rng.sample(child.parents, 2) if scene == "link" else [rng.choice(child.parents)]
     if scene == "chain":
-        above = database.tables[parents[0].table].parents
+        above = database[parents[0].table].parents
         if not above:
             raise UnfitError
         parents.append(rng.choice(above))
-    return [child, *(database.tables[parent.table] for parent in parents)], [None, *parents]
+    return [child, *(database[parent.table] for parent in parents)], [None, *parents]
 
 
 def _joined_rows(
