@@ -89,7 +89,7 @@ Rule = Annotated[Text | None, AfterValidator(checked_method)]
 class Fields(BaseModel):
     """Base of the kinds of records; fields that nobody asks for are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True)
 
 
 class QuestionRecord(Fields):

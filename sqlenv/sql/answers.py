@@ -40,7 +40,6 @@ _ASKED: Mapping[Form, tuple[str, str]] = {
     "fence": ("```sql", "```"),
 }
 """The marks as prompts ask for them: a reply with others is read, and has not that form."""
-_WRITTEN: Mapping[Wrapping, str] = {"sql_tag": "<sql>\n{}\n</sql>", "fence": "```sql\n{}\n```"}
 
 _FLAGS = re.DOTALL | re.IGNORECASE
 # Of Qwen and DeepSeek, Claude, Seed; Magistral; Kimi; and as GPT-OSS marks what it says.
@@ -158,7 +157,8 @@ def block_of(reply: str, tag: str) -> str:
 
 def wrapped(sql: str, wrapping: Wrapping) -> str:
     """Write a query as the prompts ask for it; `any` is written in the tag."""
-    return _WRITTEN["sql_tag" if wrapping == "any" else wrapping].format(sql)
+    opening, closing = _ASKED[_FORMS[wrapping][0]]
+    return f"{opening}\n{sql}\n{closing}"
 
 
 def begins_query(text: str) -> bool:

@@ -39,18 +39,12 @@ class _Backticks(SQLite):
     Tokenizer = type("BacktickTokenizer", (SQLite.Tokenizer,), {"IDENTIFIERS": ["`"]})
 
 
-class _RefusedError(Exception):
-    """A text that is no query, or beyond the limits of `extraction.py`."""
-
-
 @cached(maxsize=16384)
 def transpiled(sql: str, dialect: str) -> str | SqlError:
     """Write a query of MySQL or PostgreSQL for SQLite; see `sqlenv.dialects.transpile`."""
     try:
         return _transpiled(sql, dialect)
-    except RecursionError:  # long chains are deep trees
-        why = "too deep"
-    except (_RefusedError, *PARSE_FAILURES) as error:
+    except PARSE_FAILURES as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return SqlError(f"not transpiled from {ENGINES[dialect]}: {why}")
 
@@ -65,24 +59,24 @@ def _transpiled(sql: str, dialect: str) -> str:
             node.replace(new)
     text = tree.sql(dialect=_Backticks, comments=False)
     if parse(text) is None:
-        raise _RefusedError("no query of SQLite comes of it")
+        raise ValueError("no query of SQLite comes of it")
     return text
 
 
 def _read(sql: str, dialect: Dialect) -> QueryTree:
     if len(sql) > MAX_CHARS or "\0" in sql:
-        raise _RefusedError("too long, or with a NUL")
+        raise ValueError("too long, or with a NUL")
     tokens = dialect.tokenize(sql)
     while tokens and tokens[-1].token_type is TokenType.SEMICOLON:
         tokens.pop()
     # The dialect's own tokens: what is a string or a comment in it is none for our lexer.
     if not is_within_limits(tuple(_words(tokens))):
-        raise _RefusedError("not one query, or too deep")
+        raise ValueError("not one query, or too deep")
     trees = dialect.parser(error_level=ErrorLevel.RAISE).parse(tokens, sql)
     if len(trees) != 1 or not isinstance(trees[0], QueryTree):
-        raise _RefusedError("not a query")
+        raise ValueError("not a query")
     if depth(trees[0]) > MAX_TREE_DEPTH:
-        raise _RefusedError("too deep")
+        raise ValueError("too deep")
     return trees[0]
 
 
@@ -93,15 +87,6 @@ def _words(tokens: list[Token]) -> Iterator[str]:
             yield "'"
         else:
             yield from token.text.lower().split()
-
-
-def _mod(node: exp.Expr) -> exp.Expr:
-    """SQLite's % cuts its operands."""
-    return _call("MOD", node.this.unnest(), node.expression.unnest())
-
-
-def _left(node: exp.Expr) -> exp.Expr:
-    return _call("SUBSTR", node.this, exp.Literal.number(1), node.expression)
 
 
 def _part(node: exp.Expr) -> exp.Expr:
@@ -125,14 +110,6 @@ def _cast(node: exp.Expr) -> exp.Expr:
     return _call("DATE", _date(node)) if is_date else node
 
 
-def _time_to_str(node: exp.Expr) -> exp.Expr:
-    return _call("STRFTIME", node.args["format"], _date(node.this))
-
-
-def _anonymous(node: exp.Expr) -> exp.Expr:
-    return exp.CurrentTimestamp() if node.name.upper() == "NOW" else node
-
-
 def _concat(node: exp.Expr) -> exp.Expr:
     """SQLite's || binds closer than anything."""
     for part in (node.this, node.args.get("expression"), *node.expressions):
@@ -142,13 +119,14 @@ def _concat(node: exp.Expr) -> exp.Expr:
 
 
 _REWRITES: Mapping[type[exp.Expr], Callable[[exp.Expr], exp.Expr]] = {
-    exp.Mod: _mod,
-    exp.Left: _left,
+    # SQLite's % cuts its operands.
+    exp.Mod: lambda node: _call("MOD", node.this.unnest(), node.expression.unnest()),
+    exp.Left: lambda node: _call("SUBSTR", node.this, exp.Literal.number(1), node.expression),
     **dict.fromkeys((exp.Extract, exp.Year, exp.Month, exp.Day, exp.DayOfMonth), _part),
     exp.DateDiff: _date_diff,
     exp.Cast: _cast,
-    exp.TimeToStr: _time_to_str,
-    exp.Anonymous: _anonymous,
+    exp.TimeToStr: lambda node: _call("STRFTIME", node.args["format"], _date(node.this)),
+    exp.Anonymous: lambda node: exp.CurrentTimestamp() if node.name.upper() == "NOW" else node,
     exp.Concat: _concat,
     exp.DPipe: _concat,
 }
