@@ -80,19 +80,12 @@ def check_data(config: JobConfig, split: Split) -> None:
             f"data.root: there is no folder {root.absolute()}; download the data there "
             "(docs/data.md) or set data.root=FOLDER"
         )
-    for number, source in enumerate(config.data.of(split, root).sources):
-        with named(f"{_section_of(config, split)}.sources.{number}"):
-            locate(source)
-
-
-def _section_of(config: JobConfig, split: Split) -> str:
     # What is held out is read as `data.train`.
     is_held_out = split == "validation" and config.data.validation is None
-    return "data.train" if is_held_out else f"data.{split}"
-
-
-def _advice(section: str) -> str:
-    return f"set {section}.drop_missing_database=true to leave such questions out"
+    section = "train" if is_held_out else split
+    for number, source in enumerate(config.data.of(split, root).sources):
+        with named(f"data.{section}.sources.{number}"):
+            locate(source)
 
 
 def held_out(
@@ -101,10 +94,9 @@ def held_out(
     """Choose the databases that are held out of training; None where `data.validation` is given."""
     if config.data.held_out is None:
         return None
-    data, advice = config.data.of("train", root), _advice("data.train")
+    data = config.data.of("train", root)
     with named("data.held_out"):
-        check = check_for(data, executor, shared_cache())
-        return hold_out(data, config.data.held_out, check, advice=advice)
+        return hold_out(data, config.data.held_out, check_for(data, executor, shared_cache()))
 
 
 def load_split(
@@ -120,11 +112,10 @@ def load_split(
     def accept(db_id: str) -> bool:
         return held is None or split == "test" or (db_id in held) == (split == "validation")
 
-    advice = _advice(_section_of(config, split))
     with named(f"data.{split}"):
         data = config.data.of(split, root)
         check = check_for(data, executor, shared_cache())
-        return load(data, check=check, accept=accept, advice=advice)
+        return load(data, check=check, accept=accept)
 
 
 def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, LoadedData]:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 from sqlglot import exp
 
 from sqlenv.sql.extraction import clause, from_table, parse
 
-_CONTRARY: Mapping[type[exp.Expr], type[exp.Expr]] = {
-    exp.EQ: exp.NEQ,
-    exp.NEQ: exp.EQ,
-    exp.LT: exp.GT,
-    exp.LTE: exp.GTE,
-    exp.GT: exp.LT,
-    exp.GTE: exp.LTE,
-    exp.And: exp.Or,
-    exp.Or: exp.And,
-    exp.Max: exp.Min,
-    exp.Min: exp.Max,
-    exp.Avg: exp.Sum,
-    exp.Sum: exp.Avg,
-    exp.Union: exp.Intersect,
-    exp.Intersect: exp.Union,
-    exp.Except: exp.Intersect,
-}
+_PAIRS: Sequence[tuple[type[exp.Expr], type[exp.Expr]]] = (
+    (exp.EQ, exp.NEQ),
+    (exp.LT, exp.GT),
+    (exp.LTE, exp.GTE),
+    (exp.And, exp.Or),
+    (exp.Max, exp.Min),
+    (exp.Avg, exp.Sum),
+    (exp.Union, exp.Intersect),
+)
+_CONTRARY = {exp.Except: exp.Intersect, **dict(_PAIRS), **{b: a for a, b in _PAIRS}}
 
 
 def corrupt(sql: str) -> str | None:

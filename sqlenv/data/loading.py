@@ -48,20 +48,18 @@ def load(
     *,
     check: Check | None = None,
     accept: Accept = lambda _db_id: True,
-    advice: str = "set drop_missing_database=true to leave such questions out",
 ) -> LoadedData:
     """Read, check and sample the questions of a run; the same settings give the same questions.
 
     At most the sample is read and held in memory. With a `total`, each source gives its share by
     weight, and sources that run short are made up for by the others.
 
-    Without a `check` of the gold queries that come into the choice, all are trusted. `advice` says
-    what to do about a missing database, but unpacking it.
+    Without a `check` of the gold queries that come into the choice, all are trusted.
 
     Raises:
         UserError: A source is not as its layout says, or no question is left.
     """
-    pools = open_pools(config, check, accept=accept, advice=advice)
+    pools = open_pools(config, check, accept)
     chosen: list[Example] = []
     descriptions: dict[Path, Descriptions] = {}
     for pool, examples in zip(pools, _draw(pools, config.total), strict=True):
@@ -76,15 +74,10 @@ def load(
     return LoadedData(tuple(chosen), pools, config.total, descriptions)
 
 
-def open_pools(
-    config: DataConfig, check: Check | None, *, accept: Accept, advice: str
-) -> list[Pool]:
+def open_pools(config: DataConfig, check: Check | None, accept: Accept) -> list[Pool]:
     """Open the sources of a mixture."""
     db = open_tables()
-    return [
-        Pool(source, config, check, accept=accept, advice=advice, db=db)
-        for source in config.sources
-    ]
+    return [Pool(source, config, check, accept=accept, db=db) for source in config.sources]
 
 
 def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
@@ -107,8 +100,7 @@ def read_all(source: SourceConfig) -> tuple[Example, ...]:
     Raises:
         UserError: A database is missing, or the source is not as its layout says.
     """
-    config = DataConfig(sources=(source,), exclude=())
-    pool = Pool(source, config, advice="take such questions out of the file")
+    pool = Pool(source, DataConfig(sources=(source,), exclude=()))
     if examples := tuple(example for _, example in pool.draw()):
         return examples
     raise UserError(f"no question is left; {pool.line()}")
@@ -143,17 +135,15 @@ def question_digest(examples: Iterable[Example]) -> str:
     return digest.hexdigest()[:16]
 
 
-def hold_out(
-    config: DataConfig, count: int, check: Check | None = None, *, advice: str = ""
-) -> frozenset[str]:
+def hold_out(config: DataConfig, count: int, check: Check | None = None) -> frozenset[str]:
     """Choose databases to hold out, by `config.seed` and their names alone.
 
     Of each source they have as large a share of the questions as the `count` to validate by is of
     those wanted in all, and more where too few of their gold queries may stay. Sources are read
-    once to count questions, then until those held out are enough. `advice` is as for `load`.
+    once to count questions, then until those held out are enough.
     """
     own = config.model_copy(update={"total": count})
-    whole = open_pools(own, None, accept=lambda _db_id: True, advice=advice)
+    whole = open_pools(own, None, lambda _db_id: True)
     found = [pool.count_by_database() for pool in whole]
     weights = [source.weight for source in config.sources]
     needs = split_by_weight(count, weights)
@@ -176,15 +166,14 @@ def hold_out(
                 f"{count:,} are too many: there are {there} to learn from in {names}; "
                 "set fewer aside"
             )
-        pools = open_pools(own, check, accept=held.__contains__, advice=advice)
-        is_short = False
-        for place, (counts, need, pool) in enumerate(zip(found, needs, pools, strict=True)):
-            missing = need - len(list(pool.draw(need))) if counts else 0
-            if missing:
-                is_short = True
-                targets[place] = sum(counts[name] for name in held) + missing
-        if not is_short:
+        pools = open_pools(own, check, held.__contains__)
+        drawn = [len(list(pool.draw(need))) for pool, need in zip(pools, needs, strict=True)]
+        short = [place for place, need in enumerate(needs) if found[place] and drawn[place] < need]
+        if not short:
             return held
+        for place in short:
+            have = sum(found[place][name] for name in held)
+            targets[place] = have + needs[place] - drawn[place]
 
 
 def _pick(counts: Counter[str], target: float, held: frozenset[str], seed: int) -> frozenset[str]:

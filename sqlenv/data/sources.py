@@ -91,7 +91,6 @@ class Pool:
         check: Check | None = None,
         *,
         accept: Accept = lambda _db_id: True,
-        advice: str = "",
         db: apsw.Connection | None = None,
     ) -> None:
         """Find the questions.
@@ -101,14 +100,12 @@ class Pool:
             config: The mixture that it is part of.
             check: Looks at gold queries; None trusts them all.
             accept: Which databases' questions may be used at all.
-            advice: What to do about a missing database, but unpacking it.
             db: Where the tables of a mixture's sources are, and what came before in other ones.
 
         Raises:
             UserError: A database is missing, and its questions are not to be left out.
         """
         self.source, self._config, self._check = source, config, check
-        self._advice = advice
         self._drops = UNUSABLE.union(config.exclude)
         self._db = db or open_tables()
         self.location = locate(source)
@@ -257,7 +254,10 @@ class Pool:
         ((file, number, db_id),) = self._ask(sql, (position,))
         expected = self.location.databases[0] / db_id / f"{db_id}.sqlite"
         where = f"{self.location.files[file]}: record {number} needs it"
-        return UserError(f"{expected} is not there, but {where}; unpack it, or {self._advice}")
+        return UserError(
+            f"{expected} is not there, but {where}; unpack it, or leave such questions out "
+            "(drop_missing_database=true beside the source, or another question file)"
+        )
 
 
 def by_running(executor: Executor | None) -> Check | None:

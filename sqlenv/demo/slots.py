@@ -28,7 +28,7 @@ class Draw:
     """One question in the making. Lists have one item for each table that it is about.
 
     Attributes:
-        parents: The foreign key that leads to each table; None for the first.
+        parents: The foreign key that leads to each table after the first; none between twins.
         witness: One row of each table, joined to each other; values come from these rows, so that
             filters on several columns have an answer.
         columns: The column behind each slot that has one.
@@ -36,7 +36,7 @@ class Draw:
     """
 
     tables: list[DemoTable]
-    parents: list[Parent | None]
+    parents: list[Parent]
     witness: list[DemoRow]
     rng: Random
     columns: dict[str, Concept] = field(default_factory=dict)
@@ -72,14 +72,12 @@ def _slot_names(template: str) -> list[str]:
 # Tables and rows
 
 
-def _scene(
-    scene: str, database: Tables, rng: Random
-) -> tuple[list[DemoTable], list[Parent | None]]:
+def _scene(scene: str, database: Tables, rng: Random) -> tuple[list[DemoTable], list[Parent]]:
     tables = [*database.values()]
     if scene == "one":
-        return [rng.choice(tables)], [None]
+        return [rng.choice(tables)], []
     if scene == "twins":
-        return rng.sample([table for table in tables if table.of_kind("category")], 2), [None, None]
+        return rng.sample([table for table in tables if table.of_kind("category")], 2), []
     least = 2 if scene == "link" else 1
     children = [table for table in tables if len(table.parents) >= least]
     if not children:
@@ -91,30 +89,21 @@ def _scene(
         if not above:
             raise UnfitError
         parents.append(rng.choice(above))
-    return [child, *(database[parent.table] for parent in parents)], [None, *parents]
+    return [child, *(database[parent.table] for parent in parents)], parents
 
 
 def _joined_rows(
-    tables: Sequence[DemoTable], parents: Sequence[Parent | None], rng: Random
+    tables: Sequence[DemoTable], parents: Sequence[Parent], rng: Random
 ) -> list[DemoRow]:
-    joined = [rng.choice(tables[0].rows)]
-    for table, parent in zip(tables[1:], parents[1:], strict=True):
-        if parent is None:
-            joined.append(rng.choice(table.rows))
-        else:
-            child = next(row for row in reversed(joined) if parent.column in row)
-            joined.append(next(row for row in table.rows if row["id"] == child[parent.column]))
+    joined = [rng.choice(table.rows) for table in tables[: len(tables) - len(parents)]]
+    for table, parent in zip(tables[1:], parents, strict=False):
+        child = next(row for row in reversed(joined) if parent.column in row)
+        joined.append(next(row for row in table.rows if row["id"] == child[parent.column]))
     return joined
 
 
 def _place(name: str) -> int:
     return int(name[-1]) - 1
-
-
-def _parent(draw: Draw, name: str) -> Parent:
-    parent = draw.parents[_place(name)]
-    assert parent
-    return parent
 
 
 # Columns and values
@@ -194,7 +183,7 @@ def _function(draw: Draw, name: str) -> str:
 # In the order of filling. Columns that filter go first: what is shown takes from the rest.
 _FILL: dict[str, Callable[[Draw, str], str]] = {
     "t": lambda draw, name: draw.tables[_place(name)].name,
-    "f": lambda draw, name: _parent(draw, name).column,
+    "f": lambda draw, name: draw.parents[_place(name) - 1].column,
     **dict.fromkeys("xyznalcd", _column),
     "v": lambda draw, name: _cell(draw, name, "x"),
     "w": _second_value,
@@ -301,7 +290,7 @@ def _top(draw: Draw, number: str) -> list[str]:
 _PHRASES: dict[str, Callable[[Draw, str], Sequence[str]]] = {
     "S": lambda draw, number: [_noun(draw, "S" + number)],
     "T": lambda draw, number: [plural(_noun(draw, "S" + number))],
-    "P": lambda draw, number: [_parent(draw, number).preposition],
+    "P": lambda draw, number: [draw.parents[_place(number) - 1].preposition],
     "is": _is,
     "also": lambda draw, number: _is(draw, number, column="y", value="u"),
     "isor": lambda draw, number: [

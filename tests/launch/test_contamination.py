@@ -174,9 +174,9 @@ def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
 
 def test_a_missing_database_is_told_with_the_setting_that_leaves_it_out(root):
     (root / MINE / "mine.sqlite").unlink()
-    leave = "data.train.drop_missing_database=true"
-    assert f"set {leave} to" in message(root, ONLY)
-    check_questions(job(root, ONLY, leave))
+    leave = "drop_missing_database=true"
+    assert f"leave such questions out ({leave}" in message(root, ONLY)
+    check_questions(job(root, ONLY, f"data.train.{leave}"))
 
 
 def test_a_held_out_database_of_a_test_set_is_refused_too(root):
