@@ -44,8 +44,8 @@ def like_gold(predicted: Result, gold: Result, numbers: Numbers) -> Result:
         return predicted
     if predicted.rows == gold.rows:
         return replace(predicted, rows=gold.rows)
-    known = _numbers(gold.rows)
-    own = _numbers_up_to(_NUMBERS_EACH * len(known) + _FEW_NUMBERS, predicted.rows)
+    known = _numbers(gold.rows) or set()
+    own = _numbers(predicted.rows, most=_NUMBERS_EACH * len(known) + _FEW_NUMBERS)
     if own is None or not any(kind is float for kind, _ in own | known):
         return predicted
     ordered = sorted(value for _, value in known)
@@ -58,17 +58,12 @@ def like_gold(predicted: Result, gold: Result, numbers: Numbers) -> Result:
     return replace(predicted, rows=rows)
 
 
-def _numbers(rows: Sequence[Row]) -> set[_Number]:
-    """List the numbers of rows; 6 and 6.0 are two."""
-    values = chain.from_iterable(rows)
-    return {(type(value), value) for value in values if isinstance(value, int | float)}
-
-
-def _numbers_up_to(most: int, rows: Sequence[Row]) -> set[_Number] | None:
-    """List the numbers of rows; None where there are more."""
+def _numbers(rows: Sequence[Row], *, most: float = math.inf) -> set[_Number] | None:
+    """List the numbers of rows, of which 6 and 6.0 are two; None where there are more."""
     found: set[_Number] = set()
     for at in range(0, len(rows), _ROWS_AT_ONCE):
-        found |= _numbers(rows[at : at + _ROWS_AT_ONCE])
+        values = chain.from_iterable(rows[at : at + _ROWS_AT_ONCE])
+        found |= {(type(value), value) for value in values if isinstance(value, int | float)}
         if len(found) > most:
             return None
     return found

@@ -32,10 +32,6 @@ from sqlenv.executor.functions import CLOCK_FUNCTIONS, clock
 from sqlenv.sql.lexer import MAX_QUERY_CHARS, tokenize
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
-_UNREADABLE = (
-    *(apsw.NotADBError, apsw.CorruptError, apsw.SQLError),
-    *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError, apsw.TooBigError),
-)
 # What Python takes for a row, and for a number in it with its place.
 _ROW_BYTES, _CELL_BYTES = 64, 40
 # Above this mean of a cell, its text decides: up to four times what it is in UTF-8.
@@ -77,7 +73,9 @@ class Connection:
             self._connection = self._open()
             self._codec = codec_of(self._connection)
             self._tables = read_tables(self._connection, self._codec)
-        except _UNREADABLE as error:
+        except apsw.NoMemError:
+            raise
+        except apsw.Error as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self._clock = clock(config.now)
         self._connections = {False: self._connection}  # by whether they ask our clock

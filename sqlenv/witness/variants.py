@@ -226,10 +226,8 @@ def _build(source: SourceDatabase, tables: dict[str, TableRows]) -> apsw.Connect
         for statement in source.statements:
             connection.execute(statement)
         for table in source.tables:
-            cells, marks = (
-                ", ".join(map(quoted, table.columns)),
-                ", ".join("?" * len(table.columns)),
-            )
+            cells = ", ".join(map(quoted, table.columns))
+            marks = ", ".join("?" * len(table.columns))
             insert = f"INSERT OR ABORT INTO {quoted(table.name)} ({cells}) VALUES ({marks})"
             kept = []
             for row in tables[table.name]:
