@@ -155,28 +155,9 @@ class Request:
     decoding: Decoding
 
 
-@dataclass(slots=True)
-class Work:
-    """What a sampler has done so far; others may look at any time.
-
-    Attributes:
-        sampled: Tokens drawn, without those after the end of a reply.
-        steps: Passes of the decode loop.
-        decoded: Slots that they went over, without a reply or after its end too.
-        filled: Tokens computed ahead of the decode loop.
-    """
-
-    sampled: int = 0
-    steps: int = 0
-    decoded: int = 0
-    filled: int = 0
-
-
 class Sampler(Protocol):
     """A sampler, native or behind HTTP."""
 
-    @property
-    def work(self) -> Work: ...
     @property
     def is_repeatable(self) -> bool:
         """Return whether the same requests always give the same replies in the same order."""

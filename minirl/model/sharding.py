@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -13,8 +12,6 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from minirl.exchange import UserError
-
-_log = logging.getLogger(__name__)
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -122,15 +119,10 @@ def divisors(number: int) -> list[int]:
 
 
 def axes_sharding(
-    axes: Sequence[str], shape: Sequence[int], mesh: Mesh, *, name: str
-) -> NamedSharding:
-    """Shard an array by its logical axes; note in the log what the mesh does not divide."""
-    for axis, size in zip(axes, shape, strict=True):
-        parts = _parts(axis, mesh)
-        if size % parts:
-            over = _SPLIT_BY[axis]
-            _log.info("%s: %s = %d is not split over %s = %d", name, axis, size, over, parts)
-    return NamedSharding(mesh, axes_spec(axes, shape, mesh))
+    axes: Sequence[str], shape: Sequence[int], mesh: Mesh | None
+) -> NamedSharding | None:
+    """Shard an array by its logical axes; nothing without mesh."""
+    return None if mesh is None else NamedSharding(mesh, axes_spec(axes, shape, mesh))
 
 
 def axes_spec(
@@ -156,13 +148,13 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
     Instead of arrays, shapes will do. What is no parameter is replicated.
     """
 
-    def sharding_of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def sharding_of(path: tuple[Any, ...], leaf: Any) -> NamedSharding | None:
         name = param_path(path)
         axes = PARAM_AXES.get(name.rpartition(".")[2])
         if axes is None or leaf.ndim == 0:
             return NamedSharding(mesh, PartitionSpec())
         axes = ("layer",) * stack_axes(name, leaf.ndim) + axes
-        return axes_sharding(axes, leaf.shape, mesh, name=name)
+        return axes_sharding(axes, leaf.shape, mesh)
 
     return jax.tree.map_with_path(sharding_of, params)
 
@@ -189,10 +181,8 @@ def device_bytes(tree: Any) -> float:
 
 def constrain(array: jax.Array, axes: Sequence[str], mesh: Mesh | None) -> jax.Array:
     """Shard an activation by its logical axes, inside a compiled function; nothing without mesh."""
-    if mesh is None:
-        return array
-    sharding = NamedSharding(mesh, axes_spec(axes, array.shape, mesh))
-    return jax.lax.with_sharding_constraint(array, sharding)
+    sharding = axes_sharding(axes, array.shape, mesh)
+    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)
 
 
 def on_parts(run: Callable[..., Any], mesh: Mesh | None, *, inputs: Any, outputs: Any) -> Any:

@@ -97,7 +97,6 @@ def appearing(folder: Path) -> Generator[Path]:
         shutil.rmtree(left, ignore_errors=True)
     new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     old = new.with_suffix(".old")
-    made = [parent for parent in folder.parents if not parent.exists()]
     new.mkdir(parents=True)
     try:
         yield new
@@ -109,9 +108,6 @@ def appearing(folder: Path) -> Generator[Path]:
         sync(folder.parent)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-        with suppress(OSError):  # not empty: all went well
-            for parent in made:
-                parent.rmdir()
     shutil.rmtree(old, ignore_errors=True)
 
 

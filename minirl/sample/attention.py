@@ -59,7 +59,7 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
         written, prompts = cache
         heads = k_BTKE.shape[2]
-        activations, keys = _heads_spec(heads, 2, mesh), keys_spec(heads, written, mesh)
+        activations, keys = _heads_spec(heads, 2, mesh), _keys_spec(heads, written, mesh)
         run = on_parts(
             partial(_attend, ways=_ways(q_BTHE, mesh)),
             mesh,
@@ -71,13 +71,16 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
     return attend
 
 
-def copied(layer: Any, source_B: Array, row_B: Array, *, spec: Any, mesh: Mesh | None) -> Any:
-    """Copy one row of a layer's cache over another in every part; `spec` says how it is split."""
+def copied(
+    keys: KeyValues, source_B: Array, row_B: Array, *, heads: int, mesh: Mesh | None
+) -> KeyValues:
+    """Copy one row of a layer's keys and values over another in every part."""
 
-    def copy(layer: Any, source_B: Array, row_B: Array) -> Any:
-        return jax.tree.map(lambda array: array.at[row_B].set(array[source_B]), layer)
+    def copy(keys: KeyValues, source_B: Array, row_B: Array) -> KeyValues:
+        return jax.tree.map(lambda array: array.at[row_B].set(array[source_B]), keys)
 
-    return on_parts(copy, mesh, inputs=(spec, ROWS, ROWS), outputs=spec)(layer, source_B, row_B)
+    spec = _keys_spec(heads, keys, mesh)
+    return on_parts(copy, mesh, inputs=(spec, ROWS, ROWS), outputs=spec)(keys, source_B, row_B)
 
 
 def _ways(q_BTHE: Array, mesh: Mesh | None) -> tuple[_Way, _Way]:
@@ -98,7 +101,7 @@ def _heads_spec(heads: int, axis: int, mesh: Mesh | None) -> Spec:
     return Spec(*ROWS, *[None] * (axis - 1), over)
 
 
-def keys_spec(heads: int, keys: KeyValues, mesh: Mesh | None) -> Spec:
+def _keys_spec(heads: int, keys: KeyValues, mesh: Mesh | None) -> Spec:
     """Return how keys and values are split."""
     return _heads_spec(heads, 2 if keys.by_token else 1, mesh)
 

@@ -185,7 +185,7 @@ def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Me
 
     def array(axes: tuple[str, ...], sizes: dict[str, int]) -> jax.ShapeDtypeStruct:
         dims = [sizes[axis] for axis in axes]
-        sharding = None if mesh is None else axes_sharding(axes, dims, mesh, name="cache")
+        sharding = axes_sharding(axes, dims, mesh)
         if by_token:  # whole heads are split, and not their numbers
             dims[-1] *= config.head_dim
         return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
@@ -214,7 +214,7 @@ def state_shapes(config: ModelConfig, rows: int, dtype: Any, mesh: Mesh | None) 
     head = "heads" if axis_parts("heads", K, mesh) > 1 else "head_size"
 
     def array(dims: tuple[int, ...], axes: tuple[str, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        sharding = None if mesh is None else axes_sharding(axes, dims, mesh, name="cache")
+        sharding = axes_sharding(axes, dims, mesh)
         return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype), sharding=sharding)
 
     def tail(heads: int, size: int) -> jax.ShapeDtypeStruct:

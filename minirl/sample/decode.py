@@ -19,10 +19,10 @@ from jaxtyping import Array, Float, Int
 
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.linear_attention import State
-from minirl.sample.attention import CacheRows, attend_to_cache, copied, keys_spec
+from minirl.sample.attention import CacheRows, attend_to_cache, copied
 from minirl.sample.cache import CacheShape, cache_shapes
 from minirl.sample.slots import SlotState, no_tokens
-from minirl.sample.states import closed, opened, recur_from_cache, state_spec
+from minirl.sample.states import closed, opened, recur_from_cache
 
 # Longest run of the decode loop.
 MAX_STEPS = 32
@@ -82,15 +82,8 @@ def _run(
 @partial(jax.jit, donate_argnames="prompts")
 def copy(model: Decoder, prompts: list[Any], source_B: Array, row_B: Array) -> list[Any]:
     """Copy rows of prompts over others: one in every part, over itself where there is none."""
-    heads, mesh = model.config.num_key_value_heads, model.mesh
-    specs = (
-        state_spec(layer, mesh) if isinstance(layer, State) else keys_spec(heads, layer, mesh)
-        for layer in prompts
-    )
-    return [
-        copied(layer, source_B, row_B, spec=spec, mesh=mesh)
-        for layer, spec in zip(prompts, specs, strict=True)
-    ]
+    heads = model.config.num_key_value_heads
+    return [copied(layer, source_B, row_B, heads=heads, mesh=model.mesh) for layer in prompts]
 
 
 @partial(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import Event
 
 import jax
@@ -34,11 +35,26 @@ from minirl.sample.cache import (
 )
 from minirl.sample.slots import SlotEpisode, Slots, SlotState
 from minirl.sample.weights import copy_shapes, local_model, local_params
-from minirl.types import Reply, Request, Tokenizer, Work
+from minirl.types import Reply, Request, Tokenizer
 
 _log = logging.getLogger(__name__)
 # A stop signal is heard between two waits.
 _LONGEST_WAIT_S = 0.5
+
+
+@dataclass(slots=True)
+class Work:
+    """What a sampler has done so far.
+
+    Attributes:
+        steps: Passes of the decode loop.
+        decoded: Slots that they went over, without a reply or after its end too.
+        filled: Tokens computed ahead of the decode loop.
+    """
+
+    steps: int = 0
+    decoded: int = 0
+    filled: int = 0
 
 
 class NativeSampler:
@@ -253,7 +269,6 @@ class NativeSampler:
         episode.versions += [self._version] * len(ids)
         episode.filled += len(ids)
         episode.left -= len(ids)
-        self.work.sampled += len(ids)
         is_stopped = ids[-1] in self._stop_ids
         if episode.left and not is_stopped:
             return None

@@ -190,21 +190,16 @@ class _Part:
             self.to_fill.popleft()
         return self.to_fill[0] if self.to_fill else None
 
-    def beginning(self, ids: tuple[int, ...], *, only_whole: bool) -> tuple[KeptPrompt | None, int]:
-        """Return the filled prompt that begins as these ids do for longest, and for how many; with
-        `only_whole`, these have to be all of it.
+    def beginning(self, ids: tuple[int, ...]) -> tuple[int, KeptPrompt | None]:
+        """Return the filled prompt that begins as these ids do for longest, after for how many.
 
         In the order of ids it stands next to them: the time grows with the logarithm of the number
         of prompts.
         """
-        while True:
-            at = bisect_right(self.filled, ids, key=_by_ids)
-            near = self.filled[max(at - 1, 0) : at if only_whole else at + 1]
-            found = [(_shared(prompt.ids, ids), prompt) for prompt in near]
-            shared, prompt = max(found, key=lambda pair: pair[0], default=(0, None))
-            if prompt is None or not only_whole or shared == len(prompt.ids):
-                return prompt, shared
-            ids = ids[:shared]  # a shorter one stands before these
+        at = bisect_right(self.filled, ids, key=_by_ids)
+        near = self.filled[max(at - 1, 0) : at + 1]
+        found = [(_shared(prompt.ids, ids), prompt) for prompt in near]
+        return max(found, key=lambda pair: pair[0], default=(0, None))
 
     def _give_up(self, prompt: KeptPrompt) -> None:
         """Forget a prompt that its row no longer keeps."""
@@ -266,7 +261,11 @@ class Slots:
     def next_copy(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return which prompts begin as the next ones to fill do, such as with the same schema, and
         these, by their rows in every part, B; None for none. What they share counts as filled.
+
+        States of linear attention are known at the end of a prompt alone, and never shared.
         """
+        if self._shape.has_states:
+            return None
         source_B, row_B = (np.zeros(self._shape.parts, np.int32) for _ in range(2))
         for number, part in enumerate(self._parts):
             prompt = part.unfilled()
@@ -274,7 +273,7 @@ class Slots:
                 continue
             # The last token of a prompt is always computed.
             ids = prompt.ids[:-1]
-            source, shared = part.beginning(ids, only_whole=self._shape.has_states)
+            shared, source = part.beginning(ids)
             if source is not None and shared >= _LEAST_COPY:
                 source_B[number], row_B[number], prompt.filled = source.row, prompt.row, shared
         return (source_B, row_B) if (source_B != row_B).any() else None

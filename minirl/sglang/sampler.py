@@ -33,7 +33,7 @@ from minirl.sglang.pool import ServerPool
 from minirl.sglang.process import ChildServer
 from minirl.sglang.server import PushedWeights, Server, make_session
 from minirl.sglang.transfer import lora_options, remove_versions, write_adapters, write_version
-from minirl.types import Reply, Request, Tokenizer, Work
+from minirl.types import Reply, Request, Tokenizer
 
 _CLOSE_S = 10.0
 # Longest wait for a reply before `advance` returns.
@@ -215,7 +215,6 @@ class SglangSampler:
 
     def __init__(self, tokenizer: Tokenizer, servers: Servers) -> None:
         self._servers, self._tokenizer = servers, tokenizer
-        self.work = Work()
         self._asked: dict[int, Future[Generated]] = {}
         # Episodes whose requests ended, with these; None to wake up.
         self._ended: queue.SimpleQueue[tuple[int, Future[Generated]] | None] = queue.SimpleQueue()
@@ -276,7 +275,6 @@ class SglangSampler:
         ids = generated.ids
         is_stopped = ids[-1] in self._tokenizer.stop_ids
         text = self._tokenizer.decode(ids[:-1] if is_stopped else ids)
-        self.work.sampled += len(ids)
         versions = tuple(map(self._servers.pool.version_of, generated.versions))
         finish = "stop" if is_stopped else "length"
         return Reply(ids, generated.logprobs, text, finish, versions)

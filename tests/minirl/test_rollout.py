@@ -16,7 +16,7 @@ from minirl.config import SamplerConfig
 from minirl.exchange import Message
 from minirl.sample.decode import compilations
 from minirl.sample.rollout import Rollout, flatten
-from minirl.types import Decoding, Reply, Trajectory, Turn, Work
+from minirl.types import Decoding, Reply, Trajectory, Turn
 
 from . import toy
 
@@ -27,7 +27,7 @@ class Script:
     is_repeatable = True
 
     def __init__(self, replies, *, stop_ids=toy.STOP_IDS):
-        self.replies, self.stop_ids, self.work = replies, stop_ids, Work()
+        self.replies, self.stop_ids = replies, stop_ids
         self.requests, self.waiting, self.released, self.given = [], [], [], Counter()
 
     def submit(self, request):
