@@ -8,25 +8,15 @@ tests call both, and check the arguments.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jaxtyping import Array
 
 from minirl.model.kernels import MASKED, Kernel, KeySet
 
-# Primitives, and functions whose arguments are theirs.
-_FORWARD = (
-    cudnn_kernels._dot_product_attention_fwd_p_wrapper,
-    cudnn_kernels._dot_product_attention_fwd_impl,
-)
-_BACKWARD = (
-    cudnn_kernels._dot_product_attention_bwd_p_wrapper,
-    cudnn_kernels._dot_product_attention_bwd_impl,
-)
 _FLOATS = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 # Compute capability of the only GPUs with a gradient for heads of more than 128.
 _HOPPER = "9."
@@ -55,7 +45,9 @@ def _with_keys(array_X: Array, keys: KeySet, *, otherwise: float) -> Array:
 
 
 def _forward(q_XTHE: Array, keys: KeySet) -> tuple[Array, Array]:
-    out_XTHE, lse_XHT = _bind(_FORWARD, q_XTHE, keys, {}, is_training=True)
+    out_XTHE, lse_XHT = _bind(
+        cudnn_kernels._dot_product_attention_fwd_p_wrapper, q_XTHE, keys, is_training=True
+    )
     return out_XTHE, _with_keys(lse_XHT, keys, otherwise=MASKED).swapaxes(1, 2)
 
 
@@ -68,35 +60,18 @@ def _backward(
 ) -> tuple[Array, Array, Array]:
     lse_XTH = _with_keys(lse_XTH, keys, otherwise=-MASKED)
     dout_XTHE = _with_keys(dout_XTHE, keys, otherwise=0)
-    attended = {
-        "activation": lse_XTH.swapaxes(1, 2),
-        "fwd_output": out_XTHE,
-        "grad_output": dout_XTHE.astype(q_XTHE.dtype),
-    }
-    dq, dk, dv, *_ = _bind(_BACKWARD, q_XTHE, keys, attended)
+    attended = lse_XTH.swapaxes(1, 2), out_XTHE, dout_XTHE.astype(q_XTHE.dtype)
+    primitive = cudnn_kernels._dot_product_attention_bwd_p_wrapper
+    dq, dk, dv, *_ = _bind(primitive, q_XTHE, keys, *attended)
     return dq, dk, dv
 
 
-def _bind(
-    call: tuple[Any, Any], q_XTHE: Array, keys: KeySet, attended: Mapping[str, Array], **more: Any
-) -> Any:
+def _bind(primitive: Any, q_XTHE: Array, keys: KeySet, *attended: Array, **more: Any) -> Any:
     """Call a kernel; the first of its arrays and most settings are the same forward and back."""
-    primitive, arguments_of = call
-    kind, queries_X, keys_X = _mask(q_XTHE, keys)
     none = jnp.zeros(0, q_XTHE.dtype)
-    arrays = {
-        "query": q_XTHE,
-        "key": keys.k_XLKE,
-        "value": keys.v_XLKE,
-        "bias": none,
-        "q_seqlen": none if queries_X is None else queries_X,
-        "kv_seqlen": none if keys_X is None else keys_X,
-        "q_offsets": none,
-        "kv_offsets": none,
-        "page_table_k": none,
-        "page_table_v": none,
-        **attended,
-    }
+    kind, *lengths = _mask(q_XTHE, keys)
+    # Queries, keys, values, bias; lengths; two offsets and two page tables.
+    arrays = [q_XTHE, *keys[:2], none, *lengths, *[none] * 4, *attended]
     settings = {
         "scale": q_XTHE.shape[-1] ** -0.5,
         "seed": 42,
@@ -107,9 +82,9 @@ def _bind(
         "sliding_window_length": None,
         **more,
     }
-    if "score_mod" in inspect.signature(arguments_of).parameters:  # from JAX 0.12 on
+    if jax.__version_info__ >= (0, 12):
         settings["score_mod"] = None
-    return primitive.bind(*arrays.values(), **settings)
+    return primitive.bind(*[none if array is None else array for array in arrays], **settings)
 
 
 def _mask(q_XTHE: Array, keys: KeySet) -> tuple[Any, Array | None, Array | None]:

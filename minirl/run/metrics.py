@@ -35,14 +35,7 @@ class StepMetrics(StepRecord):
     __pydantic_extra__: dict[str, float | None]  # ty: ignore[incompatible-mutable-override]
 
 
-_METRICS = "metrics.jsonl"
 _ADVICE = "fix or delete that line, or set run.dir to another folder"
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the numbers of each step of a run."""
-    lines = read_lines(folder / _METRICS, StepMetrics, advice=_ADVICE)
-    return [line.model_dump() for _, line in lines]
 
 
 class JsonLines:
@@ -86,7 +79,7 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, *, resume_step: int) -> None:
-        path = folder / _METRICS
+        path = folder / "metrics.jsonl"
         self._lines = JsonLines(path, resume_step=resume_step, kind=StepMetrics)
         self.steps: list[Mapping[str, Any]] = [line.model_dump() for line in self._lines.kept]
         if (self.steps[-1]["step"] if self.steps else 0) != resume_step:

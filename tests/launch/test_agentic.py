@@ -16,7 +16,6 @@ from minirl.config import SamplerConfig
 from minirl.errors import LostError
 from minirl.exchange import Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.run.metrics import read_metrics
 from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
@@ -25,7 +24,7 @@ from sqlenv.executor import Executor
 from sqlenv.types import Example
 from tests.minirl.test_rollout import Script
 
-from .conftest import loaded, succeed
+from .conftest import json_lines, loaded, succeed
 
 GOLD = "SELECT name FROM singer WHERE age > 20"
 CONFIG = AgenticConfig(calls=2)
@@ -244,7 +243,7 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
         ["launch.eval", *line, "--checkpoint", "whole", "--out", "exported"],
         cwd=tmp_path,
     )
-    metrics = read_metrics(tmp_path / "run")
+    metrics = json_lines(tmp_path / "run" / "metrics.jsonl")
     promised = {"reward/atr", "step_score/last", "rollout/calls"}
     for numbers in metrics:
         assert promised | {"rollout/bad_calls"} <= numbers.keys()

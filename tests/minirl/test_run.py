@@ -17,7 +17,7 @@ import pytest
 from minirl.exchange import Score, UserError
 from minirl.run import activity
 from minirl.run.files import appearing, whole_file
-from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
+from minirl.run.metrics import JsonLines, Metrics, Stopwatch
 from minirl.sample.rollout import flatten
 from minirl.train.advice import advice
 from minirl.train.rollouts import Episodes, ScoredEpisode
@@ -63,20 +63,19 @@ def test_numbers_and_texts_come_back_and_what_is_not_finite_is_null(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("read", "content", "words"),
+    ("content", "words"),
     [
-        (Metrics, b"{\n", "line 1: broken JSON"),
-        (read_metrics, b'{"step": 1}\n\xff\xfe\n', "line 2: broken JSON"),
-        (Metrics, b'{"step": "x"}\n', "line 1: step should be a whole number"),
-        (read_metrics, b'{"step": 1, "a": "x"}\n', "line 1: a should be a number"),
+        (b"{\n", "line 1: broken JSON"),
+        (b'{"step": 1}\n\xff\xfe\n', "line 2: broken JSON"),
+        (b'{"step": "x"}\n', "line 1: step should be a whole number"),
+        (b'{"step": 1, "a": "x"}\n', "line 1: a should be a number"),
     ],
 )
-def test_a_damaged_line_is_named_and_kept(tmp_path, read, content, words):
+def test_a_damaged_line_is_named_and_kept(tmp_path, content, words):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(content)
-    settings = {"resume_step": 1} if read is Metrics else {}
     with pytest.raises(UserError, match=f"^{path}: {words}"):
-        read(tmp_path, **settings)
+        Metrics(tmp_path, resume_step=1)
     assert path.read_bytes() == content
 
 
