@@ -8,15 +8,18 @@ tests call both, and check the arguments.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jaxtyping import Array
 
 from minirl.model.kernels import MASKED, Kernel, KeySet
 
+# Changes of scores, which JAX 0.12 has; the primitives take what these functions do.
+_FORWARD = inspect.signature(cudnn_kernels._dot_product_attention_fwd_impl)
+_NEWER = {"score_mod": None} if "score_mod" in _FORWARD.parameters else {}
 _FLOATS = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 # Compute capability of the only GPUs with a gradient for heads of more than 128.
 _HOPPER = "9."
@@ -80,10 +83,9 @@ def _bind(primitive: Any, q_XTHE: Array, keys: KeySet, *attended: Array, **more:
         "mask_type": kind,
         "layout": cudnn_kernels.AttentionLayout.BTNH.value,
         "sliding_window_length": None,
+        **_NEWER,
         **more,
     }
-    if jax.__version_info__ >= (0, 12):
-        settings["score_mod"] = None
     return primitive.bind(*[none if array is None else array for array in arrays], **settings)
 
 
