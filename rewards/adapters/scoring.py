@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from threading import Lock
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from minirl.exchange import CreditSpan, UserError
 from minirl.exchange.settings import Place
@@ -21,7 +21,7 @@ from rewards.config import ProgressiveConfig, RewardConfig, clashes
 from rewards.execution import gold_result
 from rewards.progress.diagnosis import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
-from sqlenv.data.records import Fields, Rule, check
+from sqlenv.data.records import Rule, check
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback
@@ -242,7 +242,7 @@ def _listed(value: Any) -> Any:
     return [one for one in map(_cell, every) if one not in (None, "")]
 
 
-class _Row(Fields, coerce_numbers_to_str=True):
+class _Row(BaseModel, frozen=True, coerce_numbers_to_str=True):
     database: Place
     gold_sql: str
     id: str = ""

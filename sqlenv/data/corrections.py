@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from minirl.exchange import UserError
-from sqlenv.data.records import Fields, Rule, Text, check, read_records
+from sqlenv.data.records import Rule, Text, check, read_records
 from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example
 
@@ -22,7 +22,7 @@ _PIN = re.compile(r"(?P<file>.*)@(?P<hash>[0-9a-f]{6,64})")
 _ADVICE = "correct it, or take it out"
 
 
-class CorrectionRecord(Fields):
+class CorrectionRecord(BaseModel, frozen=True):
     """The fields of a correction; what is null stays as it was."""
 
     question_id: int | Text = Field(validation_alias=AliasChoices("question_id", "id"))

@@ -65,14 +65,10 @@ def full_descriptions(folder: Path) -> dict[ColumnKey, str]:
 
 
 def _description_files(folder: Path) -> list[Path]:
-    folders = (path for path in folder.iterdir() if path.name.strip().lower() == _FOLDER)
-    files = (file for path in folders if path.is_dir() for file in path.iterdir())
     # macOS leaves `._name.csv` beside each file of an archive.
-    return sorted(
-        file
-        for file in files
-        if file.suffix.lower() == ".csv" and not file.name.startswith(".") and file.is_file()
-    )
+    found = (file for file in folder.glob("*/*.*") if not file.name.startswith("."))
+    files = (file for file in found if file.parent.name.strip().lower() == _FOLDER)
+    return sorted(file for file in files if file.suffix.lower() == ".csv" and file.is_file())
 
 
 def _rows(file: Path) -> list[dict[str, str]]:

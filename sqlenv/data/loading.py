@@ -95,15 +95,8 @@ def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
 
 
 def read_all(source: SourceConfig) -> tuple[Example, ...]:
-    """Read every question of a source in the order of its files, whatever its gold query.
-
-    Raises:
-        UserError: A database is missing, or the source is not as its layout says.
-    """
-    pool = Pool(source, DataConfig(sources=(source,), exclude=()))
-    if examples := tuple(example for _, example in pool.draw()):
-        return examples
-    raise UserError(f"no question is left; {pool.line()}")
+    """Read every question of a source in the order of its files, whatever its gold query."""
+    return load(DataConfig(sources=(source,), exclude=())).examples
 
 
 def database_names(source: SourceConfig) -> frozenset[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError
 
 from minirl.exchange import UserError
 from sqlenv.evaluators.graded import checked_method
@@ -86,14 +86,8 @@ Rule = Annotated[Text | None, AfterValidator(checked_method)]
 """A question's own rule; empty for none."""
 
 
-class Fields(BaseModel):
-    """Base of the kinds of records; fields that nobody asks for are ignored."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-class QuestionRecord(Fields):
-    """The fields of a question, under our names."""
+class QuestionRecord(BaseModel, frozen=True):
+    """The fields of a question, under our names; others are ignored."""
 
     db_id: Annotated[Text, Field(min_length=1, validation_alias=AliasChoices("db_id", "db"))]
     question: Text
@@ -111,7 +105,7 @@ class QuestionRecord(Fields):
     alternatives: tuple[Text, ...] = ()
 
 
-class TableNames(Fields):
+class TableNames(BaseModel, frozen=True):
     """An entry of tables.json: names as in the database, and in natural words; types if any."""
 
     table_names_original: list[Text]

@@ -25,13 +25,6 @@ BATCH = 256
 """Questions that are checked at a time: the results of their gold queries are held together."""
 _NAMED_FAILURES = 3
 
-MISSING_DATABASE = "missing database"
-OTHER_ENGINE = "not for SQLite"
-OTHER_KIND = "of other levels or styles"
-EXCLUDED_DATABASE = "in exclude_databases"
-UNUSABLE = frozenset({MISSING_DATABASE, OTHER_ENGINE, OTHER_KIND, EXCLUDED_DATABASE})
-"""Issues of questions that no job can ask."""
-
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -62,7 +55,7 @@ WITH judged AS (SELECT *, CASE
     WHEN is_blank THEN 'blank'
     END AS issue FROM {table}),
 candidate AS (SELECT * FROM judged WHERE db_id IN (SELECT value FROM json_each(:accepted))
-    AND coalesce(issue NOT IN (SELECT value FROM json_each(:drops)), true))
+    AND (issue IS NULL OR issue = 'blank' AND :takes_blank))
 """
 """What keeps a question from being asked, and the questions that may be."""
 _FIRST = """(SELECT min(position) AS position, db_id, text, lot FROM candidate
@@ -106,17 +99,15 @@ class Pool:
             UserError: A database is missing, and its questions are not to be left out.
         """
         self.source, self._config, self._check = source, config, check
-        self._drops = UNUSABLE.union(config.exclude)
         self._db = db or open_tables()
         self.location = locate(source)
         self._table = attach(self._db, self.location.files, source.layout)
         ((self.total,),) = self._ask(f"SELECT count(*) FROM {self._table}")
-        self._corrections: Corrections | None = None
+        self._corrections = Corrections(Path(), {})
         if source.corrections:
-            corrections = read_corrections(source.corrections)
+            self._corrections = read_corrections(source.corrections)
             every = self._db.execute(f"SELECT {_READ} FROM {self._table}")
-            corrections.check(self._example(*row) for _, *row in every)
-            self._corrections = corrections
+            self._corrections.check(self._example(*row) for _, *row in every)
         self.found, self.failures = Counter[str](), list[str]()
         self.checked = self.kept = 0
         ((self._drawn,),) = self._ask("SELECT count(*) FROM waiting")
@@ -171,17 +162,21 @@ class Pool:
             "dialects": ["", *NAMES],
             "there": [name for name in names if self.location.database(name)],
             "accepted": [name for name in names if accept(name)],
-            "drops": [*self._drops],
         }
-        numbers = {"factor": rng.randrange(1, _PRIME), "summand": rng.randrange(_PRIME)}
+        numbers = {
+            "takes_blank": "blank" not in self._config.exclude,
+            "factor": rng.randrange(1, _PRIME),
+            "summand": rng.randrange(_PRIME),
+        }
         values = {name: json.dumps(given) for name, given in lists.items()} | numbers
         judged = _JUDGED.format(table=self._table)
         counts = f"{judged} SELECT issue, count(*), min(position) FROM judged GROUP BY issue"
         for issue, count, first in self._ask(f"{counts} HAVING issue <> ''", values):
             self.found[issue] += count
-            if issue == MISSING_DATABASE and not self._config.drop_missing_database:
+            if issue == "missing database" and not self._config.drop_missing_database:
                 raise self._no_database(first)
-        source = _FIRST if "duplicate" in self._drops else "candidate"
+        is_once = "duplicate" in self._config.exclude
+        source = _FIRST if is_once else "candidate"
         order = _BY_SEED if self._config.total else "position"
         ((every,),) = self._ask(f"{judged} SELECT count(*) FROM candidate", values)
         self._ask(
@@ -190,7 +185,7 @@ class Pool:
             values,
         )
         size = self._db.changes()
-        if "duplicate" in self._drops:
+        if is_once:
             self.found["duplicate"] += every - size
         return size
 
@@ -199,31 +194,24 @@ class Pool:
 
     def _sound(self, rows: Sequence[Any]) -> Iterator[tuple[int, Example]]:
         """Look at the gold queries of some questions, and pass on those that may stay."""
-        read = {position: self._corrected(self._example(*row)) for position, *row in rows}
+        read = {position: self._corrections.lay(self._example(*row)) for position, *row in rows}
         found = {position: Checked(example) for position, example in read.items()}
         if self._check is not None:
             asked = {position: one for position, one in read.items() if one.gold_sql}
             self.checked += len(asked)
             found |= zip(asked, self._check([*asked.values()]), strict=True)
+        drops = set(self._config.exclude)
         for position, one in found.items():
             self.found.update(one.issues)
             if "failing" in one.issues:
-                self._refuse_correction(one)
+                if one.example.question_id in self._corrections.by_id:
+                    where = self._corrections.place(one.example)
+                    raise UserError(f"{where}: its gold query fails ({one.note}); correct it")
                 if len(self.failures) < _NAMED_FAILURES:
                     self.failures.append(f"{one.example.id}: {one.note}")
-            if self._drops.isdisjoint(one.issues):
+            if drops.isdisjoint(one.issues):
                 self.kept += 1
                 yield position, one.example
-
-    def _corrected(self, example: Example) -> Example:
-        return self._corrections.lay(example) if self._corrections else example
-
-    def _refuse_correction(self, checked: Checked) -> None:
-        """Refuse a corrected gold query that fails: nothing is corrected by it."""
-        example = checked.example
-        if self._corrections and example.question_id in self._corrections.by_id:
-            where = self._corrections.place(example)
-            raise UserError(f"{where}: its gold query fails ({checked.note}); correct it")
 
     def _example(self, file: int, number: int, start: int, length: int, level: str) -> Example:
         path, layout = self.location.files[file], self.source.layout

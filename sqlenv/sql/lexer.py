@@ -85,15 +85,12 @@ def scan(sql: str) -> Iterator[Token]:
             continue
         start, end = match.span(kind)
         text = sql[start:end]
-        if kind == "sign":
-            depth -= text == ")" and depth > 0
-            yield Token(kind, text, start, end, depth)
-            depth += text == "("
-        elif kind == "text":
-            yield Token(kind, text, start, end, depth)
-        else:
-            text = unquote(text) if kind == "name" else text
-            yield Token(kind, text.lower(), start, end, depth)  # ty: ignore[invalid-argument-type]
+        if kind != "text":
+            text = (unquote(text) if kind == "name" else text).lower()
+        is_sign = kind == "sign"
+        depth -= is_sign and text == ")" and depth > 0
+        yield Token(kind, text, start, end, depth)  # ty: ignore[invalid-argument-type]
+        depth += is_sign and text == "("
 
 
 def quoted(name: str) -> str:
