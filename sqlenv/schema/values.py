@@ -17,7 +17,7 @@ import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import apsw
@@ -60,7 +60,7 @@ SELECT text, "table", "column" FROM value WHERE value MATCH ? ORDER BY rank, row
 """
 
 
-def build_index(database: Path, schema: DatabaseSchema, index: Path) -> None:
+def build_index(database: Path, index: Path) -> None:
     """Write the index of the texts in a database's tables to a new file.
 
     Numbers written as text are left out, as are empty and long values.
@@ -70,7 +70,7 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> None:
         # Nothing has to reach the disk: a kill leaves a file that nobody uses.
         connection.execute("PRAGMA journal_mode = off; PRAGMA synchronous = off")
         connection.execute("BEGIN").execute(_INDEX)
-        texts = _texts(database, schema)
+        texts = _texts(database)
         connection.executemany(_INSERT, ((*text, " ".join(_words(text[2]))) for text in texts))
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
     except apsw.FullError:
@@ -81,10 +81,10 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> None:
         connection.close()
 
 
-def _texts(database: Path, schema: DatabaseSchema) -> Iterator[ValueMatch]:
+def _texts(database: Path) -> Iterator[ValueMatch]:
+    tables = [one for one in read_schema(database, examples=0).tables if one.kind == "TABLE"]
     with reading(database) as connection:
         codec = codec_of(connection)
-        tables = (table for table in schema.tables if table.kind == "TABLE")
         for table, column in ((t, c) for t in tables for c in t.columns):
             name = quoted(column.name)
             # As bytes, since they may not be valid text.
@@ -138,12 +138,8 @@ class ValueMatcher:
         return tuple((table, column, value) for table, column, value in known)
 
     def _open_index(self, database: Path, contents: str) -> ValueIndex:
-        def build(index: Path) -> None:
-            build_index(database, read_schema(database, examples=0), index)
-
-        return ValueIndex(
-            self._disk.made_file(content_key("value index", _VERSION, contents), build)
-        )
+        key = content_key("value index", _VERSION, contents)
+        return ValueIndex(self._disk.made_file(key, partial(build_index, database)))
 
 
 class ValueIndex:

@@ -123,9 +123,7 @@ def tokens(sql: str) -> tuple[str, ...]:
 
 
 def strip_comments(sql: str) -> str:
-    """Replace every comment by as many spaces; quoted text is left alone."""
-    if "--" not in sql and "/*" not in sql:
-        return sql
+    """Replace every comment, and other blanks, by as many spaces; quoted text is left alone."""
     parts, at = [], 0
     for token in tokenize(sql):
         parts += [" " * (token.start - at), sql[token.start : token.end]]

@@ -43,24 +43,20 @@ class _Backticks(SQLite):
 def transpiled(sql: str, dialect: str) -> str | SqlError:
     """Write a query of MySQL or PostgreSQL for SQLite; see `sqlenv.dialects.transpile`."""
     try:
-        return _transpiled(sql, dialect)
+        tree = _read(sql, Dialect.get_or_raise(dialect))
+        for node in reversed(list(tree.walk())):  # from the leaves
+            rewrite = _REWRITES.get(type(node))
+            new = rewrite(node) if rewrite else node
+            new = _folded(new) if dialect == "mysql" else new
+            if new is not node:
+                node.replace(new)
+        text = tree.sql(dialect=_Backticks, comments=False)
+        if parse(text) is not None:
+            return text
+        why = "no query of SQLite comes of it"
     except PARSE_FAILURES as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return SqlError(f"not transpiled from {ENGINES[dialect]}: {why}")
-
-
-def _transpiled(sql: str, dialect: str) -> str:
-    tree = _read(sql, Dialect.get_or_raise(dialect))
-    for node in reversed(list(tree.walk())):  # from the leaves
-        rewrite = _REWRITES.get(type(node))
-        new = rewrite(node) if rewrite else node
-        new = _folded(new) if dialect == "mysql" else new
-        if new is not node:
-            node.replace(new)
-    text = tree.sql(dialect=_Backticks, comments=False)
-    if parse(text) is None:
-        raise ValueError("no query of SQLite comes of it")
-    return text
 
 
 def _read(sql: str, dialect: Dialect) -> QueryTree:

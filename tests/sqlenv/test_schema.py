@@ -85,7 +85,7 @@ def test_schemas_as_databases_have_them(tmp_path, case):
     apsw.Connection(":memory:").execute("\n".join(tables))  # SQLite itself reads it
     profiled = read_schema(path, profile=True)
     assert profiled.column_names() == schema.column_names()
-    build_index(path, schema, tmp_path / "index.sqlite")
+    build_index(path, tmp_path / "index.sqlite")
 
 
 def test_a_line_of_a_prompt_is_not_cut_by_a_name(make_database):
@@ -256,7 +256,7 @@ def towns(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(towns: Path, tmp_path: Path) -> ValueIndex:
-    build_index(towns, read_schema(towns), tmp_path / "i.sqlite")
+    build_index(towns, tmp_path / "i.sqlite")
     return ValueIndex(tmp_path / "i.sqlite")
 
 
@@ -279,7 +279,7 @@ def test_values_in_any_script_and_encoding(tmp_path: Path, encoding: str):
     path = make_file(tmp_path / "names.sqlite", f"PRAGMA encoding = '{encoding}'")
     words = ", ".join(f"('{value}')" for _, value in cases)
     make_file(path, f"CREATE TABLE word (text); INSERT INTO word VALUES {words}")
-    build_index(path, read_schema(path), tmp_path / "i.sqlite")
+    build_index(path, tmp_path / "i.sqlite")
     index = ValueIndex(tmp_path / "i.sqlite")
     for question, value in cases:
         assert [found for *_, found in ask(index, question)] == [value], question
@@ -294,12 +294,11 @@ def test_no_question_breaks_the_search(index: ValueIndex, question: str):
 
 
 def test_a_damaged_database_is_told(towns: Path, tmp_path: Path):
-    schema = read_schema(towns)
     content = bytearray(towns.read_bytes())
     content[4096:8192] = bytes(4096)
     towns.write_bytes(content)
     with pytest.raises(UserError, match=r"the database file is damaged"):
-        build_index(towns, schema, tmp_path / "i.sqlite")
+        build_index(towns, tmp_path / "i.sqlite")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +326,7 @@ def test_open_indexes_leave_executors_their_memory(tmp_path: Path):
     texts = "'town of ' || (x * x) || ' ' || hex(x * 7919)"
     large = f"CREATE TABLE t (a TEXT); {rows} INSERT INTO t SELECT {texts} FROM r"
     path = make_file(tmp_path / "large.sqlite", large)
-    build_index(path, read_schema(path), tmp_path / "large.index")
+    build_index(path, tmp_path / "large.index")
     indexes = []
     for _ in range(4):
         used = apsw.memory_used()
@@ -342,11 +341,11 @@ def test_a_small_database_waits_for_no_large_one(towns: Path, tmp_path: Path, mo
     )
     begun, may_end = threading.Event(), threading.Event()
 
-    def build(database: Path, *rest) -> None:
+    def build(database: Path, index: Path) -> None:
         if database == other:
             begun.set()
             assert may_end.wait(20)
-        build_index(database, *rest)
+        build_index(database, index)
 
     monkeypatch.setattr(values, "build_index", build)
     with closing(DiskCache(tmp_path / "cache")) as disk, ThreadPoolExecutor(3) as threads:
