@@ -91,7 +91,7 @@ def show_report(report: Report, by: Collection[str] = ()) -> None:
             f"{notes['judged']:,} judgements, {notes['left_out']:,} left out",
             soft_wrap=True,
         )
-    if lost := notes.get("refused", 0) or outcomes.refused + outcomes.failed:
+    if lost := notes.get("refused", 0) or outcomes.failed:
         cli.output.print(
             f"{lost:,} requests without an answer: the same command asks those again.",
             soft_wrap=True,

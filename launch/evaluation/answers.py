@@ -108,9 +108,9 @@ def choose(
 
 _log = logging.getLogger(__name__)
 
-End = Literal["stop", "length", "refused", "failed", "too_long"]
-"""How a reply ended: by itself, or at the limit of tokens; or why there is none: the model refused,
-its server failed, or the prompt is too long."""
+End = Literal["stop", "length", "failed", "too_long"]
+"""How a reply ended: by itself, or at the limit of tokens; or why there is none: the endpoint gave
+none, or the prompt is too long for the policy."""
 FIRST = 20
 """Replies after which an evaluation is looked at, and stops if none of them holds a query."""
 _SHOWN_CHARS = 160
@@ -124,9 +124,8 @@ class Outcomes:
         replies: How many were asked for; with a tool, how many episodes.
         no_query: Replies that were written and hold no query.
         cut_off: Replies that end at the limit of tokens, with a query or without.
-        failed: Requests that failed at the server.
-        refused: Requests that the model or its server refused.
-        too_long: Requests whose prompt is too long.
+        failed: Requests that an endpoint refused, or failed at.
+        too_long: Prompts that are too long for the policy.
         prompt_tokens, reply_tokens: Tokens read and written, as far as they are told.
     """
 
@@ -134,7 +133,6 @@ class Outcomes:
     no_query: int = 0
     cut_off: int = 0
     failed: int = 0
-    refused: int = 0
     too_long: int = 0
     prompt_tokens: int = 0
     reply_tokens: int = 0
@@ -158,15 +156,14 @@ class Outcomes:
     @property
     def without_query(self) -> int:
         """Count what there is no query of, for whatever reason."""
-        return self.no_query + self.failed + self.refused + self.too_long
+        return self.no_query + self.failed + self.too_long
 
     def line(self) -> str:
         """Say it in a line; what did not happen is left out."""
         counts = {
             "hold no query": self.no_query,
             "cut off at the limit of tokens": self.cut_off,
-            "failed at the server": self.failed,
-            "refused": self.refused,
+            "without an answer": self.failed,
             "with too long a prompt": self.too_long,
         }
         told = [
@@ -291,10 +288,11 @@ def parts_of(count: int, samples: int, *, size: int, start: int = 0) -> Iterator
         start, end = end, end + size
 
 
-def look(
-    outcomes: Outcomes, replies: Sequence[str], wrapping: Wrapping, *, limit: str, stops: bool
-) -> None:
-    """Say what became of the first replies; `limit` is the setting that bounds their tokens.
+_LIMITS = "evaluation.max_prompt_tokens, evaluation.max_response_tokens, endpoint.max_tokens"
+
+
+def look(outcomes: Outcomes, replies: Sequence[str], wrapping: Wrapping, *, stops: bool) -> None:
+    """Say what became of the first replies.
 
     Raises:
         UserError: None of them holds a query; without `stops` this is only told.
@@ -304,29 +302,11 @@ def look(
         return
     written = [text for text in replies if text]
     shown = f", such as {_short(written[0])}" if written else ""
-    message = f"no query in the first {outcomes.replies} replies{shown}"
-    message += f"; {hint(written, wrapping) or _advice(outcomes, written, limit)}"
+    advice = hint(written, wrapping) or f"look at --show-prompt, and at the limits {_LIMITS}"
+    message = f"no query in the first {outcomes.line()}{shown}; {advice}"
     if stops:
         raise UserError(message)
     _log.warning("%s", message)
-
-
-def _advice(outcomes: Outcomes, written: Sequence[str], limit: str) -> str:
-    unended = sum(
-        answer.said_to < len(answer.reply)
-        for answer in (answer_of(text, "any") for text in written)
-    )
-    causes = {
-        f"they are cut off: allow more than {limit}": outcomes.cut_off,
-        "their prompts are too long: allow more with evaluation.max_prompt_tokens=N, or ask with a "
-        "shorter prompt": outcomes.too_long,
-        "the server fails (see above)": outcomes.failed,
-        "they are refused (see above)": outcomes.refused,
-        f"no </think> ends the reasoning in {unended:,} of them": unended,
-    }
-    cause = max(causes, key=lambda one: causes[one])
-    is_most = 2 * causes[cause] > outcomes.replies
-    return cause if is_most else "look at what is asked with --show-prompt"
 
 
 def hint(unread: Sequence[str], wrapping: Wrapping) -> str:

@@ -48,38 +48,29 @@ if TYPE_CHECKING:
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
 _REFUSED = (400, 413, 422)
-"""Statuses of one request that will never be taken: too long, or against a policy."""
-_TOO_LONG = re.compile(
-    r"^413|context.{0,20}(length|size|window)|too (long|many tokens)|"
-    r"(input|prompt|sequence) length|"
-    r"(prompt|input|token).{0,80}(exceed|too large|must be <=)|"
-    r"(prompt|message|token).{0,80}\b(max|maximum|limit)\b",
-    re.I | re.S,
-)
-"""How servers say that a prompt is too long."""
+"""Statuses of one request that is never taken: too long, or against a policy."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """What bounds a reply: all servers know the first, but for OpenAI's reasoning models."""
 _PASSING = (408, 409, 429)  # statuses below 500 that the client asks again after
-_FINISHES: Mapping[End, re.Pattern[str]] = {
-    "failed": re.compile("error|abort|insufficient", re.I),
-    "refused": re.compile("filter|safety|sensitive|recitation|prohibited", re.I),
-    "length": re.compile("length|max_tokens", re.I),
-}
+_NO_REPLY = re.compile(
+    "error|abort|insufficient|filter|safety|sensitive|recitation|prohibited", re.I
+)
 """Reasons to finish, of services and of SGLang, that are none of the model's."""
+_CUT_OFF = re.compile("length|max_tokens", re.I)
 _MOST_FAILURES = 20
-"""Requests in a row that fail at the server before it is given up."""
+"""Requests at which a server fails, without an answer between them, before it is given up."""
 _SHOWN_CHARS = 300
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
-    """A model's reply: its text and how it ended, or None and why there is none (`refusal`)."""
+    """A model's reply: its text and how it ended, or None and why there is none (`problem`)."""
 
     text: str | None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    refusal: str = ""
+    problem: str = ""
     end: End = "stop"
 
 
@@ -110,9 +101,9 @@ class Endpoint:
     time.
 
     The `openai` client waits, and repeats what fails and may pass (408, 409, 429, 5xx, no
-    connection). A request at which the server still fails, or to which it gives no completion, has
-    no answer, and the others go on: it may be the request's fault. That costs nothing, and is known
-    until the end of the process only. Queries are looked for by the wrapping.
+    connection). A request that is refused, or at which the server still fails, has no answer, and
+    the others go on: it may be the request's fault. That is known until the end of the process
+    only. Queries are looked for by the wrapping.
 
     Attributes:
         cost: Calls and tokens by kind of request, thinking included; whoever answers may not count
@@ -139,10 +130,10 @@ class Endpoint:
         self._file, self._known = file, dict[_AnswerKey, ModelResponse]()
         self._warned: set[str] = set()
         self._limit = _LIMITS[0]
-        self._failures = 0  # in a row
-        self._lost: defaultdict[str, list[ModelResponse]] = defaultdict(list)
+        self._failures = 0  # since the last answer
+        self._lost = dict[str, str]()  # of each kind of request, why one has no answer
         self._first: list[Outcomes] = []
-        self._begun, self._looked, self._is_stopped = count(1), asyncio.Event(), False
+        self._begun, self._looked = count(1), asyncio.Event()
         self.cost: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.unread: list[str] = []
         for one in file.lines(PaidAnswer):
@@ -150,12 +141,11 @@ class Endpoint:
             self._pay(one.kind, one.answer)
 
     def run(self, examples: Sequence[Example], play: Play, show: Progress) -> list[Sampled]:
-        """Play for all questions at once; at an interruption the calls under way, which are paid
-        for, still end.
+        """Play for all questions at once.
 
         Raises:
-            UserError: The endpoint is not there, or keeps failing; none of the first requests of a
-                kind has an answer, or none of the first replies a query.
+            UserError: The endpoint is not there, or keeps failing; no request of a kind has an
+                answer, or none of the first replies a query.
         """
         return asyncio.run(self._run(examples, play, show))
 
@@ -165,89 +155,50 @@ class Endpoint:
 
         async def played(example: Example) -> Sampled:
             async with plays:
-                self._check_running()
                 found = await play(example)
             written = sum(cost["completion_tokens"] for cost in self.cost.values())
             show(next(done), len(examples), f"{written:,} tokens written")
             return found
 
-        async with self._client() as self._http:
-            tasks = [asyncio.create_task(played(example)) for example in examples]
-            try:
-                await asyncio.wait(tasks)
-            except asyncio.CancelledError:  # an interruption; asyncio ends all at the next one
-                self._stop()
-                seconds = self._config.timeout_s
-                said = "calls under way end, in %g s at most; interrupt again not to wait for them"
-                _log.warning(said, seconds)
-                await asyncio.wait(tasks)
-                raise
-        errors = [one.exception() for one in tasks if not one.cancelled()]
-        for error in filter(None, errors):
-            raise error
-        for kind in self._lost:
-            self._check_answered(kind)
+        try:
+            async with self._client() as self._http, asyncio.TaskGroup() as group:
+                tasks = [group.create_task(played(example)) for example in examples]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        for kind, problem in self._lost.items():
+            if kind not in self.cost:
+                raise UserError(f"every {kind} request failed: {problem}")
         return [one.result() for one in tasks]
 
     async def ask(self, name: str, requests: Sequence[ReplyRequest]) -> list[ModelResponse]:
         """Return the answers to what is asked about a question, which is given by its name."""
-        calls = [asyncio.create_task(self._answer(name, request)) for request in requests]
-        await asyncio.wait(calls)
-        return [one.result() for one in calls]
+        return await asyncio.gather(*(self._answer(name, request) for request in requests))
 
     async def _answer(self, name: str, request: ReplyRequest) -> ModelResponse:
         """Answer a request; the others wait until the first replies with queries are looked at."""
         is_reply = request.kind == "generate"
         said = [(message.role, message.content) for message in request.messages]
         key = (name, request.kind, request.number, short(json.dumps(said).encode()))
-        try:
-            if is_reply and next(self._begun) > FIRST:
-                await self._looked.wait()
-            if key not in self._known:
-                async with self._room:
-                    self._check_running()
-                    self._keep(key, await self._call(key, request.messages))
-            if is_reply:
-                self._look(self._known[key])
-        except BaseException:
-            self._stop()
-            raise
+        if is_reply and next(self._begun) > FIRST:
+            await self._looked.wait()
+        if key not in self._known:
+            async with self._room:
+                self._keep(key, await self._call(key, request.messages))
+        if is_reply:
+            self._look(self._known[key])
         return self._known[key]
-
-    def _check_running(self) -> None:
-        if self._is_stopped:
-            raise asyncio.CancelledError
-
-    def _stop(self) -> None:
-        """Let no other call begin."""
-        self._is_stopped = True
-        self._looked.set()
 
     def _keep(self, key: _AnswerKey, answer: ModelResponse) -> None:
         self._known[key] = answer
-        self._failures = self._failures + 1 if answer.end == "failed" else 0
-        if self._failures >= _MOST_FAILURES:
-            raise self._given_up(answer.refusal)
-        if answer.text is not None:
+        if answer.text is None:
+            self._lost[key[1]] = answer.problem
+        else:
             self._file.append([PaidAnswer(*key, answer)])
             self._pay(key[1], answer)
-            return
-        self._lost[key[1]].append(answer)
-        if len(self._lost[key[1]]) == FIRST:
-            self._check_answered(key[1])
 
     def _pay(self, kind: str, answer: ModelResponse) -> None:
         tokens = {name: getattr(answer, name) for name in ("prompt_tokens", "completion_tokens")}
         self.cost[kind].update({"calls": 1, **tokens})
-
-    def _check_answered(self, kind: str) -> None:
-        """Raise a `UserError` if no request of a kind has an answer so far."""
-        if kind not in self.cost:
-            first = self._lost[kind][0]
-            what = "failed" if first.end == "failed" else "was refused"
-            longer = "; lower endpoint.max_tokens, or serve a longer context"
-            advice = longer if first.end == "too_long" else ""
-            raise UserError(f"every {kind} request {what}: {first.refusal}{advice}")
 
     def outcome(self, answer: ModelResponse) -> Outcomes:
         """Tell what became of an answer that is to hold a query."""
@@ -265,9 +216,7 @@ class Endpoint:
             self.unread.append(answer.text)
         self._first.append(outcome)
         if len(self._first) == FIRST:
-            limit = f"endpoint.max_tokens={self._config.max_tokens}"
-            first = Outcomes.total(self._first)
-            look(first, self.unread, self._wrapping, limit=limit, stops=True)
+            look(Outcomes.total(self._first), self.unread, self._wrapping, stops=True)
             self._looked.set()
 
     def _client(self) -> Any:
@@ -287,39 +236,37 @@ class Endpoint:
             ) from None
 
     async def _call(self, key: _AnswerKey, messages: Observation) -> ModelResponse:
-        end: End = "failed"
         limit, body = self._limit, self._body(key, messages)
         try:
-            return self._read(await self._http.chat.completions.create(**body))
+            answer = self._read(await self._http.chat.completions.create(**body))
         except self._openai.APIStatusError as error:
-            end, problem = self._status(error)
-            if end == "refused" and limit == _LIMITS[0] and re.search(rf"\b{limit}\b", problem):
+            problem = f"{error.status_code}: {_line(error.response.text) or _brief(error)}"
+            is_refused = error.status_code in _REFUSED
+            if is_refused and limit == _LIMITS[0] and _LIMITS[1] in problem:
                 self._limit = _LIMITS[1]
                 return await self._call(key, messages)
+            if not is_refused:
+                self._check_failing(error.status_code, problem)
         except self._openai.OpenAIError as error:  # no connection, or out of time
             raise self._given_up(_brief(error)) from None
         except (ValueError, RecursionError) as error:  # no completion, though all went well
             problem = _brief(error)
-        self._warn(f"{'failed at' if end == 'failed' else 'refused'} a request: {problem}")
-        return ModelResponse(None, refusal=problem, end=end)
+        else:
+            self._failures = 0
+            return answer
+        self._warn(f"a request has no answer: {problem}")
+        return ModelResponse(None, problem=problem, end="failed")
 
-    def _status(self, error: Any) -> tuple[End, str]:
-        """Say how a request ended and why; a `UserError` where that is not its own fault."""
-        status = error.status_code
-        problem = f"{status}: {_line(error.response.text) or _brief(error)}"
-        # Some servers answer 500. A key without credit also speaks of a limit of tokens (402, 403).
-        if (status in _REFUSED or status >= 500) and _TOO_LONG.search(problem):
-            return "too_long", problem
-        if status in _REFUSED:
-            return "refused", problem
-        if status in _PASSING:
+    def _check_failing(self, status: int, problem: str) -> None:
+        """Raise a `UserError` where a failure is not that of one request."""
+        self._failures += 1
+        if status in _PASSING or self._failures >= _MOST_FAILURES:
             raise self._given_up(problem) from None
         if status < 500:
             raise UserError(
                 f"{self._url}: {problem}; check --endpoint (it ends with /v1), --model "
                 f"{self._model} and the key in {KEY}"
             ) from None
-        return "failed", f"{problem}, after {self._config.retries + 1} tries"
 
     def _given_up(self, problem: str) -> UserError:
         return UserError(
@@ -353,19 +300,15 @@ class Endpoint:
         except (AttributeError, LookupError, TypeError):
             raise ValueError(f"the answer is no chat completion: {_line(completion)}") from None
         finish = f"{getattr(choice, 'finish_reason', None)}"
-        end = next((end for end, reason in _FINISHES.items() if reason.search(finish)), "stop")
-        if end == "failed":
-            raise ValueError(f"the server gave a reply up ({finish})")
+        refusal = getattr(message, "refusal", None)
+        if refusal or _NO_REPLY.search(finish):
+            raise ValueError(_sound(f"no reply, but {refusal or finish}"))
         usage = getattr(completion, "usage", None)
         told = [getattr(usage, f"{name}_tokens", None) for name in ("prompt", "completion")]
         read, written = (count if isinstance(count, int) else 0 for count in told)
         if [read, written] != told:
             self._warn("answers do not tell their tokens, which count as 0")
-        refusal = getattr(message, "refusal", None)
-        if refusal or end == "refused":
-            told = _sound(str(refusal or f"the reply was filtered ({finish})"))
-            self._warn(f"refused a request: {told[:200]}")
-            return ModelResponse(None, read, written, told, "refused")
+        end: End = "length" if _CUT_OFF.search(finish) else "stop"
         return ModelResponse(_text(message, content), read, written, end=end)
 
     def _warn(self, problem: str) -> None:

@@ -146,10 +146,8 @@ class Evaluator:
         for place in parts_of(len(examples), decode.samples, size=size, start=len(found)):
             new = self.sample(examples[place], first=first + place.start, decode=decode)
             if place.start == 0:  # nothing is kept of what is asked in another way
-                longest = self._config.max_reply_tokens or self._config.max_response_tokens
-                limit = f"evaluation.max_response_tokens={longest}"
                 counted = Outcomes.total(one.outcomes for one in new)
-                look(counted, unread_of(new), self._wrapping, limit=limit, stops=stops)
+                look(counted, unread_of(new), self._wrapping, stops=stops)
             distributed.from_first(partial(file.write, examples[place], new))
             found += new
             show(len(found), len(examples), "")

@@ -114,13 +114,13 @@ def test_servers_answer_and_refuse_in_their_own_ways(server):
     other = "max_completion_tokens" if len(limits) > 1 else "max_tokens"
     assert limits[-1] == {other: 9}
     answer, _ = ask_server(server, "refuses", text="long")
-    assert answer.end == "too_long"
-    assert str(server["overflow"][0]) in answer.refusal
-    assert "Error code" not in answer.refusal
+    assert (answer.end, answer.text) == ("failed", None)
+    assert str(server["overflow"][0]) in answer.problem
+    assert "Error code" not in answer.problem
     if "refuses_too" in server:  # the reason of the server is told
         answer, _ = ask_server(server, "refuses", "refuses_too")
-        assert (answer.end, answer.text) == ("refused", None)
-        assert server["refuses_too"]["field"] in answer.refusal
+        assert (answer.end, answer.text) == ("failed", None)
+        assert server["refuses_too"]["field"] in answer.problem
 
 
 @pytest.mark.parametrize("name", PROXIES)
@@ -150,9 +150,18 @@ def test_servers_of_this_host_are_known():
 
 # What is no completion though the server says that all went well, and what is told of it.
 STRANGE = [
-    ({"choices": [{"finish_reason": "SAFETY", "message": {"content": None}}]}, "filtered (SAFETY)"),
-    ({"choices": [{"finish_reason": "network_error", "message": {}}]}, "gave a reply up"),
-    ({"choices": [{"finish_reason": "sensitive", "message": {"content": ""}}]}, "filtered"),
+    (
+        {"choices": [{"finish_reason": "SAFETY", "message": {"content": None}}]},
+        "no reply, but SAFETY",
+    ),
+    (
+        {"choices": [{"finish_reason": "network_error", "message": {}}]},
+        "no reply, but network_error",
+    ),
+    (
+        {"choices": [{"finish_reason": "sensitive", "message": {"content": ""}}]},
+        "no reply, but sensitive",
+    ),
     ({"detail": "no such deployment"}, "no such deployment"),
     ({"error": "boom"}, "boom"),
     ("null", "no chat completion: None"),
@@ -163,7 +172,7 @@ STRANGE = [
 def test_what_is_no_reply_is_told(body, reason):
     answer, _ = ask(told(200, body))
     assert answer.text is None
-    assert reason in answer.refusal
+    assert reason in answer.problem
 
 
 def test_marks_of_turns_in_a_question_are_text():
@@ -195,7 +204,7 @@ def test_answers_are_kept_by_request(tmp_path):
     with serve(Chat(answer)) as chat:
         first = client()
         assert ask_endpoint(first, "short").text == "é"
-        assert ask_endpoint(first, "long").end == "too_long"
+        assert ask_endpoint(first, "long").end == "failed"
         again = client()
         assert first.cost == again.cost == paid
         assert (ask_endpoint(again, "short").text, chat.requests) == ("é", 2)
