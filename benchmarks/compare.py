@@ -144,7 +144,7 @@ def _read(paths: Sequence[Path]) -> dict[str, dict[int, Run]]:
     """Read finished runs and results, by what their names share and by seed."""
     arms: dict[str, dict[int, Run]] = {}
     for run in read_runs([("", path) for path in paths]):
-        seeds = arms.setdefault(without_seed(run.name) or run.name, {})
+        seeds = arms.setdefault(without_seed(run.name), {})
         seed = run.settings.get("seed", 0)
         if seed in seeds:
             raise UserError(f"{run.name}: has the seed {seed} as {seeds[seed].name} does")

@@ -164,7 +164,7 @@ class SqlSide:
     def record(self, episode: Episode) -> Mapping[str, Any]:
         """Write a final episode as `trajectories.jsonl` shows it."""
         gold = gold_result(self.executor, episode.example)
-        return episode_record(episode, gold, self._judge, self.reward, self.executor.execute)
+        return episode_record(episode, gold, self._judge, self.executor.execute)
 
     def record_scored(self, episode: Episode) -> tuple[Mapping[str, Any], Score]:
         """Write down a final episode of an evaluation, and what training would pay for it."""

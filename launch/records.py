@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minirl.run.files import whole_file
-from rewards.astra import AstraReward
-from rewards.compose import Reward
-from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import (
@@ -56,15 +53,13 @@ def episode_record(
     episode: Episode,
     gold: Result,
     tagger: ProgressiveReward,
-    reward: Reward,
     execute: Callable[[Path, str], Result],
 ) -> dict[str, Any]:
     """Write a final episode down: `example`, which all episodes of a question share, and `turns`.
 
-    `tagger` names in what a wrong query differs from the gold query; `reward` is what
-    the episode is scored by; `execute` reads a witness against what looks right.
+    `tagger` names in what a wrong query differs from the gold query; `execute` reads a witness
+    against what looks right.
     """
-    parts = _parts(reward, episode)
     turns = [
         {
             "reply": attempt.text,
@@ -73,11 +68,10 @@ def episode_record(
             "kind": attempt.kind,
             "correct": attempt.correct,
             "tags": list(_tags(episode.example, attempt, tagger)),
-            "parts": {name: round(value, _PLACES) for name, value in part.items()},
             "result": shown(attempt.result),
             **({"witness": _witness(episode.example, attempt, execute)} if attempt.refuted else {}),
         }
-        for attempt, part in zip(episode.attempts, parts, strict=True)
+        for attempt in episode.attempts
     ]
     return {"example": question(episode.example, gold), "turns": turns}
 
@@ -150,25 +144,6 @@ def _tags(example: Example, attempt: Attempt, tagger: ProgressiveReward) -> Sequ
     if attempt.correct or not attempt.sql or not example.gold_sql:
         return ()
     return attempt.tags or tagger.align(example, attempt.sql).diagnosis.tags
-
-
-def _parts(reward: Reward, episode: Episode) -> Sequence[Mapping[str, float]]:
-    """Name what each reply of an episode earned, as far as its reward tells replies apart."""
-    example, attempts = episode.example, episode.attempts
-    if isinstance(reward, ProgressiveReward):
-        found = (reward.align(example, attempt.sql) for attempt in attempts)
-        return [
-            {"alignment F": one.value, "structure": one.diagnosis.struct, "words": one.lexical}
-            for one in found
-        ]
-    if isinstance(reward, ExpoReward):
-        verdicts = (reward.blame(example, attempt) for attempt in attempts)
-        return [{f"clauses, {one.case}": reward.mean_reward(one)} for one in verdicts]
-    if isinstance(reward, AstraReward):
-        scores = reward.steps(episode)
-        # A final query that repeats the last call is no step of its own.
-        return [{"step score": scores[n]} if n < len(scores) else {} for n in range(len(attempts))]
-    return [{} for _ in attempts]
 
 
 STEP_BYTES = 1_900_000

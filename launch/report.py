@@ -39,7 +39,7 @@ def report(
         out: the page (default: report.html)
         against: one of the runs, by NAME or path, or another [NAME=]RUN to compare with
         markdown: write the tables of the comparison here too
-        json: the comparison as JSON, into this file or on standard output
+        json: the comparison as JSON, into this file or on standard output (-)
     """
     if not runs:
         raise UserError("launch.report: give a run, or a result of launch.eval; see --help")

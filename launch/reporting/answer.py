@@ -1,48 +1,26 @@
-"""What runs say, in sentences: did it learn, how sure is that, what changed, why nothing did."""
+"""What runs say, in sentences: did it learn, how sure is that, what changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from launch import cli
 from launch.evaluation.results import Paired, Report
-from launch.reporting.runs import Run, gain, gains, metrics_of, read_runs, shared_rules
+from launch.reporting.runs import Run, gains, metrics_of, read_runs
 from launch.tables import interval, percent
 from minirl.train.advice import LIVE_SHARE, advice
 
 MetricSeries = Mapping[str, Sequence[Any]]
 
-_REASONS: Mapping[str, tuple[float, str]] = {
-    "rollout/no_query_share": (
-        0.3,
-        "of the episodes ended without SQL that is read (env.wrapping says where it is looked for)",
-    ),
-    "rollout/cut_share": (
-        0.2,
-        "of the episodes were cut off at the token limit (sampler.max_response_tokens)",
-    ),
-    "rollout/invalid_share": (
-        0.6,
-        "of the replies have no result: their queries fail, or there are none",
-    ),
-}
-"""Metrics that explain why nothing is learned: from which share on, and what they say."""
-
 
 def answer(runs: Sequence[Run], numbers: Sequence[MetricSeries]) -> list[str]:
-    """Say the most important things about one run, or about two or more, most important first."""
+    """Say the most important things about one run, or one of each of several."""
     if len(runs) == 1:
         return list(_of_one(runs[0], numbers[0]))
-    found = list(_of_several(runs))
-    states = (
-        f"{run.name}: {next(_of_one(run, own), 'no accuracy')}"
-        for run, own in zip(runs, numbers, strict=True)
-        if not (found and run.is_finished)
-    )
-    return [*found, *states]
+    pairs = zip(runs, numbers, strict=True)
+    return [f"{run.name}: {next(_of_one(run, own), 'no accuracy')}" for run, own in pairs]
 
 
 def show_run(folder: Path) -> None:
@@ -65,27 +43,8 @@ def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:
         yield f"Not finished: {steps:,} steps so far. {_accuracy(before, 'Before learning ')}"
     elif run.is_training:
         yield f"Not finished: {steps:,} steps so far, and no accuracy yet."
-    yield from _reasons(numbers)
-
-
-def _of_several(runs: Sequence[Run]) -> Iterator[str]:
-    ends = [run.reports.get("answers") or run.reports.get("after") for run in runs]
-    base, *others = zip(runs, ends, strict=True)
-    if base[1] is None:
-        return
-    for run, report in others:
-        if report is None:
-            continue
-        rule = next(iter(shared_rules([base[1], report])), "")
-        test = gain(base[1], report, rule)
-        if test is None:
-            continue
-        shares = " and ".join(f"{100 * mean:.1f} %" for mean in reversed(test.means))
-        how = "differ by" if _is_sure(test.ci95) else "are not shown to differ:"
-        yield (
-            f"{run.name} and {base[0].name} {how} {_points(test)} on {test.questions:,} "
-            f"questions they share, {shares} by {rule}{_chance(test)}."
-        )
+    if words := advice(numbers.get(LIVE_SHARE, ())):
+        yield f"At the end of training, {words}."
 
 
 def _accuracy(report: Report, start: str = "") -> str:
@@ -128,15 +87,6 @@ def _learned(reports: Mapping[str, Report]) -> Iterator[str]:
 def _change(test: Paired) -> str:
     first, second = (f"{100 * mean:.1f}" for mean in test.means)
     return f"from {first} to {second} %"
-
-
-def _reasons(numbers: MetricSeries) -> Iterator[str]:
-    if words := advice(numbers.get(LIVE_SHARE, ())):
-        yield f"At the end of training, {words}."
-    for name, (limit, words) in _REASONS.items():
-        found = [value for value in numbers.get(name, ()) if isinstance(value, int | float)]
-        if found and (share := fmean(found)) > limit:
-            yield f"In training, {100 * share:.0f} % {words}."
 
 
 def _is_sure(ci95: Sequence[float]) -> bool:

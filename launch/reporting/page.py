@@ -11,17 +11,12 @@ import gzip
 import hashlib
 import json
 from base64 import b64encode
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from itertools import islice
-from operator import eq
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from launch.evaluation.results import QuestionVerdict
 from launch.files import CONFIG, SCREENED_SHARES, flat
@@ -165,8 +160,6 @@ class Page:
                 seen = {"view": view, "piece": len(self.pieces), "at": place, "tags": tags}
                 more = {"scores": own} if len(own) > 1 else {}
                 entry["seen"].append({**seen, "right": count, "total": total, **more})
-                _count_as_javascript(group)
-                _set_beside(group)
             self.pieces.append(packed({"groups": part}))
 
 
@@ -237,42 +230,10 @@ def _entry(name: str, group: Group, is_held_out: bool) -> dict[str, Any]:  # noq
     }
 
 
-def _set_beside(group: Group) -> None:
-    """Pair columns and rows of each result that is not the gold's with those of the gold's, on
-    witnesses too, and say in which columns a pair of rows differs.
-    """
-    shown = [(group, turn) for turn in _turns(group)]
-    shown += [(turn["witness"], turn["witness"]) for turn in _turns(group) if "witness" in turn]
-    for wanted, turn in shown:
-        gold, own = wanted.get("gold_result") or {}, turn.get("result") or {}
-        if "columns" in gold and "columns" in own and own["rows"] != gold["rows"]:
-            first, second = (min(map(len, (one["columns"], *one["rows"]))) for one in (gold, own))
-            turn["beside"] = _paired(gold["rows"], own["rows"], (first, second))
-
-
-def _turns(group: Group) -> Iterator[dict[str, Any]]:
-    return (turn for one in group["trajectories"] for turn in one["turns"])
-
-
 def _is_right(member: Mapping[str, Any]) -> bool:
     last = member["turns"][-1] if member["turns"] else {}
     own = last.get("correct", False) and last.get("kind", "answer") == "answer"
     return bool(member.get("correct", own))
-
-
-def _count_as_javascript(group: Group) -> None:
-    """Count characters, up to a place, as JavaScript does, which counts some of them twice."""
-    for member in group["trajectories"]:
-        for span in member.get("spans", ()):
-            text = member["turns"][span[0]]["reply"]
-            span[1:3] = (_place(text, span[1]), _place(text, span[2]))
-        for turn in member["turns"]:
-            if "place" in turn:
-                turn["place"] = _place(turn["reply"], turn["place"])
-
-
-def _place(text: str, place: int) -> int:
-    return place if text.isascii() else len(text[:place].encode("utf-16-le", "surrogatepass")) // 2
 
 
 def packed(value: Any) -> str:
@@ -323,77 +284,3 @@ def _asset(name: str) -> str:
 def _hashes(texts: list[str]) -> str:
     digests = (hashlib.sha256(text.encode()).digest() for text in texts)
     return " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
-
-
-# A result beside another one: columns are paired by their values, then rows by their cells.
-
-IndexPair = tuple[int | None, int | None]
-"""Places in the gold result and in the other one; None where a side has no column or row."""
-_ALIKE = 10**6  # more than all distances together: results have few rows, of at most 100 columns
-
-ResultRows = Sequence[Sequence[Any]]
-
-
-def _paired(gold: ResultRows, own: ResultRows, widths: tuple[int, int]) -> dict[str, Any]:
-    """Pair the columns and rows of two results of these widths, in the gold result's order; what
-    the other one has alone comes last. Say in which columns each pair of rows differs.
-
-    Columns that share most values belong together, and what is left in order. Rows that share most
-    cells of the paired columns belong together, and two lone rows in any case.
-    """
-    bags, others = (
-        [Counter(_key(row[n]) for row in rows) for n in range(width)]
-        for rows, width in zip((gold, own), widths, strict=True)
-    )
-    found = _matched([[2 * (a & b).total() + (a == b) for b in others] for a in bags])
-    found |= dict(zip(*_free(found, widths), strict=False))
-    columns = _in_order(found, widths)
-    both = [(a, b) for a, b in columns if a is not None and b is not None]
-    left = [tuple(_key(row[a]) for a, _ in both) for row in gold]
-    right = [tuple(_key(row[b]) for _, b in both) for row in own]
-    sizes, is_lone = (len(left), len(right)), len(left) == len(right) == 1
-    found = _matched([[2 * sum(map(eq, a, b)) + (a == b or is_lone) for b in right] for a in left])
-    rows = _in_order(found, sizes)
-
-    def differing(row: IndexPair) -> list[int]:
-        first, second = row
-        if first is None or second is None:
-            return []
-        cells = ((_cell(gold[first], a), _cell(own[second], b)) for a, b in columns)
-        return [n for n, (a, b) in enumerate(cells) if a != b]
-
-    return {"columns": columns, "rows": rows, "differs": [*map(differing, rows)]}
-
-
-def _matched(alike: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Pair what is most alike together, of equals what is nearest; what has nothing in common stays
-    alone.
-    """
-    found = np.array(alike)
-    if not found.size:
-        return {}
-    n, m = np.indices(found.shape)
-    worth = np.where(found > 0, _ALIKE * found - (n - m) ** 2, 0)
-    pairs = np.transpose(linear_sum_assignment(worth, maximize=True)).tolist()
-    return {n: m for n, m in pairs if found[n, m]}
-
-
-def _free(found: Mapping[int, int], sizes: tuple[int, int]) -> tuple[list[int], list[int]]:
-    """List what is not paired yet on either side."""
-    taken = {*found.values()}
-    left, right = sizes
-    return [n for n in range(left) if n not in found], [m for m in range(right) if m not in taken]
-
-
-def _in_order(found: Mapping[int, int], sizes: tuple[int, int]) -> list[IndexPair]:
-    alone = _free(found, sizes)[1]
-    return [*((n, found.get(n)) for n in range(sizes[0])), *((None, m) for m in alone)]
-
-
-def _cell(row: Sequence[Any], place: int | None) -> Any:
-    return None if place is None else (_key(row[place]),)
-
-
-def _key(value: Any) -> Hashable:
-    """Tell values apart: text from numbers, and what JSON writes as an object by its text."""
-    return value if isinstance(value, Hashable) else repr(value)

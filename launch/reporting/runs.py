@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,28 +89,21 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
 
 
 def shown_names(named: Sequence[tuple[str, Path]]) -> list[str]:
-    """Name paths by what they are given as, or by the shortest end of the path that tells all of
-    them apart, and their configurations too.
-    """
-    parts = [Path(str(path.resolve()).removesuffix(".json")).parts[1:] for _, path in named]
-    whole = ["/".join(each) for each in parts]
-    ends = (["/".join(each[-n:]) for each in parts] for n in range(1, max(map(len, parts))))
-    names = next((each for each in ends if _distinct(each) == _distinct(whole)), whole)
+    """Name paths by what they are given as, or from the folder on that all of them are in."""
+    paths = [Path(str(path.resolve()).removesuffix(".json")) for _, path in named]
+    common = os.path.commonpath([path.parent for path in paths])
     counts = Counter(row for row, _ in named)
     return [
-        row if row and counts[row] == 1 else "/".join(filter(None, (row, name)))
-        for (row, _), name in zip(named, names, strict=True)
+        row
+        if counts[row] == 1 and row
+        else "/".join(filter(None, (row, os.path.relpath(path, common))))
+        for (row, _), path in zip(named, paths, strict=True)
     ]
 
 
 def without_seed(name: str) -> str:
     """Name the configuration of a run: `fraction-seed0/stage2` is one of `fraction/stage2`."""
-    return "/".join(filter(None, _SEED.sub("", name).split("/")))
-
-
-def _distinct(names: Sequence[str]) -> tuple[int, int]:
-    """Count names, and the configurations that they name."""
-    return len({*names}), len({*filter(None, map(without_seed, names))})
+    return "/".join(filter(None, _SEED.sub("", name).split("/"))) or name
 
 
 def _runs_of(path: Path) -> list[Path]:

@@ -74,7 +74,6 @@ def turn(asked: Mapping[str, Any], *, right: bool, number: int, rng: Random) -> 
         "kind": "answer",
         "correct": right,
         "tags": [] if right else [rng.choice(TAGS)],
-        "parts": {"alignment": 1.0 if right else 0.6},
         "result": failure if fails else result(["name", "price"], own),
     }
 
@@ -350,6 +349,6 @@ def spoil(line: dict[str, Any], text: str, kind: str) -> None:
         one |= {"spans": [[0, 0, len(text), -1.0], [0, 3, 7, 1.0]], "parts": keys}
         for said in one["turns"]:
             said |= {"reply": f"{text} {text}", "sql": text, "tags": [*keys], "observation": text}
-            said |= {"parts": keys, "kind": text, "correct": False}
+            said |= {"kind": text, "correct": False}
             said["result"] = table | {"rows": table["rows"][:3]}
         one["turns"][-1]["result"] = {"status": text, "message": text}

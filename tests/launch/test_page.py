@@ -247,8 +247,22 @@ def test_a_group_and_its_transcripts(page, html, run):
     page.wait('location.hash.includes("nb=")')
 
 
+def test_credit_stands_at_its_characters_also_behind_those_that_count_twice(page, place):
+    folder = make_run(place / "astral", steps=1, questions=2)
+    path = folder / "trajectories.jsonl"
+    head, group, *_ = json_lines(path)
+    one = group["trajectories"][0]
+    one["turns"][0]["reply"] = "\U0001f600 a \U0001f600 b"
+    one["turns"][0]["place"] = 2
+    one["spans"] = [[0, 2, 3, 1.0], [0, 6, 7, -1.0]]
+    group["trajectories"] = [one]
+    write_lines(path, [head, group])
+    page.open(write_page(folder), f"#q={group['id']}&a=0.1")
+    assert page.texts("#detail .said.wrote .credit") == ["a", "b"]
+
+
 def test_results_beside_the_gold(page, place):
-    """Rows and cells that differ are marked; a right result with other rows names the rule."""
+    """Rows that one result has alone are marked; a right result with other rows names the rule."""
     folder = make_run(place / "rows", questions=2)
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(settings | {"env": {"match": "set"}}))
@@ -263,10 +277,9 @@ def test_results_beside_the_gold(page, place):
     write_lines(path, [head, *answers])
     html = write_page(folder)
     page.open(html, "#q=test/0&a=0.after")
-    signs = page.texts("#detail .results td.sign")
-    assert signs == ["↕", "↕", "", MINUS, "", "↕", "↕", "", "", "+"]
-    assert page.texts("#detail .results td.differs") == ["3", "9"]
-    assert page.texts("#detail tr.alone") == [f"{MINUS}\trye\t4", "+\tnut\t8"]
+    gone, new = [f"{MINUS}\toil\t3", f"{MINUS}\trye\t4"], ["+\toil\t9", "+\tnut\t8"]
+    assert page.texts("#detail .results tr.alone") == [*gone, *new]
+    assert "2 rows missing, 2 rows too many" in page.texts("#detail .pane")[0]
     page.open(html, "#q=test/1&a=0.after")
     assert "env.match=set, 1 row too many" in page.texts("#detail .pane")[0]
 

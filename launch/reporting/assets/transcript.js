@@ -132,7 +132,7 @@ function legend({spans = []}) {
     h("span", credit(value, most), number(value))), "(below 0 blamed, above 0 rewarded)");
 }
 
-const ENDS = {length: "cut by the token limit", refused: "refused", failed: "failed at the server",
+const ENDS = {length: "cut by the token limit", failed: "the endpoint gave no answer",
   too_long: "the prompt is too long"};
 const KINDS = {call: "call of the tool", bad_call: "call that cannot be read"};
 const ENDINGS = {ok: "runs, wrong result", error: "fails", timeout: "takes too long", too_large: "too large",
@@ -141,21 +141,22 @@ const ENDINGS = {ok: "runs, wrong result", error: "fails", timeout: "takes too l
 function turnOf(turn, n, {member: {spans = []}, group, seen}) {
   const {reply = "", sql = "", place = -1, result, correct} = turn;
   const observed = (n ? turn.observation : group.prompt) ?? "", most = largest(spans.map(span => span[3]));
+  // Places count characters, of which JavaScript counts some twice.
+  const at = count => Array.from(reply).slice(0, count).join("").length;
   const layers = spans.filter(span => span[0] === n).map(([, from, to, value]) =>
-    ({from, to, title: `credit ${number(value)}`, ...credit(value, most)}));
+    ({from: at(from), to: at(to), title: `credit ${number(value)}`, ...credit(value, most)}));
   return h("div", {class: "turn"},
     observed && h("details", {class: "said seen", open: n || observed.length < 200 ? "" : null},
       h("summary", {}, n ? "what came back" : "prompt", `, not trained on: ${plural(observed.length, "character")}`),
       h("pre", {}, observed.trim())),
     h("div", {class: "said wrote"},
       who(`reply ${n + 1}`, entry(KINDS, turn.kind) ?? "answer", entry(ENDS, turn.finish)),
-      h("pre", {}, reply ? paint(reply, [...place < 0 ? [] : sqlLayers(sql, place), ...layers])
+      h("pre", {}, reply ? paint(reply, [...place < 0 ? [] : sqlLayers(sql, at(place)), ...layers])
         : "the text of the reply was not recorded")),
     h("div", {class: "row small"}, correct || !result ? verdictOf(correct)
       : h("b", {class: "wrong"}, `✗ ${entry(ENDINGS, result.status) ?? result.status}`),
     result?.message && h("span", {class: "wrong"}, result.message),
-    [...(turn.tags ?? []).map(asWords), ...Object.entries(turn.parts ?? {}).map(([name, value]) =>
-      `${name} ${number(value)}`)].map(each => h("span", {class: "chip"}, each))),
+    (turn.tags ?? []).map(tag => h("span", {class: "chip"}, asWords(tag)))),
     result?.columns && results(turn, group, data.runs[Number.parseInt(seen.view)].settings["env.match"]),
-    turn.witness && witness(turn.witness, group.gold_sql));
+    turn.witness && witness(turn.witness));
 }
