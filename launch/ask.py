@@ -67,11 +67,11 @@ def _answers(
     env = TakenAsTheyAre(Prompts(config.prompt, config.env).single_turn, config.answer_wrapping)
     sampler = config.evaluation_sampler.model_copy(update={"slots": 1})
     with Executor(limits) as executor:
-        with cli.waiting("reading the model"):
+        with cli.console.status("reading the model"):
             model = load_model(config, policy.model, lora=policy.lora, checkpoint=policy.checkpoint)
             asked = Evaluator(*model, env, sampler, GREEDY, seed=config.seed)
         for question in questions:
-            with cli.waiting("writing a query"):
+            with cli.console.status("writing a query"):
                 (found,) = asked.sample([Example("", question, "", database, "")], first=0)
             if found.outcomes.too_long:
                 raise UserError(f"--db {database}: has more tables than this prompt has room for")

@@ -25,7 +25,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    SpinnerColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
@@ -270,17 +269,6 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, status=status)
 
         yield update
-
-
-@contextmanager
-def waiting(title: str) -> Generator[None]:
-    """Show on a terminal that something is being done, until it is."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(
-        *columns, _Doing(), console=console, transient=True, disable=not console.is_terminal
-    ) as line:
-        line.add_task(title, total=None, status="")
-        yield
 
 
 class _Doing(ProgressColumn):

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from textwrap import dedent
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from minirl.exchange import UserError
 from minirl.exchange.settings import at_home
 
 STDOUT = Path("-")
-"""What `--json` names where it names no file."""
+"""What `--json` names for standard output."""
 
 
 ConfigOption = Annotated[
@@ -51,7 +50,7 @@ ShowPromptOption = Annotated[
 ]
 JsonOption = Annotated[
     Path | None,
-    Parameter(help="the result as JSON: into this file, or without one on standard output"),
+    Parameter(help="the result as JSON: into this file, or on standard output (--json=-)"),
 ]
 ModelOption = Annotated[
     str | None, Parameter(help="name of a model: an endpoint's, a published shape's")
@@ -99,7 +98,7 @@ def run(words: Sequence[str]) -> None:
     """Run a command, the first word; a mistake in the words is a `UserError`."""
     try:
         function, bound, _ = app.parse_args(
-            with_file(with_home(words)), exit_on_error=False, print_error=False
+            with_home(words), exit_on_error=False, print_error=False
         )
     except CycloptsError as error:
         said = " ".join(str(error).split())
@@ -125,16 +124,6 @@ def with_home(arguments: Iterable[str]) -> list[str]:
     """Put the home folder in the place of `~` behind the first `=`, as shells do before it."""
     parts = (word.partition("=") for word in arguments)
     return [f"{name}{sign}{at_home(value)}" for name, sign, value in parts]
-
-
-def with_file(arguments: Sequence[str]) -> list[str]:
-    """Let `--json` stand alone: before another option, a setting, or nothing."""
-    words = list(arguments)
-    for at, (word, after) in enumerate(zip_longest(words, words[1:], fillvalue="")):
-        is_alone = not after or "=" in after or (after.startswith("-") and after != str(STDOUT))
-        if word == "--json" and is_alone:
-            words[at] = f"--json={STDOUT}"
-    return words
 
 
 def write_result(path: Path | None, result: Any) -> None:

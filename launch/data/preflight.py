@@ -142,20 +142,9 @@ def sample_numbers(count: int, limit: int | None, *, seed: int) -> Sequence[int]
 
 
 def describe_passes(config: JobConfig, questions: int) -> str:
-    """Say how often a job goes over its questions to learn from, and how many steps would be as
-    many passes where there are fewer than it asks for.
-    """
-    train, total = config.train, config.data.train.total
-    said = (
-        f"{train.all_steps * train.prompts_per_step / questions:.2f} over {questions:,} questions"
-    )
-    if total is None or questions >= total:
-        return said
-    steps = max(1, round(train.steps * questions / total))
-    return (
-        f"{said}, not the {total:,} that train.steps={train.steps} is for; train.steps={steps} "
-        "makes as many passes as are meant"
-    )
+    """Say how often a job goes over its questions to learn from."""
+    asked = config.train.all_steps * config.train.prompts_per_step
+    return f"{asked / questions:.2f} over {questions:,} questions"
 
 
 def check_model(config: JobConfig) -> None:

@@ -103,13 +103,12 @@ def read_samples(
 
     The file has those of all questions, or of the ones asked alone.
 
-    Lines are matched by `id` if they have ids, else by `question` (and `db_id`) if they have one
-    that `examples` has, else by order.
+    Lines are matched by `id` if they have ids, else by order.
 
     Raises:
-        UserError: An id or a question is unknown, or is of another question or database; lines
-            without either are not as many as the questions; a question is left out, is there
-            twice, or has fewer samples than the decoding takes, or several for one greedy answer.
+        UserError: An id is unknown, or a line is of another question or database; lines without
+            ids are not as many as the questions; a question is left out, is there twice, or has
+            fewer samples than the decoding takes, or several for one greedy answer.
     """
     found: dict[str, tuple[str, ...]] = {}
     for example, one in _paired(path, examples, asked):
@@ -145,8 +144,6 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
     by, why = "id", "its id is that of"
     if any(one.ids for one in predictions):
         pairs = _by_id(predictions, examples)
-    elif pairs := _by_question(predictions, examples):
-        by = "question"
     else:
         pairs = _by_order(path, predictions, examples, asked)
         by, why = "order", "in the order of --data comes"
@@ -215,22 +212,6 @@ def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _
     return pairs
 
 
-def _by_question(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs | None:
-    """Find the questions by their text; None where it does not tell them, or tells none."""
-    named = [((db_id, one.question), one) for one in examples for db_id in (None, one.db_id)]
-    known, counts = dict(named), Counter(name for name, _ in named)
-    names = [(one.db_id, one.question or "") for one in predictions]
-    if any(counts[name] > 1 for name in names) or not any(name in known for name in names):
-        return None
-    for name, one in zip(names, predictions, strict=True):
-        if name not in known:
-            raise UserError(
-                f"{one.place}: its `question` is none of --data, though others are; check --data, "
-                "or add the field `id`"
-            )
-    return [(known[name], one) for name, one in zip(names, predictions, strict=True)]
-
-
 def _by_order(
     path: Path,
     predictions: Sequence[_Prediction],
@@ -245,7 +226,7 @@ def _by_order(
         sample = f" or a sample of {len(asked)}" if len(asked) < len(examples) else ""
         raise UserError(
             f"{path}: {len(predictions)} predictions for {len(examples)} questions{sample}; give "
-            "one a line, in the order of --data, or JSON lines with the field `id` or `question`"
+            "one a line, in the order of --data, or JSON lines with the field `id`"
         )
     return list(zip(examples, predictions, strict=True))
 

@@ -29,7 +29,7 @@ FORMS = {
     "pred.jsonl": "".join(json.dumps({"pred": gold}) + "\n" for gold in GOLDS),
     "question.jsonl": "".join(
         json.dumps({"question": question, "db_id": db_id, "sql": gold}) + "\n"
-        for db_id, question, gold in ASKED[::-1]
+        for db_id, question, gold in ASKED
     ),
     "one_name.txt": "".join(json.dumps({"pred": gold}) + "\n" for gold in GOLDS),
     "list.sql": json.dumps([{"sql": gold} for gold in GOLDS], indent=1),

@@ -117,17 +117,6 @@ def test_a_terminal_has_one_line_with_both(printed):
         assert " 2/24 " in line
 
 
-def test_a_wait_is_shown_on_a_terminal_and_wiped_out(printed):
-    written = printed(80, name="console")
-    with cli.waiting("writing a query"):
-        pass
-    assert written.getvalue() == ""  # a log
-    file = printed(100, name="console", terminal=True)
-    with cli.waiting("writing a query"), doing("prompts 0/1"):
-        wait_for("prompts 0/1", file)
-    assert file.getvalue().endswith("\x1b[2K")  # the line is empty again
-
-
 def test_a_terminal_without_a_size_is_printed_to():
     code = "from launch import cli; cli.output.print('SELECT 1')"
     done = subprocess.run(
