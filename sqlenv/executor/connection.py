@@ -198,11 +198,9 @@ class Connection:
     def _text(self, value: Value) -> Value:
         if not isinstance(value, bytes):  # an empty one is NULL to APSW
             return value
-        try:
-            return value.decode(self._codec)
-        except UnicodeDecodeError:
-            self._is_mended = True
-            return value.decode(self._codec, "ignore")
+        text = value.decode(self._codec, "ignore")
+        self._is_mended |= text.encode(self._codec) != value
+        return text
 
     def _inspect(self, cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
         """Say whether a prepared statement may run (SQLite calls this before its first row): not
@@ -288,9 +286,6 @@ def _around(statement: str, width: int, longest: int) -> str:
     # Without semicolons and comments around it, which are statements of nothing.
     words = [token for token in tokenize(statement) if not token.is_sign(";")]
     body = statement[words[0].start : words[-1].end] if words else ""
-    query = "_q"
-    while query in statement.lower():  # which may have a table of that name
-        query += "q"
     names = [f"c{i}" for i in range(width)]
     values = [
         f"CASE WHEN octet_length({c}) > {longest} THEN zeroblob({_MOST_STRIDE}) "
@@ -300,8 +295,8 @@ def _around(statement: str, width: int, longest: int) -> str:
     columns = values + [f"typeof({c}) = 'text'" for c in names]
     # Two LIMITs keep SQLite from making one query of both, which would compute values twice.
     return (
-        f"WITH {query}({', '.join(names)}) AS (SELECT * FROM ({body}) LIMIT -1) "
-        f"SELECT {', '.join(columns)} FROM {query} LIMIT -1"
+        f"WITH sqlenv_around({', '.join(names)}) AS (SELECT * FROM ({body}) LIMIT -1) "
+        f"SELECT {', '.join(columns)} FROM sqlenv_around LIMIT -1"
     )
 
 

@@ -68,11 +68,7 @@ class WitnessStore:
         draw = cache(partial(draw_witnesses, gold, database, mode=self._mode, count=self._count))
         if (count := self._cache.get(key)) is None:
             count = self._cache[key] = len(draw())
-
-        def write(number: int, file: Path) -> None:
-            file.write_bytes(draw()[number])
-
         return tuple(
-            self._cache.made_file(f"{key} {number}", partial(write, number))
-            for number in range(count)
+            self._cache.made_file(f"{key} {at}", lambda file, at=at: file.write_bytes(draw()[at]))
+            for at in range(count)
         )
