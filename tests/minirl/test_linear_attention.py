@@ -9,7 +9,6 @@ import pytest
 
 from minirl.model import linear_attention
 from minirl.model.linear_attention import Inputs, Kernels, State
-from tests.plain_model import plain_recurrence
 
 B, K, H, E, U, W = 2, 2, 4, 8, 6, 4
 
@@ -106,13 +105,6 @@ def test_rows_go_on_from_what_their_beginnings_left():
         close(end, state, rtol=5e-6)
         for b, cut in enumerate(cuts):
             close(o[b, : 150 - cut], whole[b, cut:], rtol=5e-6)
-
-
-def test_the_equations_written_out():
-    inputs, kernels, _ = drawn(100)
-    nothing = linear_attention.no_state(inputs, kernels)
-    found, _ = jax.jit(linear_attention.run)(inputs, kernels, nothing, jnp.full(B, 100))
-    close(found, jax.jit(plain_recurrence)(inputs, kernels, None)[0], rtol=1e-5)
 
 
 def test_a_hand_computed_memory():
