@@ -231,7 +231,7 @@ def next_logprobs(source: Decoder, ids: Sequence[int], *, temperature: float = 1
 SMOOTH = OptimizerConfig(learning_rate=2.0, weight_decay=0.0, max_grad_norm=1e-8)
 ALGORITHMS = {"gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1), "grpo": Grpo(kl_coef=0.1)}
 # The same of a model with linear attention.
-HYBRIDS = {"hybrid": "grpo", "hybrid_adapters": "adapters"}
+HYBRIDS = {"hybrid": "gspo", "hybrid_adapters": "adapters"}
 
 
 def learner(shape: dict[str, int] | None, *, algorithm: str = "grpo") -> tuple[Learner, Any]:
@@ -471,21 +471,7 @@ def be_told():
 
 
 def arm(trainer, moment, at, end, *, nth=1):
-    """Let `end` be called before the nth call of a method in a step, or of a checkpoint's rename.
-
-    By then all of the checkpoint is written, but its folder does not yet have its name.
-    """
-    if moment == "rename":
-
-        def rename(source, *rest, own):
-            name = Path(os.fsdecode(source)).name
-            if name.startswith(f"{at}.") and "tmp" in name:
-                end()
-            return own(source, *rest)
-
-        for name in ("rename", "replace"):
-            setattr(os, name, partial(rename, own=getattr(os, name)))
-        return
+    """Let `end` be called before the nth call of a method in a step."""
     owner = {
         "advance": trainer._sampler,
         "_apply": trainer._learner,
