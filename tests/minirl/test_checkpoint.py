@@ -135,7 +135,6 @@ def test_what_is_restored_equals_what_was_saved(tmp_path):
 
 
 def test_whichever_file_is_cut_the_user_is_told_or_nothing_is_lost(tmp_path):
-    """Other damages are those of `tests/launch/test_train.py`."""
     whole, tree = tmp_path / "whole", make_tree(1)
     save_all(whole, {1: 0.0})
     harmful, told = [], []
@@ -243,7 +242,7 @@ def test_what_a_kill_left_is_no_checkpoint_and_takes_no_room_for_ever(tmp_path):
     assert steps_in(tmp_path) == [2, 3]
 
 
-@pytest.mark.parametrize("text", ["{", '{"score": null}'])
+@pytest.mark.parametrize("text", ["{", "{}", '{"score": null}'])
 def test_a_damaged_score_names_its_checkpoint(tmp_path, text):
     save_all(tmp_path, {1: 0.5, 4: 0.25})
     path = tmp_path / "4" / "metrics" / "metrics"
