@@ -317,17 +317,6 @@ def splash(monkeypatch):
     tpu._kernel.cache_clear()
 
 
-def test_a_platform_does_without_the_private_modules_of_others(copies, tmp_path):
-    """A rename in JAX would break every platform. A copy has imported the trainer."""
-    code = (
-        "import sys, minirl.train.trainer, minirl.sample.sampler, launch.job\n"
-        "print({*sys.modules} & {'minirl.model.cudnn', 'minirl.model.splash',"
-        " 'jax.experimental.pallas.ops.tpu.splash_attention'})"
-    )
-    done = copies(cwd=tmp_path, code=code).end()
-    assert done.stdout == "set()\n", done.stderr
-
-
 def test_a_kernel_is_that_of_the_mesh_if_it_serves_the_type():
     q = arrays_of("grouped", dtype=jnp.bfloat16)[0]
     large = jnp.zeros((1, 1, 1, 256), jnp.bfloat16)
