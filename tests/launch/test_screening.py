@@ -4,6 +4,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -71,6 +72,19 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
     screen(smaller, tmp_path / "smaller", cast(Any, None), TRAIN, Path("model"))
     assert asked[1] == asked[0][:4]
     assert json.loads((tmp_path / "screening.json").read_text())["all"]["sometimes"] == 1
+
+
+def test_a_screening_of_other_settings_or_questions_is_another(job, monkeypatch):
+    monkeypatch.setattr(screening, "read_tokenizer", lambda *_: None)
+    monkeypatch.setattr(screening, "model_digest", lambda _model: "of the model")
+    sql: Any = SimpleNamespace(training_prompt=lambda *_: ())
+
+    def digest(changes: dict[str, Any], asked: list[Example]) -> str:
+        return screening._digest(job.model_copy(update=changes), sql, [0], asked, Path("model"))
+
+    alike = [digest({}, TRAIN[:1]) for _ in range(2)]
+    others = [digest({"seed": 1}, TRAIN[:1]), digest({}, TRAIN[1:2])]
+    assert len({*alike, *others}) == 3
 
 
 def test_shares_are_told_by_level_and_database():
@@ -160,9 +174,7 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
     for name in ("screening.jsonl", "screening.json"):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
     assert without_times(whole / "warm") == without_times(stopped / "warm")
-    # Another run of these settings finds the screening in the cache, and samples nothing; of
-    # another seed it does not.
+    # Another run of these settings finds the screening in the cache, and samples nothing.
     assert run("third", f"{STOPPED}{UNASKED}", *only).returncode == 0
     third = tmp_path / "third" / "screening.jsonl"
     assert third.read_bytes() == (whole / "screening.jsonl").read_bytes()
-    assert run("fourth", f"{STOPPED}{UNASKED}", *only, "seed=1").returncode == -9
