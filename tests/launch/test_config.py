@@ -244,9 +244,9 @@ def test_a_setting_is_the_path_that_was_written(tiny, tmp_path, name, monkeypatc
     assert report._split_name(name) == ("", config.folder)
 
 
-@pytest.mark.parametrize("name", ["r[1]", "a*b", "p[x]/r 1", "ü?"])
-def test_checkpoints_come_back_from_a_folder_of_any_name(tmp_path, name):
+def test_checkpoints_come_back_from_a_folder_of_any_name(tmp_path):
     weights: Any = {"w": jnp.arange(3.0)}
+    name = "p[x]*/r 1ü?"
     folder = tmp_path / name / "checkpoints"
     checkpoints = Checkpoints(folder)
     checkpoints.save(2, TrainState(weights, {"m": jnp.ones(2)}), {"seen": 5}, score=0.5)

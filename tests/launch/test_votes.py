@@ -15,7 +15,7 @@ from launch.evaluation.results import QuestionVerdict
 from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.evaluators.votes import ballot
 from sqlenv.executor import Executor
-from sqlenv.types import Example, SqlError, Table, TimedOut
+from sqlenv.types import Example, Table
 
 from .small_sets import PETS, make_pets
 
@@ -142,7 +142,3 @@ def test_what_is_one_vote(one, other, by_set, by_table):
     assert (ballot(one) == ballot(other)) is by_set
     assert (set(one.rows) == set(other.rows)) is by_set
     assert (ballot(one, "table") == ballot(other, "table")) is by_table
-
-
-def test_what_did_not_run_has_no_vote():
-    assert ballot(SqlError("x")) is ballot(TimedOut("wall")) is None
