@@ -110,25 +110,16 @@ def test_a_model_folder_has_the_short_prompt_or_that_of_a_config(
 
     monkeypatch.setattr(sampling, "Evaluator", Noting)
     model = str(place / "finished" / "warm" / "model")
+    line = ["--checkpoint", model, "--db", str(database), "Who earns 20?"]
     with pytest.raises(SystemExit) as end:
-        ask.main(["--checkpoint", model, "--db", str(database), "Who earns 20?"])
+        ask.main(line)
     assert end.value.code == 0
     ((message,),) = prompts
     assert message.content.endswith(
         ");\nWho earns 20?\nAnswer with one SQLite query in a ```sql code block and nothing else."
     )
     with pytest.raises(SystemExit):
-        ask.main(
-            [
-                "--checkpoint",
-                model,
-                "--db",
-                str(database),
-                "--cfg",
-                "progress-demo",
-                "Who earns 20?",
-            ]
-        )
+        ask.main([*line, "--cfg", "progress-demo"])
     assert prompts[-1] != prompts[0]
 
 

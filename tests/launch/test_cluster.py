@@ -67,16 +67,13 @@ def test_slurm(place, status, is_finished):
     assert options.overrides == ("run.dir=runs/progress", "seed=1")
 
 
-def check_split(options):
-    """See that each GPU of a node belongs to the learner or to one server."""
+@pytest.mark.usefixtures("place")
+def test_slurm_gives_the_learner_what_servers_leave(monkeypatch):
+    """Each GPU of a node belongs to the learner or to one server."""
+    servers = ["rollout.sglang.launch=4", 'rollout.sglang.devices=["4", "5", "6", "7"]']
+    monkeypatch.setenv("LEARNER_GPUS", "0,1,2,3")
+    options = options_of([*SLURM, *servers])
     config = load_config("progress-demo.yaml", options.overrides).rollout
     assert (config.sampler, len(config.sglang.devices)) == ("sglang", config.sglang.launch)
     learner = Path("devices").read_text().strip()
     assert sorted(",".join([learner, *config.sglang.devices]).split(",")) == [*"01234567"]
-
-
-@pytest.mark.usefixtures("place")
-def test_slurm_gives_the_learner_what_servers_leave(monkeypatch):
-    servers = ["rollout.sglang.launch=4"]
-    monkeypatch.setenv("LEARNER_GPUS", "0,1,2,3")
-    check_split(options_of([*SLURM, *servers, 'rollout.sglang.devices=["4", "5", "6", "7"]']))

@@ -13,6 +13,8 @@ from minirl.exchange import UserError
 from sqlenv.data.layouts import TEST_SETS, set_name
 from tests.worlds import write
 
+from .conftest import mistake
+
 
 def job(root: Path, *overrides: str) -> JobConfig:
     small = ["data.held_out=4", "data.train.total=20", f"data.root={root}"]
@@ -20,9 +22,7 @@ def job(root: Path, *overrides: str) -> JobConfig:
 
 
 def message(root: Path, *overrides: str) -> str:
-    with pytest.raises(UserError, match=r"^[^\n]*\Z") as caught:
-        check_questions(job(root, *overrides))
-    return str(caught.value)
+    return mistake(check_questions, job(root, *overrides))
 
 
 def edit(path: Path, number: int, **changes: str) -> None:

@@ -14,6 +14,7 @@ from launch.job import restart, rise_p_value, second_optimizer, train_second_sta
 from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
 from tests.minirl import toy
+from tests.plain_model import assert_same
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "schedule.json").read_text())
 
@@ -28,11 +29,6 @@ def ramp():
 
 def copy(params):
     return jax.tree.map(jnp.copy, params)
-
-
-def assert_same_weights(params, other):
-    for leaf, twin in zip(jax.tree.leaves(params), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(leaf, twin)
 
 
 @pytest.mark.parametrize("case", CASES["p_values"], ids=lambda case: case["id"])
@@ -126,13 +122,13 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, av
     # Adam's state is fresh.
     assert counts == [{1}, {2}, {3}, {1}, {2}]
     if average is None:
-        assert_same_weights(sampled[2], weights[2])
+        assert_same(sampled[2], weights[2])
     # After the first stage's third update come the weights of its second.
-    assert_same_weights(sampled[3], weights[2])
+    assert_same(sampled[3], weights[2])
     assert start is not None
     assert (start.step, start.rose) == (2, False)
     # The rate is constant here, and half of it remains.
     assert start.learning_rate == toy.SMOOTH.learning_rate / 2
     # The best of both stages, of equals the newest.
     assert trainer.use_best() == 5
-    assert_same_weights(trainer.params, weights[5])
+    assert_same(trainer.params, weights[5])

@@ -165,9 +165,7 @@ def test_a_closed_terminal_saves(tmp_path):
     )
     try:
         os.close(inner)
-        until = time.monotonic() + 60
-        while not (tmp_path / "begun").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until((tmp_path / "begun").exists)
         os.close(terminal)
         assert process.wait(60) == 0
     finally:
