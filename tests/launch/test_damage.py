@@ -104,7 +104,7 @@ def changed(name: str, old: str, new: str) -> Callable[[Path], object]:
 
 
 # What breaks the folder, and what the line has to name. Whatever else may be wrong with a database
-# or a question file: tests/sqlenv/test_executor.py and test_datasets.
+# or a question file: tests/sqlenv/test_executor.py and test_damage.py.
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "journal behind a link": (
         lambda r: beside(link(r / DATABASE), "-journal"), "pets.db-journal: "
@@ -114,9 +114,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no databases": (lambda r: shutil.rmtree(r / "database"), "database"),
     "another suite": (lambda r: shutil.rmtree(r / "test_suite_database" / "pets"), "pets"),
     "no root": (shutil.rmtree, "spider_data"),
-    "cut questions": (lambda r: cut(r / "dev.json"), "dev.json: "),
     "UTF-16": (overwritten("dev.json", "[{}]".encode("utf-16")), "dev.json: "),
-    "no questions": (overwritten("dev.json", b"[]"), "dev.json"),
     "blank gold": (changed("dev.json", GOLDS[2], " "), "dev/2"),
     "prediction of another": (changed("p.sql", GOLDS[3], f"{GOLDS[3]}\tpets"), "p.sql:4: "),
     "Latin-1": (overwritten("p.sql", b"SELECT '\xc4'\n"), "p.sql: "),
