@@ -27,7 +27,7 @@ def test_the_recipe_asks_the_same_in_training_and_in_evaluation(
         lines = json_lines(tmp_path / folder / "trajectories.jsonl")
         return {one["id"]: one["prompt"] for one in lines if "prompt" in one}
 
-    _, told, *_ = succeed(
+    succeed(
         command,
         ["launch.prepare", "--cfg", tiny, "--data-root", "downloads", *SETTINGS],
         ["launch.train", "--cfg", tiny, *SETTINGS],
@@ -35,7 +35,6 @@ def test_the_recipe_asks_the_same_in_training_and_in_evaluation(
         [*EVALUATE, "train", "--out", "asked", "evaluation.questions=null"],
         cwd=tmp_path,
     )
-    assert "24 questions, not the 50 that train.steps=2 is for" in " ".join(told.split())
     # A published set is judged by its official rule, and its prompts are those of the run's tests.
     assert [*json.loads((tmp_path / "bird-dev.json").read_text())["measures"]] == ["bird_ex"]
     assert prompts("run/before").items() <= prompts("bird-dev").items()
