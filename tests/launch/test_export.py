@@ -186,7 +186,7 @@ def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch
             interrupted = Mock(side_effect=KeyboardInterrupt)
             patch.setattr("minirl.model.huggingface.np.ascontiguousarray", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                write(place.folder / name, tmp_path / "new" / "out", *more)
+                write(place.folder / name, tmp_path / "out", *more)
         assert list(tmp_path.iterdir()) == []
     (tmp_path / ".out.123.new").mkdir()
     (tmp_path / ".out.123.new" / "model.safetensors").write_text("half")
