@@ -119,7 +119,7 @@ def test_a_model_folder_has_the_short_prompt_or_that_of_a_config(
         ");\nWho earns 20?\nAnswer with one SQLite query in a ```sql code block and nothing else."
     )
     with pytest.raises(SystemExit):
-        ask.main([*line, "--cfg", "progress-demo"])
+        ask.main(["--cfg", "progress-demo", *line])
     assert prompts[-1] != prompts[0]
 
 
