@@ -92,10 +92,10 @@ _NO_DATASETS = {
 def find_set(folder: Path, file: Path) -> SourceConfig:
     """Take a question file in a folder for the data set that its records are of."""
     kind = _kind_of(next(read_records(file)))
-    named = next((one for one in SETS.values() if one.layout == kind), None)
-    if named is None:
+    if kind not in DATASETS:
         raise UserError(f"{file}: its records are of {kind}; give a file of questions")
-    return named.at(folder).model_copy(update={"split": "dev", "file": str(file)})
+    given = {"layout": kind, "path": folder, "split": "dev", "file": str(file)}
+    return SourceConfig.model_validate(given)
 
 
 class AbsentError(UserError):

@@ -171,12 +171,11 @@ def hold_out(config: DataConfig, count: int, check: Check | None = None) -> froz
 
 def _pick(counts: Counter[str], target: float, held: frozenset[str], seed: int) -> frozenset[str]:
     """Add databases in an order by seed while they fit, then the one that exceeds least."""
-
-    def place(name: str) -> bytes:
-        return hashlib.sha256(f"{seed} held out {name}".encode()).digest()
-
     have = sum(counts[name] for name in held)
-    rest = sorted(counts.keys() - held, key=place)
+    rest = sorted(
+        counts.keys() - held,
+        key=lambda name: hashlib.sha256(f"{seed} held out {name}".encode()).digest(),
+    )
     taken = []
     while rest and have < target:
         name = rest[0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from random import Random
+from typing import NamedTuple
 
 import apsw
 
@@ -20,8 +20,7 @@ _GAP_RATE = 0.3
 _PARENTS_USED = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
+class Parent(NamedTuple):
     """A foreign key: its column, the table it refers to, and the word that leads there."""
 
     column: str
@@ -29,8 +28,7 @@ class Parent:
     preposition: str
 
 
-@dataclass(frozen=True, slots=True)
-class DemoTable:
+class DemoTable(NamedTuple):
     """A table of one database and its rows; names start with the one in SQL, then come synonyms."""
 
     names: tuple[str, ...]
@@ -76,7 +74,7 @@ def fill(tables: Sequence[DemoTable], rng: Random) -> Tables:
     for table in tables:
         count = rng.randint(*(_LABELLED_ROWS if table.of_kind("label") else _ROWS))
         rows = _draw_rows(table, count, filled, cities, rng)
-        filled[table.name] = replace(table, rows=rows)
+        filled[table.name] = table._replace(rows=rows)
     return filled
 
 

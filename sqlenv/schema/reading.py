@@ -231,27 +231,27 @@ def _with_examples(
 
 
 def _profiled(connection: apsw.Connection, table: TableSchema, count: int) -> tuple[Column, ...]:
-    return tuple(_profile(connection, table, column, count) for column in table.columns)
-
-
-def _profile(connection: apsw.Connection, table: TableSchema, column: Column, count: int) -> Column:
-    """Give a column its span when it holds numbers only, else its most frequent values."""
-    name, source = quoted(column.name), f"{quoted(table.name)} NOT INDEXED"
-    is_number = f"typeof({name}) IN ('integer', 'real')"
-    [(numbers, values, low, high)] = ask(
-        connection,
-        f"SELECT total({is_number}), count({name}), min({name}) FILTER (WHERE {is_number}), "
-        f"max({name}) FILTER (WHERE {is_number}) FROM {source}",
-    )
-    if values and numbers == values:
-        return replace(column, span=(low, high))
-    rows = _shown(
-        connection,
-        f"SELECT {_cell(column.name)} FROM (SELECT {name} FROM {source} LIMIT {PROFILED_ROWS}) "
-        f"WHERE {name} IS NOT NULL AND {name} <> '' AND typeof({name}) <> 'blob' "
-        f"GROUP BY {name} ORDER BY count(*) DESC, {name} LIMIT {count}",
-    )
-    return replace(column, examples=tuple(value for (value,) in rows))
+    """Give columns that hold numbers only their span, others their most frequent values."""
+    source, columns = f"{quoted(table.name)} NOT INDEXED", list[Column]()
+    for column in table.columns:
+        name = quoted(column.name)
+        is_number = f"typeof({name}) IN ('integer', 'real')"
+        [(numbers, values, low, high)] = ask(
+            connection,
+            f"SELECT total({is_number}), count({name}), min({name}) FILTER (WHERE {is_number}), "
+            f"max({name}) FILTER (WHERE {is_number}) FROM {source}",
+        )
+        if values and numbers == values:
+            columns.append(replace(column, span=(low, high)))
+            continue
+        rows = _shown(
+            connection,
+            f"SELECT {_cell(column.name)} FROM (SELECT {name} FROM {source} LIMIT {PROFILED_ROWS}) "
+            f"WHERE {name} IS NOT NULL AND {name} <> '' AND typeof({name}) <> 'blob' "
+            f"GROUP BY {name} ORDER BY count(*) DESC, {name} LIMIT {count}",
+        )
+        columns.append(replace(column, examples=tuple(value for (value,) in rows)))
+    return tuple(columns)
 
 
 def _shown(connection: apsw.Connection, sql: str) -> Iterator[Row]:

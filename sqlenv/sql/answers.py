@@ -174,12 +174,8 @@ def begins_query(text: str) -> bool:
 
 def is_one_query(text: str) -> bool:
     """Tell whether a text begins as a query, with nothing but semicolons after the first one."""
-    if not begins_query(text):
-        return False
-    if ";" not in text:
-        return True
     after = dropwhile(lambda token: not token.is_sign(";"), scan(text))
-    return all(token.is_sign(";") for token in after)
+    return begins_query(text) and all(token.is_sign(";") for token in after)
 
 
 def _said(reply: str) -> tuple[int, int]:
