@@ -53,8 +53,11 @@ def full_descriptions(folder: Path) -> dict[ColumnKey, str]:
 
     Names of the folder, of files and of columns may differ from the database's in case.
     """
+    # macOS leaves `._name.csv` beside each file of an archive.
+    files = (file for file in folder.glob("*/*.*") if not file.name.startswith("."))
+    named = (file for file in files if file.parent.name.strip().lower() == _FOLDER)
     found = {}
-    for file in _description_files(folder):
+    for file in sorted(one for one in named if one.suffix.lower() == ".csv" and one.is_file()):
         for row in _rows(file):
             column, name, description, values = ((row.get(key) or "").strip() for key in _FIELDS)
             text = "; ".join(filter(None, (description or name, values)))
@@ -62,13 +65,6 @@ def full_descriptions(folder: Path) -> dict[ColumnKey, str]:
                 text, DESCRIPTION_CHARACTERS, placeholder=" ..."
             )
     return found
-
-
-def _description_files(folder: Path) -> list[Path]:
-    # macOS leaves `._name.csv` beside each file of an archive.
-    found = (file for file in folder.glob("*/*.*") if not file.name.startswith("."))
-    files = (file for file in found if file.parent.name.strip().lower() == _FOLDER)
-    return sorted(file for file in files if file.suffix.lower() == ".csv" and file.is_file())
 
 
 def _rows(file: Path) -> list[dict[str, str]]:

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import apsw
+
 from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.layouts import locate
-from sqlenv.data.questions import attach, open_tables
+from sqlenv.data.questions import attach
 from sqlenv.data.sources import Accept, Check, Pool
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
@@ -76,7 +78,7 @@ def load(
 
 def open_pools(config: DataConfig, check: Check | None, accept: Accept) -> list[Pool]:
     """Open the sources of a mixture."""
-    db = open_tables()
+    db = apsw.Connection("")
     return [Pool(source, config, check, accept=accept, db=db) for source in config.sources]
 
 
@@ -101,7 +103,7 @@ def read_all(source: SourceConfig) -> tuple[Example, ...]:
 
 def database_names(source: SourceConfig) -> frozenset[str]:
     """Name the databases of a source's questions, whether their files are there or not."""
-    db = open_tables()
+    db = apsw.Connection("")
     table = attach(db, locate(source).files, source.layout)
     rows = db.execute(f"SELECT DISTINCT db_id FROM {table} WHERE is_local")
     return frozenset(name for (name,) in rows)

@@ -43,19 +43,9 @@ CREATE TABLE question (
 _INSERT = f"INSERT INTO question VALUES ({', '.join('?' * 13)})"
 
 
-def open_tables() -> apsw.Connection:
-    """Open a database for the tables of a mixture's sources; its file goes with it.
-
-    `waiting` has the questions of every source that may be drawn, in the order of drawing.
-    """
-    db = apsw.Connection("")
-    db.execute("CREATE TABLE waiting (position, db_id, text)")
-    return db
-
-
 def attach(db: apsw.Connection, files: tuple[Path, ...], layout: Layout) -> str:
     """Attach the table of a source's questions, and return its name; it is made first where the
-    cache lacks it.
+    cache lacks it. `waiting` has the questions of all sources that may be drawn, in that order.
 
     Raises:
         UserError: A record is broken, or not as the layout says.
@@ -64,6 +54,7 @@ def attach(db: apsw.Connection, files: tuple[Path, ...], layout: Layout) -> str:
     path = shared_cache().made_file(key, partial(_write, files, layout))
     schema = f"source_{len(db.db_names())}"
     db.execute(f"ATTACH ? AS {schema}", (str(path),))
+    db.execute("CREATE TABLE IF NOT EXISTS waiting (position, db_id, text)")
     return f"{schema}.question"
 
 

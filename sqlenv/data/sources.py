@@ -16,7 +16,7 @@ from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
 from sqlenv.data.layouts import DATASETS, is_file, locate
-from sqlenv.data.questions import attach, open_tables, read_again
+from sqlenv.data.questions import attach, read_again
 from sqlenv.dialects import NAMES, run_many
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, Table, describe_failure
@@ -99,7 +99,7 @@ class Pool:
             UserError: A database is missing, and its questions are not to be left out.
         """
         self.source, self._config, self._check = source, config, check
-        self._db = db or open_tables()
+        self._db = db or apsw.Connection("")
         self.location = locate(source)
         self._table = attach(self._db, self.location.files, source.layout)
         ((self.total,),) = self._ask(f"SELECT count(*) FROM {self._table}")
