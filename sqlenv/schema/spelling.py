@@ -28,6 +28,7 @@ def spelled(sql: str, schema: DatabaseSchema) -> str:
         if table.name.lower() in mentioned
         for column in table.columns
     }
+    tables_first, columns_first = columns | tables, tables | columns
     aliases = {after.text for token, after in pairwise(found) if token.is_word("as")}
     parts, end = list[str](), 0
     nothing = Token("sign", "", 0, 0, 0)
@@ -35,22 +36,12 @@ def spelled(sql: str, schema: DatabaseSchema) -> str:
         text = sql[token.start : token.end]
         parts.append(" " * (0 < end < token.start))
         end = token.end
-        is_column = token.text in columns
-        is_called = token.kind == "word" and after.is_sign("(")
+        is_name = token.kind == "name" or (token.kind == "word" and not after.is_sign("("))
         is_table = before.is_word(*_BEFORE_TABLES) or after.is_sign(".")
-        if token.kind not in ("word", "name") or is_called:
-            parts.append(text)
-        elif token.text in tables and (not is_column or is_table):
-            parts.append(_written(text, tables[token.text]))
-        elif is_column:
-            parts.append(_written(text, columns[token.text]))
-        elif text[0] == '"' and token.text not in aliases:
-            parts.append("'" + unquote(text).replace("'", "''") + "'")
-        else:
-            parts.append(text)
+        name = (tables_first if is_table else columns_first).get(token.text)
+        if is_name and name is not None:
+            text = name if text[0] not in '"`[' else quoted(name)  # which it may need
+        elif is_name and text[0] == '"' and token.text not in aliases:
+            text = "'" + unquote(text).replace("'", "''") + "'"
+        parts.append(text)
     return "".join(parts)
-
-
-def _written(text: str, name: str) -> str:
-    """Keep the quotes that a name may need."""
-    return name if text[0] not in '"`[' else quoted(name)
