@@ -34,7 +34,7 @@ from launch.plan import plan_memory
 from launch.reporting.answer import show_run
 from launch.reporting.runs import gains
 from launch.screening import kept, screen
-from launch.warm_start import own_answers, start_model
+from launch.warm_start import own_answers, refuse_early, start_model
 from minirl.config import OptimizerConfig
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
@@ -71,6 +71,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         tokenizer = read_tokenizer(config, source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
+        refuse_early(config, folder, sql, examples, source)
         measured = {} if only else _measure_base(config, test, sql, folder, source)
         own = own_answers(config, folder, sql, examples)
         start_from = start_model(config, folder, sql, examples, source, own)

@@ -231,6 +231,19 @@ def plan_memory(
     return config.model_copy(update=changed)
 
 
+def refuse_warm_start(
+    config: JobConfig, shape: ModelConfig, folder: Path, lessons: Lessons | None
+) -> None:
+    """Raise a `UserError` if the warm start of a job needs more memory than there is.
+
+    Nothing is kept: it is planned when it begins, with its lessons and what the process has then.
+    """
+    from minirl.run import distributed
+
+    if not (folder / PLAN).exists():
+        distributed.gather(lambda: _planned(config, shape, "warm_start", lessons))
+
+
 class Plan(BaseModel):
     """What a phase was planned with on a device: tokens of a micro-batch, 10^9 bytes for the
     sampler's cache, and bytes by kind; neither for a model too small to be planned.

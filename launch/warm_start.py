@@ -17,7 +17,7 @@ from launch.build import SqlSide, load_model
 from launch.config import JobConfig
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
-from launch.plan import plan_memory
+from launch.plan import plan_memory, refuse_warm_start
 from launch.screening import Screened, screen
 from minirl.exchange import UserError
 from minirl.model import huggingface
@@ -78,6 +78,24 @@ def _learn(lessons: Lessons, config: JobConfig, source: Path, folder: Path) -> N
     if distributed.count() > 1:
         nnx.update(model, jax.tree.map(distributed.whole, nnx.state(model)))
     distributed.from_first(lambda: huggingface.save(model, folder / WARM_MODEL, source=source))
+
+
+def refuse_early(
+    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example], source: Path
+) -> None:
+    """Look whether the warm start of a trained model fits before anything is measured or screened,
+    which takes long; of its own answers, which are not known yet, by the longest prompt and
+    response.
+
+    Raises:
+        UserError: It needs more memory than there is.
+    """
+    if not config.has_base:
+        return
+    lessons = None
+    if not config.learns_own:
+        lessons = make_lessons(config, sql, read_tokenizer(config, source), train, ())
+    refuse_warm_start(config, read_config(source), folder / WARM, lessons)
 
 
 def make_lessons(

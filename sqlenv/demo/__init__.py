@@ -23,13 +23,14 @@ SPLIT_FILES = {"train": "train_spider.json", "validation": "dev.json", "test": "
 def generate(root: Path, config: DemoConfig) -> None:
     """Write the demo data set in Spider's layout, unless it is there already.
 
-    The same settings give the same bytes. A folder that was made with other settings is replaced.
+    The same settings give the same bytes. A folder that was made with other settings is replaced,
+    unless it holds anything else.
     """
-    given = config.model_dump()
-    if (root / STAMP).is_file():
-        if json.loads((root / STAMP).read_bytes()) == given:
-            return
-    elif root.is_file() or any(root.glob("*")):
+    given, names = config.model_dump(), {path.name for path in root.glob("*")}
+    if STAMP in names and json.loads((root / STAMP).read_bytes()) == given:
+        return
+    own = {STAMP, "database", *SPLIT_FILES.values()}
+    if root.is_file() or (names and not {STAMP} <= names <= own):
         raise UserError(f"{root}: holds what is not demo data; name another folder")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix=f".{root.name}-") as scratch:

@@ -66,6 +66,9 @@ def test_data_that_is_there_is_kept_and_other_settings_replace_it(tmp_path):
     assert (folder / "dev.json").stat().st_mtime_ns == before
     generate(folder, TINY.model_copy(update={"questions_per_database": 5}))
     assert len(json.loads((folder / "dev.json").read_text())) == 5
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="name another folder"):
+        generate(folder, TINY)
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "dev.json"])
