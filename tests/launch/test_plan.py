@@ -7,6 +7,7 @@ import logging
 import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from launch import plan
 from launch.build import SqlSide, model_folder
 from launch.config import load_config
 from launch.tiny import tiny_shape
-from launch.warm_start import start_model
+from launch.warm_start import refuse_early, start_model
 from minirl.exchange import UserError
 from minirl.model.config import Hybrid
 from minirl.model.sharding import device_bytes, make_mesh
@@ -26,6 +27,7 @@ from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
 from minirl.plan.fit import Devices
 
+QWEN = Path(__file__).parents[1] / "data" / "reference" / "qwen2"
 SMALL = (
     "model.tiny={vocab_size: 512, hidden_size: 16, intermediate_size: 32, layers: 1, heads: 2, "
     "kv_heads: 2}",
@@ -302,6 +304,19 @@ def test_a_warm_start_is_planned_once_in_its_own_folder(tmp_path, free):
     (tmp_path / "warm" / plan.PLAN).unlink()
     with pytest.raises(UserError, match="the warm start does not fit"):
         plan.plan_memory(asked, shape, tmp_path / "warm", "warm_start")
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_warm_start_that_does_not_fit_is_refused_before_its_answers_are_known(tmp_path, free):
+    """Measuring a trained model and screening by it take an hour."""
+    own = ("warm_start.answers=own", "warm_start.mistake_share=0", "warm_start.repair_share=0")
+    asked = config("model.tiny=null", f"model.path={QWEN}", *own)
+    with SqlSide(asked, tmp_path) as sql:
+        free(2.0**30)
+        refuse_early(asked, tmp_path, sql, (), QWEN)
+        free(10_000.0)
+        with pytest.raises(UserError, match="the warm start does not fit"):
+            refuse_early(asked, tmp_path, sql, (), QWEN)
 
 
 def test_a_warm_start_gives_back_what_it_took(tmp_path):
