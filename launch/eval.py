@@ -67,7 +67,7 @@ class EvalOptions:
 
     Attributes:
         checkpoint: a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face
-            model folder (default with --cfg: what reinforcement learning starts from)
+            model folder
         endpoint: an OpenAI-compatible endpoint, up to and including /v1
         predictions: a file of queries, with no model: one a line, JSON lines, or one JSON value (a
             list, or an object by id)
@@ -136,7 +136,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     from launch.config import load_config
     from launch.data.preflight import check_data
     from launch.evaluation.results import ModelFacts
-    from launch.policy import PLAIN, find_policy, find_subject
+    from launch.policy import PLAIN, WHERE, find_subject, policy_in
 
     if given.predictions:
         config = load_config(PLAIN, [*settings, "prompt.example_values=0"])
@@ -171,7 +171,9 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         config = config.for_untrained()
         facts = ModelFacts(name, given.model)
         return EndpointSource(config, decode, facts, given.endpoint), split
-    policy = find_policy(config, given.checkpoint)
+    if given.checkpoint is None:
+        raise UserError(f"nothing to evaluate: give --checkpoint, {WHERE}, or --endpoint URL")
+    policy = policy_in(given.checkpoint)
     accelerator = cli.use_accelerator(given.accel)
     from launch.evaluation.sampling import CheckpointSource
 

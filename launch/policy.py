@@ -1,5 +1,5 @@
-"""What is evaluated or exported: a run's best checkpoint, one checkpoint, a model's folder, a job's
-start; and by whose settings it is asked.
+"""What is evaluated or exported: a run's best checkpoint, one checkpoint, or a model's folder; and
+by whose settings it is asked.
 """
 
 from __future__ import annotations
@@ -51,24 +51,6 @@ def policy_in(where: Path) -> PolicySource:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
         return _of_run(where, checkpoints / str(step))
     raise UserError(f"--checkpoint {where}: give {WHERE}")
-
-
-def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
-    """Find the policy to measure: in a folder, or the start of a job (that of the warm start)."""
-    if where is not None:
-        return policy_in(where)
-    name = f"{config.run.name}-start"
-    if (config.folder / WARM_MODEL).is_dir():
-        return PolicySource(name, config.folder / WARM_MODEL)
-    if config.model.path is not None:
-        check_model(config)
-        return PolicySource(config.model.path.resolve().name, config.model.path)
-    if config.warm_start is None and (config.folder / "model").is_dir():
-        return PolicySource(name, config.folder / "model")
-    raise UserError(
-        f"model.tiny: {config.folder} holds no model yet; run launch.train with these settings "
-        "first, or give --checkpoint"
-    )
 
 
 def _of_run(run: Path, checkpoint: Path) -> PolicySource:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import load_config
-from launch.policy import find_policy
+from launch.policy import policy_in
 from launch.reporting.answer import show_run
 from minirl.exchange import UserError
 from tests.minirl.toy import without_times
@@ -198,17 +197,14 @@ def test_evaluation_agrees_with_training(command, place, tmp_path):
 
 def test_policies_are_found_by_any_of_their_folders(place):
     run = place / "finished"
-    config = load_config(str(run / "config.yaml"), [f"run.dir={run}"])
-    start = find_policy(config, None)
-    assert (start.name, start.model, start.checkpoint) == ("tiny-start", run / "warm/model", None)
-    step = find_policy(config, run / "checkpoints" / "3")
+    step = policy_in(run / "checkpoints" / "3")
     assert (step.name, step.checkpoint) == ("finished-step3", run / "checkpoints" / "3")
-    best = find_policy(config, run).checkpoint
+    best = policy_in(run).checkpoint
     assert best
     assert best.parent == run / "checkpoints"
-    exported = find_policy(config, run / "model")
+    exported = policy_in(run / "model")
     assert (exported.model, exported.checkpoint) == (run / "model", None)
     gone = (Path("/nowhere"), run / "checkpoints" / "99")
     for wrong in (run / "before", run / "checkpoints", place, *gone):
         with pytest.raises(UserError):
-            find_policy(config, wrong)
+            policy_in(wrong)
