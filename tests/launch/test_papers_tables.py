@@ -196,7 +196,7 @@ def test_a_line_is_measured_on_small_data(row, place, monkeypatch):
     def of(config, decode, *_):
         return SimpleNamespace(config=config, decode=decode)
 
-    monkeypatch.setattr(launch.policy, "find_policy", lambda *_: None)
+    monkeypatch.setattr(launch.policy, "policy_in", lambda *_: None)
     monkeypatch.setattr(launch.evaluation.sampling.CheckpointSource, "of", of)
     monkeypatch.setattr(launch.eval.cli, "use_accelerator", lambda *_: None)
     monkeypatch.setattr(launch.eval, "_folder", lambda *_: Path("evals"))
