@@ -66,13 +66,13 @@ class AstraReward:
         return Score(total, is_correct(episode), {kind: total}, spans)
 
     def steps(self, episode: Episode) -> list[float]:
-        """Score the calls, then the final query: that of an episode ending in a call scores 0."""
-        attempts = [one for one in episode.attempts if self._is_scored(one)]
-        if self._config.final_step == "dedup" and _repeats_last_call(episode):
-            attempts = attempts[:-1]
+        """Score the calls, then the final query unless it repeats the last call: that of an
+        episode ending in a call scores 0.
+        """
+        attempts = episode.attempts[:-1] if _repeats_last_call(episode) else episode.attempts
         scores = [self._score(episode, attempt) for attempt in attempts]
         is_unanswered = bool(episode.attempts) and episode.final_attempt is None
-        return [*scores, 0.0] if is_unanswered and self._config.final_step != "never" else scores
+        return [*scores, 0.0] if is_unanswered else scores
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
         """Name numbers for the metrics: the score of the last step, and 1.0 or 0.0 for every shape
@@ -88,11 +88,7 @@ class AstraReward:
         return tuple(
             CreditSpan(turn, 0, len(attempt.text), self._score(episode, attempt))
             for turn, attempt in enumerate(episode.attempts)
-            if self._is_scored(attempt)
         )
-
-    def _is_scored(self, attempt: Attempt) -> bool:
-        return attempt.kind != "answer" or self._config.final_step != "never"
 
     def _score(self, episode: Episode, attempt: Attempt) -> float:
         example, attempt = on_witness(episode.example, attempt)

@@ -67,10 +67,6 @@ class ExpoConfig(Settings):
     """Failures with clause-level rewards (table 4): wrong results (`incorrect`), failing queries
     (`error`), or both."""
 
-    outside_tokens: Literal["zero", "query"] = "zero"
-    """Credit of tokens outside the SQL: none (Eq. 4), or the `query`'s, which also trains the
-    reasoning."""
-
     attribution: Literal["both", "types", "execution"] = "both"
     """Find the clauses of a wrong result by `types` of difference, by clause-wise `execution`, or
     both (table 5)."""
@@ -124,9 +120,6 @@ class AstraConfig(Settings):
 
     atr: AtrConfig = AtrConfig()
     """How the scores of steps are aggregated."""
-
-    final_step: Literal["dedup", "always", "never"] = "dedup"
-    """Score the final query unless it repeats the last call, `always`, or `never`."""
 
 
 RewardConfig = Annotated[
@@ -184,10 +177,5 @@ def clashes(reward: RewardConfig, env: EnvConfig) -> list[Clash]:
             ("reward.kind", "env.kind"),
             reward.kind == "expo" and is_agentic,
             "expo credits the clauses of answers, not of calls; use reward.kind=astra",
-        ),
-        Clash(
-            ("reward.final_step", "env.kind"),
-            reward.kind == "astra" and reward.final_step != "dedup" and not is_agentic,
-            "without calls of a tool every step is a final one; use reward.final_step=dedup",
         ),
     ]

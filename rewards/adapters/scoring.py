@@ -217,10 +217,10 @@ def example_of(row: Mapping[str, Any] | str | bytes | None, *, gold_sql: Any = N
         gold_sql: The gold query of trainers that have their own name for it.
     """
     row = mapping_of(row)
-    row = {name: _cell(row.get(name)) for name in _Row.model_fields}
+    row = {name: _cell(row.get(name)) for name in RewardRow.model_fields}
     row["gold_sql"] = _cell(gold_sql) or row["gold_sql"]
     given = {name: value for name, value in row.items() if value not in (None, "")}
-    one = check(_Row, given, where="a row of the SQL reward's data", advice=_NEEDED)
+    one = check(RewardRow, given, where="a row of the SQL reward's data", advice=_NEEDED)
     return Example(
         id=one.id,
         question="",
@@ -242,7 +242,9 @@ def _listed(value: Any) -> Any:
     return [one for one in map(_cell, every) if one not in (None, "")]
 
 
-class _Row(BaseModel, frozen=True, coerce_numbers_to_str=True):
+class RewardRow(BaseModel, frozen=True, coerce_numbers_to_str=True):
+    """What is read of the row of a data set."""
+
     database: Place
     gold_sql: str
     id: str = ""

@@ -10,6 +10,7 @@ from typing import Any
 from minirl.exchange import reply_text
 from rewards.adapters.scoring import (
     AdapterConfig,
+    RewardRow,
     Scored,
     example_of,
     plain,
@@ -51,7 +52,7 @@ class SqlReward:
         Raises:
             UserError: A database or gold query is missing.
         """
-        given = {name: [*columns[name]] for name in _COLUMNS if name in columns}
+        given = {name: [*columns[name]] for name in RewardRow.model_fields if name in columns}
         episodes = [
             (example_of({name: values[at] for name, values in given.items()}), replies_of(one))
             for at, one in enumerate(completions)
@@ -64,9 +65,6 @@ class SqlReward:
             for name in ("status", "sql"):
                 log_extra(name, [one.why()[name] for one in scores])
         return [score.total for score in scores]
-
-
-_COLUMNS = ("database", "gold_sql", "id", "dialect", "alternatives", "grading_method")
 
 
 def replies_of(completion: Completion) -> list[str]:

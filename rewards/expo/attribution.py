@@ -16,11 +16,10 @@ from rewards.expo.differences import (
     OF_COLUMNS,
     Differences,
     leads_away,
-    with_missing,
 )
 from rewards.expo.steps import (
     MAX_STEP_ROWS,
-    Effect,
+    Part,
     Step,
     Steps,
     first_rows,
@@ -31,12 +30,12 @@ from sqlenv.types import Table
 _EVERY: Differences = frozenset(CANDIDATES)
 _REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
 # What a step can do to the result before it; what it cannot do is not looked for.
-_POSSIBLE: dict[Effect, Differences] = {
+_POSSIBLE: dict[Part, Differences] = {
     "source": _EVERY,
-    "filter": _REMOVAL,
+    "where": _REMOVAL,
+    "select": _EVERY,
+    "having": _REMOVAL,
     "limit": _REMOVAL,
-    "project": _EVERY,
-    "collapse": _EVERY,  # a SELECT with a HAVING of its own
     "order": frozenset({"row_order"}),
     "compound": frozenset(),
 }
@@ -129,7 +128,7 @@ def _blame_part(
     parting = _parting(part, steps, gold, golds)
     if parting and parting.star and "row_partial" in wanted:
         return frozenset(parting.clauses)
-    select = next(step for step in part if step.effect in ("project", "collapse"))
+    select = next(step for step in part if step.part == "select")
     if wanted == {"row_disjoint"} and _groups(steps, select) != _groups(golds, gold):
         return frozenset(select.clauses)
     blamed = _blame_chain(chain, steps, wanted)
@@ -165,12 +164,13 @@ def _parting(chain: Sequence[Step], steps: Steps, gold: Step, golds: Steps) -> S
     before it tells nothing.
     """
     gold_chain = next((found for found in golds.plan.operands if found[-1] is gold), ())
-    own, known = ({_part(step): step for step in found} for found in (chain, gold_chain))
+    own, known = ({step.part: step for step in found} for found in (chain, gold_chain))
     if not ("source" in own and "source" in known):
         return None
     step, reference = own["source"], known["source"]
     moved = (_tables(own.get("where", step)) - _tables(step)) & _tables(reference)
-    for part in ("source", "where", "select", "having"):
+    parts: tuple[Part, ...] = ("source", "where", "select", "having")
+    for part in parts:
         step, reference = own.get(part, step), known.get(part, reference)
         if part == "source" and moved:
             continue
@@ -184,33 +184,26 @@ def _tables(step: Step) -> set[str]:
     return {source.table for source in sources(step.sql)}
 
 
-def _part(step: Step) -> str:
-    if step.effect == "filter":
-        return "where" if step.star else "having"
-    return "source" if step.star else "select"
-
-
 def _blame_source(step: Step, steps: Steps, gold_width: int) -> set[int]:
     """Blame FROM and its JOINs where they have fewer columns than the gold result (figure 5)."""
-    table = steps.probe(step) if step.effect == "source" else None
+    table = steps.rows(step) if step.part == "source" else None
     return set(step.clauses) if table and table.width < gold_width else set()
 
 
 def _blame_chain(chain: Sequence[Step], steps: Steps, wanted: Differences) -> set[int]:
     """Blame the steps that make a difference which is sought (algorithm 1)."""
     blamed: set[int] = set()
+    is_of_rows = "row_disjoint" in wanted and not wanted & OF_COLUMNS
     for at in range(1, len(chain)):
         step = chain[at]
+        sought = wanted & _POSSIBLE[step.part]
         # Rows all different, under the right columns, are rows missing that a filter took (A.1).
-        sought = with_missing(wanted) if step.effect == "filter" else wanted
-        sought &= _POSSIBLE[step.effect]
-        # Filters keep the columns, so that a row tells only whether any is left.
-        is_removal = _POSSIBLE[step.effect] == _REMOVAL and sought != {"row_emptied"}
-        look = steps.rows if is_removal else steps.probe
-        if not sought or look(step) is None:
+        if step.part in ("where", "having") and is_of_rows:
+            sought |= _MISSING
+        if not sought or steps.rows(step) is None:
             continue
         # A step that cannot run alone is one with the next that can.
-        before = next((n for n in range(at - 1, -1, -1) if look(chain[n])), None)
+        before = next((n for n in range(at - 1, -1, -1) if steps.rows(chain[n])), None)
         if before is not None and _change(steps, chain[before], step, sought) & sought:
             blamed.update(n for step in chain[before + 1 : at + 1] for n in step.clauses)
     return blamed
@@ -218,32 +211,22 @@ def _blame_chain(chain: Sequence[Step], steps: Steps, wanted: Differences) -> se
 
 def _change(steps: Steps, before: Step, after: Step, sought: Differences) -> Differences:
     """Name what a step changes, as far as it is sought."""
-    first, second = steps.probe(before), steps.probe(after)
-    assert first is not None
-    assert second is not None
-
-    def apart(left: Table, right: Table) -> Differences:
-        if "col_name" in sought:
-            left, right = steps.named(before, left), steps.named(after, right)
-        return steps.differences(left, after, right)
-
-    if first.width != second.width or not (first.rows and second.rows):
-        # A row each tells it all.
-        found = apart(first, second)
-        is_width = "col_count" in found and not sought & OF_COLUMNS
-        return found - {"row_disjoint"} if is_width else found
     left, right = steps.rows(before), steps.rows(after)
-    if left is None or right is None:
-        return _NOTHING
-    if _POSSIBLE[after.effect] == _REMOVAL and len(left.rows) > MAX_STEP_ROWS:
+    assert left is not None
+    assert right is not None
+    is_removal = _POSSIBLE[after.part] == _REMOVAL and bool(right.rows)
+    if is_removal and len(left.rows) > MAX_STEP_ROWS:
         counts = [steps.count(step) for step in (before, after)] if sought & _MISSING else []
         return _MISSING if None not in counts and len(set(counts)) == 2 else _NOTHING
     left, right = first_rows(left, MAX_STEP_ROWS), first_rows(right, MAX_STEP_ROWS)
-    right = steps.like(right, left)
-    if after.effect == "order":
+    if after.part == "order":
         # The same rows in any case, of which the first ones may be all others.
-        return _NOTHING if left.rows == right.rows else _ORDER
-    return apart(left, right)
+        return _NOTHING if left.rows == steps.like(right, left).rows else _ORDER
+    if "col_name" in sought:
+        left, right = steps.named(before, left), steps.named(after, right)
+    found = steps.differences(left, after, right)
+    is_width = "col_count" in found and not sought & OF_COLUMNS
+    return found - {"row_disjoint"} if is_width else found
 
 
 def _before_operators(clauses: Sequence[Clause], operands: int) -> frozenset[int]:
@@ -276,7 +259,7 @@ def _blame_away(chain: Sequence[Step], steps: Steps, gold: Table) -> set[int]:
             continue
         after = steps.like(after, gold)
         # Of large results a filter leaves the first rows, whatever it removes.
-        is_cut = before is not None and len(before.rows) > MAX_STEP_ROWS and step.effect != "order"
+        is_cut = before is not None and len(before.rows) > MAX_STEP_ROWS and step.part != "order"
         if before is not None and not (is_cut and after.rows) and leads_away(gold, before, after):
             blamed.update(waiting)
         before, waiting = after, []

@@ -108,7 +108,7 @@ def _opening(flat: Sequence[Token], at: int, *, in_with: bool) -> tuple[int, Cla
     token = flat[at]
     if in_with and token.is_sign(",") and at + 1 < len(flat):
         return flat[at + 1].start, "WITH"
-    if token.kind != "word" or _is_distinct_from(flat, at):
+    if token.kind != "word" or (at and flat[at - 1].is_word("distinct")):  # IS DISTINCT FROM
         return None
     if token.text == "with":
         return (token.start, "WITH") if at == 0 else None
@@ -120,16 +120,6 @@ def _opening(flat: Sequence[Token], at: int, *, in_with: bool) -> tuple[int, Cla
         return None
     kind = _OPENERS.get(token.text)
     return (token.start, kind) if kind else None
-
-
-def _is_distinct_from(words: Sequence[Token], at: int) -> bool:
-    """Tell the FROM of the comparison `a IS [NOT] DISTINCT FROM b`."""
-    return (
-        at > 1
-        and words[at].is_word("from")
-        and words[at - 1].is_word("distinct")
-        and words[at - 2].is_word("is", "not")
-    )
 
 
 def _stop(flat: Sequence[Token], starts: Sequence[int], start: int, end: int) -> int:

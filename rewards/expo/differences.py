@@ -39,8 +39,6 @@ CANDIDATES: Mapping[Difference, frozenset[ClauseKind]] = {
 
 OF_COLUMNS: Differences = frozenset({"col_count", "col_name"})  # the types that tell of columns
 
-_MISSING: Differences = frozenset({"row_subset"})
-
 
 def differences(reference: Table, candidate: Table, *, is_computed: bool = False) -> Differences:
     """Name what sets a candidate apart from a reference: one type for columns, one or two for rows.
@@ -52,13 +50,6 @@ def differences(reference: Table, candidate: Table, *, is_computed: bool = False
     """
     rows = _of_rows(reference, candidate, is_computed=is_computed)
     return rows | _of_columns(reference, candidate)
-
-
-def with_missing(sought: Differences) -> Differences:
-    """Add that rows are missing where all rows differ though the columns are right."""
-    if "row_disjoint" in sought and not sought & OF_COLUMNS:
-        return sought | _MISSING
-    return sought
 
 
 def leads_away(gold: Table, before: Table, after: Table) -> bool:

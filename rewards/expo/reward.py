@@ -188,24 +188,20 @@ class ExpoReward:
     def _spans(
         self, turn: int, attempt: Attempt, verdict: ClauseVerdict, rewards: Sequence[float]
     ) -> list[CreditSpan]:
-        """Lay the rewards over the characters of a reply, each character once."""
+        """Lay the rewards over a reply's query; other text has no credit (Eq. 4).
+
+        A reply without a query is punished as a whole.
+        """
         length = len(attempt.text)
         if not rewards:
             return [CreditSpan(turn, 0, length, FORMAT_FAIL)] if length else []
         start, end = attempt.answer.start, attempt.answer.end
         if attempt.text[start:end] != attempt.sql:
             raise ValueError("the query stands nowhere in the reply that it was read in")
-        # None for no credit of what is not SQL (docs/papers.md, outside tokens).
-        outside = self._values(verdict)[0] if self._config.outside_tokens == "query" else None
-        spans = [
+        return [
             CreditSpan(turn, start + clause.start, start + clause.end, value)
             for clause, value in zip(verdict.clauses, rewards, strict=True)
         ]
-        if outside is not None and start:
-            spans.insert(0, CreditSpan(turn, 0, start, outside))
-        if outside is not None and end < length:
-            spans.append(CreditSpan(turn, end, length, outside))
-        return spans
 
 
 def _differences(gold: Table, sql: str, predicted: Table) -> Differences:

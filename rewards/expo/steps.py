@@ -5,7 +5,6 @@ They are run when their results are asked for (EXPO-SQL, algorithm 1, appendix A
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,12 +17,11 @@ from sqlenv.evaluators.equality import like_gold
 from sqlenv.sql.extraction import parse
 from sqlenv.types import Numbers, Result, Table
 
-Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
+Part = Literal["source", "where", "select", "having", "order", "limit", "compound"]
 
 MAX_STEP_ROWS = 200
 """Rows of an intermediate result that are compared with the step after it; of larger ones filters
 are judged by counts, other steps by the first rows."""
-_ALL = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +29,14 @@ class Step:
     """A query that ends with one more clause than the step before.
 
     Attributes:
-        effect: What the last clause does to rows.
+        part: What the last clause is, or the last ones that are run together.
         clauses: Those that answer for it.
         operand: The SELECT of a set operation that it is a step of.
         star: Where the text after `SELECT *` starts, in steps before the SELECT.
     """
 
     sql: str
-    effect: Effect
+    part: Part
     clauses: tuple[int, ...]
     operand: int = 0
     star: int = 0
@@ -113,16 +111,15 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
         yield Step(source + text(tables), "source", (*items, *tables), operand, len(source))
         if where:
             filtered = source + text([*tables, *where])
-            yield Step(filtered, "filter", (*where,), operand, len(source))
+            yield Step(filtered, "where", (*where,), operand, len(source))
     select, windows = selects[:1], selects[1:]
     body = [*select, *tables, *where, *group]
     if having and group:
-        yield Step(head + text([*body, *windows]), "project", (*select, *windows, *group), operand)
-        yield Step(head + text([*body, *having, *windows]), "filter", (*having,), operand)
+        yield Step(head + text([*body, *windows]), "select", (*select, *windows, *group), operand)
+        yield Step(head + text([*body, *having, *windows]), "having", (*having,), operand)
     else:
-        numbers = [*select, *windows, *group, *having]
-        effect: Effect = "collapse" if having else "project"
-        yield Step(head + text([*body, *having, *windows]), effect, tuple(numbers), operand)
+        numbers = (*select, *windows, *group, *having)
+        yield Step(head + text([*body, *having, *windows]), "select", numbers, operand)
 
 
 class Steps:
@@ -133,15 +130,13 @@ class Steps:
     ) -> None:
         self.sql, self.clauses, self.plan = sql, scan_clauses(sql), plan_steps(sql)
         self.result, self._run, self._numbers = result, cache(run), numbers
-        self._seen: dict[str, tuple[int, Table | None]] = {self.plan.last.sql: (_ALL, result)}
-
-    def probe(self, step: Step) -> Table | None:
-        """Return the columns of a step and at most one row; None where it does not run."""
-        return self._fetch(step, 1)
 
     def rows(self, step: Step) -> Table | None:
-        """Return the first rows of a step, one more than are compared."""
-        return self._fetch(step, MAX_STEP_ROWS + 1)
+        """Return one row more of a step than are compared; None where it does not run."""
+        limit = MAX_STEP_ROWS + 1
+        if step.sql == self.plan.last.sql:
+            return first_rows(self.result, limit)
+        return self._table(step, f"{{}}\nLIMIT {limit}")
 
     @property
     def window(self) -> tuple[str, str]:
@@ -153,20 +148,18 @@ class Steps:
 
     def count(self, step: Step) -> int | None:
         """Count the rows of a step; None where it does not run."""
-        asked, table = self._seen.get(step.sql, (-1, None))
-        if table and len(table.rows) < asked:
+        if step.sql == self.plan.last.sql:
+            return len(self.result.rows)
+        table = self.rows(step)
+        if table and len(table.rows) <= MAX_STEP_ROWS:
             return len(table.rows)
         table = self._table(step, "SELECT count(*) FROM ({}\n)")
         return int(str(table.rows[0][0])) if table else None
 
     def differences(self, reference: Table, step: Step, table: Table) -> Differences:
         """Name what sets a step's result, its columns named, apart from another."""
-        computed = step.effect in ("project", "collapse")
-        return differences(
-            reference,
-            self.like(table, reference),
-            is_computed=computed and is_computed(self.sql, step.operand),
-        )
+        computed = step.part == "select" and is_computed(self.sql, step.operand)
+        return differences(reference, self.like(table, reference), is_computed=computed)
 
     def like(self, table: Table, reference: Table) -> Table:
         """Write numbers as another result has them, where they are the same."""
@@ -177,13 +170,6 @@ class Steps:
     def named(self, step: Step, table: Table) -> Table:
         """Name the columns of a step's result by their attributes."""
         return with_attributes(self.sql, table, operand=step.operand, is_star=bool(step.star))
-
-    def _fetch(self, step: Step, limit: int) -> Table | None:
-        asked, table = self._seen.get(step.sql, (-1, None))
-        if asked < limit:
-            table = self._table(step, f"{{}}\nLIMIT {limit}")
-            self._seen[step.sql] = (limit, table)
-        return table and first_rows(table, limit)
 
     def _table(self, step: Step, form: str) -> Table | None:
         result = self._run(form.replace("{}", step.sql, 1))

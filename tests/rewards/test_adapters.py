@@ -318,7 +318,6 @@ def test_threads_that_ask_first_share_one_scorer(monkeypatch):
         ({"reward": {"kind": "one_shot", "decay": 1}}, "decay"),
         ({"env": {"kind": "agentic"}}, "reward.kind=progressive and env.kind=agentic: "),
         ({"reward": {"kind": "expo"}, "env": {"kind": "agentic"}}, "use reward.kind=astra"),
-        ({"reward": {"kind": "astra", "final_step": "never"}}, "final_step=never and env.kind="),
         ({"env": {"kind": "chess"}}, "'single_turn', 'diagnosed', 'agentic'"),
         ("expo", r'reward: Input should be .*; settings are \{"reward": \{"kind": …, …\}, "env": '),
         ({"env": {"wrapping": "any"}}, "env: "),

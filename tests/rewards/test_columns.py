@@ -188,15 +188,11 @@ def test_the_rewards_of_an_episode():
     assert score_of(step(0.0), step(1.0, "answer")).correct
 
 
-@pytest.mark.parametrize(
-    ("final_step", "repeated", "another"),
-    [("dedup", [1], [0.4, 1]), ("always", [1, 1], [0.4, 1]), ("never", [1], [0.4])],
-)
-def test_final_step(final_step, repeated, another):
+def test_final_step():
     again = step(1.0, "answer", sql="SELECT a,\n b -- again\nFROM t ;")
     once = step(1.0, sql="SELECT a, b FROM t")
-    assert steps(once, again, final_step=final_step) == pytest.approx(repeated)
-    assert steps(step(0.4), again, final_step=final_step) == pytest.approx(another)
+    assert steps(once, again) == [1]
+    assert steps(step(0.4), again) == pytest.approx([0.4, 1])
 
 
 def test_a_call_that_cannot_be_read_is_a_step_of_score_0():

@@ -252,7 +252,7 @@ def test_expo_blames_the_clause_that_is_wrong_on_the_witness(pets, gold, lucky, 
 
 
 def test_a_lucky_call_earns_nothing_either(pets):
-    """Its repetition as the answer is no step of its own (`final_step=dedup`)."""
+    """Its repetition as the answer is no step of its own (docs/papers.md, scored steps)."""
 
     def paid(witnesses: int) -> float:
         called = json.dumps({"name": "run_sql_remote", "arguments": {"query": LUCKY}})
