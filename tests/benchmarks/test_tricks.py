@@ -36,7 +36,6 @@ def folder(tmp_path_factory):
         connection.commit()
     records = [{"db_id": "music", "question": "?", "query": gold} for gold in GOLDS]
     (made / "dev.json").write_text(json.dumps(records))
-    (made / "tables.json").write_text("[]")
     return made
 
 

@@ -159,6 +159,8 @@ def test_xla_gets_a_flag_of_those_versions_alone_that_have_it(release, is_set, m
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
     monkeypatch.setattr(jax, "__version_info__", release)
     monkeypatch.setattr(jax.config, "update", lambda *_, **__: None)
+    # Devices are made once a process, and by these flags there is one of them.
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     cli.use_accelerator("cpu")
     assert ("ynn_fusion_type" in os.environ["XLA_FLAGS"]) == is_set
 
