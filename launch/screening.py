@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -205,16 +205,17 @@ def shares(found: Sequence[Screened]) -> dict[str, Any]:
 
 def by_part(found: Sequence[Screened]) -> dict[str, dict[str, dict[str, Any]]]:
     """Give the `shares` by level of difficulty and by database."""
-    levels, databases = (
-        defaultdict[str, list[Screened]](list),
-        defaultdict[str, list[Screened]](list),
-    )
+    keys: dict[str, Callable[[Screened], str]] = {
+        "difficulty": lambda one: one.difficulty or "unknown",
+        "database": lambda one: one.db_id,
+    }
+    parts = {name: defaultdict[str, list[Screened]](list) for name in keys}
     for one in found:
-        levels[one.difficulty or "unknown"].append(one)
-        databases[one.db_id].append(one)
+        for name, key in keys.items():
+            parts[name][key(one)].append(one)
     return {
         name: {key: shares(each) for key, each in sorted(part.items())}
-        for name, part in {"difficulty": levels, "database": databases}.items()
+        for name, part in parts.items()
     }
 
 
