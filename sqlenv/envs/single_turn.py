@@ -86,9 +86,10 @@ def judge_reply(
     config: AnswerConfig,
     *,
     result: Result | None = None,
+    numbers: Numbers | None = None,
 ) -> Attempt:
     """Run the SQL of a reply, and compare its result with the gold result; what was read and run
-    already is not read and run again.
+    already is not read and run again, and numbers are compared as the settings say unless here.
 
     A reply without a query is an error and never runs; so is a query of another dialect that
     cannot be transpiled. A failing gold query matches nothing. What depends on the clock or on
@@ -104,8 +105,9 @@ def judge_reply(
     if not isinstance(result, Table) or result.nondeterministic:
         return Attempt(answer, result, correct=False)
     gold = run_in_dialect(executor.gold, example, example.gold_sql)
-    result = like_gold(result, gold, config.compared)
-    correct = is_right(example, answer.sql, result, executor, config.match, config.compared)
+    numbers = numbers or config.compared
+    result = like_gold(result, gold, numbers)
+    correct = is_right(example, answer.sql, result, executor, config.match, numbers)
     return Attempt(answer, result, correct)
 
 
@@ -122,10 +124,12 @@ def witnesses_of(example: Example, witnesses: WitnessStore) -> tuple[Path, ...]:
 def first_refuting(
     example: Example, sql: str, files: Sequence[Path], executor: Executor, config: AnswerConfig
 ) -> Counterexample | None:
-    """Return the first witness on which a query is wrong; None where it is right on all."""
+    """Return the first witness on which a query is wrong; None where it is right on all, there but
+    for the last bits of numbers.
+    """
     for number, file in enumerate(files, start=1):
         there = replace(example, database=file)
-        attempt = judge_reply(there, Answer(sql, sql), executor, config)
+        attempt = judge_reply(there, Answer(sql, sql), executor, config, numbers="close")
         if not attempt.correct:
             return Counterexample(number, file, attempt.result)
     return None

@@ -249,8 +249,15 @@ def test_last_bits_refute_nothing(tmp_path: Path, cache: DiskCache, rule: Execut
     queries = "SELECT SUM(r) / 3 FROM t", "SELECT SUM(r / 3.0) FROM t", "SELECT 19.45 / 3"
     cases = [Case(query, queries[0], database) for query in queries]
     with Executor(ExecutorConfig()) as executor:
-        scores = judge_on_witnesses(cases, rule, executor, WitnessStore(cache, match=rule))
+        store, config = WitnessStore(cache, match=rule), SingleTurnConfig(match=rule)
+        scores = judge_on_witnesses(cases, rule, executor, store)
+        example, files = (
+            Example("1", "?", "t", database, queries[0]),
+            store.of(database, queries[0]),
+        )
+        refuted = [first_refuting(example, query, files, executor, config) for query in queries]
     assert scores == [1, 1, 0]
+    assert [found is None for found in refuted] == [True, True, False]
 
 
 def test_a_refutation_shows_the_rows_and_both_results(shop: Path, cache: DiskCache) -> None:
