@@ -98,7 +98,12 @@ def _draw(pools: Sequence[Pool], total: int | None) -> list[list[Example]]:
 
 def read_all(source: SourceConfig) -> tuple[Example, ...]:
     """Read every question of a source in the order of its files, whatever its gold query."""
-    return load(DataConfig(sources=(source,), exclude=())).examples
+    config = DataConfig(sources=(source,), exclude=())
+    [pool] = pools = open_pools(config, None, lambda _db_id: True)
+    [examples] = _draw(pools, None)
+    if not examples:
+        raise UserError(f"no question is left; {pool.line()}")
+    return tuple(examples)
 
 
 def database_names(source: SourceConfig) -> frozenset[str]:

@@ -178,7 +178,6 @@ class Pool:
         is_once = "duplicate" in self._config.exclude
         source = _FIRST if is_once else "candidate"
         order = _BY_SEED if self._config.total else "position"
-        ((every,),) = self._ask(f"{judged} SELECT count(*) FROM candidate", values)
         self._ask(
             f"{judged} INSERT INTO waiting SELECT position, db_id, text FROM {source} "
             f"ORDER BY {order}",
@@ -186,6 +185,7 @@ class Pool:
         )
         size = self._db.changes()
         if is_once:
+            ((every,),) = self._ask(f"{judged} SELECT count(*) FROM candidate", values)
             self.found["duplicate"] += every - size
         return size
 
