@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -100,17 +100,24 @@ class _ByShape:
     """A function of a batch, compiled apart for each shape of it; those of latest use are kept."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        # JAX keeps the programs of a function, so each shape has one of its own.
-        self._of_shapes = lru_cache(_KEPT_SHAPES)(lambda _: jax.jit(partial(function), **options))
+        self._function, self._options = function, options
+        self._kept: dict[tuple[Any, ...], Any] = {}  # the least recently used first
+        self._given_up = 0
 
     def __call__(self, batch: Batch) -> Any:
         """Return what to call with a batch of this shape."""
-        return self._of_shapes(tuple(leaf.shape for leaf in jax.tree.leaves(batch)))
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+        # JAX keeps the programs of a function, so each shape has one of its own.
+        compiled = self._kept.pop(shapes, None)
+        self._kept[shapes] = compiled or jax.jit(partial(self._function), **self._options)
+        if len(self._kept) > _KEPT_SHAPES:
+            self._given_up += self._kept.pop(next(iter(self._kept)))._cache_size()
+        return self._kept[shapes]
 
     @property
     def programs(self) -> int:
-        """Return the number of shapes compiled for so far."""
-        return self._of_shapes.cache_info().misses
+        """Return the number of programs compiled so far."""
+        return self._given_up + sum(kept._cache_size() for kept in self._kept.values())
 
 
 class Learner:

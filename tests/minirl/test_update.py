@@ -288,7 +288,7 @@ def test_programs_of_the_shapes_of_latest_use_are_kept(monkeypatch):
     found = [programs_and_loss(of_shape[number]) for number in (0, 1, 0, 2, 0, 1)]
     assert [programs - first for programs, _ in found] == [0, 1, 1, 2, 2, 3]
     assert [one for _, one in found] == pytest.approx([loss] * 6)
-    assert learner._accumulate._of_shapes.cache_info().currsize == 2
+    assert len(learner._accumulate._kept) == 2
 
 
 # What a model in bfloat16 sums in fp32: logits in learner and sampler, the embedding's gradient.
