@@ -362,6 +362,7 @@ def write_config(folder: Path, python: str) -> Path:
         "arguments": ARGUMENTS,
         "variables": VARIABLES,
         "timeout_s": 120,
+        "wait_s": 240,  # what weights that are being brought to a stopped server have
     }
     rollout = {"backend": "sglang", "sglang": servers}
     path = folder / "tiny.yaml"
@@ -438,8 +439,7 @@ def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tm
     wait_for(lambda: len(metrics(run)) > before, job, limit_s=600)
     stopped, killed = schedulers(run)
     os.kill(stopped, signal.SIGSTOP)
-    # A request has timeout_s, and weights that are being brought to it have wait_s (ten minutes).
-    wait_for(lambda: left_out(run) >= 1, job, limit_s=900)
+    wait_for(lambda: left_out(run) >= 1, job, limit_s=300)
     os.kill(killed, signal.SIGKILL)
     assert job.wait(600) == 0
     assert not servers(run)
