@@ -16,20 +16,6 @@ from sqlenv.data.layouts import TEST_SETS
 
 _log = logging.getLogger(__name__)
 
-LABELS: Mapping[str, str] = {
-    "bird-dev/bird_ex": "BIRD dev",
-    "spider-dev/spider_ex": "Spider dev EX",
-    "spider-dev/spider_ts": "Spider dev TS",
-    "spider-test/spider_ex": "Spider test",
-    "spider-syn/spider_ex": "Syn EX",
-    "spider-syn/spider_ts": "Syn TS",
-    "spider-realistic/spider_ex": "Realistic EX",
-    "spider-realistic/spider_ts": "Realistic TS",
-    "spider-dk/spider_ex": "DK",
-    "spider2-local/spider2_local": "Spider 2 local",
-}
-"""The columns of Progress-SQL's tables 1 and 2, in their order; others follow. Each is named by the
-test set and the measure."""
 _DECIDING = ("questions", "databases", "test suite")
 _BESIDE = ("gain", "over databases", "p", "won, lost")
 Lines = list[Sequence[str]]
@@ -97,8 +83,10 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def _in_order(columns: Iterable[str]) -> list[str]:
+    """Order columns as Progress-SQL's tables 1 and 2 do (`TEST_SETS`); others follow."""
+    known = (f"{name}/{each}" for name, one in TEST_SETS.items() for each in one.comparators)
     found = dict.fromkeys(columns)
-    return [*dict.fromkeys([*(one for one in LABELS if one in found), *found])]
+    return [*dict.fromkeys([*(one for one in known if one in found), *found])]
 
 
 def _rows(runs: Sequence[Run]) -> list[_Row]:
@@ -137,7 +125,7 @@ def _check_alike(base: _Row, row: _Row, column: str) -> None:
             data = column.partition("/")[0]
             raise UserError(f"{who}: other {name} under the name {data}; evaluate both on the same")
         what = f"{name} is {value} there and {second[name]} here"
-        _log.warning("%s: %s (%s)", who, what, _label(column))
+        _log.warning("%s: %s (%s)", who, what, column)
 
 
 def _facts(row: _Row, column: str) -> dict[str, Any]:
@@ -193,8 +181,8 @@ def _head(rows: Sequence[Mapping[str, Any]], column: str) -> str:
     # Reports of one column are of the same questions.
     count = next(row["columns"][column]["questions"] for row in rows if column in row["columns"])
     if published is None or count == published.questions:
-        return _label(column)
-    return f"{_label(column)} ({count:,} of {published.questions:,})"
+        return column
+    return f"{column} ({count:,} of {published.questions:,})"
 
 
 def _beside(each: Mapping[str, Any]) -> Sequence[str]:
@@ -203,11 +191,7 @@ def _beside(each: Mapping[str, Any]) -> Sequence[str]:
     lost, won, p = (each[name] for name in ("only_first", "only_second", "p"))
     flips = "-" if lost is None else f"{won:,}, {lost:,}"
     chance = "< 0.001" if p < 0.001 else f"{p:.3f}"
-    return (each["run"], each["decode"], _label(each["column"]), points, over, chance, flips)
-
-
-def _label(column: str) -> str:
-    return LABELS.get(column) or column.replace("/", " ")
+    return (each["run"], each["decode"], each["column"], points, over, chance, flips)
 
 
 def _markdown(lines: Lines) -> str:

@@ -313,7 +313,7 @@ def test_two_runs_side_by_side(tmp_path, beside):
     assert ex["p"] < 0.05
     assert len(ts["questions"]) == 9
     assert "spider-dev/1" not in ex["questions"]
-    heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
+    heads = "spider-dev/spider_ex (10 of 1,034) | spider-dev/spider_ts (10 of 1,034)"
     assert table[0] == f"| run | decoding | {heads} |"
     assert table[2].startswith("| base | greedy | 20.0 [")
     assert "+70.0 [" in printed
@@ -339,7 +339,10 @@ def test_a_row_has_several_test_sets_in_the_papers_order_and_no_number_is_broken
             sheet(path, rights, data=data, model=model if name == "ours" else ModelFacts(name))
     printed, table = beside(tmp_path / "base", f"mine={tmp_path / 'ours'}", width=80)
     head, _, first, second = table[:4]
-    names = ["Spider dev EX", "Spider dev TS", "Realistic EX", "Realistic TS", "DK"]
+    names = [
+        *("spider-dev/spider_ex", "spider-dev/spider_ts"),
+        *("spider-realistic/spider_ex", "spider-realistic/spider_ts", "spider-dk/spider_ex"),
+    ]
     assert head.startswith("| run | base model | reward | decoding | ")
     assert [cell.split(" (")[0] for cell in head.split(" | ")[4:9]] == names
     assert first.startswith("| base | - | - | greedy | 25.0 [")
@@ -354,7 +357,8 @@ def test_rows_are_split_by_decoding_and_columns_say_of_how_much_they_are(tmp_pat
     sheet(tmp_path / "r" / "2" / "verdicts.json", "11", model=model, decode="vote@8")
     sheet(tmp_path / "r" / "3" / "verdicts.json", "10", model=model)
     _, (head, _, *rows) = beside(tmp_path / "r")
-    wanted = ["Spider dev EX (2 of 1,034)", "Spider dev TS (2 of 1,034)", "DK"]
+    wanted = [f"spider-dev/{one} (2 of 1,034)" for one in ("spider_ex", "spider_ts")]
+    wanted.append("spider-dk/spider_ex")
     assert head.split(" | ")[2:5] == wanted
     assert {row.split(" | ")[1] for row in rows if row.startswith("| m |")} == {"greedy", "vote@8"}
 
