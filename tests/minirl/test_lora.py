@@ -107,82 +107,36 @@ def test_gradients_are_those_of_the_whole_matrices_by_the_chain_rule():
             np.testing.assert_allclose(part, expected, rtol=5e-5, atol=5e-5 * scale)
 
 
-def test_an_update_changes_adapters_alone_and_the_reference_is_the_base():
-    model = fresh()
-    learner, params = learner_of(model)
-    before, reference = arrays(params), jax.tree.map(jnp.copy, params)
-    (batch,) = batches()
-    plain, whole = learner_of(base())
-    (expected,) = plain.logprobs(whole, [batch])
-    state = learner.init(params)
-    state, first, _ = learner.update(state, [batch], reference=reference, rate=1e-2)
-    assert first["kl"] == pytest.approx(0, abs=1e-6)
-    state, second, _ = learner.update(state, [batch], reference=reference, rate=1e-2)
-    assert second["kl"] > 1e-4
-    (found,) = learner.logprobs(reference, [batch])
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    after = arrays(state.params)
-    assert set(after) == set(before)
-    assert all((after[name] != before[name]).any() for name in after)
-    kept, untouched = arrays(learner._frozen), arrays(nnx.state(base()))
-    assert set(kept) == set(untouched)
-    for name, array in untouched.items():
-        np.testing.assert_array_equal(kept[name], array)
-    # Two moments a trained number, and counts: nothing of the base's size.
-    trained = sum(array.size for array in after.values())
-    held = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state))
-    assert 2 * trained < held < 2 * trained + 100
-    assert trained < sum(array.size for array in kept.values()) / 2
-
-
-def sampled_groups(sampler, *, step):
-    """Sample 16 groups of 4 replies of 32 tokens as rows, with any advantages."""
-    rng = np.random.default_rng(step)
+def sampled_groups(sampler):
+    """Sample 16 groups of 4 replies of 32 tokens as rows."""
+    rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(4, 60, 8).tolist()) for _ in range(16)]
-    asked = [Request(64 * step + n, prompts[n // 4], 32, Decoding(0.8)) for n in range(64)]
+    asked = [Request(n, prompts[n // 4], 32, Decoding(0.8)) for n in range(64)]
     rows = []
     for number, reply in sorted(toy.run(sampler, asked).items()):
-        ids = np.array([*prompts[number % 64 // 4], *reply.ids])
+        ids = np.array([*prompts[number // 4], *reply.ids])
         logprobs = np.concatenate([np.zeros(8), reply.logprobs])
-        rows.append(TokenRow(ids, np.arange(40) >= 8, logprobs, rng.normal(), 8))
+        rows.append(TokenRow(ids, np.arange(40) >= 8, logprobs, 0.0, 8))
     return [rows[n : n + 4] for n in range(0, 64, 4)]
 
 
 def test_in_bfloat16_the_sampler_is_as_near_to_the_learner_as_in_full_training():
-    """Mean |log p - log q| of 2,048 tokens, before and after 1 and 10 updates: of adapters, and of
-    a learner of all weights at the same policy. Weights that are merged and rounded to bfloat16
-    before sampling are 1.5 times as far after the first update and after ten, and these 0.96 to
-    1.08 times: such means differ by a twentieth by chance.
+    """Mean |log p - log q| of 2,048 tokens: of adapters, and of all weights at the same policy.
+    Weights that are merged and rounded to bfloat16 before sampling are 1.45 times as far, and these
+    1.03 times: such means differ by a twentieth by chance.
     """
     base = huggingface.init(toy.CONFIG, 0, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
-    add_adapters(base, LoraConfig(rank=8, alpha=1), seed=0)
-    learner, params = learner_of(base)
-    learners = {"lora": learner, "full": learner_of(merged(base))[0]}
+    model = adapted(base, LoraConfig(rank=8, alpha=0.25))
     sizes = BatchingConfig(prompt_multiple=8, answer_multiple=32)
-
-    def cut(groups):
-        return MicroBatches(groups, aggregation="token_mean", sizes=sizes, pad_id=0)
-
-    samplers = {
-        name: toy.sampler(one, slots=64, group_size=4, stop_ids=toy.NEVER)
-        for name, one in (("lora", base), ("full", merged(base)))
-    }
-    state = learner.init(params)
-    for step in range(11):
-        if step in (0, 1, 10):
-            adapters = jax.tree.map(jnp.copy, state.params)
-            policy = nnx.merge(nnx.graphdef(base), adapters, learner._frozen)
-            gaps = {}
-            for name, one in (("full", merged(policy)), ("lora", policy)):
-                weights = trained(one)
-                samplers[name].set_weights(weights, version=step)
-                groups = sampled_groups(samplers[name], step=step)
-                batches = cut(groups)
-                found = batches.read_back(learners[name].logprobs(weights, batches))
-                pairs = zip(chain(*found), chain(*groups), strict=True)
-                gaps[name] = np.mean([np.abs(logp - row.logprobs)[8:] for logp, row in pairs])
-            assert gaps["lora"] <= 1.25 * gaps["full"], step
-        state, *_ = learner.update(state, cut(groups), rate=1e-2)
+    gaps = []
+    for one in (model, merged(model)):
+        learner, params = learner_of(one)
+        groups = sampled_groups(toy.sampler(one, slots=64, group_size=4, stop_ids=toy.NEVER))
+        batches = MicroBatches(groups, aggregation="token_mean", sizes=sizes, pad_id=0)
+        found = batches.read_back(learner.logprobs(params, batches))
+        pairs = zip(chain(*found), chain(*groups), strict=True)
+        gaps.append(np.mean([np.abs(logp - row.logprobs)[8:] for logp, row in pairs]))
+    assert gaps[0] <= 1.25 * gaps[1]
 
 
 def test_a_model_is_written_with_its_adapters_merged_in_float32(tmp_path):
@@ -251,6 +205,7 @@ def test_a_run_learns_with_adapters_and_saves_them_alone(tmp_path):
     add_adapters(model, ALL, seed=0)
     # Louder, so that a turn of the last hidden state, all that adapters can do, decides on letters.
     model.unembed[...] = 6 * model.unembed[...]
+    frozen = arrays(split(model)[2])
     optimizer = OptimizerConfig(learning_rate=0.05, weight_decay=0.0)
     make = partial(toy.trainer, tmp_path, source=model, steps=4, kl_every=1, optimizer=optimizer)
     trainer = make()
@@ -262,6 +217,9 @@ def test_a_run_learns_with_adapters_and_saves_them_alone(tmp_path):
     assert kl[0] == pytest.approx(0, abs=1e-6)
     assert kl[-1] > 0.01
     assert max(record["mismatch/gap_max"] for record in records) < 1e-4
+    assert all(array.any() for array in arrays(trainer.params).values())  # each B was 0
+    for name, array in arrays(trainer._learner._frozen).items():
+        np.testing.assert_array_equal(array, frozen[name])
     # It goes on with what was saved.
     again = make()
     assert again.steps_done == 4
