@@ -13,7 +13,7 @@ import optax
 import pytest
 from flax import nnx
 
-from minirl.config import BatchingConfig, Grpo, OptimizerConfig
+from minirl.config import BatchingConfig, OptimizerConfig
 from minirl.model import logprobs
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described
@@ -21,7 +21,6 @@ from minirl.model.sharding import MATRICES, param_path
 from minirl.sample.decode import sample
 from minirl.train import batching, update
 from minirl.train.batching import MicroBatches
-from minirl.train.losses import policy_loss
 from minirl.train.optimizer import learning_rate, make_optimizer
 from minirl.train.update import Learner, batch_loss
 from minirl.types import TokenRow
@@ -34,9 +33,6 @@ VOCAB = 64
 TEMPERATURE = 0.8
 RATE = 1024.0
 G = 3
-ALGORITHM = Grpo(kl_coef=0.3)
-# Log-ratios around the bounds log(.8) = -.22 and log(1.2) = .18, none near one.
-LOG_RATIOS = (-0.5, -0.1, 0.0, 0.1, 0.4)
 # Prompt lengths, and lengths of the turns of each row: sampled, observed, sampled, ...
 GROUPS = (
     (6, ((4,), (9,), (3, 4, 5))),
@@ -52,32 +48,27 @@ LONG_GROUPS = (
 # Ids after the prompt that all rows of a group begin with.
 COMMON = (0, 1, 2)
 SIZES = BatchingConfig(micro_batch_tokens=1000, prompt_multiple=12, answer_multiple=20)
-SETTINGS: dict[str, Any] = {
-    "function": partial(policy_loss, ALGORITHM),
-    "temperature": TEMPERATURE,
-}
 
 
-def plain_logprobs(model, ids_BT):
-    """Return log-probabilities of ids 1, 2, ... of rows that hold prompt and answer."""
+def weighted(logp_BC, reference_logp_BC, batch, _):
+    """Weigh each token otherwise; `test_objective.py` has the objectives."""
+    gap_BC = batch.weight_BC * batch.advantage_BC * (logp_BC - reference_logp_BC)
+    return gap_BC.sum(), {"weight": batch.weight_BC.sum()}
+
+
+def plain_loss(params, reference, graph, rows, ids_BT):
+    """Write the loss out, row by row: the mean over rows of means over tokens."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1])[None], ids_BT.shape)
-    hidden_BTD, _ = model(ids_BT, positions_BT, plain_attention, recur=plain_recurrence)
-    logp_BTV = jax.nn.log_softmax(model.logits(hidden_BTD[:, :-1]) / TEMPERATURE)
-    return jnp.take_along_axis(logp_BTV, ids_BT[:, 1:, None], axis=-1)[..., 0]
-
-
-def plain_loss(logp, reference_logp, rows):
-    """Write the objective out, row by row: the mean over rows of means over tokens."""
-    total = 0.0
+    tables_BTV = []
+    for weights in (params, reference):
+        model = nnx.merge(graph, weights)
+        hidden_BTD, _ = model(ids_BT, positions_BT, plain_attention, recur=plain_recurrence)
+        tables_BTV.append(jax.nn.log_softmax(model.logits(hidden_BTD) / TEMPERATURE))
+    gap_BTV, total = tables_BTV[0] - tables_BTV[1], 0.0
     for b, row in enumerate(rows):
         actions = np.flatnonzero(row.is_action)
-        new, old = logp[b, actions - 1], jnp.asarray(row.old_logprobs[actions])
-        ratio = jnp.exp(new - old)
-        clipped = jnp.clip(ratio, 0.8, 1.2)
-        objective = jnp.minimum(ratio * row.advantage, clipped * row.advantage)
-        gap = reference_logp[b, actions - 1] - new
-        objective -= ALGORITHM.kl_coef * (jnp.exp(gap) - gap - 1)
-        total -= jnp.mean(objective)
+        gap = gap_BTV[b, actions - 1, row.ids[actions]]
+        total += jnp.mean(row.advantage[actions] * gap)
     return total / len(rows)
 
 
@@ -97,18 +88,8 @@ class Scene:
         self.model = make_model()
         self.graph, self.params = nnx.split(self.model)
         self.reference = nnx.split(make_model(seed=5))[1]
-        self.plain_logprobs = jax.jit(
-            lambda params, ids_BT: plain_logprobs(nnx.merge(self.graph, params), ids_BT)
-        )
-        self.plain_pull_back = jax.jit(self._plain_pull_back)
         gradient = jax.value_and_grad(self._loss, has_aux=True)
         self.gradient = jax.jit(gradient, static_argnames="remat")
-
-    def _plain_pull_back(self, params, ids_BT, slope_BT):
-        def total(params):
-            return jnp.sum(plain_logprobs(nnx.merge(self.graph, params), ids_BT) * slope_BT)
-
-        return jax.grad(total)(params)
 
     def _loss(self, params, batch, remat):
         reference = nnx.merge(self.graph, self.reference)
@@ -116,7 +97,8 @@ class Scene:
         model = nnx.merge(self.graph, params)
         model.remat = remat
         arguments = (params, nnx.State({}), batch, logp_BC)
-        return batch_loss(*arguments, graph=nnx.graphdef(model), **SETTINGS)
+        graph = nnx.graphdef(model)
+        return batch_loss(*arguments, graph=graph, function=weighted, temperature=TEMPERATURE)
 
     def loss_and_gradient(self, batch, *, remat="none"):
         (loss, stats), gradient = self.gradient(self.params, batch, remat=remat)
@@ -124,17 +106,18 @@ class Scene:
         return float(loss), {key: float(value) for key, value in stats.items()}, gradient
 
 
-def learner_of(scene):
-    return Learner(scene.model, SETTINGS["function"], optax.sgd(1.0), temperature=TEMPERATURE)
+def learner_of(scene, *, remat="none"):
+    model = nnx.merge(scene.graph, scene.params)
+    model.remat = remat
+    return Learner(model, weighted, optax.sgd(1.0), temperature=TEMPERATURE)
 
 
 scene_of = functools.cache(lambda hybrid: Scene(partial(toy.model, hybrid=hybrid)))
 
 
-@functools.cache
 def made(*, hybrid=False, lengths=GROUPS):
     """Make a scene, and its groups."""
-    return scene_of(hybrid), make_groups(scene_of(hybrid), lengths)
+    return scene_of(hybrid), make_groups(lengths)
 
 
 def stack(rows):
@@ -144,8 +127,8 @@ def stack(rows):
     return ids_BT
 
 
-def make_groups(scene, lengths):
-    """Make groups of single- and multi-turn rows, sampled by an old policy at known log-ratios."""
+def make_groups(lengths):
+    """Make groups of single- and multi-turn rows; each token has an advantage of its own."""
     rng = np.random.default_rng(3)
     groups = []
     for prompt_length, turns_of_rows in lengths:
@@ -155,20 +138,10 @@ def make_groups(scene, lengths):
         for turns in turns_of_rows:
             ids, is_action = row_ids(rng, prompt, turns)
             ids[prompt_length : prompt_length + len(common)] = common
-            # Of both signs, but not so that the loss all but cancels: rounding would drown it.
-            advantage = float(rng.choice([-0.8, 0.7, 1.6]))
-            empty = np.zeros(len(ids), np.float32)
-            numbers = (np.array(is_action), empty, advantage, prompt_length)
-            row = TokenRow(np.array(ids), *numbers, old_logprobs=empty)
+            advantage, empty = rng.uniform(0.5, 2, len(ids)), np.zeros(len(ids), np.float32)
+            row = TokenRow(np.array(ids), np.array(is_action), empty, advantage, prompt_length)
             group.append(row)
         groups.append(group)
-    rows = [row for group in groups for row in group]
-    logp_BT = np.asarray(scene.plain_logprobs(scene.params, stack(rows)))
-    for b, row in enumerate(rows):
-        actions = np.flatnonzero(row.is_action)
-        # One ratio a row for GSPO's mean, spread a little for GRPO's tokens.
-        log_ratios = LOG_RATIOS[b % 5] + 0.03 * rng.choice([-1, 1], len(actions))
-        row.logprobs[actions] = logp_BT[b, actions - 1] - log_ratios
     return groups
 
 
@@ -191,43 +164,22 @@ def assert_close(tree, other, *, rtol=5e-5):
 def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
     scene, groups = made(hybrid=hybrid, lengths=lengths)
     rows = [row for group in groups for row in group]
-    ids_BT = stack(rows)
-    logp_BT = scene.plain_logprobs(scene.params, ids_BT)
-    reference_logp_BT = scene.plain_logprobs(scene.reference, ids_BT)
-    expected, slope_BT = jax.value_and_grad(
-        lambda logp_BT: plain_loss(logp_BT, reference_logp_BT, rows)
-    )(logp_BT)
+    plain = partial(plain_loss, graph=scene.graph, rows=rows, ids_BT=stack(rows))
+    expected = jax.jit(jax.value_and_grad(plain))(scene.params, scene.reference)
     (batch,) = batches_of(groups)
     loss, _, gradient = scene.loss_and_gradient(batch)
-    assert loss == pytest.approx(float(expected), rel=1e-5)
-    assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
+    assert loss == pytest.approx(float(expected[0]), rel=1e-5)
+    assert_close(gradient, expected[1])
 
 
 def test_what_is_computed_again_does_not_change_the_gradient():
     scene, groups = made(hybrid=True)
     (batch,) = batches_of(groups)
     *_, expected = scene.loss_and_gradient(batch)
-    for remat in ("dots", "full"):
-        *_, found = scene.loss_and_gradient(batch, remat=remat)
-        apart = jax.tree.map(jnp.subtract, found, expected)
-        assert optax.tree.norm(apart) < 1e-5 * optax.tree.norm(expected)
-
-
-def test_parts_of_a_group_add_up(monkeypatch):
-    scene, groups = made(hybrid=True)
-    (whole,) = batches_of(groups)
-    _, _, expected = scene.loss_and_gradient(whole)
-    # Each row is computed alone, in a list of one length: one program serves all.
-    monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
-    sizes = SIZES.model_copy(update={"micro_batch_tokens": 24})
-    parts = list(batches := batches_of(groups, sizes=sizes))
-    assert len(parts) == 3 * len(groups)
-    found = [scene.loss_and_gradient(part)[2] for part in parts]
-    assert_close(jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found), expected)
-    back = batches.read_back(part.sampler_logp_BC for part in parts)
-    for group, rows in zip(groups, back, strict=True):
-        for row, values in zip(group, rows, strict=True):
-            np.testing.assert_array_equal(values, row.logprobs)
+    # Of "full" tells the test of micro-batches.
+    *_, found = scene.loss_and_gradient(batch, remat="dots")
+    apart = jax.tree.map(jnp.subtract, found, expected)
+    assert optax.tree.norm(apart) < 1e-5 * optax.tree.norm(expected)
 
 
 def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
@@ -248,47 +200,39 @@ def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
     assert counts == [max(0, n - 1) for n in range(4)]
 
 
-def test_micro_batches_add_up_to_the_gradient_of_one_batch():
-    scene, groups = made()
-    (batch,) = batches_of(groups, aggregation="token_mean")
+def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
+    scene, groups = made(hybrid=True)
+    (batch,) = batches_of(groups)
     _, stats, whole = scene.loss_and_gradient(batch)
-    smaller = SIZES.model_copy(update={"micro_batch_tokens": 80})
-    batches = [*batches_of(groups, sizes=smaller, aggregation="token_mean")]
-    assert len(batches) == 2
-    # A learner whose step is the gradient itself, times a rate that drowns rounding.
-    learner = learner_of(scene)
+    # Each row is computed alone, in a list of one length: one program serves all.
+    monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
+    alone = [*batches_of(groups, sizes=SIZES.model_copy(update={"micro_batch_tokens": 24}))]
+    assert len(alone) == 3 * len(groups)
+    # A learner whose step is the gradient itself, times a rate that drowns rounding; nothing of a
+    # layer is kept.
+    learner = learner_of(scene, remat="full")
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
-    state, stats_of_parts, _ = learner.update(state, batches, reference=scene.reference, rate=RATE)
+    state, found, _ = learner.update(state, alone, reference=scene.reference, rate=RATE)
     parts = jax.tree.map(
         lambda old, new: (np.asarray(old) - np.asarray(new)) / RATE, scene.params, state.params
     )
     assert_close(parts, whole)
-    assert (stats_of_parts.pop("skipped"), stats_of_parts.pop("learning_rate")) == (0, RATE)
-    assert stats_of_parts.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
-    assert stats_of_parts == pytest.approx(stats, rel=1e-4)
+    assert (found.pop("skipped"), found.pop("learning_rate")) == (0, RATE)
+    assert found.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
+    assert found == pytest.approx(stats, rel=1e-4)
 
 
 def test_programs_of_the_shapes_of_latest_use_are_kept(monkeypatch):
     """On a CPU each takes up to thousands of memory maps, of which a process has few."""
-    scene, groups = made()
     monkeypatch.setattr(update, "_KEPT_SHAPES", 2)
-    of_shape = [
-        list(batches_of(groups, sizes=SIZES.model_copy(update={"answer_multiple": multiple})))
-        for multiple in (20, 24, 28)
-    ]
-    learner = learner_of(scene)
-    learner._lanes = lambda params: 1
-
-    def programs_and_loss(batches):
-        state = learner.init(jax.tree.map(jnp.copy, scene.params))
-        loss = learner.update(state, batches, rate=1e-2)[1]["loss"]
-        return learner.programs, loss
-
-    first, loss = programs_and_loss(of_shape[0])
-    found = [programs_and_loss(of_shape[number]) for number in (0, 1, 0, 2, 0, 1)]
-    assert [programs - first for programs, _ in found] == [0, 1, 1, 2, 2, 3]
-    assert [one for _, one in found] == pytest.approx([loss] * 6)
-    assert len(learner._accumulate._kept) == 2
+    by_shape, counts = update._ByShape(jnp.sum), []
+    for length in (1, 1, 2, 1, 3, 1, 2):
+        batch: Any = jnp.ones(length)
+        assert by_shape(batch)(batch) == length
+        counts.append(by_shape.programs)
+    assert counts == [1, 1, 2, 2, 3, 3, 4]
+    learner = learner_of(scene_of(hybrid=False))
+    assert {type(function) for function in learner._by_shape} == {update._ByShape}
 
 
 # What a model in bfloat16 sums in fp32: logits in learner and sampler, the embedding's gradient.
