@@ -131,15 +131,20 @@ def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
 
-def test_a_step_that_draws_from_nuclei_compiles_few_programs(tmp_path, monkeypatch):
+def test_a_step_draws_from_nuclei_learns_from_whole_replies_and_compiles_few_programs(
+    tmp_path, monkeypatch
+):
     """The gradient in at most two shapes, zeros, a sum and the optimizer; those of the sampler."""
     nuclei = toy.SAMPLER.model_copy(update={"top_p": 0.8})
     monkeypatch.setattr(toy, "SAMPLER", nuclei)
     monkeypatch.setattr(toy, "LEARNERS", {})
-    trainer = toy.trainer(tmp_path, steps=1, kl_every=None, validate=nothing)
-    trainer.run(ignore)
+    changes = {"steps": 1, "kl_every": None, "validate": nothing}
+    pairs = sampled_in(tmp_path, algorithm=Grpo(mask_cut_off=True), **changes)
+    ends = {(one.turns[-1].reply.finish, bool(row.is_action.any())) for one, row in pairs}
+    assert ends == {("stop", True), ("length", False)}
     (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert 0 < line["time/update_programs"] <= trainer._learner.programs <= 6
+    assert 0 < line["rollout/cut_share"] < 1
+    assert 0 < line["time/update_programs"] <= 6
     assert 0 < line["time/sampler_compilations"] <= 12 - 5
     # Log-probabilities are those of the whole distribution.
     assert line["mismatch/gap_max"] < 1e-4
@@ -244,19 +249,12 @@ def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path)
         score = toy.score(episode)
         return score if trainers[0].steps_done == 3 else replace(score, total=1.0)
 
-    changes = {"steps": 4, "mini_batches": 2, "optimizer": falling, "judge": judge}
-    changes["algorithm"] = Grpo(equal_groups="drop")
-    trainers.append(toy.trainer(tmp_path, validate=nothing, **changes))
-    trainer, weights = trainers[0], []
-    update = trainer._learner.update
-
-    def spy(state, *arguments, **options):
-        weights.append(copy(state.params))
-        return update(state, *arguments, **options)
-
-    trainer._learner.update = spy
+    changes = {"steps": 4, "optimizer": falling, "algorithm": Grpo(equal_groups="drop")}
+    trainer = toy.trainer(tmp_path, validate=nothing, judge=judge, **changes)
+    trainers.append(trainer)
+    start = copy(trainer.params)
     trainer.run(ignore)
-    moved = jax.tree.map(lambda new, old: jnp.abs(new - old).max(), weights[1], weights[0])
+    moved = jax.tree.map(lambda new, old: jnp.abs(new - old).max(), trainer.params, start)
     # A tenth of the peak, 0.1, and of the other nine tenths (1 + cos(3 pi / 4)) / 2.
     expected = 0.1 * (0.1 + 0.9 * (1 - 0.5**0.5) / 2)
     assert max(jax.tree.leaves(moved)) == pytest.approx(expected, rel=1e-3)
@@ -414,16 +412,6 @@ def one_batch(rows):
     """Put a group into a micro-batch of the run's size, so that rounding is the run's too."""
     (batch,) = MicroBatches(rows, aggregation="sequence_mean", sizes=toy.TRAIN.batching, pad_id=0)
     return batch
-
-
-def test_replies_that_the_limit_cut_off_are_not_learned_from(tmp_path):
-    algorithm = Grpo(mask_cut_off=True)
-    changes = {"steps": 1, "validate": nothing, "algorithm": algorithm}
-    pairs = sampled_in(tmp_path, **changes)
-    ends = {(one.turns[-1].reply.finish, bool(row.is_action.any())) for one, row in pairs}
-    assert ends == {("stop", True), ("length", False)}
-    (line,) = metrics_of(tmp_path)
-    assert 0 < line["rollout/cut_share"] < 1
 
 
 def credited(episode):
