@@ -31,9 +31,8 @@ def update(shape, algorithm, **sizes):
     learner, state = toy.learner(shape, algorithm=algorithm)
     state = learner.init(state.params, has_average=True)
     began = arrays(state.average)
-    reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
     batches = toy.batches(parts=row_parts(learner._mesh) if shape else 1, **sizes)
-    return learner, began, *learner.update(state, batches, reference=reference, rate=RATE)[:2]
+    return learner, began, *learner.update(state, batches, rate=RATE)[:2]
 
 
 # A hybrid has the layers of all models. Two micro-batches of one shape, in rows so wide that each

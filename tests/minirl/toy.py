@@ -229,7 +229,7 @@ def next_logprobs(source: Decoder, ids: Sequence[int], *, temperature: float = 1
 # Gradients are cut to Adam's epsilon, so that a weight moves in proportion to its own. Otherwise it
 # moves by the learning rate, and where its gradient is nearly 0 rounding decides which way.
 SMOOTH = OptimizerConfig(learning_rate=2.0, weight_decay=0.0, max_grad_norm=1e-8)
-ALGORITHMS = {"gspo": Gspo(kl_coef=0.1), "adapters": Grpo(kl_coef=0.1), "grpo": Grpo(kl_coef=0.1)}
+ALGORITHMS = {"gspo": Gspo(), "adapters": Grpo(), "grpo": Grpo()}
 # The same of a model with linear attention.
 HYBRIDS = {"hybrid": "gspo", "hybrid_adapters": "adapters"}
 
