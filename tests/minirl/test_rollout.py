@@ -14,7 +14,6 @@ import pytest
 
 from minirl.config import SamplerConfig
 from minirl.exchange import Message
-from minirl.sample.decode import compilations
 from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply, Trajectory, Turn
 
@@ -212,31 +211,6 @@ def test_an_environments_failure_drops_its_group_or_is_raised_and_the_sampler_is
         play(sampler, Failing(3), ["A", "K"], group_size=3)
     groups = play(sampler, Turns(1), ["A", "B"], group_size=4)
     assert [len(group) for group in groups] == [4, 4]
-
-
-def test_several_turns_on_the_native_sampler():
-    """Log-probabilities, what is computed and what is compiled, over episodes of three turns."""
-    model, before = toy.model(), compilations()
-    sampler = toy.sampler(model, group_size=4, stop_ids=(1, *range(40, 60)))
-    groups = play(
-        sampler, Turns(3), ["ABCDEFGHIJ" * n for n in (1, 4)], group_size=4,
-        limits={"max_reply_tokens": 9}, max_turns=3,
-    )  # fmt: skip
-    prompt_tokens = sum(len(group[0].turns[0].observation_ids) - 1 for group in groups)
-    later_tokens = 0
-    for trajectory in (t for group in groups for t in group):
-        flat = flatten(trajectory)
-        later_tokens += sum(len(turn.observation_ids) for turn in trajectory.turns[1:])
-        assert len(trajectory.turns) == 3
-        table = toy.next_logprobs(model, flat.ids.tolist())
-        positions = np.flatnonzero(flat.is_action)
-        expected = table[positions - 1, flat.ids[positions]]
-        np.testing.assert_allclose(flat.logprobs[positions], expected, atol=1e-4)
-    # Of a prompt all but the last token, once a group; of a later turn as many tokens as are new:
-    # the reply's last, and the observation without its own last.
-    assert sampler.work.filled == prompt_tokens + later_tokens
-    # Observations of two lengths in rows of one or four, and the loop.
-    assert compilations() - before <= 8
 
 
 def test_runs_agree_whatever_the_environments_take():
