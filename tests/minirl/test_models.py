@@ -20,11 +20,8 @@ from minirl.exchange import UserError
 from minirl.model import huggingface, linear_attention
 from minirl.model.config import parse_config, read_config
 from minirl.model.sharding import make_mesh
-from minirl.types import Decoding, Request
 from tests.plain_model import arrays, assert_close, assert_same, logits, plain_attention
 from tests.vectors import read
-
-from . import toy
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 MODELS = ("qwen2", "qwen2_tied", "qwen3")
@@ -445,31 +442,6 @@ def test_logits_and_gradients_are_those_of_transformers(name, length):
         assert abs(np.linalg.norm(gradients[tensor]) - norm) < 1e-4 * size, tensor
         found = projections(gradients[tensor])[1:]
         np.testing.assert_allclose(found, products, rtol=0, atol=3e-4 * size, err_msg=tensor)
-
-
-@pytest.mark.parametrize("name", ["qwen35", "qwen35_text"])
-def test_greedy_replies_are_those_of_transformers(name):
-    """Of two episodes side by side, and in a later turn of a third."""
-    expected, model = (
-        np.load(REFERENCE / name / "reference.npz"),
-        huggingface.load(REFERENCE / name),
-    )
-    prompt, reply = tuple(expected["ids_T"][:70].tolist()), tuple(expected["greedy"].tolist())
-    sampler = toy.sampler(
-        model, group_size=2, stop_ids=(96,), max_prompt_tokens=128, max_response_tokens=96
-    )
-    greedy = Decoding(temperature=0.0)
-    requests = [Request(e, prompt, 48 - 9 * e, greedy) for e in range(2)]
-    replies = toy.run(sampler, requests)
-    assert [replies[e].ids for e in range(2)] == [reply, reply[:39]]
-    # The first turn ends in the prompt's middle, whatever it says: the second shows the rest of it.
-    sampler.submit(Request(2, prompt[:40], 3, greedy))
-    ((_, first),) = sampler.advance(max_steps=32)
-    assert len(first.ids) == 3
-    sampler.submit(Request(2, prompt[:40] + first.ids + prompt[43:], 20, greedy))
-    ((_, second),) = sampler.advance(max_steps=32)
-    follows = toy.next_logprobs(model, prompt[:40] + first.ids + prompt[43:] + second.ids)
-    assert second.ids == tuple(follows[69:-1].argmax(axis=1).tolist())
 
 
 def test_what_is_written_is_the_decoder_alone_with_the_types_of_the_files(tmp_path):
