@@ -85,28 +85,6 @@ def test_keys_that_are_all_alike():
     close(found, jax.jit(token_by_token)(inputs, kernels, state, count_B), rtol=5e-5)
 
 
-def test_rows_go_on_from_what_their_beginnings_left():
-    """The first pieces are padded, as prompts are, and of other lengths: none, less than taps."""
-    inputs, kernels, _ = drawn(150)
-    nothing, run = linear_attention.no_state(inputs, kernels), jax.jit(linear_attention.run)
-    whole, state = run(inputs, kernels, nothing, jnp.full(B, 150))
-    first = jax.tree.map(lambda array: array[:, :80], inputs)
-    for cuts in ((0, 1), (2, 3), (64, 77)):
-        count_B = jnp.array(cuts)
-        _, between = run(first, kernels, nothing, count_B)
-        # Each row from its own token on; the end is padding.
-        rest = jax.tree.map(
-            lambda array, cuts=cuts: jnp.stack(
-                [jnp.roll(array[b], -cut, 0) for b, cut in enumerate(cuts)]
-            ),
-            inputs,
-        )
-        o, end = run(rest, kernels, between, 150 - count_B)
-        close(end, state, rtol=5e-6)
-        for b, cut in enumerate(cuts):
-            close(o[b, : 150 - cut], whole[b, cut:], rtol=5e-6)
-
-
 def test_a_hand_computed_memory():
     """One head of one number: S = 0.5 S + 0.25 (v - 0.5 S) with unit keys, o = S."""
     ones = jnp.ones((1, 3, 1, 1))
