@@ -18,7 +18,6 @@ from minirl.config import (
     TrainConfig,
 )
 from minirl.exchange import UserError
-from minirl.model.config import ModelConfig
 from minirl.model.lora import add_adapters
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh
 from minirl.plan.compile import compile_program, parse_topology
@@ -30,22 +29,7 @@ from minirl.types import Decoding, Request
 
 from . import toy
 
-SHAPE = ModelConfig(
-    vocab_size=64,
-    hidden_size=128,
-    intermediate_size=512,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    rope_theta=10_000.0,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    attention_bias=True,
-    qk_norm=False,
-)
-
-
+SHAPE = replace(toy.CONFIG, hidden_size=128, intermediate_size=512, head_dim=32, qk_norm=False)
 LIMITS = SamplerConfig()
 
 
