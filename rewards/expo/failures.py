@@ -7,12 +7,12 @@ another kind is traced to the place that SQLite names with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rewards.execution import KnownColumns
 from rewards.expo.attribution import with_items
-from rewards.expo.clauses import WHOLE, Clause, ClauseKind, clause_at, scan_clauses
+from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
 from sqlenv.sql.extraction import sources
 from sqlenv.sql.lexer import Token, tokenize
 from sqlenv.types import Result, SqlError
@@ -25,23 +25,20 @@ _OPEN_ENDS = (
     *("case", "when", "then", "else"),
     *("select", "from", "join", "as", "using", "on", "where", "having", "by", "limit", "offset"),
 )
-_READING: tuple[ClauseKind, ...] = ("FROM", "JOIN")
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A query that failed: `place` is the character where SQLite stopped, where it says so."""
+    """A query that failed: `place` is the character where SQLite stopped, where it says so, and
+    `at` numbers its clause.
+    """
 
     sql: str
     clauses: Sequence[Clause]
     place: int | None
-    columns: KnownColumns | None
+    at: ClauseNumbers
+    tables: Mapping[str, frozenset[str]]
     traced: bool
-
-    @property
-    def at(self) -> ClauseNumbers:
-        """Number the clause where SQLite stopped."""
-        return set() if self.place is None else {clause_at(self.clauses, self.place)}
 
     def holding(self, places: Iterable[int]) -> ClauseNumbers:
         """Number the clauses that hold some characters."""
@@ -64,16 +61,14 @@ class _Failure:
 
     def mentioning(self, name: str, qualifier: str = "", *, calls: bool = False) -> ClauseNumbers:
         """Number the clauses that have a name with a qualifier, or without one."""
-        words = tokenize(self.sql)
-        last = Token("sign", "", 0, 0, 0)
-        found = []
-        for two, one, token, after in zip(
-            (last, last, *words), (last, *words), words, (*words[1:], last), strict=False
-        ):
-            is_qualified = two.is_name(qualifier) if one.is_sign(".") else not qualifier
-            if token.is_name(name) and is_qualified and after.is_sign("(") == calls:
-                found.append(token.start)
-        return self.holding(found)
+        none = Token("sign", "", 0, 0, 0)
+        words = (none, none, *tokenize(self.sql), none)
+        return self.holding(
+            token.start
+            for two, one, token, after in zip(words, words[1:], words[2:], words[3:], strict=False)
+            if token.is_name(name) and after.is_sign("(") == calls
+            if (two.is_name(qualifier) if one.is_sign(".") else not qualifier)
+        )
 
     def using(self, qualifier: str, name: str) -> ClauseNumbers:
         """Number the clauses of the error's SELECT that use a column, and where SQLite stopped."""
@@ -84,8 +79,7 @@ class _Failure:
 
     def owners(self, name: str) -> set[str]:
         """Name the tables of the database that have a column, all in lower case."""
-        tables = self.columns.tables if self.columns else {}
-        return {table for table, columns in tables.items() if name in columns}
+        return {table for table, columns in self.tables.items() if name in columns}
 
 
 def trace_error(
@@ -99,15 +93,14 @@ def trace_error(
     everything = frozenset(range(len(clauses)))
     if not isinstance(result, SqlError) or not clauses:
         return everything
-    failure = _Failure(sql, clauses, _locate(sql, result.offset), columns, traced)
+    place, at = None, set[int]()
+    if result.offset >= 0:  # SQLite counts UTF-8 bytes
+        place = len(sql.encode()[: result.offset].decode(errors="ignore"))
+        at = {clause_at(clauses, place)}
+    failure = _Failure(sql, clauses, place, at, columns.tables if columns else {}, traced)
     matches = ((pattern.fullmatch(result.message), find) for pattern, find in _FINDERS)
     found = next((find(failure, match["element"]) for match, find in matches if match), failure.at)
     return frozenset(found) or everything
-
-
-def _locate(sql: str, offset: int) -> int | None:
-    """Find the character at a byte offset; SQLite counts UTF-8 bytes."""
-    return None if offset < 0 else len(sql.encode()[:offset].decode(errors="ignore"))
 
 
 def _no_column(failure: _Failure, element: str) -> ClauseNumbers:
@@ -116,18 +109,15 @@ def _no_column(failure: _Failure, element: str) -> ClauseNumbers:
     using = failure.using(qualifier, name)
     if not failure.traced:
         return using
-    reading = failure.beside(using, failure.of_kinds(*_READING))
+    reading = failure.beside(using, failure.of_kinds("FROM", "JOIN"))
+    read = sources(failure.sql)
     if qualifier:
-        return {*with_items(failure.sql, frozenset(using | _defining(failure, qualifier, using)))}
-    owners, read = failure.owners(name), {source.table for source in sources(failure.sql)}
-    return using | (reading if owners and not owners & read else set())
-
-
-def _defining(failure: _Failure, alias: str, using: ClauseNumbers) -> ClauseNumbers:
-    """Number the clauses that define an alias, else all that could."""
-    places = failure.holding(s.start for s in sources(failure.sql) if s.alias == alias)
-    own = failure.beside(using, places)
-    return own or failure.beside(using, failure.of_kinds(*_READING))
+        places = failure.holding(source.start for source in read if source.alias == qualifier)
+        defining = failure.beside(using, places) or reading
+        return {*with_items(failure.sql, frozenset(using | defining))}
+    owners = failure.owners(name)
+    is_elsewhere = owners and owners.isdisjoint(source.table for source in read)
+    return using | reading if is_elsewhere else using
 
 
 def _ambiguous(failure: _Failure, element: str) -> ClauseNumbers:
@@ -148,10 +138,6 @@ def _no_table(failure: _Failure, element: str) -> ClauseNumbers:
     _, name = _parts(element)
     reading = failure.holding(s.start for s in sources(failure.sql) if s.table == name)
     return reading or failure.holding(t.start for t in tokenize(failure.sql) if t.is_name(name))
-
-
-def _call(failure: _Failure, element: str) -> ClauseNumbers:
-    return failure.at or failure.mentioning(element.lower(), calls=True)
 
 
 def _alias(failure: _Failure, element: str) -> ClauseNumbers:
@@ -194,7 +180,7 @@ _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
         (
             r"(?:misuse of (?:aggregate(?: function|:)|window function)|no such function:"
             r"|wrong number of arguments to function) (?P<element>.+?)(?:\(\))?",
-            _call,
+            lambda failure, name: failure.at or failure.mentioning(name.lower(), calls=True),
         ),
         (r'(?:near|unrecognized token:) "(?P<element>.*)"(?:: syntax error)?', _syntax),
         (r"(?P<element>incomplete input)", lambda failure, _: {len(failure.clauses) - 1}),
