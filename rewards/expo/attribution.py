@@ -138,9 +138,8 @@ def _blame_part(
         return frozenset(blamed)
     near = frozenset(parting.clauses if parting else ())
     able = candidates(steps.clauses, wanted) & {number for step in chain for number in step.clauses}
-    if "row_created" in wanted or (
-        "row_dedup" in wanted and _repeat_alike(chain, gold, steps, golds)
-    ):
+    is_alike = is_distinct(steps.sql, chain[0].operand) == is_distinct(golds.sql, gold.operand)
+    if "row_created" in wanted or ("row_dedup" in wanted and is_alike):
         able |= near  # a filter lets through what the gold query's does not
     return with_items(steps.sql, able & near or able or near)
 
@@ -148,12 +147,6 @@ def _blame_part(
 def _groups(steps: Steps, step: Step) -> bool:
     """Tell whether the SELECT of a step has a GROUP BY."""
     return any(c.kind == "GROUP BY" and c.operand == step.operand for c in steps.clauses)
-
-
-def _repeat_alike(chain: Sequence[Step], gold: Step, steps: Steps, golds: Steps) -> bool:
-    """Tell whether both SELECTs are DISTINCT, or neither is."""
-    own = is_distinct(steps.sql, chain[0].operand)
-    return own == is_distinct(golds.sql, gold.operand)
 
 
 def _parting(chain: Sequence[Step], steps: Steps, gold: Step, golds: Steps) -> Step | None:

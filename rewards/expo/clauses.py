@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from sqlenv.cache import cached
 from sqlenv.sql.lexer import MAX_QUERY_CHARS, Token, tokenize
@@ -16,10 +16,7 @@ from sqlenv.sql.lexer import MAX_QUERY_CHARS, Token, tokenize
 ClauseKind = Literal[
     "WITH", "SELECT", "FROM", "JOIN", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT"
 ]
-KINDS: tuple[ClauseKind, ...] = (
-    *("WITH", "SELECT", "FROM", "JOIN", "WHERE"),
-    *("GROUP BY", "HAVING", "ORDER BY", "LIMIT"),
-)
+KINDS: tuple[ClauseKind, ...] = get_args(ClauseKind)
 WHOLE = -1  # operand number of what belongs to a set operation as a whole, and of WITH items
 
 _OPENERS: dict[str, ClauseKind] = {

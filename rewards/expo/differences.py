@@ -48,8 +48,12 @@ def differences(reference: Table, candidate: Table, *, is_computed: bool = False
     (figure 5). Where the candidate's query computes every output, as many rows align with the
     reference's though no column agrees.
     """
-    rows = _of_rows(reference, candidate, is_computed=is_computed)
-    return rows | _of_columns(reference, candidate)
+    columns: Differences = frozenset()
+    if reference.width != candidate.width:
+        columns = frozenset({"col_count"})
+    elif [*map(str.lower, reference.columns)] != [*map(str.lower, candidate.columns)]:
+        columns = frozenset({"col_name"})
+    return columns | _of_rows(reference, candidate, is_computed=is_computed)
 
 
 def leads_away(gold: Table, before: Table, after: Table) -> bool:
@@ -77,22 +81,15 @@ def _count_held(gold: Table, table: Table) -> int:
     return sum(max(((want & have).total() for have in held), default=0) for want in wanted)
 
 
-def _of_columns(reference: Table, candidate: Table) -> Differences:
-    if reference.width != candidate.width:
-        return frozenset({"col_count"})
-    first, second = ([name.lower() for name in table.columns] for table in (reference, candidate))
-    return frozenset() if first == second else frozenset({"col_name"})
-
-
 def _of_rows(reference: Table, candidate: Table, *, is_computed: bool) -> Differences:
     """Apply the first rule that fires, in the order of the appendix."""
-    if not reference.rows or not candidate.rows:
-        return _of_emptiness(reference, candidate)
-    if reference.width != candidate.width:
-        return frozenset({"row_disjoint"})
     left, right = reference.rows, candidate.rows
     if left == right:
         return frozenset()
+    if not left or not right:
+        return frozenset({"row_emptied" if left else "row_created"})
+    if reference.width != candidate.width:
+        return frozenset({"row_disjoint"})
     left_set, right_set = set(left), set(right)
     if left_set == right_set:
         same_bag = len(left) == len(right) and Counter(left) == Counter(right)
@@ -106,12 +103,6 @@ def _of_rows(reference: Table, candidate: Table, *, is_computed: bool) -> Differ
     if right_set > left_set:
         return frozenset({"row_superset"})
     return frozenset({"row_subset", "row_superset"})
-
-
-def _of_emptiness(reference: Table, candidate: Table) -> Differences:
-    if reference.rows:
-        return frozenset({"row_emptied"})
-    return frozenset({"row_created"}) if candidate.rows else frozenset()
 
 
 def _shares_a_column(left: Sequence[Row], right: Sequence[Row]) -> bool:

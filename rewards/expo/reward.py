@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from minirl.exchange import CreditSpan, Score
 from rewards.config import ExpoConfig
@@ -33,7 +33,7 @@ from sqlenv.executor import Executor
 from sqlenv.types import Attempt, Episode, Example, Numbers, SqlError, Table
 
 VerdictCase = Literal["correct", "incorrect", "error", "format"]
-CASES: tuple[VerdictCase, ...] = ("correct", "incorrect", "error", "format")
+CASES: tuple[VerdictCase, ...] = get_args(VerdictCase)
 
 CORRECT = 1.5  # reward of every clause of a query that matches (equation 1)
 INCORRECT = (-0.5, 0.5)  # of blamed and of other clauses where the result is wrong (equation 2)
@@ -157,7 +157,8 @@ class ExpoReward:
         if not isinstance(gold, Table) or is_nondeterministic(predicted):
             return ClauseVerdict("incorrect", clauses, everyone)
         gold = with_attributes(example.gold_sql, gold)
-        sought = _differences(gold, sql, predicted)
+        named = with_attributes(sql, predicted)
+        sought = differences(gold, named, is_computed=is_computed(sql))
         if self._config.attribution == "types":
             blamed = candidates(clauses, sought)
             is_clear = len(blamed) == 1
@@ -202,10 +203,3 @@ class ExpoReward:
             CreditSpan(turn, start + clause.start, start + clause.end, value)
             for clause, value in zip(verdict.clauses, rewards, strict=True)
         ]
-
-
-def _differences(gold: Table, sql: str, predicted: Table) -> Differences:
-    """Name what sets a result apart from the gold result (D*)."""
-    if gold.width != predicted.width:
-        return differences(gold, predicted)
-    return differences(gold, with_attributes(sql, predicted), is_computed=is_computed(sql))

@@ -18,6 +18,7 @@ from sqlenv.sql.extraction import parse
 from sqlenv.types import Numbers, Result, Table
 
 Part = Literal["source", "where", "select", "having", "order", "limit", "compound"]
+_ENDS: dict[ClauseKind, Part] = {"ORDER BY": "order", "LIMIT": "limit"}
 
 MAX_STEP_ROWS = 200
 """Rows of an intermediate result that are compared with the step after it; of larger ones filters
@@ -62,11 +63,6 @@ class StepPlan:
         """List the last ORDER BY and LIMIT."""
         return [step for step in (self.order, self.limit) if step]
 
-    @property
-    def last(self) -> Step:
-        """Return the query itself."""
-        return [self.body, *self.tail][-1]
-
 
 def plan_steps(sql: str) -> StepPlan:
     """List the steps of a query.
@@ -78,20 +74,15 @@ def plan_steps(sql: str) -> StepPlan:
     numbers = sorted({clause.operand for clause in clauses} - {WHOLE}) or [0]
     operands = tuple(tuple(_operand_steps(sql, clauses, number)) for number in numbers)
     owner = WHOLE if len(numbers) > 1 else numbers[0]
-    tail = _of_kinds(clauses, owner, "ORDER BY", "LIMIT")
+    tail = _of_kinds(clauses, owner, *_ENDS)
     body = operands[0][-1]
     if len(numbers) > 1:
         end = tail[0] - 1 if tail else len(clauses) - 1
         body = Step(sql[: clauses[end].stop], "compound", ())
-    order, limit = (
-        next((n for n in tail if clauses[n].kind == kind), None) for kind in ("ORDER BY", "LIMIT")
-    )
-    return StepPlan(
-        operands,
-        body,
-        None if order is None else Step(sql[: clauses[order].stop], "order", (order,)),
-        None if limit is None else Step(sql[: clauses[limit].stop], "limit", (limit,)),
-    )
+    ends = {
+        clauses[n].kind: Step(sql[: clauses[n].stop], _ENDS[clauses[n].kind], (n,)) for n in tail
+    }
+    return StepPlan(operands, body, ends.get("ORDER BY"), ends.get("LIMIT"))
 
 
 def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterator[Step]:
@@ -114,12 +105,11 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
             yield Step(filtered, "where", (*where,), operand, len(source))
     select, windows = selects[:1], selects[1:]
     body = [*select, *tables, *where, *group]
-    if having and group:
-        yield Step(head + text([*body, *windows]), "select", (*select, *windows, *group), operand)
-        yield Step(head + text([*body, *having, *windows]), "having", (*having,), operand)
-    else:
-        numbers = (*select, *windows, *group, *having)
-        yield Step(head + text([*body, *having, *windows]), "select", numbers, operand)
+    at_once, later = ([], having) if group else (having, [])
+    numbers = (*select, *windows, *group, *at_once)
+    yield Step(head + text([*body, *at_once, *windows]), "select", numbers, operand)
+    if later:
+        yield Step(head + text([*body, *later, *windows]), "having", (*later,), operand)
 
 
 class Steps:
@@ -129,26 +119,26 @@ class Steps:
         self, sql: str, result: Table, run: Callable[[str], Result], numbers: Numbers
     ) -> None:
         self.sql, self.clauses, self.plan = sql, scan_clauses(sql), plan_steps(sql)
+        self._last = [self.plan.body, *self.plan.tail][-1]
         self.result, self._run, self._numbers = result, cache(run), numbers
 
     def rows(self, step: Step) -> Table | None:
         """Return one row more of a step than are compared; None where it does not run."""
         limit = MAX_STEP_ROWS + 1
-        if step.sql == self.plan.last.sql:
+        if step.sql == self._last.sql:
             return first_rows(self.result, limit)
         return self._table(step, f"{{}}\nLIMIT {limit}")
 
     @property
-    def window(self) -> tuple[str, str]:
+    def window(self) -> list[str]:
         """Return how many rows the last LIMIT keeps, and how many it skips before."""
         query = parse(self.sql)
         parts = (query and query.args.get(name) for name in ("limit", "offset"))
-        kept, skipped = (part.expression.sql("sqlite") if part else "0" for part in parts)
-        return kept, skipped
+        return [part.expression.sql("sqlite") if part else "0" for part in parts]
 
     def count(self, step: Step) -> int | None:
         """Count the rows of a step; None where it does not run."""
-        if step.sql == self.plan.last.sql:
+        if step.sql == self._last.sql:
             return len(self.result.rows)
         table = self.rows(step)
         if table and len(table.rows) <= MAX_STEP_ROWS:
