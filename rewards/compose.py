@@ -33,7 +33,7 @@ def build_reward(config: RewardConfig, executor: Executor, numbers: Numbers = "c
     if isinstance(config, ExecutionConfig):
         return execution_reward
     if isinstance(config, ExpoConfig):
-        return ExpoReward(config, executor=executor, numbers=numbers)
+        return ExpoReward(config, executor, numbers)
     if isinstance(config, PaverlConfig):
         return PaverlReward(config, executor)
     return AstraReward(config, executor)

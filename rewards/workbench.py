@@ -59,7 +59,7 @@ class Workbench:
     ) -> None:
         self._executor, self._witnesses = executor, witnesses
         self._config = AnswerConfig(match=EXPO_MATCH, numbers=numbers)
-        self._expo = ExpoReward(ExpoConfig(), executor=executor, numbers=numbers)
+        self._expo = ExpoReward(ExpoConfig(), executor, numbers)
         self._progressive = ProgressiveReward(ProgressiveConfig())
 
     def score(self, example: Example, sql: str) -> dict[str, Any]:

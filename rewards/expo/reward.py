@@ -48,27 +48,20 @@ _REMEMBERED = 4096
 class ClauseVerdict:
     """What is wrong with a query.
 
-    `blamed` numbers the erroneous clauses (C_err), `differences` set the result apart from the gold
-    result (D*; of wrong results alone), `is_uniform` where clauses are not told apart.
+    `blamed` numbers the erroneous clauses (C_err; none of a wrong query whose clauses are not told
+    apart), `differences` set the result apart from the gold result (D*; of wrong results alone).
     """
 
     case: VerdictCase
     clauses: tuple[Clause, ...]
     blamed: frozenset[int] = frozenset()
     differences: Differences = frozenset()
-    is_uniform: bool = False
 
 
 class ExpoReward:
     """Rewards each clause by execution: equations 1 to 3. For the arguments see `build_reward`."""
 
-    def __init__(
-        self,
-        config: ExpoConfig,
-        *,
-        executor: Executor,
-        numbers: Numbers = "close",
-    ) -> None:
+    def __init__(self, config: ExpoConfig, executor: Executor, numbers: Numbers) -> None:
         self._config, self._executor, self._numbers = config, executor, numbers
         # The metrics ask again for what the reward has just found.
         self._verdicts: dict[Any, ClauseVerdict] = {}
@@ -106,11 +99,14 @@ class ExpoReward:
         return verdict
 
     def clause_rewards(self, verdict: ClauseVerdict) -> list[float]:
-        """Return the reward of each clause, in the order of the text."""
-        blamed, other = self._values(verdict)
-        return [
-            blamed if number in verdict.blamed else other for number in range(len(verdict.clauses))
-        ]
+        """Return the reward of each clause, in the order of the text; the gap scaled (table 11)."""
+        clauses, blamed, case = verdict.clauses, verdict.blamed, verdict.case
+        if case == "correct":
+            return [CORRECT] * len(clauses)
+        low, high = INCORRECT if case == "incorrect" else ERROR
+        is_told = self._config.clause_level in ("both", case) and bool(blamed)
+        middle, gap = (low + high) / 2, self._config.gap_scale * is_told * (high - low) / 2
+        return [middle - gap if n in blamed else middle + gap for n in range(len(clauses))]
 
     def mean_reward(self, verdict: ClauseVerdict) -> float:
         """Return the mean of the clauses' rewards; `FORMAT_FAIL` where there are no clauses."""
@@ -161,9 +157,8 @@ class ExpoReward:
         sought = differences(gold, named, is_computed=is_computed(sql))
         if self._config.attribution == "types":
             blamed = candidates(clauses, sought)
-            is_clear = len(blamed) == 1
-            blamed = with_items(sql, blamed) if is_clear else frozenset[int]()
-            return ClauseVerdict("incorrect", clauses, blamed, sought, is_uniform=not is_clear)
+            blamed = with_items(sql, blamed) if len(blamed) == 1 else frozenset[int]()
+            return ClauseVerdict("incorrect", clauses, blamed, sought)
 
         ask = partial(self._executor.execute, max_steps=MAX_STEPS)
         run = partial(run_in_dialect, ask, example)
@@ -174,17 +169,6 @@ class ExpoReward:
             golds = Steps(example.gold_sql, gold, run, self._numbers)
             blamed = find_blamed(steps, golds, sought)
         return ClauseVerdict("incorrect", clauses, blamed or everyone, sought)
-
-    def _values(self, verdict: ClauseVerdict) -> tuple[float, float]:
-        """Return the rewards of a blamed clause and of another one, the gap scaled (table 11)."""
-        config, case = self._config, verdict.case
-        if case in ("correct", "format"):
-            value = CORRECT if case == "correct" else FORMAT_FAIL
-            return value, value
-        blamed, other = INCORRECT if case == "incorrect" else ERROR
-        is_told = config.clause_level in ("both", case) and not verdict.is_uniform
-        middle, gap = (blamed + other) / 2, config.gap_scale * is_told * (other - blamed) / 2
-        return middle - gap, middle + gap
 
     def _spans(
         self, turn: int, attempt: Attempt, verdict: ClauseVerdict, rewards: Sequence[float]
