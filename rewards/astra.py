@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 from minirl.exchange import CreditSpan, Score
 from rewards.columns import csmr
 from rewards.config import AstraConfig, AtrConfig
-from rewards.execution import gold_result, is_correct, is_right_by_its_own, on_witness, payable
+from rewards.execution import is_correct, is_right_by_its_own, results_of
 from sqlenv.evaluators.official import same_query
 from sqlenv.executor import Executor
 from sqlenv.types import Attempt, Episode
@@ -91,11 +91,11 @@ class AstraReward:
         )
 
     def _score(self, episode: Episode, attempt: Attempt) -> float:
-        example, attempt = on_witness(episode.example, attempt)
+        example = episode.example
         if self._config.step_score == "binary" or is_right_by_its_own(example, attempt):
             return float(attempt.correct)
-        gold = gold_result(self._executor, example)
-        return csmr(payable(attempt.result), gold, alpha=self._config.alpha)
+        results = results_of(self._executor, example, attempt)
+        return csmr(*results, alpha=self._config.alpha)
 
 
 def aggregate(scores: Sequence[float], config: AtrConfig) -> float:

@@ -13,17 +13,10 @@ from typing import Any, Literal, NamedTuple
 
 from minirl.exchange import Score
 from rewards.config import PaverlConfig
-from rewards.execution import (
-    gold_result,
-    is_correct,
-    is_executable,
-    is_right_by_its_own,
-    on_witness,
-    payable,
-)
+from rewards.execution import is_correct, is_executable, is_right_by_its_own, results_of
 from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
-from sqlenv.types import Attempt, Episode, Example, Result, Table, Value
+from sqlenv.types import Attempt, Episode, Result, Table, Value
 
 TAU = PaverlConfig().extra_columns
 ALL_COLUMNS = 10.0  # reward of all gold columns; of some, times EX_f (section III-C)
@@ -48,7 +41,8 @@ class PaverlReward:
     def __call__(self, episode: Episode) -> Score:
         """Score an episode by its answer; see `payment`."""
         answer = episode.final_attempt
-        if answer is None or not is_executable(answer) or self._is_too_short(answer.sql):
+        shortest = _SHORTEST_SQL if self._config.ex_f == "code" else 0
+        if answer is None or not is_executable(answer) or len(answer.sql) < shortest:
             parts = payment(0.0, ran=False)
         else:
             parts = payment(self._share(episode, answer), ran=True)
@@ -56,28 +50,21 @@ class PaverlReward:
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
         """Name numbers for the metrics: EX_f and EX_b of the answer, 0 without one."""
+        functions = {"columns/ex_f": fractional_accuracy, "columns/ex_b": binary_accuracy}
         if (answer := episode.final_attempt) is None:
-            return {"columns/ex_f": 0.0, "columns/ex_b": 0.0}
-        results = self._results(*on_witness(episode.example, answer))
-        shares = fractional_accuracy(*results), binary_accuracy(*results)
-        return dict(zip(("columns/ex_f", "columns/ex_b"), shares, strict=True))
-
-    def _is_too_short(self, sql: str) -> bool:
-        return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
+            return dict.fromkeys(functions, 0.0)
+        results = results_of(self._executor, episode.example, answer)
+        return {name: function(*results) for name, function in functions.items()}
 
     def _share(self, episode: Episode, answer: Attempt) -> float:
-        example, answer = on_witness(episode.example, answer)
-        if is_right_by_its_own(example, answer):
+        if is_right_by_its_own(episode.example, answer):
             return 1.0
-        results = self._results(example, answer)
+        results = results_of(self._executor, episode.example, answer)
         if self._config.payoff == "binary":
             return binary_accuracy(*results, extra_columns=self._config.extra_columns)
         if self._config.ex_f == "code":
             return released_accuracy(*results)
         return fractional_accuracy(*results)
-
-    def _results(self, example: Example, answer: Attempt) -> tuple[Result, Result]:
-        return payable(answer.result), gold_result(self._executor, example)
 
 
 def payment(share: float, *, ran: bool) -> dict[str, float]:

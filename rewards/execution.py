@@ -74,9 +74,13 @@ def is_nondeterministic(result: Result) -> bool:
     return isinstance(result, Table) and result.nondeterministic
 
 
-def payable(result: Result) -> Result:
-    """Return what a family may pay for: no result that depends on the clock or on chance."""
-    return SqlError("not the same twice") if is_nondeterministic(result) else result
+def results_of(executor: Executor, example: Example, attempt: Attempt) -> tuple[Result, Result]:
+    """Return an attempt's result and the gold query's as families of columns compare them, on the
+    witness if one refutes the query; none is paid for that depends on the clock or on chance.
+    """
+    example, attempt = on_witness(example, attempt)
+    result, gold = attempt.result, gold_result(executor, example)
+    return SqlError("not the same twice") if is_nondeterministic(result) else result, gold
 
 
 def is_correct(episode: Episode) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import ExpoConfig, ProgressiveConfig
-from rewards.execution import gold_result, is_nondeterministic, on_witness, payable
+from rewards.execution import gold_result, is_nondeterministic, results_of
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AnswerConfig
@@ -85,8 +85,7 @@ class Workbench:
             found = first_refuting(example, sql, files, self._executor, config)
             attempt = replace(attempt, correct=attempt.correct and found is None, refuted=found)
         told_by = attempt.refuted.number if attempt.refuted else None
-        asked, shown = on_witness(example, attempt)
-        pair = payable(shown.result), gold_result(self._executor, asked)
+        pair = results_of(self._executor, example, attempt)
         share = fractional_accuracy(*pair)
         paid = sum(payment(share, ran=isinstance(predicted, Table)).values())
         alignment = self._progressive.align(example, sql)
