@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rewards.adapters.scoring import Scored
 
-# As the papers compare results: EXPO-SQL's differences know order and duplicates.
-_MATCH = {"expo": "bag_ordered"}
-
 
 def score(
     database: str | Path,
@@ -39,9 +36,10 @@ def score(
     # Who imports the package for a module of it needs none of this.
     from minirl.exchange import reply_text
     from rewards.adapters.scoring import example_of, plain, read_settings, scorer_of
+    from rewards.expo.reward import MATCH
 
     family = {"kind": reward} if isinstance(reward, str) else reward
-    match = _MATCH.get(str(family.get("kind")), "set")
+    match = MATCH if family.get("kind") == "expo" else "set"
     env = {"kind": "single_turn", "wrapping": "any", "match": match}
     scorer = scorer_of(read_settings({"env": env, **settings, "reward": family}))
     example = example_of({"database": database, "gold_sql": gold})

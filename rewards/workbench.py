@@ -6,44 +6,22 @@ No family is trained on here: each has its paper's settings, and all see the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import ExpoConfig, ProgressiveConfig
 from rewards.execution import gold_result, is_nondeterministic, results_of
-from rewards.expo.reward import ExpoReward
+from rewards.expo.reward import MATCH, ExpoReward
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AnswerConfig
 from sqlenv.dialects import transpile
-from sqlenv.envs.single_turn import (
-    first_refuting,
-    is_right,
-    judge_reply,
-    witnesses_of,
-)
+from sqlenv.envs.single_turn import first_refuting, is_right, judge_reply, witnesses_of
 from sqlenv.executor import Executor
-from sqlenv.types import (
-    Answer,
-    Attempt,
-    Example,
-    MatchMode,
-    Numbers,
-    Result,
-    SqlError,
-    Status,
-    Table,
-)
+from sqlenv.types import Answer, Attempt, Example, MatchMode, Numbers, Table
 from sqlenv.witness.store import WitnessStore
 
-PairStatus = Literal[Status, "not_transpiled"]
-"""How a prediction ended. `not_transpiled`: it is written in another dialect than SQLite's and
-cannot be transpiled, so nothing is known of its result."""
 MODES: tuple[MatchMode, ...] = get_args(MatchMode)
-EXPO_MATCH: MatchMode = "bag_ordered"
-"""What EXPO-SQL takes for a match: its differences know order and duplicates."""
 
 
 class Workbench:
@@ -58,7 +36,7 @@ class Workbench:
         witnesses: WitnessStore | None = None,
     ) -> None:
         self._executor, self._witnesses = executor, witnesses
-        self._config = AnswerConfig(match=EXPO_MATCH, numbers=numbers)
+        self._config = AnswerConfig(match=MATCH, numbers=numbers)
         self._expo = ExpoReward(ExpoConfig(), executor, numbers)
         self._progressive = ProgressiveReward(ProgressiveConfig())
 
@@ -78,19 +56,20 @@ class Workbench:
             for mode in MODES
         }
         by_chance = is_nondeterministic(predicted)
-        files: Sequence[Path] = ()
+        is_transpiled = not sql or isinstance(transpile(sql, example.dialect), str)
+        files, found = (), None
         if self._witnesses and ex["set"] and not by_chance:
             files = witnesses_of(example, self._witnesses)
             config = self._config.model_copy(update={"match": "set"})
             found = first_refuting(example, sql, files, self._executor, config)
             attempt = replace(attempt, correct=attempt.correct and found is None, refuted=found)
-        told_by = attempt.refuted.number if attempt.refuted else None
+        witness = {"asked": len(files), "told_by": found and found.number}
         pair = results_of(self._executor, example, attempt)
         share = fractional_accuracy(*pair)
         paid = sum(payment(share, ran=isinstance(predicted, Table)).values())
         alignment = self._progressive.align(example, sql)
         return {
-            "status": _status(example, sql, predicted),
+            "status": predicted.status if is_transpiled else "not_transpiled",
             **({"nondeterministic": True} if by_chance else {}),
             "ex": ex,
             "progress": {
@@ -101,7 +80,7 @@ class Workbench:
             "expo": self._blame(example, attempt),
             "paverl": {"ex_f": share, "ex_b": binary_accuracy(*pair), "reward": paid},
             "astra": {"csmr": csmr(*pair)},
-            **({"witness": {"asked": len(files), "told_by": told_by}} if files else {}),
+            **({"witness": witness} if files else {}),
             "seconds": round(time.perf_counter() - start, 6),
         }
 
@@ -119,9 +98,3 @@ class Workbench:
             ],
             "reward": self._expo.mean_reward(verdict),
         }
-
-
-def _status(example: Example, sql: str, predicted: Result) -> PairStatus:
-    if sql and isinstance(transpile(sql, example.dialect), SqlError):
-        return "not_transpiled"
-    return predicted.status

@@ -30,10 +30,12 @@ from rewards.expo.failures import trace_error
 from rewards.expo.steps import Steps
 from sqlenv.dialects import run_in_dialect
 from sqlenv.executor import Executor
-from sqlenv.types import Attempt, Episode, Example, Numbers, SqlError, Table
+from sqlenv.types import Attempt, Episode, Example, MatchMode, Numbers, SqlError, Table
 
 VerdictCase = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[VerdictCase, ...] = get_args(VerdictCase)
+MATCH: MatchMode = "bag_ordered"
+"""What EXPO-SQL takes for a match: its differences know order and duplicates."""
 
 CORRECT = 1.5  # reward of every clause of a query that matches (equation 1)
 INCORRECT = (-0.5, 0.5)  # of blamed and of other clauses where the result is wrong (equation 2)
