@@ -45,4 +45,6 @@ def score(
     example = example_of({"database": database, "gold_sql": gold})
     replies = reply if isinstance(reply, list | tuple) else [reply]
     found = scorer.score(example, [reply_text(plain(one)) for one in replies])
-    return replace(found, feedback=scorer.feedback(example, found.last))
+    if found.last is None or found.last.correct:
+        return found
+    return replace(found, feedback=scorer.feedback(example, found.last)[1])

@@ -23,8 +23,7 @@ from rewards.progress.diagnosis import feedback
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.data.records import Rule, check
 from sqlenv.dialects import dialect_of
-from sqlenv.envs.build import build_environment, shorten
-from sqlenv.envs.diagnosed import Feedback
+from sqlenv.envs.build import build_environment
 from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
@@ -105,13 +104,15 @@ class Scorer:
         self.reward = build_reward(config.reward, self._executor, config.env.compared)
         # Of the forms that `any` reads the paper's own.
         form = "fence" if config.env.wrapping == "fence" else "sql_tag"
-        self._feedback = partial(feedback, form=form)
-        self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
+        self.feedback = partial(feedback, form=form)
+        self._judging = self.environment(config.env)
         self._told: set[object] = set()
 
-    def environment(self, *, replies: int) -> BaseEnvironment:
-        """Build the environment of the settings, for episodes of at most so many replies."""
-        return self._build(shorten(self.config.env, replies), feedback=self._feedback)
+    def environment(self, env: EnvConfig) -> BaseEnvironment:
+        """Build an environment whose first prompt is the trainer's: it stands in the data."""
+        return build_environment(
+            env, executor=self._executor, first_prompt=lambda _: (), feedback=self.feedback
+        )
 
     def score(self, example: Example, replies: Sequence[str]) -> Scored:
         """Score the replies of one episode, one a turn; no reply whatever raises.
@@ -147,12 +148,6 @@ class Scorer:
         last = episode.attempts[-1] if episode.attempts else None
         return Scored(score.total, score.correct, score.parts, score.spans, last)
 
-    def feedback(self, example: Example, last: Attempt | None) -> str:
-        """Say what Progress-SQL's environment would answer; nothing to a right answer."""
-        if last is None or last.correct:
-            return ""
-        return self._feedback(example, last)[1]
-
     def _warn_once(self, what: object, text: str) -> None:
         if what not in self._told:
             self._told.add(what)
@@ -161,12 +156,6 @@ class Scorer:
     def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Scored]:
         """Score episodes on all workers, in order."""
         return self._executor.map(lambda pair: self.score(*pair), episodes)
-
-    def _build(self, env: EnvConfig, *, feedback: Feedback) -> BaseEnvironment:
-        # The first prompt is the trainer's: it stands in the data.
-        return build_environment(
-            env, executor=self._executor, first_prompt=lambda _: (), feedback=feedback
-        )
 
 
 _SETTINGS = '{"reward": {"kind": …, …}, "env": {"kind": …, …}, "executor": {…}}'

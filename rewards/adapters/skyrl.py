@@ -21,7 +21,7 @@ from rewards.adapters.scoring import (
     read_settings,
     scorer_of,
 )
-from sqlenv.envs.build import max_replies
+from sqlenv.envs.build import max_replies, shorten
 from sqlenv.types import Episode
 
 _Base: Any = (
@@ -59,7 +59,7 @@ class SqlEnv(_Base):
         self._scorer = scorer_of(config)
         allowed = max_replies(config.env)
         self.turns, self.max_turns = 0, min(int(plain(row.get("max_turns")) or allowed), allowed)
-        self._environment = self._scorer.environment(replies=self.max_turns)
+        self._environment = self._scorer.environment(shorten(config.env, self.max_turns))
         self._episode = Episode(example_of(row, gold_sql=gold))
         self._score: Scored | None = None
 

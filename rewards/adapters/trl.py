@@ -90,9 +90,5 @@ def _text(message: Mapping[str, Any]) -> str:
 
 def means(scores: Sequence[Scored]) -> dict[str, float]:
     """Average the parts of scores, and the shares of correct ones and of those with a query."""
-    parts = {name: fmean(score.parts[name] for score in scores) for name in scores[0].parts}
-    shares = {
-        "correct": [one.correct for one in scores],
-        "sql_found": [bool(one.sql) for one in scores],
-    }
-    return parts | {name: fmean(map(float, found)) for name, found in shares.items()}
+    named = [{**one.parts, "correct": one.correct, "sql_found": bool(one.sql)} for one in scores]
+    return {name: fmean(float(one[name]) for one in named) for name in named[0]}
