@@ -275,21 +275,14 @@ class _SelectReader:
         name = "*" if isinstance(column.this, exp.Star) else column.name.lower()
         qualifier = column.args.get("table")
         if qualifier is not None:
-            table = self._base_table(qualifier.name.lower())
+            alias = qualifier.name.lower()
+            tables = [one.sources[alias] for one in self._outward() if alias in one.sources][:1]
         else:
-            owners = self.owners(name)
-            if not owners and column.this.args.get("quoted") and self._knows_all_columns():
+            tables = self.owners(name)
+            if not tables and column.this.args.get("quoted") and self._knows_all_columns():
                 return "?"  # SQLite takes "x" for text where no column has that name
-            table = owners[0] if len(owners) == 1 else self._only_table(owners)
-        return f"{table}.{name}" if table else name
-
-    def _base_table(self, alias: str) -> str | None:
-        return next((one.sources[alias] for one in self._outward() if alias in one.sources), None)
-
-    def _only_table(self, owners: list[str]) -> str | None:
-        if owners or len(self.sources) != 1:
-            return None
-        return next(iter(self.sources.values()))
+            tables = tables or [*self.sources.values()]
+        return f"{tables[0]}.{name}" if len(tables) == 1 and tables[0] else name
 
     def _knows_all_columns(self) -> bool:
         """Tell whether the schema has every source in reach, so that no other column can be."""
