@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from launch import eval as evaluation
-from launch.build import SqlSide
-from launch.config import TinyConfig, load_config
+from launch.config import TinyConfig
 from launch.evaluation.answers import FIRST, Outcomes, hint, parts_of
 from launch.tiny import make_tiny
 from minirl.exchange import UserError
@@ -23,8 +22,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from tests.minirl.fake_sglang import Fake
 
 from .chat_server import Chat, Failure, serve
-from .conftest import TINY, json_lines, loaded, succeed, verbal_folder, write_job
-from .report_cases import opened
+from .conftest import TINY, json_lines, loaded, verbal_folder, write_job
 from .small_sets import ASKED, GOLDS, make_pets, make_spider
 
 QUESTIONS = 30
@@ -58,13 +56,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def evaluate(served, caplog) -> Callable[..., dict[str, Any]]:
-    """Return `evaluate(out, chat, *words, job=name)`: the sheet of an evaluation."""
+    """Return `evaluate(out, chat, *words, job=name)`: the sheet of an evaluation, with a config or
+    without (`job=""`).
+    """
     caplog.set_level(logging.INFO)
 
     def run(out: Path, chat: Chat, *more: str, job: str = "five") -> dict[str, Any]:
-        data = "spider-dev" if job == "five" else "validation"
-        named = ["--cfg", str(served / f"{job}.yaml"), "--endpoint", chat.url, "--model", "m/one"]
-        evaluation.main([*named, "--data", data, "--out", str(out), *more])
+        data = "validation" if job == "thirty" else "spider-dev"
+        settings = ["--cfg", str(served / f"{job}.yaml")]
+        if not job:
+            settings = ["--data-root", str(served / "spider_data")]
+        named = ["--endpoint", chat.url, "--model", "m/one", "--data", data, "--out", str(out)]
+        evaluation.main([*settings, *named, *more])
         return loaded(out)
 
     return run
@@ -76,6 +79,11 @@ def brain(body: Any, earlier: int) -> str:
     gold = next(gold for _, question, gold in ASKED if question in text)
     wrong = body["temperature"] > 0 and body["seed"] % 3
     return f"<think>…</think><sql>{'SELECT 17' if wrong else gold}</sql>"
+
+
+def bare(body: Any, earlier: int) -> str:
+    """Answer with the query alone, as real models do whatever they are asked for."""
+    return brain(body, earlier).removeprefix("<think>…</think><sql>").removesuffix("</sql>")
 
 
 def test_greedy_answers_are_judged_by_the_test_sets_rule(evaluate, tmp_path, capsys):
@@ -111,12 +119,47 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(evaluate, tmp_path, cap
 )
 def test_an_endpoint_may_write_the_bare_query(evaluate, tmp_path, wrapping, found):
     out = tmp_path / "out"
-    with serve(Chat(lambda *of: f"<think>{GOLDS[0]}</think>{brain(*of)[21:-6]}")) as chat:
+    with serve(Chat(lambda *of: f"<think>{GOLDS[0]}</think>{bare(*of)}")) as chat:
         sheet = evaluate(out, chat, f"evaluation.wrapping={wrapping}")
     assert [question["sql"] for question in sheet["questions"]] == found
     turn = json_lines(out / "trajectories.jsonl")[1]["trajectories"][0]["turns"][0]
     # Of a query that is in the reasoning too, the page marks what counts.
     assert turn.get("place") == (len(f"<think>{GOLDS[0]}</think>") if found[0] else None)
+
+
+def test_an_endpoint_needs_no_config(evaluate, tmp_path, capsys):
+    with serve(Chat(bare)) as chat:
+        sheet = evaluate(tmp_path / "out", chat, job="")
+    assert chat.requests == len(GOLDS)
+    assert "prompt.style=short" in capsys.readouterr().out
+    for body in chat.bodies:
+        [message] = body["messages"]
+        assert message["content"].endswith(
+            "one SQLite query in a ```sql code block and nothing else."
+        )
+    # Bare queries are read, though a fence was asked for.
+    assert sheet["measures"]["spider_ex"]["mean"] == 1
+    assert sheet["outcomes"]["no_query"] == 0
+
+
+def test_the_number_of_questions_is_never_dropped(served, evaluate, tmp_path, caplog):
+    with serve(Chat(bare)) as chat:
+        sheet = evaluate(tmp_path / "own", chat, "evaluation.questions=2", job="")
+        assert (chat.requests, sheet["settings"]["questions"]) == (2, 2)
+        assert "test: a sample of 2 of 5 questions" in caplog.messages
+        more = ("evaluation.questions=2", "--limit", "3")
+        sheet = evaluate(tmp_path / "more", chat, *more, job="")
+        assert (chat.requests, sheet["settings"]["questions"]) == (2 + 3, 3)
+        evaluate(tmp_path / "all", chat, "--limit", "9", job="")
+        assert chat.requests == 2 + 3 + 5
+    # Of a file it is the same sample.
+    (tmp_path / "p.sql").write_text("".join(f"{sql}\n" for sql in GOLDS))
+    file = ["--predictions", str(tmp_path / "p.sql"), "--data-root", str(served / "spider_data")]
+    json_file = tmp_path / "file.json"
+    evaluation.main([*file, "--data", "spider-dev", "--limit", "3", "--json", str(json_file)])
+    found = json.loads(json_file.read_text())
+    assert [one["id"] for one in found["questions"]] == [one["id"] for one in sheet["questions"]]
+    assert found["measures"]["spider_ex"]["mean"] == 1
 
 
 @pytest.mark.parametrize("comments", ["names", "full"])
@@ -353,19 +396,7 @@ def test_a_server_that_fails_for_good_is_given_up(evaluate, tmp_path):
         assert (sheet["measures"]["set"]["mean"], chat.requests) == (1, QUESTIONS - 1)
 
 
-def test_outcomes_add_up_and_are_said_in_a_line():
-    parts = [
-        Outcomes.of("SELECT 1", prompt_tokens=5, reply_tokens=2),
-        Outcomes.of("", "length", prompt_tokens=5, reply_tokens=9),
-        Outcomes.of("SELECT 1", "length"),
-        Outcomes.of("", "too_long"),
-    ]
-    assert Outcomes.total(parts) == Outcomes(4, 1, 2, 0, 1, 10, 11)
-    assert Outcomes.total(parts).without_query == 2
-    assert Outcomes.total(parts).line() == (
-        "4 replies: 1 hold no query (25.0 %), 2 cut off at the limit of tokens (50.0 %), "
-        "1 with too long a prompt (25.0 %); 10 prompt tokens, 11 reply tokens"
-    )
+def test_where_each_reply_holds_a_query_there_is_no_more_to_say():
     assert Outcomes.of("SELECT 1").line() == "1 reply: each holds a query"
     assert Outcomes.total([]) == Outcomes()
     # A hint names what reads most.
@@ -378,52 +409,6 @@ def test_the_first_part_has_the_first_replies():
     assert [*parts_of(50, 8, size=30)] == [slice(0, 3), slice(3, 33), slice(33, 50)]
     assert [*parts_of(50, 1, size=30, start=20)] == [slice(20, 50)]
     assert [*parts_of(2, 1, size=30)] == [slice(0, 2)]
-
-
-# Prompts that are too long, wherever accuracy is measured.
-
-
-def lengths(run: Path) -> list[int]:
-    """Count the tokens of the test prompts of a run."""
-    config = load_config(str(run / "config.yaml"), [])
-    tokenizer = ChatTokenizer(run / "model")
-    with SqlSide(config, run) as sql:
-        examples = sql.examples("test", limit=config.evaluation.questions)
-        return [len(tokenizer.encode_chat(sql.evaluation_prompt(one))) for one in examples]
-
-
-def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(command, tiny, place, tmp_path):
-    """In both evaluations of a run, and alone: the others are answered as ever."""
-    found = sorted(lengths(place / "finished"))
-    limit = found[len(found) // 2]
-    too_long = sum(one > limit for one in found)
-    assert 0 < too_long < len(found) == 6
-    line = ["--cfg", tiny, "run.dir=run", f"evaluation.max_prompt_tokens={limit}"]
-    line += ["warm_start=null", "train.steps=1", "train.eval_every=1", "evaluation.samples=2"]
-    _, told, _ = succeed(
-        command,
-        ["launch.train", *line],
-        ["launch.eval", *line, "--checkpoint", "run", "--out", "alone"],
-        ["launch.report", "run", "--out", "page.html"],
-        cwd=tmp_path,
-    )
-    assert f"{too_long} with too long a prompt" in told
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    sheet = loaded(tmp_path / "alone")
-    places = {"run/before": result["outcomes"]["before"], "run/after": result["outcomes"]["after"]}
-    for place, outcomes in {**places, "alone": sheet["outcomes"]}.items():
-        assert (outcomes["replies"], outcomes["too_long"]) == (6, too_long)
-        verdicts = json_lines(tmp_path / place / "predictions.jsonl")
-        lost = [one for one in verdicts if one["outcomes"]["too_long"]]
-        assert [(one["sql"], one["scores"]) for one in lost] == [("", {"set": 0.0})] * too_long
-    for place in places:
-        outcomes = loaded(tmp_path / place / "samples")["outcomes"]
-        assert (outcomes["replies"], outcomes["too_long"]) == (12, 2 * too_long)
-    assert [*result["accuracy"]["after"]] == ["set", "mean@2", "pass@2"]
-    # The page says so of each place.
-    [run] = opened(tmp_path / "page.html")["overview"]["runs"]
-    assert f"{too_long} with too long a prompt" in run["replies"]["before"]
-    assert run["replies"].keys() == {"before", "after"}
 
 
 # Servers that sample a checkpoint.

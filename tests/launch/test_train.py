@@ -1,18 +1,26 @@
-"""Whole runs of the smallest job, as a user starts them: results, stops, evaluation."""
+"""Whole runs of the smallest job, as a user starts them: results, stops, evaluation; README's
+recipe.
+"""
 
 import json
+import operator
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launch.policy import policy_in
+from launch import eval as evaluation
+from launch import train
+from launch.config import load_config
+from launch.policy import find_subject, policy_in
 from launch.reporting.answer import show_run
 from minirl.exchange import UserError
 from tests.minirl.toy import without_times
 
-from .conftest import json_lines, loaded, told_by
+from .conftest import FINISHED, LEFT_OUT, json_lines, loaded, parsed, succeed, told_by
+from .report_cases import opened, write_page
 
 
 def test_a_run_leaves_what_was_promised(place):
@@ -79,10 +87,30 @@ def test_episodes_are_recorded(place):
         _, *answers = json_lines(folder / phase / "trajectories.jsonl")
         said = [(one["id"], one["trajectories"][0]["turns"][-1]["sql"]) for one in answers]
         assert said == [(verdict["id"], verdict["sql"]) for verdict in verdicts]
-        for answer in answers:
+        for answer, verdict in zip(answers, verdicts, strict=True):
             (earned,) = answer["trajectories"]
-            assert sum(earned["parts"].values()) == pytest.approx(earned["reward"], abs=1e-5)
-            assert earned["advantage"] is None
+            if not verdict["outcomes"]["too_long"]:
+                assert sum(earned["parts"].values()) == pytest.approx(earned["reward"], abs=1e-5)
+            assert earned.get("advantage") is None
+
+
+def test_a_question_with_too_long_a_prompt_is_wrong_and_counted(place, tmp_path):
+    """In both evaluations, greedily and by samples; the others are answered as ever."""
+    run = place / "finished"
+    result = json.loads((run / "result.json").read_text())
+    for phase in ("before", "after"):
+        for folder, replies in ((run / phase, 6), (run / phase / "samples", 12)):
+            outcomes = loaded(folder)["outcomes"]
+            assert (outcomes["replies"], outcomes["too_long"]) == (replies, replies * LEFT_OUT // 6)
+        assert result["outcomes"][phase] == loaded(run / phase)["outcomes"]
+        verdicts = json_lines(run / phase / "predictions.jsonl")
+        lost = [one for one in verdicts if one["outcomes"]["too_long"]]
+        assert [(one["sql"], one["scores"]) for one in lost] == [("", {"set": 0.0})] * LEFT_OUT
+    assert [*result["accuracy"]["after"]] == ["set", "mean@2", "pass@2"]
+    # The page says so of each place.
+    [shown] = opened(write_page(run, out=tmp_path / "page.html"))["overview"]["runs"]
+    assert f"{LEFT_OUT} with too long a prompt" in shown["replies"]["before"]
+    assert shown["replies"].keys() == {"before", "after"}
 
 
 def test_output_is_for_people_and_a_complete_run_is_left_alone(command, place, tiny):
@@ -94,7 +122,7 @@ def test_output_is_for_people_and_a_complete_run_is_left_alone(command, place, t
         assert phase in log
     assert "Warning" not in log
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-    line = ["launch.train", "--cfg", str(tiny), "run.dir=finished"]
+    line = ["launch.train", "--cfg", str(tiny), *FINISHED, "run.dir=finished"]
     (status, out, _), (other, _, err) = told_by(command, line, [*line, "seed=4"], cwd=place)
     assert (status, other) == (0, 2)
     assert "finished/result.json" in out
@@ -155,7 +183,7 @@ def test_a_run_that_was_stopped_twice_equals_one_that_was_not(command, place, ti
     test_checkpoint.py.
     """
     folder, finished = tmp_path / "stopped", place / "finished"
-    line = ["--cfg", tiny, "run.dir=stopped"]
+    line = ["--cfg", tiny, *FINISHED, "run.dir=stopped"]
     for how, status in ((KILLED, -9), (NOTICED, 0)):
         more = ["--only", "warm-start"] if how is KILLED else []
         done = command(*line, *more, cwd=tmp_path, code=f"{STOPPED}{how}cli.run(main)")
@@ -185,14 +213,12 @@ def test_evaluation_agrees_with_training(command, place, tmp_path):
     result = loaded(out)
     trained = json.loads((place / "finished" / "result.json").read_text())
     said = result["settings"]
-    assert (result["measures"], said["questions"]) == (trained["accuracy"]["after"], 6)
+    assert result["measures"]["set"] == trained["accuracy"]["after"]["set"]
+    assert (result["outcomes"], said["questions"]) == (trained["outcomes"]["after"], 6)
+    assert f"{LEFT_OUT} with too long a prompt" in done.stdout + done.stderr
     assert (said["model"]["reward"], said["model"]["base"]) == ("progressive", "tiny")
     assert said["model"]["checkpoint"] == str(finished / f"checkpoints/{trained['best_step']}")
     assert sum(part["questions"] for part in result["parts"]["difficulty"].values()) == 6
-    # Another decoding does not go into the same folder.
-    other = command("launch.eval", *line, "--decode", "vote@2", cwd=tmp_path)
-    assert (other.returncode, "decode" in other.stderr) == (2, True)
-    assert loaded(out) == result
 
 
 def test_policies_are_found_by_any_of_their_folders(place):
@@ -206,5 +232,86 @@ def test_policies_are_found_by_any_of_their_folders(place):
     assert (exported.model, exported.checkpoint) == (run / "model", None)
     gone = (Path("/nowhere"), run / "checkpoints" / "99")
     for wrong in (run / "before", run / "checkpoints", place, *gone):
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=r"give a run folder \(its best checkpoint\), one of"):
             policy_in(wrong)
+
+
+def test_settings_of_the_command_line_change_those_of_the_run(place):
+    run = {"checkpoint": place / "finished", "endpoint": None}
+    config: Any = find_subject(None, ("seed=7", "evaluation.top_p=0.5", "mesh={data: 1}"), **run)
+    assert (config.seed, config.evaluation.top_p, config.mesh.data) == (7, 0.5, 1)
+    assert find_subject(None, (), **run).mesh == "auto"
+
+
+def test_a_job_of_few_questions_says_so_in_its_settings(tiny):
+    line = ["--cfg", str(tiny), "--limit", "5", "evaluation.questions=null", "data.held_out=9"]
+    given = parsed("train", *line)
+    cfg, settings = given["cfg"], given["overrides"]
+    config = train._limited(load_config(cfg, settings), cfg, settings, given["limit"])
+    asked = config.evaluation
+    assert (config.data.train.total, asked.questions, asked.validation_questions) == (5, 5, 4)
+    assert config.data.held_out == 5
+
+
+def test_a_prompt_is_shown_as_the_model_is_asked_it(place, spider, tiny, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    for command, line, limit in (
+        (train, ["--cfg", str(tiny), *FINISHED, "run.dir=finished"], 700),
+        (evaluation, ["--checkpoint", "finished"], 186),
+    ):
+        command.main([*line, "--show-prompt"])
+        told = capsys.readouterr().out
+        assert told.startswith("<|im_start|>")
+        assert f"tokens of {limit}" in told.splitlines()[-1]
+        assert "CREATE TABLE" in told or "(id" in told
+    question = loaded(place / "finished" / "after")["questions"][0]["question"]
+    assert question in told  # of the last command
+    named = ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--data", "spider-dev"]
+    evaluation.main([*named, "--data-root", str(spider), "--show-prompt"])
+    told = capsys.readouterr().out
+    assert "[user]\nCREATE TABLE pet" in told
+    assert "about " in told.splitlines()[-1]
+
+
+# README's recipe.
+
+SETTINGS = (
+    "data.demo=null", "data.root=downloads", "data.validation=null", "data.held_out=3",
+    "data.train.sources=[{layout: bird, split: train}, {layout: spider, split: train}]",
+    "data.train.total=50", "data.test.sources=[{layout: bird, split: dev}]", "train.steps=2",
+    "prompt={style: short, schema_style: omnisql}", "sampler.max_prompt_tokens=1400",
+    "warm_start=null", "env={kind: single_turn, wrapping: any}", "reward={kind: execution}",
+    "model.tiny.vocab_size=700", "run.dir=run",
+)  # fmt: skip
+EVALUATE = ("launch.eval", "--checkpoint", "run", "--data")
+
+
+def test_the_recipe_asks_the_same_in_training_and_in_evaluation(command, tiny, downloads, tmp_path):
+    """README's, on small downloads side by side: prepare, train, eval."""
+    (tmp_path / "downloads").symlink_to(downloads)
+
+    def prompts(folder: str) -> dict[str, Any]:
+        lines = json_lines(tmp_path / folder / "trajectories.jsonl")
+        return {one["id"]: one["prompt"] for one in lines if "prompt" in one}
+
+    succeed(
+        command,
+        ["launch.prepare", "--cfg", tiny, "--data-root", "downloads", *SETTINGS],
+        ["launch.train", "--cfg", tiny, *SETTINGS],
+        [*EVALUATE, "bird-dev", "--out", "bird-dev", "--json", "bird-dev.json"],
+        [*EVALUATE, "train", "--out", "asked", "evaluation.questions=null"],
+        cwd=tmp_path,
+    )
+    # A published set is judged by its official rule, and its prompts are those of the run's tests.
+    assert [*json.loads((tmp_path / "bird-dev.json").read_text())["measures"]] == ["bird_ex"]
+    assert prompts("run/before").items() <= prompts("bird-dev").items()
+    # A question to learn from is asked in an evaluation as it was in training.
+    asked = prompts("asked")
+    learned = [one for one in json_lines(tmp_path / "run/trajectories.jsonl") if "prompt" in one]
+    assert learned
+    # A run records what the template and the tokenizer, which sets blanks, make of it.
+    squeezed = [
+        "".join(text.split()) for one in learned for text in (asked[one["id"]], one["prompt"])
+    ]
+    assert all(map(operator.contains, squeezed[1::2], squeezed[::2]))
+    assert any("'New York'" in one["prompt"] for one in learned)
