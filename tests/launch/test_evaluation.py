@@ -1,11 +1,16 @@
-"""What an evaluation is by, and its record in files."""
+"""What an evaluation is by, its record in files, and where it goes on."""
 
 import json
+import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from launch.evaluation.answers import Sampled
+from launch import cli
+from launch import eval as command
+from launch.config import load_config
+from launch.evaluation.answers import GREEDY, Sampled
 from launch.evaluation.questions import own_set, rule_of
 from launch.evaluation.results import (
     ModelFacts,
@@ -17,11 +22,16 @@ from launch.evaluation.results import (
     summarise,
     write_result,
 )
+from launch.evaluation.sampling import CheckpointSource
+from launch.policy import policy_in
 from launch.records import answer_line, write_answers
 from minirl.exchange import UserError
 from sqlenv.config import AnswerConfig
 from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import Example
+
+from .conftest import write_job
+from .small_sets import make_spider
 
 
 def verdict(number: int, *, sql: str = "SELECT 1", **more: str) -> QuestionVerdict:
@@ -80,3 +90,99 @@ def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():
     assert rule_of(found.measures) == "spider_ex"
     assert found.witnesses == 2
     assert own_set("test", (), AnswerConfig(match="spider_ex")).measures == ("spider_ex",)
+
+
+# An evaluation goes on where settings and questions are the same.
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder of data, and one that looks like a model."""
+    make_spider(tmp_path / "data")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    write_job(tmp_path / "job.yaml", tmp_path / "data")
+    return tmp_path
+
+
+@pytest.fixture
+def measure(place, monkeypatch):
+    """Return `measure(*words)`: evaluate with the sampler left out, and count the samplings."""
+    monkeypatch.setattr(cli, "use_accelerator", lambda _name: "cpu")
+    asked = []
+
+    def sampled(_source, examples, file, *_):
+        asked.append(len(examples))
+        found = [Sampled(("SELECT 1",)) for _ in examples]
+        file.write(examples, found)
+        return found, {}
+
+    monkeypatch.setattr(CheckpointSource, "_sample", sampled)
+
+    def run(*words: str) -> int:
+        line = ["--cfg", str(place / "job.yaml"), "--checkpoint", str(place / "model")]
+        where = ["--data", "validation", f"data.root={place / 'data'}", "--out", str(place / "out")]
+        command.main([*line, *where, *words])
+        return len(asked)
+
+    return run
+
+
+def test_answers_that_are_there_are_judged_again_and_not_sampled(place, measure):
+    assert measure() == measure() == 1
+    assert measure("--by", "database", "--official") == 1
+    (place / "out" / "answers.jsonl").unlink()
+    assert measure() == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["sampler.temperature=0.5"], "sampler.temperature"),
+        (["--decode", "vote@2"], "decode"),
+        (["prompt.example_values=1"], "prompt.example_values"),
+        (["seed=3"], "seed"),
+    ],
+)
+def test_other_settings_are_another_evaluation(measure, words, name):
+    measure()
+    with pytest.raises(UserError, match=rf"other settings \({name} is .* there and .* here\)"):
+        measure(*words)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "key"),
+    [
+        ("data/dev.json", "Who is there?", "Who is here?", r"data\.validation"),
+        ("model/model.safetensors", "weights", "WEIGHTS", r"model\.path"),
+    ],
+)
+def test_others_at_the_same_place_are_refused(place, measure, file, old, new, key):
+    measure()
+    path = place / file
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(UserError, match=rf"{key}: the files are others than when"):
+        measure()
+
+
+@pytest.mark.parametrize(
+    ("setting", "of_the_run", "of_the_model"),
+    [("null", "sql_tag", "any"), ("fence", "fence", "fence")],
+)
+def test_a_checkpoint_has_learned_where_its_query_is_and_a_model_has_not(
+    place, setting, of_the_run, of_the_model
+):
+    run = place / "run"
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    shutil.copytree(place / "model", run / "model")
+    shutil.copy(place / "job.yaml", run / "config.yaml")
+    config = load_config(str(place / "job.yaml"), (f"evaluation.wrapping={setting}",))
+    for folder, wrapping in (
+        (run / "checkpoints" / "1", of_the_run),
+        (place / "model", of_the_model),
+    ):
+        found = CheckpointSource.of(config, GREEDY, policy_in(folder), "cpu")
+        assert found.config.answer_wrapping == wrapping
