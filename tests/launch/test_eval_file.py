@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from sqlenv.executor import Executor
 from tests.worlds import make_file
 
 from .conftest import json_lines, loaded, write_lines
-from .small_sets import ASKED, GOLDS, make_bird, make_spider
+from .small_sets import GOLDS, make_bird, make_spider
 
 # Right; right as a bag; wrong on the suite alone (two oldest); an error; empty as the gold is.
 MIXED = [
@@ -25,12 +27,21 @@ MIXED = [
 ]
 
 
-def evaluate(
-    predictions: Path, root: Path, out: Path, *more: str, data: str = "spider-dev"
-) -> dict:
-    arguments = ["--predictions", str(predictions), "--data", data, "--data-root", str(root)]
-    command.main([*arguments, "--json", str(out), *more])
-    return json.loads(out.read_text(encoding="utf-8"))
+@pytest.fixture
+def evaluate(spider, tmp_path) -> Callable[..., dict[str, Any]]:
+    """Return `evaluate(predictions, *words)`: the sheet of a file, or of lines that make one."""
+
+    def run(
+        predictions: Path | list[str], *more: str, root: Path = spider, data: str = "spider-dev"
+    ) -> dict[str, Any]:
+        out = tmp_path / "o.json"
+        if isinstance(predictions, list):
+            predictions = write(tmp_path / "p.sql", predictions)
+        words = ["--predictions", str(predictions), "--data", data, "--data-root", str(root)]
+        command.main([*words, "--json", str(out), *more])
+        return json.loads(out.read_text(encoding="utf-8"))
+
+    return run
 
 
 def verdicts(sheet: dict, measure: str) -> list[float]:
@@ -42,21 +53,19 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def test_a_result_is_a_file_of_predictions_and_refused_where_it_is_cut_off(spider, tmp_path):
-    path, folder = write(tmp_path / "mixed.sql", MIXED), tmp_path / "result"
-    first = evaluate(path, spider, tmp_path / "o.json", "--out", str(folder))
-    again = evaluate(folder, spider, tmp_path / "p.json")
-    assert verdicts(again, "spider_ex") == verdicts(first, "spider_ex")
+def test_a_result_is_a_file_of_predictions_and_refused_where_it_is_cut_off(evaluate, tmp_path):
+    folder = tmp_path / "result"
+    first = evaluate(MIXED, "--out", str(folder))
+    assert verdicts(evaluate(folder), "spider_ex") == verdicts(first, "spider_ex")
     file = folder / "predictions.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(UserError, match=r"predictions\.jsonl: cut off, holds 2 of 5 questions"):
         report.main([str(folder), "--out", str(tmp_path / "page.html")])
 
 
-def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, capsys):
-    path = write(tmp_path / "mixed.sql", MIXED)
+def test_every_question_has_a_verdict_under_every_comparator(evaluate, tmp_path, capsys):
     names = "spider_ex,spider_ts,bird_ex,set,ex_f,csmr"
-    sheet = evaluate(path, spider, tmp_path / "o.json", "--comparators", names)
+    sheet = evaluate(MIXED, "--comparators", names)
     assert list(sheet["measures"]) == names.split(",")
     assert verdicts(sheet, "spider_ex") == [1, 0, 1, 0, 1]
     assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
@@ -90,26 +99,27 @@ def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, c
     assert str(tmp_path / "o.json") in printed.replace("\n", "")
 
 
-def test_witnesses_are_asked_on_request(spider, tmp_path, capsys):
+def test_witnesses_are_asked_on_request(evaluate):
     """In one something costs 0, in no file of the suite; none tells the oldest by an age."""
-    path = write(tmp_path / "mixed.sql", MIXED)
-    sheet = evaluate(path, spider, tmp_path / "o.json", "--comparators", "spider_ts,witness")
+    sheet = evaluate(MIXED, "--comparators", "spider_ts,witness")
     assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
     assert verdicts(sheet, "witness") == [1, 0, 1, 0, 0]
-    first = evaluate(path, spider, tmp_path / "p.json", "--comparators", "witness,spider_ex")
+    first = evaluate(MIXED, "--comparators", "witness,spider_ex")
     assert verdicts(first, "witness") == [1, 0, 1, 0, 0]
 
 
-def test_no_query_is_wrong_on_witnesses_also_where_the_gold_result_is_empty(tmp_path):
+def test_no_query_is_wrong_on_witnesses_also_where_the_gold_result_is_empty(evaluate, tmp_path):
     root = make_spider(tmp_path / "spider")
     always_empty = {"db_id": "pets", "question": "Who?", "query": "SELECT name FROM pet LIMIT 0"}
     (root / "dev.json").write_text(json.dumps([always_empty]))
     path = write(tmp_path / "answers.jsonl", [json.dumps({"id": "spider/dev/0", "sql": ""})])
-    sheet = evaluate(path, root, tmp_path / "o.json", "--comparators", "spider_ex,witness")
+    sheet = evaluate(path, "--comparators", "spider_ex,witness", root=root)
     assert verdicts(sheet, "witness") == verdicts(sheet, "spider_ex") == [0]
 
 
-def test_whole_replies_are_read_and_tagged_and_what_holds_no_query_stays(spider, tmp_path, capsys):
+def test_whole_replies_are_read_and_tagged_and_what_holds_no_query_stays(
+    evaluate, tmp_path, capsys
+):
     replies = [
         f"So: ```sql\n{GOLDS[0]}\n```",
         f"<think>SELECT 1</think><SQL>{GOLDS[1]}</SQL>",
@@ -117,8 +127,7 @@ def test_whole_replies_are_read_and_tagged_and_what_holds_no_query_stays(spider,
         "I do not know",
         f"<think>{GOLDS[4]}</think> I give up",
     ]
-    path = write_lines(tmp_path / "replies.jsonl", ({"pred": one} for one in replies))
-    sheet = evaluate(path, spider, tmp_path / "o.json")
+    sheet = evaluate(write_lines(tmp_path / "replies.jsonl", ({"pred": one} for one in replies)))
     queries = [question["sql"] for question in sheet["questions"]]
     assert queries == [*GOLDS[:3], "I do not know", ""]
     assert verdicts(sheet, "spider_ex") == [1, 1, 1, 0, 0]
@@ -136,27 +145,27 @@ def test_whole_replies_are_read_and_tagged_and_what_holds_no_query_stays(spider,
     assert "5 replies: 1 hold no query (20.0 %)" in capsys.readouterr().out
 
 
-def test_a_gold_fails_where_the_text_that_the_program_runs_does(tmp_path, caplog):
+def test_a_gold_fails_where_the_text_that_the_program_runs_does(evaluate, tmp_path, caplog):
     """Spider's program joins `> =`; SQLite knows no such operator, and BIRD's asks SQLite."""
     root = make_spider(tmp_path / "spider")
     data = root / "dev.json"
     odd = "SELECT name FROM pet WHERE age > = 9"
     data.write_text(data.read_text().replace(GOLDS[2], odd))
-    path = write(tmp_path / "gold.sql", [*GOLDS[:2], odd, *GOLDS[3:]])
-    sheet = evaluate(path, root, tmp_path / "o.json", "--comparators", "spider_ex,bird_ex")
+    golds = [*GOLDS[:2], odd, *GOLDS[3:]]
+    sheet = evaluate(golds, "--comparators", "spider_ex,bird_ex", root=root)
     assert verdicts(sheet, "spider_ex") == [1] * 5
     assert sheet["failing_golds"] == []
     assert {one["status"] for one in sheet["questions"]} == {"ok"}
     assert "gold queries do not run" not in caplog.text
-    sheet = evaluate(path, root, tmp_path / "b.json", "--comparators", "bird_ex")
+    sheet = evaluate(golds, "--comparators", "bird_ex", root=root)
     assert verdicts(sheet, "bird_ex") == [1, 1, 0, 1, 1]
     assert sheet["failing_golds"] == ["spider/dev/2"]
     # The measure that counts is the first one.
-    sheet = evaluate(path, root, tmp_path / "c.json", "--comparators", "bird_ex,spider_ex")
+    sheet = evaluate(golds, "--comparators", "bird_ex,spider_ex", root=root)
     assert sheet["failing_golds"] == ["spider/dev/2"]
 
 
-def test_spider_2_has_columns_matched_too(tmp_path):
+def test_spider_2_has_columns_matched_too(evaluate, tmp_path):
     """PaVeRL-SQL, tables II and IV: EX_f and EX_b beside EX on Spider 2's SQLite questions."""
     root = tmp_path / "spider2"
     make_file(root / "databases/sky/sky.sqlite", "CREATE TABLE star (name TEXT)")
@@ -184,37 +193,32 @@ def test_spider_2_has_columns_matched_too(tmp_path):
         "SELECT 0.3333, NULL, 1, 2, 3, 4, 5",  # all columns, and five more
     ]
     names = "spider2_local,ex_f,ex_b,ex_f_code,csmr"
-    sheet = evaluate(
-        write(tmp_path / "p.sql", queries), root, tmp_path / "o.json", "--comparators", names,
-        data="spider2-local",
-    )  # fmt: skip
+    sheet = evaluate(queries, "--comparators", names, root=root, data="spider2-local")
     assert verdicts(sheet, "spider2_local") == [1, 1, 1]
     assert verdicts(sheet, "ex_f") == [1, 0.5, 1]
     assert verdicts(sheet, "ex_b") == [1, 0, 0]
     assert verdicts(sheet, "ex_f_code") == [1, 0.5, 1]
     assert verdicts(sheet, "csmr") == pytest.approx([1, 0.8 / 2, 0.8 / 14])
     with pytest.raises(UserError, match="ex_f"):
-        evaluate(
-            tmp_path / "p.sql", root, tmp_path / "n.json", "--comparators", "set",
-            data="spider2-local",
-        )  # fmt: skip
+        evaluate(queries, "--comparators", "set", root=root, data="spider2-local")
 
 
-def test_questions_and_predictions_may_be_in_another_dialect(tmp_path):
+def test_questions_and_predictions_may_be_in_another_dialect(evaluate, tmp_path):
     root = make_bird(tmp_path / "bird")
     records = json.loads((root / "dev.json").read_text())
     golds = {0: "SELECT name FROM pet WHERE name ILIKE '%'"}
     asked = [{**one, "SQL": golds.get(n, one["SQL"])} for n, one in enumerate(records)]
     (root / "dev.json").write_text(json.dumps(asked))
-    path = write(tmp_path / "p.sql", ["SELECT name FROM pet WHERE name ILIKE '%'", *GOLDS[1:]])
-    arguments = (path, root, tmp_path / "o.json", "--dialect", "postgresql")
-    sheet = evaluate(*arguments, data="bird-dev")
+    said = [golds[0], *GOLDS[1:]]
+    sheet = evaluate(said, "--dialect", "postgresql", root=root, data="bird-dev")
     assert verdicts(sheet, "bird_ex") == [1] * 5
-    sheet = evaluate(path, root, tmp_path / "p.json", data="bird-dev")
+    sheet = evaluate(said, root=root, data="bird-dev")
     assert verdicts(sheet, "bird_ex") == [0, 1, 1, 1, 1]
 
 
-def test_corrected_golds_are_a_second_evaluation_that_is_compared(bird, tmp_path, capsys, caplog):
+def test_corrected_golds_are_a_second_evaluation_that_is_compared(
+    evaluate, bird, tmp_path, capsys, caplog
+):
     fixed = [
         {"question_id": 1, "db_id": "pets", "SQL": "SELECT age FROM pet WHERE age > 3"},
         {"question_id": 4, "db_id": "shop", "gold_sql": GOLDS[4], "alternatives": ["SELECT 'pen'"]},
@@ -222,44 +226,18 @@ def test_corrected_golds_are_a_second_evaluation_that_is_compared(bird, tmp_path
     corrections = tmp_path / "fixed.json"
     corrections.write_text(json.dumps(fixed))
     answers = [GOLDS[0], "SELECT age FROM pet WHERE age > 3", *GOLDS[2:4], "SELECT 'pen'"]
-    path = write(tmp_path / "p.sql", answers)
-    published = evaluate(path, bird, tmp_path / "published.json", data="bird-dev")
     own = f"data.test.sources.0.corrections={corrections}"
-    corrected = evaluate(path, bird, tmp_path / "corrected.json", own, data="bird-dev")
+    published, corrected = (
+        evaluate(answers, "--out", str(tmp_path / name), *more, root=bird, data="bird-dev")
+        for name, more in (("published", ()), ("corrected", (own,)))
+    )
     assert verdicts(published, "bird_ex") == [1, 0, 1, 1, 0]
+    assert [*published["parts"]["difficulty"]] == ["simple", "moderate", "challenging"]
     assert verdicts(corrected, "bird_ex") == [1] * 5
-    paths = [f"{name}={tmp_path / name}.json" for name in ("corrected", "published")]
+    paths = [f"{name}={tmp_path / name}" for name in ("corrected", "published")]
     report.main([paths[0], "--against", paths[1], "--out", str(tmp_path / "page.html")])
     assert "+40.0" in " ".join(capsys.readouterr().out.split())
     assert "gold queries is" in caplog.text
-
-
-def test_bird_is_judged_by_its_own_rule(bird, tmp_path):
-    entries = {
-        str(n): f"{sql}\t----- bird -----\t{db_id}"
-        for n, (sql, (db_id, _, _)) in enumerate(zip(MIXED, ASKED, strict=True))
-    }
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(entries))
-    sheet = evaluate(path, bird, tmp_path / "o.json", data="bird-dev")
-    assert verdicts(sheet, "bird_ex") == [1, 1, 1, 0, 1]
-    levels = {name: part["questions"] for name, part in sheet["parts"]["difficulty"].items()}
-    assert levels == {"simple": 3, "moderate": 1, "challenging": 1}
-    assert list(levels) == ["simple", "moderate", "challenging"]
-
-
-def test_answers_are_written_in_the_official_forms(spider, tmp_path):
-    lines = [{"pred": f"{gold} -- sure\n;"} for gold in GOLDS]
-    path = write_lines(tmp_path / "p.jsonl", lines)
-    words = ("--official", "--out", str(tmp_path / "out"))
-    sheet = evaluate(path, spider, tmp_path / "o.json", *words)
-    assert verdicts(sheet, "spider_ex") == [1] * 5
-    texts = (tmp_path / "out" / "predictions.sql").read_text().splitlines()
-    assert texts == [f"{gold} ;" for gold in GOLDS]
-    again = evaluate(tmp_path / "out" / "predictions.sql", spider, tmp_path / "2.json")
-    assert verdicts(again, "spider_ts") == verdicts(sheet, "spider_ts")
-    bird = json.loads((tmp_path / "out" / "predictions_bird.json").read_text())
-    assert bird["4"] == f"{GOLDS[4]} ;\t----- bird -----\tshop"
 
 
 def test_a_name_with_a_slash_is_one_folder(spider, tmp_path, monkeypatch):
@@ -269,32 +247,31 @@ def test_a_name_with_a_slash_is_one_folder(spider, tmp_path, monkeypatch):
     assert [path.name for path in Path("evals").iterdir()] == ["..-m-one-spider-dev-greedy"]
 
 
-def test_a_folder_has_the_answers_of_one_file_by_the_measures_of_the_last_command(spider, tmp_path):
-    first, second = (write(tmp_path / f"{n}.sql", MIXED[::n]) for n in (1, -1))
+def test_a_folder_has_the_answers_of_one_file_by_the_measures_of_the_last_command(
+    evaluate, tmp_path
+):
     out = tmp_path / "out"
-    evaluate(first, spider, tmp_path / "a.json", "--out", str(out))
+    evaluate(MIXED, "--out", str(out))
+    (tmp_path / "o.json").unlink()
     with pytest.raises(UserError, match=r"holds results of other settings \(predictions is"):
-        evaluate(second, spider, tmp_path / "c.json", "--out", str(out))
-    assert not (tmp_path / "c.json").exists()
-    sheet = evaluate(
-        first, spider, tmp_path / "a.json", "--out", str(out), "--comparators", "bird_ex"
-    )
+        evaluate(write(tmp_path / "other.sql", MIXED[::-1]), "--out", str(out))
+    assert not (tmp_path / "o.json").exists()
+    sheet = evaluate(MIXED, "--out", str(out), "--comparators", "bird_ex")
     assert verdicts(sheet, "bird_ex") == [1, 1, 1, 0, 1]
     assert [*loaded(out)["measures"]] == ["bird_ex"]
 
 
-def test_half_a_character_in_a_prediction_is_no_query(spider, tmp_path):
+def test_half_a_character_in_a_prediction_is_no_query(evaluate, tmp_path):
     """JSON can spell it, and no file of text can hold it: this ended after all was judged."""
     lines = [{"pred": sql} for sql in ("SELECT '\ud800'", *GOLDS[1:])]
     path = write_lines(tmp_path / "p.jsonl", lines)
-    words = ("--official", "--out", str(tmp_path / "out"))
-    sheet = evaluate(path, spider, tmp_path / "o.json", *words)
+    sheet = evaluate(path, "--official", "--out", str(tmp_path / "out"))
     assert verdicts(sheet, "spider_ex") == [0, 1, 1, 1, 1]
     texts = (tmp_path / "out" / "predictions.sql").read_text().splitlines()
     assert texts == ["SELECT", *GOLDS[1:]]
 
 
-def test_what_verdicts_were_found_by_runs_once_and_is_recorded(spider, tmp_path, monkeypatch):
+def test_what_verdicts_were_found_by_runs_once_and_is_recorded(evaluate, tmp_path, monkeypatch):
     ran, execute = Counter[tuple[Path, str]](), Executor.execute
 
     def counted(executor, database, sql, **more):
@@ -302,8 +279,8 @@ def test_what_verdicts_were_found_by_runs_once_and_is_recorded(spider, tmp_path,
         return execute(executor, database, sql, **more)
 
     monkeypatch.setattr(Executor, "execute", counted)
-    path, out = write(tmp_path / "mixed.sql", MIXED), tmp_path / "out"
-    evaluate(path, spider, tmp_path / "o.json", "--out", str(out), "--comparators", "set")
+    out = tmp_path / "out"
+    evaluate(MIXED, "--out", str(out), "--comparators", "set")
     assert set(ran.values()) == {1}
     head, *groups = json_lines(out / "trajectories.jsonl")
     assert head == {"step": 0, "version": 2}
@@ -318,7 +295,7 @@ def test_what_verdicts_were_found_by_runs_once_and_is_recorded(spider, tmp_path,
     assert (tmp_path / "page.html").stat().st_size > 50_000
 
 
-def test_votes_and_pass_of_a_file_of_samples(spider, tmp_path):
+def test_votes_and_pass_of_a_file_of_samples(evaluate, tmp_path):
     wrong = "SELECT 17"
     samples = [
         [wrong, GOLDS[0], MIXED[0]],  # two of one result win
@@ -329,7 +306,7 @@ def test_votes_and_pass_of_a_file_of_samples(spider, tmp_path):
     ]
     path = tmp_path / "samples.json"
     path.write_text(json.dumps([{"pred_sqls": each} for each in samples]))
-    sheet = evaluate(path, spider, tmp_path / "v.json", "--decode", "vote@3")
+    sheet = evaluate(path, "--decode", "vote@3")
     answers = [question["sql"] for question in sheet["questions"]]
     assert answers == [GOLDS[0], wrong, wrong, "Error SQL", GOLDS[4]]
     assert verdicts(sheet, "spider_ex") == [1, 0, 0, 0, 1]
@@ -340,22 +317,21 @@ def test_votes_and_pass_of_a_file_of_samples(spider, tmp_path):
         "2": pytest.approx((1 + 2 / 3 + 2 / 3 + 0 + 1) / 5),
         "3": 0.8,
     }
-    oracle = evaluate(path, spider, tmp_path / "p.json", "--decode", "pass@3")
+    oracle = evaluate(path, "--decode", "pass@3")
     assert verdicts(oracle, "spider_ex") == [1, 1, 1, 0, 1]
     # The first two samples alone.
-    two = evaluate(path, spider, tmp_path / "2.json", "--decode", "vote@2")
+    two = evaluate(path, "--decode", "vote@2")
     assert [len(question["samples"]) for question in two["questions"]] == [2] * 5
 
 
-def test_shared_predictions_on_real_questions(shared, tmp_path):
+def test_shared_predictions_on_real_questions(evaluate, shared, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     data = shared / "data"
     (root / "dev.json").symlink_to(data / "spider_data" / "dev_visible.json")
     (root / "database").symlink_to(data / "spider_data" / "database")
     path = data / "predictions" / "spider_dev" / "gpt4_zero_shot.sql"
-    more = ("--test-suite", str(data / "test_suite_database"))
-    sheet = evaluate(path, root, tmp_path / "o.json", *more)
+    sheet = evaluate(path, "--test-suite", str(data / "test_suite_database"), root=root)
     assert len(sheet["questions"]) == 412
     assert sheet["failing_golds"] == []
     # As counted by test-suite-sql-eval's evaluation.py at e97acc546ecb.

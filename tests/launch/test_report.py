@@ -152,15 +152,6 @@ def test_what_helps_is_said_where_few_groups_were_live(place, capsys):
         assert ("data.train.pass_rate" in printed) == told
 
 
-def test_verdicts_that_are_cut_off_are_refused(place):
-    folder = make_run(place / "cut-answers")
-    path = folder / "before" / "predictions.jsonl"
-    text = path.read_text()
-    path.write_text(f"{text[:1000]}\n")
-    with pytest.raises(UserError, match=r"before/predictions\.jsonl: line \d+: "):
-        write_page(folder)
-
-
 def test_records_that_are_none_are_left_out(place):
     folder = make_run(place / "odd-records")
     with (folder / "metrics.jsonl").open("a") as file:

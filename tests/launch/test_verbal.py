@@ -198,22 +198,6 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
     assert result == plain
 
 
-def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
-    brain, (first, *_) = Brain(golds), golds
-
-    def answer(body, earlier):
-        refused = first in body["messages"][-1]["content"]
-        return (
-            Failure(400, '{"error": {"message": "too long"}}') if refused else brain(body, earlier)
-        )
-
-    with serve(Chat(answer)) as chat:
-        result = launch(place, tmp_path / "out", chat, "evaluation.questions=null")
-    assert result["notes"]["refused"] == CANDIDATES
-    empty = [p for p in json_lines(tmp_path / "out" / "predictions.jsonl") if not p["sql"]]
-    assert [p["question"] for p in empty] == [first]
-
-
 def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, tmp_path, capsys):
     records = json.loads((place / "data" / "test.json").read_text(encoding="utf-8"))
     blind = [{**record, "query": ""} for record in records]
