@@ -171,34 +171,12 @@ def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, sc
     """SQL-ASTRA, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
     asks = evaluator(tokenizer, env, GREEDY, validation=Decode(1, 0.6, top_p=0.95))
     assert asks.accuracy([example]) == 1
+    assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert set(script.drawn) == {Decoding(0.6, 0.95)}
     script.requests.clear()
     asks.sample([example], first=0)
+    assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert set(script.drawn) == {Decoding(0.0, 1.0)}
-
-
-def test_samples_of_a_place_have_random_streams_of_their_own(
-    tokenizer, example, env, script, tmp_path
-):
-    """Greedy answers and validations begin at one number, in a run and alone."""
-    asked = [replace(example, id=str(number)) for number in range(30)]
-    asks = evaluator(tokenizer, env, GREEDY, validation=Decode(1, 0.6))
-    streams = []
-    for sample in (
-        lambda: asks.accuracy(asked),
-        lambda: asks.answers(asked, AnswerFile(tmp_path), lambda *_: None, stops=True),
-        lambda: asks.answers(
-            asked, AnswerFile(tmp_path / "samples"), lambda *_: None, stops=True,
-            decode=Decode(2, 0.7, "pass"), first=job._SAMPLED,
-        ),
-    ):  # fmt: skip
-        script.requests.clear()
-        sample()
-        streams.append({request.episode for request in script.requests})
-    assert [len(each) for each in streams] == [30, 30, 60]
-    assert streams[0] == streams[1]
-    assert not streams[2] & streams[0]
-    assert max(streams[2]) < 2**31  # where numbers end
 
 
 def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
