@@ -263,47 +263,39 @@ def free(monkeypatch):
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_training_plans_once_and_refuses_what_does_not_fit(tmp_path, free, monkeypatch, caplog):
-    asked, shape = config("sampler.cache_gb=0.001", AUTO), tiny_shape(config().model.tiny)
+@pytest.mark.parametrize(
+    ("phase", "other", "setting", "tokens", "part", "named"),
+    [
+        # On each of eight devices one of the eight groups, or of two groups one at most.
+        ("train", "warm_start", AUTO, 63 + 4 * 48, "cache", "learning"),
+        ("warm_start", "train", WARM_AUTO, 8 * (63 + 48), "temporaries", "the warm start"),
+    ],
+)
+def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit(
+    tmp_path, free, monkeypatch, caplog, phase, other, setting, tokens, part, named
+):
+    asked, shape = config("sampler.cache_gb=0.001", setting), tiny_shape(config().model.tiny)
     taken = 2.0**33
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)
+    folder = tmp_path / "run"
     free(2.0**30)
     with caplog.at_level(logging.INFO):
-        planned = plan.plan_memory(asked, shape, tmp_path)
-    tokens = planned.train.batching.micro_batch_tokens
-    # On each of eight devices one of the eight groups.
-    assert tokens == 63 + 4 * 48
+        planned = plan.plan_memory(asked, shape, folder, phase)
+    assert getattr(planned, phase).batching.micro_batch_tokens == tokens
     assert f"micro-batches of up to {tokens} tokens" in caplog.text
-    kept = json.loads((tmp_path / plan.PLAN).read_text())
+    assert getattr(planned, other) == getattr(asked, other)
+    kept = json.loads((folder / plan.PLAN).read_text())["memory_bytes"]
+    assert {"process", "weights", "optimizer", part} <= kept.keys()
     # Each of eight devices of this process has a part of what it has taken already.
-    assert kept["memory_bytes"]["process"] == taken / 8
-    assert 0 < sum(kept["memory_bytes"].values()) < 2**30 + taken / 8
+    assert kept["process"] == taken / 8
+    assert 0 < sum(kept.values()) < 2**30 + taken / 8
     # A resumed run has the same micro-batches, whatever memory is free.
     free(10_000.0)
-    assert plan.plan_memory(asked, shape, tmp_path) == planned
-    (tmp_path / plan.PLAN).unlink()
-    with pytest.raises(UserError, match="does not fit"):
-        plan.plan_memory(asked, shape, tmp_path)
-    assert not (tmp_path / plan.PLAN).exists()
-
-
-@pytest.mark.usefixtures("uncompiled")
-def test_a_warm_start_is_planned_once_in_its_own_folder(tmp_path, free):
-    free(2.0**30)
-    asked, shape = config(WARM_AUTO), tiny_shape(config().model.tiny)
-    planned = plan.plan_memory(asked, shape, tmp_path / "warm", "warm_start")
-    # Of two groups each of eight devices has one at most: eight of 63 + 48 tokens.
-    assert planned.warm_start is not None
-    assert planned.warm_start.batching.micro_batch_tokens == 8 * (63 + 48)
-    assert planned.train == asked.train
-    kept = json.loads((tmp_path / "warm" / plan.PLAN).read_text())
-    assert {"process", "weights", "optimizer", "temporaries"} <= set(kept["memory_bytes"])
-    assert not (tmp_path / plan.PLAN).exists()
-    free(10_000.0)
-    assert plan.plan_memory(asked, shape, tmp_path / "warm", "warm_start") == planned
-    (tmp_path / "warm" / plan.PLAN).unlink()
-    with pytest.raises(UserError, match="the warm start does not fit"):
-        plan.plan_memory(asked, shape, tmp_path / "warm", "warm_start")
+    assert plan.plan_memory(asked, shape, folder, phase) == planned
+    (folder / plan.PLAN).unlink()
+    with pytest.raises(UserError, match=f"^{named} does not fit"):
+        plan.plan_memory(asked, shape, folder, phase)
+    assert not (folder / plan.PLAN).exists()
 
 
 @pytest.mark.usefixtures("uncompiled")
