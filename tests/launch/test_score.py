@@ -8,8 +8,6 @@ import pytest
 
 from launch.score import main
 
-from .conftest import mistake
-
 
 def test_one_pair_as_json(database, capsys):
     pair = ["--db", str(database), "--gold", "SELECT name FROM emp", "--pred"]
@@ -82,10 +80,3 @@ def test_queries_of_other_dialects(database, capsys, caplog, dialect, gold, pred
     found = json.loads(capsys.readouterr().out)
     assert (found["status"], found["ex"]["set"]) == told
     assert ("do not run" in caplog.text) == ("no_such" in gold)
-
-
-def test_a_pair_that_is_none(tmp_path, database):
-    pair = ["--gold", "SELECT 1", "--pred", "SELECT 1", "--db"]
-    assert "gone.sqlite: no such" in mistake(main, [*pair, str(tmp_path / "gone.sqlite")])
-    assert "--gold: " in mistake(main, [*pair, str(database), "--gold", " "])
-    assert "oracle" in mistake(main, [*pair, str(database), "--dialect", "oracle"])
