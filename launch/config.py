@@ -25,13 +25,7 @@ from minirl.exchange import UserError
 from minirl.exchange.settings import Place, Settings, contradiction
 from minirl.model.config import PERIOD
 from rewards.config import Clash, JudgeConfig, ProgressiveConfig, RewardConfig
-from sqlenv.config import (
-    DataConfig,
-    DemoConfig,
-    DiagnosedConfig,
-    EnvConfig,
-    ExecutorConfig,
-)
+from sqlenv.config import DataConfig, DemoConfig, DiagnosedConfig, EnvConfig, ExecutorConfig
 from sqlenv.prompts import ASKED_FOR, PromptStyle
 from sqlenv.schema.rendering import SchemaStyle
 from sqlenv.types import Wrapping

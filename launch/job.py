@@ -22,11 +22,7 @@ from launch.data.preflight import check_overlap, describe_sampler
 from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled, hint, unread_of
 from launch.evaluation.judge import judge_answers
-from launch.evaluation.questions import (
-    QuestionSet,
-    own_set,
-    question_set,
-)
+from launch.evaluation.questions import QuestionSet, own_set, question_set
 from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
 from launch.evaluation.sampling import Evaluator
 from launch.files import RESULT, check_alike, claim_data, claimed, fingerprints, write_json

@@ -30,13 +30,7 @@ from minirl.exchange import UserError
 from rewards.expo.differences import differences
 from sqlenv.cache import DiskCache, content_key, shared_cache
 from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
-from sqlenv.data.sources import (
-    Check,
-    Checked,
-    Pool,
-    by_running,
-    issues_of,
-)
+from sqlenv.data.sources import Check, Checked, Pool, by_running, issues_of
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import witnesses_of
 from sqlenv.evaluators.equality import is_ordered

@@ -12,13 +12,7 @@ from typing import get_args
 
 from minirl.exchange import UserError
 from sqlenv.config import AnswerConfig, SourceConfig
-from sqlenv.data.layouts import (
-    DATASETS,
-    SETS,
-    TEST_SETS,
-    is_below,
-    locate,
-)
+from sqlenv.data.layouts import DATASETS, SETS, TEST_SETS, is_below, locate
 from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references

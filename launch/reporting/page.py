@@ -22,14 +22,7 @@ from launch.evaluation.results import QuestionVerdict
 from launch.files import CONFIG, SCREENED_SHARES, flat
 from launch.records import RECORDS, read_groups
 from launch.reporting.answer import answer
-from launch.reporting.runs import (
-    Run,
-    gains,
-    metrics_of,
-    read_mapping,
-    shared_rules,
-    without_seed,
-)
+from launch.reporting.runs import Run, gains, metrics_of, read_mapping, shared_rules, without_seed
 from sqlenv.evaluators.hardness import clauses_of
 
 _QUESTIONS = 64  # questions of an evaluation in a piece
