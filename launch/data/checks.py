@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -167,11 +167,9 @@ def open_inspector(
     disk = shared_cache()
     prompts, witnesses = Prompts(job.prompt, job.env), open_store(job.env)
 
-    check_once = lru_cache(maxsize=4_096)(check_contents)
-
     def inspect(example: Example) -> Checked:
         try:
-            check_once(example.database)
+            check_contents(example.database)
         except UserError as error:
             return Checked(example, (UNREADABLE,), str(error))
         prompts.matches(example)

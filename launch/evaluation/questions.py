@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import get_args
 
@@ -16,7 +15,7 @@ from sqlenv.data.layouts import DATASETS, SETS, TEST_SETS, is_below, locate
 from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
-from sqlenv.executor.database import Identity, check_contents, identify
+from sqlenv.executor.database import check_contents
 from sqlenv.types import Dialect, Example, ExecutionMatch, Numbers
 
 _log = logging.getLogger(__name__)
@@ -112,15 +111,10 @@ def check_golds(examples: Sequence[Example]) -> None:
 
 
 def check_databases(files: Iterable[Path]) -> None:
-    """Make sure that databases can be read and are whole; one that did not change is read once."""
+    """Make sure that databases can be read and are whole."""
     with ThreadPoolExecutor() as threads:
-        for _ in threads.map(_check, dict.fromkeys(map(identify, files))):
+        for _ in threads.map(check_contents, dict.fromkeys(files)):
             pass
-
-
-@lru_cache(maxsize=4096)
-def _check(identity: Identity) -> None:
-    check_contents(Path(identity[0]))
 
 
 @dataclass(frozen=True, slots=True)

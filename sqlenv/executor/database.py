@@ -168,7 +168,14 @@ def _refuse_leftover(path: Path) -> None:
 
 
 def check_contents(path: Path) -> None:
-    """Make sure that a database can be read: its pages are whole."""
+    """Make sure that a database can be read: its pages are whole. One that did not change is read
+    once.
+    """
+    _check_contents(path, identify(path))
+
+
+@lru_cache(maxsize=4096)
+def _check_contents(path: Path, _version: Identity) -> None:
     check_database(path)
     try:
         with reading(path) as connection:
