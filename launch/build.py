@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.config import JobConfig, Split
-from launch.data.preflight import describe_passes, held_out, load_split, sample_numbers
+from launch.data.preflight import describe_passes, held_out, load_split, sample
 from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
 from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
@@ -93,12 +93,10 @@ class SqlSide:
         if split == "train":
             _log.info("passes: %s", describe_passes(self._config, len(loaded.examples)))
         self.prompts.describe(loaded.descriptions)
-        numbers = sample_numbers(len(loaded.examples), limit, seed=self._config.seed)
-        if len(numbers) < len(loaded.examples):
-            _log.info(
-                "%s: a sample of %d of %d questions", split, len(numbers), len(loaded.examples)
-            )
-        return tuple(loaded.examples[number] for number in numbers)
+        found, count = sample(loaded.examples, limit, seed=self._config.seed), len(loaded.examples)
+        if len(found) < count:
+            _log.info("%s: a sample of %d of %d questions", split, len(found), count)
+        return tuple(found)
 
     def environment(self, tokenizer: ChatTokenizer | None = None) -> BaseEnvironment:
         """Build the training environment; with a tokenizer, prompts are shortened to fit."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TypeVar
 
 import jax
 from flax import nnx
@@ -15,6 +14,7 @@ from flax import nnx
 from launch import cli
 from launch.build import SqlSide, load_model
 from launch.config import JobConfig
+from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
 from launch.plan import plan_memory, refuse_warm_start
@@ -33,7 +33,6 @@ from sqlenv.sql.answers import answer_of
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 def start_model(
@@ -153,10 +152,12 @@ def choose_answers(
             query = spelled(query, sql.prompts.schema(example))
         return TaughtAnswer(example, query)
 
+    limit, seed = warm.examples, config.seed
     if warm.answers == "gold":
-        answers = [gold(example) for example in _sample(train, warm.examples, config.seed)]
+        taught = sample(train, limit, seed=seed, purpose="warm start")
+        answers = [gold(example) for example in taught]
     else:
-        screened = _sample(own, warm.examples, config.seed)
+        screened = sample(own, limit, seed=seed, purpose="warm start")
         takes_gold = warm.answers == "own_or_gold"
         form = ReplyFormat.of(config)
         answers = [
@@ -193,14 +194,6 @@ def own_of(example: Example, screened: Screened, form: ReplyFormat) -> list[Taug
         )
         for one in screened.answers
     ]
-
-
-def _sample(things: Sequence[_T], count: int | None, seed: int) -> Sequence[_T]:
-    """Choose at most so many by seed, in order."""
-    if count is None or count >= len(things):
-        return things
-    rng = Random(f"{seed} warm start")
-    return [things[number] for number in sorted(rng.sample(range(len(things)), count))]
 
 
 def demonstrations(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 from launch.config import SPLITS, DataSection, JobConfig, Split
 from launch.data.checks import check_for
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 _LEARNED: tuple[Split, ...] = ("train", "validation")
 _NAMED = 5
 _LISTED = 20
+_T = TypeVar("_T")
 
 
 def check_inputs(config: JobConfig) -> None:
@@ -134,11 +136,14 @@ def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, 
     return loaded
 
 
-def sample_numbers(count: int, limit: int | None, *, seed: int) -> Sequence[int]:
-    """Choose at most so many of some questions by seed; give their numbers in order."""
-    if limit is None or count <= limit:
-        return range(count)
-    return sorted(Random(f"{seed} limit").sample(range(count), limit))
+def sample(
+    questions: Sequence[_T], limit: int | None, *, seed: int, purpose: str = "limit"
+) -> Sequence[_T]:
+    """Choose at most so many questions by seed, in order; each purpose has its own."""
+    if limit is None or len(questions) <= limit:
+        return questions
+    numbers = Random(f"{seed} {purpose}").sample(range(len(questions)), limit)
+    return [questions[number] for number in sorted(numbers)]
 
 
 def describe_passes(config: JobConfig, questions: int) -> str:

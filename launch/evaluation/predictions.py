@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from launch.data.preflight import sample_numbers
+from launch.data.preflight import sample
 from launch.evaluation.answers import Decode, Outcomes, Sampled, Source, SourceOutput
 from launch.evaluation.results import PREDICTIONS, QuestionVerdict
 from launch.files import read_text, write_text
@@ -70,8 +70,7 @@ class FileSource(Source):
     def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
         """Take all questions of the test set, or a sample."""
         limit = self.config.evaluation.of(split)
-        numbers = sample_numbers(len(self.every), limit, seed=self.config.seed)
-        return tuple(self.every[number] for number in numbers)
+        return tuple(sample(self.every, limit, seed=self.config.seed))
 
     def answers(
         self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
