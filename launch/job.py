@@ -28,7 +28,7 @@ from launch.evaluation.sampling import Evaluator
 from launch.files import RESULT, check_alike, claim_data, claimed, fingerprints, write_json
 from launch.plan import plan_memory
 from launch.reporting.answer import show_run
-from launch.reporting.runs import gains
+from launch.reporting.runs import outcome
 from launch.screening import kept, screen
 from launch.warm_start import own_answers, refuse_early, start_model
 from minirl.config import OptimizerConfig
@@ -248,17 +248,11 @@ def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
 def _gain(measured: Mapping[str, Report]) -> dict[str, Any]:
     """Tell accuracy at every place by every measure, and what each stage gained."""
     last = measured["after"]
-    found = gains(measured)
     return {
         "questions": len(last.questions),
         "databases": len({one.db_id for one in last.questions}),
         "rule": last.first,
-        "accuracy": {place: one.measures for place, one in measured.items()},
-        "gains": {
-            stage: {rule: asdict(one) for rule, one in each.items()}
-            for stage, each in found.items()
-        },
-        "failing": {place: one.failing for place, one in measured.items()},
+        **outcome(measured),
         "outcomes": {place: asdict(one.outcomes) for place, one in measured.items()},
     }
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from launch.evaluation.results import QuestionVerdict
 from launch.files import CONFIG, SCREENED_SHARES, flat
 from launch.records import RECORDS, read_groups
 from launch.reporting.answer import answer
-from launch.reporting.runs import Run, gains, metrics_of, read_mapping, shared_rules, without_seed
+from launch.reporting.runs import Run, metrics_of, outcome, read_mapping, shared_rules, without_seed
 from sqlenv.evaluators.hardness import clauses_of
 
 _QUESTIONS = 64  # questions of an evaluation in a piece
@@ -177,7 +176,6 @@ def _said(run: Run) -> dict[str, Any]:
         result = {"decode": own.settings.decode, **own.notes}
     # With the folder: the run may have been made in another place.
     command = f"python -m launch.train --cfg {run.folder}/{CONFIG} run.dir={run.folder}"
-    stages = gains(reports).items()
     return {
         "name": run.name,
         "configuration": without_seed(run.name),
@@ -188,15 +186,11 @@ def _said(run: Run) -> dict[str, Any]:
         "versions": run.versions,
         "numbers": metrics_of(run),
         "command": command if run.is_training else "",
-        "measured": {where: one.measures for where, one in reports.items() if one.first},
+        **outcome(reports),
         "replies": {
             where: one.outcomes.line() for where, one in reports.items() if one.outcomes.replies
         },
-        "failing": {where: one.failing for where, one in reports.items()},
         "screening": read_mapping(run.folder / SCREENED_SHARES) if run.folder else {},
-        "gains": {
-            stage: {rule: asdict(one) for rule, one in each.items()} for stage, each in stages
-        },
     }
 
 

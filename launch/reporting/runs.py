@@ -192,6 +192,20 @@ def gains(reports: Mapping[str, Report]) -> dict[str, dict[str, Paired]]:
     return found
 
 
+def outcome(reports: Mapping[str, Report]) -> dict[str, Any]:
+    """Tell accuracy at every place by every measure, what each stage gained, and how many queries
+    fail, as JSON has it.
+    """
+    return {
+        "accuracy": {place: one.measures for place, one in reports.items() if one.measures},
+        "gains": {
+            stage: {rule: asdict(one) for rule, one in each.items()}
+            for stage, each in gains(reports).items()
+        },
+        "failing": {place: one.failing for place, one in reports.items()},
+    }
+
+
 def metrics_of(run: Run) -> dict[str, list[Any]]:
     """Read the metrics of a run by name, in the order of its steps; none of an evaluation."""
     if run.folder is None or not run.is_training:

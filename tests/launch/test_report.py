@@ -36,7 +36,7 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
     [found] = data["overview"]["runs"]
     assert found["command"].endswith(f" --cfg {run}/config.yaml run.dir={run}")
     places = ("before", "after")
-    means = [found["measured"][where]["set"]["mean"] for where in places]
+    means = [found["accuracy"][where]["set"]["mean"] for where in places]
     assert means == [accuracy_in(run, where) for where in places]
     told, wanted = (each["gains"]["run"]["set"] for each in (found, result))
     assert told.pop("ci95_databases") is not None
@@ -312,7 +312,7 @@ def test_two_runs_side_by_side(tmp_path, beside):
     # The page has the same, without the text of replies and without rows, which nobody recorded.
     assert (tmp_path / "page.html").stat().st_size < 200_000
     overview = opened(tmp_path / "page.html")["overview"]
-    measured = [one["measured"]["answers"]["spider_ex"] for one in overview["runs"]]
+    measured = [one["accuracy"]["answers"]["spider_ex"] for one in overview["runs"]]
     assert [one["mean"] for one in measured] == [0.2, 0.9]
     assert overview["rules"] == ["spider_ex", "spider_ts"]
     assert overview["answer"][1].startswith("ours: 90.0 % [")

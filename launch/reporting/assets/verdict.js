@@ -43,7 +43,7 @@ const ruleOf = () => data.rules.includes(address().rule) ? address().rule : data
 const ruleIn = rules => Object.hasOwn(rules, ruleOf()) ? ruleOf() : Object.keys(rules)[0];
 /** Give what was measured of a run by place. */
 const placesOf = run => Object.fromEntries(
-  Object.entries(run.measured).map(([where, rules]) => [where, rules[ruleIn(rules)]]));
+  Object.entries(run.accuracy).map(([where, rules]) => [where, rules[ruleIn(rules)]]));
 
 /** Name a configuration, with how many of its seeds are finished, and give these. */
 function seedsOf(group) {
@@ -80,7 +80,7 @@ function factsOf(run, n) {
     "flipped to right": Number.isFinite(tests.only_second) ? flip("right", tests.only_second) : "–",
     "flipped to wrong": Number.isFinite(tests.only_first) ? flip("wrong", tests.only_first) : "–",
     "more than chance?": tests.ci95 ? chance(tests.p) : "–",
-    "judged by": ruleIn(Object.values(run.measured).at(-1) ?? {}) ?? "–",
+    "judged by": ruleIn(Object.values(run.accuracy).at(-1) ?? {}) ?? "–",
     "held-out questions": last ? last.questions.toLocaleString("en") : "–",
     "queries that fail": Object.values(failing).map(count => count.toLocaleString("en")).join(" → "),
     screened: screened(run.screening),
