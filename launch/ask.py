@@ -27,7 +27,8 @@ from sqlenv.executor.database import check_contents
 from sqlenv.types import Example, Result, SqlError, Table
 
 
-def ask(
+@options.command
+def main(
     question: Annotated[str | None, Parameter(help="default: lines of standard input")] = None,
     /,
     *,
@@ -46,9 +47,6 @@ def ask(
         cli.output.print(result_view(result))
         status = 0 if isinstance(result, Table) else status
     sys.exit(status)
-
-
-main = options.command(ask)
 
 
 def _answers(

@@ -112,7 +112,8 @@ class EvalOptions:
         return None if self.json == options.STDOUT else self.json
 
 
-def evaluate(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) -> None:
+@options.command
+def main(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) -> None:
     """Measure execution accuracy."""
     gc.set_threshold(_GARBAGE)
     options.choose("--data", given.data, (*SPLITS, *TEST_SETS))
@@ -126,9 +127,6 @@ def evaluate(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) 
         _show_prompt(source, split)
     else:
         _answer_and_judge(given, source, split, _folder(source, given))
-
-
-main = options.command(evaluate)
 
 
 def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:

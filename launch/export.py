@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def export(
+@options.command
+def main(
     *,
     checkpoint: Annotated[Path, Parameter(help=WHERE)],
     out: Annotated[Path, Parameter(help="the folder to make")],
@@ -48,9 +49,6 @@ def export(
         )
     cli.use_accelerator("cpu")
     _export(policy, out, dtype=dtype, adapter=adapter)
-
-
-main = options.command(export)
 
 
 def _export(source: PolicySource, out: Path, *, dtype: str | None, adapter: bool) -> None:

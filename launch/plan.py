@@ -50,7 +50,8 @@ _STATIC = {"apart": 0.85, "shared": 0.8}
 _STATES = 0.9
 
 
-def plan(
+@options.command
+def main(
     *overrides: options.Overrides,
     cfg: options.ConfigOption,
     topology: Annotated[
@@ -69,9 +70,6 @@ def plan(
     if json != options.STDOUT:
         _show(found)
     options.write_result(json, found)
-
-
-main = options.command(plan)
 
 
 def make_plan(

@@ -48,7 +48,8 @@ _log = logging.getLogger(__name__)
 TrainerName = Literal["trl", "verl", "skyrl"]
 
 
-def prepare(
+@options.command
+def main(
     *overrides: options.Overrides,
     data_root: Annotated[
         Path | None,
@@ -103,9 +104,6 @@ def prepare(
             cli.output.print(told, soft_wrap=True)
     cli.output.print(f"Golds to look at, one a line: {out}", soft_wrap=True)
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}", soft_wrap=True)
-
-
-main = options.command(prepare)
 
 
 def _sources(

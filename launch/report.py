@@ -25,7 +25,8 @@ from minirl.exchange import UserError
 _BYTES = 1_000_000
 
 
-def report(
+@options.command
+def main(
     *runs: str,
     out: Path = Path("report.html"),
     against: str | None = None,
@@ -65,9 +66,6 @@ def report(
     size = f"Page: {out} ({len(text) / _BYTES:.1f} MB)"
     for line in () if is_quiet else (*page.answer, *page.notes, size):
         cli.output.print(line, soft_wrap=True)
-
-
-main = options.command(report)
 
 
 def _named(runs: Sequence[str], against: str | None) -> list[tuple[str, Path]]:

@@ -27,7 +27,8 @@ from sqlenv.types import Example, Table
 from sqlenv.witness.store import WitnessStore
 
 
-def score(
+@options.command
+def main(
     *,
     db: Annotated[Path, Parameter(help="a SQLite database")],
     gold: Annotated[str, Parameter(help="the query that answers")],
@@ -53,9 +54,6 @@ def score(
         print(json.dumps(Workbench(executor, numbers, store).score(example, pred)))  # noqa: T201
         gold_runs = isinstance(gold_result(executor, example), Table)
     cli.warn_of([] if gold_runs else [db.stem], "gold queries do not run")
-
-
-main = options.command(score)
 
 
 if __name__ == "__main__":

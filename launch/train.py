@@ -24,7 +24,8 @@ from minirl.exchange import UserError
 from minirl.run import preemption
 
 
-def train(
+@options.command
+def main(
     *overrides: options.Overrides,
     cfg: options.ConfigOption,
     accel: options.AcceleratorOption = None,
@@ -88,9 +89,6 @@ def train(
 
     with preemption.watched():
         job.train(config, accelerator=accelerator, only=only)
-
-
-main = options.command(train)
 
 
 def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | None) -> JobConfig:
