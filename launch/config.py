@@ -349,22 +349,18 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
         UserError: The file is not there or not YAML; a key is unknown, of a wrong type, or
             contradicts another one.
     """
-    raw = config_merge.read(name, overrides)
-    try:
-        config = JobConfig.model_validate(raw)
-    except ValidationError as error:
-        mistake = _explain(error, raw)
-        is_own = not overrides or mistake == _mistake(config_merge.read(name, ()))
-        raise UserError(f"{name if is_own else 'command line'}: {mistake}") from None
+    config, mistake = _validated(config_merge.read(name, overrides))
+    if config is None:
+        is_own = not overrides or mistake == _validated(config_merge.read(name, ()))[1]
+        raise UserError(f"{name if is_own else 'command line'}: {mistake}")
     return _count_steps(config)
 
 
-def _mistake(raw: Any) -> str:
+def _validated(raw: Any) -> tuple[JobConfig | None, str]:
     try:
-        JobConfig.model_validate(raw)
+        return JobConfig.model_validate(raw), ""
     except ValidationError as error:
-        return _explain(error, raw)
-    return ""
+        return None, _explain(error, raw)
 
 
 def dump(config: JobConfig) -> str:
@@ -406,16 +402,13 @@ def _explain(error: ValidationError, raw: Any) -> str:
     path = ".".join(keys)
     if first["type"] == "contradiction":
         return ".".join(filter(None, (path, first["msg"])))
+    if first["type"] != "extra_forbidden":
+        return f"{path}: {describe(first)}"
+    same = settings_named(path.rpartition(".")[2], section=path.partition(".")[0])
+    near = f"did you mean {same[0]}? " if same else config_merge.nearest(path, _keys(JobConfig, ""))
     # A run's own config may be of an earlier version.
     lists = "docs/configuration.md lists all, CHANGELOG.md what was removed"
-    unknown = f"unknown key{kind}; {_meant(path)}{lists}"
-    return f"{path}: {unknown if first['type'] == 'extra_forbidden' else describe(first)}"
-
-
-def _meant(path: str) -> str:
-    """Ask for the setting that an unknown key may mean: one of the same name, or a similar one."""
-    same = settings_named(path.rpartition(".")[2], section=path.partition(".")[0])
-    return f"did you mean {same[0]}? " if same else config_merge.nearest(path, _keys(JobConfig, ""))
+    return f"{path}: unknown key{kind}; {near}{lists}"
 
 
 def settings_named(name: str, *, section: str = "") -> list[str]:
