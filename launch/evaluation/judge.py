@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,7 +70,11 @@ def judge_answers(
     settings = ReportSettings(
         data=questions.name,
         questions=len(questions.examples),
-        fingerprint=question_digest(map(_asked, questions.examples)),
+        # Without what answers are judged by.
+        fingerprint=question_digest(
+            replace(one, gold_sql="", alternatives=(), grading_method="")
+            for one in questions.examples
+        ),
         golds=question_digest(questions.examples),
         databases=digest(questions.databases),
         suite=digest(suite) if suite else None,
@@ -91,11 +94,6 @@ def judge_answers(
     if path:
         write_text(path, as_json(report))
     return report
-
-
-def _asked(example: Example) -> Example:
-    """Leave out what answers are judged by."""
-    return replace(example, gold_sql="", alternatives=(), grading_method="")
 
 
 def _origin(name: str, questions: QuestionSet) -> str:
@@ -297,20 +295,17 @@ class _Judge:
             if name in measures
         }
 
-    @cached_property
-    def _bench(self) -> Any:
-        from rewards.workbench import Workbench
-
-        return Workbench(self._executor)
-
     def _textual(self, asked: Sequence[_Asked]) -> dict[str, list[float]]:
         """Compare queries with the text of the gold query, as the reward families do."""
-        scored = (self._bench.score(example, sql) for example, sql in asked)
-        rows = [
-            (one["progress"]["struct"], one["progress"]["lex"], one["expo"]["reward"])
-            for one in scored
-        ]
-        return dict(zip(TEXTUAL, map(list, zip(*rows, strict=True)), strict=True))
+        from rewards.workbench import Workbench
+
+        bench = Workbench(self._executor)
+        scored = [bench.score(example, sql) for example, sql in asked]
+        return {
+            "struct": [one["progress"]["struct"] for one in scored],
+            "lex": [one["progress"]["lex"] for one in scored],
+            "clause": [one["expo"]["reward"] for one in scored],
+        }
 
     def _on_witnesses(self, asked: Sequence[_Asked]) -> list[float]:
         """Judge queries on witnesses too."""

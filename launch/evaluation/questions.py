@@ -101,15 +101,6 @@ def find(
     return source, examples
 
 
-def check_golds(examples: Sequence[Example]) -> None:
-    """Refuse questions that answers cannot be judged by."""
-    if blank := [one.id for one in examples if not one.gold_sql]:
-        raise UserError(
-            f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
-            f"{blank[0]}; answers to them cannot be judged"
-        )
-
-
 def check_databases(files: Iterable[Path]) -> None:
     """Make sure that databases can be read and are whole."""
     with ThreadPoolExecutor() as threads:
@@ -205,8 +196,11 @@ def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> Non
                 f"--comparators {measure}: these questions have {kind} alone; there are "
                 f"{', '.join(sorted(fitting | set(PARTIAL)))}"
             )
-    if not is_spider2:
-        check_golds(examples)
+    if not is_spider2 and (blank := [one.id for one in examples if not one.gold_sql]):
+        raise UserError(
+            f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
+            f"{blank[0]}; answers to them cannot be judged"
+        )
 
 
 def rule_of(measures: Sequence[str]) -> ExecutionMatch:

@@ -228,7 +228,11 @@ def with_samples(report: Report, sampled: Report) -> Report:
     """Score the questions of greedy answers by n samples too: `mean@n` is the share of these that
     are right by the measure that counts, `pass@n` whether any is.
     """
-    own = {one.id: _of_samples(one) for one in sampled.questions if one.scores}
+    own = {
+        one.id: {f"mean@{n}": pass_at_k(one.right, n, 1), f"pass@{n}": pass_at_k(one.right, n, n)}
+        for one in sampled.questions
+        if one.scores and (n := len(one.samples))
+    }
     judged = [replace(one, scores=own[one.id]) for one in report.questions if one.id in own]
     measures, said = _summaries(judged, sampled.settings.seed), sampled.settings
     drawn = [sampled.notes.get(name) for name in ("temperature", "top_p")]
@@ -242,12 +246,6 @@ def with_samples(report: Report, sampled: Report) -> Report:
             replace(one, scores={**one.scores, **own.get(one.id, {})}) for one in report.questions
         ],
     )
-
-
-def _of_samples(one: QuestionVerdict) -> dict[str, float]:
-    count = len(one.samples)
-    names = {f"mean@{count}": 1, f"pass@{count}": count}
-    return {name: pass_at_k(one.right, count, k) for name, k in names.items()}
 
 
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
