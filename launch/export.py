@@ -28,17 +28,18 @@ if TYPE_CHECKING:
 def main(
     *,
     checkpoint: Annotated[Path, Parameter(help=WHERE)],
-    out: Annotated[Path, Parameter(help="the folder to make")],
-    dtype: Annotated[
-        Literal["bfloat16", "float32", "float16"] | None,
-        Parameter(
-            help="type of the weights (default: what the run computed in, model.dtype; of a "
-            "Hugging Face folder its own; of adapters float32)"
-        ),
-    ] = None,
-    adapter: Annotated[bool, Parameter(help="the adapters alone, as PEFT's files")] = False,
+    out: Path,
+    dtype: Literal["bfloat16", "float32", "float16"] | None = None,
+    adapter: bool = False,
 ) -> None:
-    """Write a policy as a Hugging Face folder."""
+    """Write a policy as a Hugging Face folder.
+
+    Args:
+        out: the folder to make
+        dtype: type of the weights (default: what the run computed in, model.dtype; of a Hugging
+            Face folder its own; of adapters float32)
+        adapter: the adapters alone, as PEFT's files
+    """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"--out {out}: is there already, and is not written over; name another")
     policy = policy_in(checkpoint)

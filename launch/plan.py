@@ -13,9 +13,8 @@ import math
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
 from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from launch import cli, options
@@ -54,16 +53,15 @@ _STATES = 0.9
 def main(
     *overrides: options.Overrides,
     cfg: options.ConfigOption,
-    topology: Annotated[
-        str,
-        Parameter(
-            help="v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, a100x8, a800x32, h200x8 (GPUs)"
-        ),
-    ],
+    topology: str,
     model: options.ModelOption = None,
     json: options.JsonOption = None,
 ) -> None:
-    """Plan a job."""
+    """Plan a job.
+
+    Args:
+        topology: v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, a100x8, a800x32, h200x8 (GPUs)
+    """
     config = load_config(cfg, overrides)
     with cli.progress_bar("plan") as progress:
         found = make_plan(config, topology, model=model, progress=progress)

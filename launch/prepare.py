@@ -51,10 +51,7 @@ TrainerName = Literal["trl", "verl", "skyrl"]
 @options.command
 def main(
     *overrides: options.Overrides,
-    data_root: Annotated[
-        Path | None,
-        Parameter(help="folder of the downloads, or a question file (default: data.root)"),
-    ] = None,
+    data_root: Path | None = None,
     data: Annotated[
         tuple[str, ...],
         Parameter(
@@ -62,30 +59,21 @@ def main(
             consume_multiple=True,
         ),
     ] = (),
-    cfg: Annotated[
-        str,
-        Parameter(
-            help="the job that the data is for: form of prompts, limits of queries (default: "
-            "progress.yaml)"
-        ),
-    ] = "progress.yaml",
-    export: Annotated[
-        TrainerName | None,
-        Parameter(
-            help="write rows for another trainer to --out, a .parquet or .jsonl file: the "
-            "questions of --data, else those that the config learns from, with their prompts"
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        Parameter(
-            help="file to write, each time anew (default: doubtful.jsonl, or with --export "
-            "TRAINER.jsonl)"
-        ),
-    ] = None,
+    cfg: str = "progress.yaml",
+    export: TrainerName | None = None,
+    out: Path | None = None,
     dialect: options.DialectOption = "sqlite",
 ) -> None:
-    """Check data sets, and warm the cache."""
+    """Check data sets, and warm the cache.
+
+    Args:
+        data_root: folder of the downloads, or a question file (default: data.root)
+        cfg: the job that the data is for: form of prompts, limits of queries (default:
+            progress.yaml)
+        export: write rows for another trainer to --out, a .parquet or .jsonl file: the questions of
+            --data, else those that the config learns from, with their prompts
+        out: file to write, each time anew (default: doubtful.jsonl, or with --export TRAINER.jsonl)
+    """
     out = out or Path(f"{export or 'doubtful'}.jsonl")
     if export:
         _check_rows_file(out)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from launch import cli, options
 from minirl.exchange import UserError
@@ -30,20 +28,22 @@ from sqlenv.witness.store import WitnessStore
 @options.command
 def main(
     *,
-    db: Annotated[Path, Parameter(help="a SQLite database")],
-    gold: Annotated[str, Parameter(help="the query that answers")],
-    pred: Annotated[str, Parameter(help="the prediction")],
+    db: Path,
+    gold: str,
+    pred: str,
     dialect: options.DialectOption = "sqlite",
-    numbers: Annotated[
-        Literal["close", "exact"],
-        Parameter(
-            help="when two numbers are the same: close (their last bits may differ) or exact (as "
-            "in official programs)"
-        ),
-    ] = "close",
+    numbers: Literal["close", "exact"] = "close",
     timeout_s: options.TimeoutOption = None,
 ) -> None:
-    """Score a prediction."""
+    """Score a prediction.
+
+    Args:
+        db: a SQLite database
+        gold: the query that answers
+        pred: the prediction
+        numbers: when two numbers are the same: close (their last bits may differ) or exact (as in
+            official programs)
+    """
     if not gold.strip():
         raise UserError("--gold: the gold query is empty")
     check_contents(db)

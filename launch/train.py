@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from launch import cli, options
 from launch.config import SPLITS, JobConfig, Split, dump, load_config
@@ -31,30 +29,24 @@ def main(
     accel: options.AcceleratorOption = None,
     limit: options.LimitOption = None,
     show_prompt: options.ShowPromptOption = False,
-    only: Annotated[
-        Literal["warm-start"] | None,
-        Parameter(help="stop after this phase; the whole command goes on from the model it leaves"),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        Parameter(
-            help="check all that the run needs (questions, databases, the model's tensors, the "
-            "run folder, the device), say what the run would be, and stop"
-        ),
-    ] = False,
-    yaml: Annotated[bool, Parameter(help="as --dry-run, with the resolved settings")] = False,
-    coordinator: Annotated[
-        str | None,
-        Parameter(help="several processes: HOST:PORT of the first, or auto to let JAX find it"),
-    ] = None,
-    processes: Annotated[
-        int | None, Parameter(help="several processes: how many there are")
-    ] = None,
-    process: Annotated[
-        int | None, Parameter(help="several processes: number of this one, from 0")
-    ] = None,
+    only: Literal["warm-start"] | None = None,
+    dry_run: bool = False,
+    yaml: bool = False,
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
 ) -> None:
-    """Train a model."""
+    """Train a model.
+
+    Args:
+        only: stop after this phase; the whole command goes on from the model it leaves
+        dry_run: check all that the run needs (questions, databases, the model's tensors, the run
+            folder, the device), say what the run would be, and stop
+        yaml: as --dry-run, with the resolved settings
+        coordinator: several processes: HOST:PORT of the first, or auto to let JAX find it
+        processes: several processes: how many there are
+        process: several processes: number of this one, from 0
+    """
     config = _limited(load_config(cfg, overrides), cfg, overrides, limit)
     if show_prompt:
         cli.use_accelerator(accel)
