@@ -73,11 +73,11 @@ def episode_record(
         }
         for attempt in episode.attempts
     ]
-    return {"example": question(episode.example, gold), "turns": turns}
+    return {"example": question(episode.example, shown(gold)), "turns": turns}
 
 
-def question(example: Example, gold: Result | None) -> dict[str, Any]:
-    """Write a question down, with what its gold query gives, if it has one."""
+def question(example: Example, gold: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Write a question down, with what its gold query gives, if that is known (`shown`)."""
     return {
         "id": example.id,
         "db_id": example.db_id,
@@ -85,7 +85,7 @@ def question(example: Example, gold: Result | None) -> dict[str, Any]:
         "question": example.question,
         **({"evidence": example.evidence} if example.evidence else {}),
         "gold_sql": example.gold_sql,
-        **({"gold_result": shown(gold)} if gold is not None else {}),
+        **({"gold_result": gold} if gold else {}),
     }
 
 
@@ -233,8 +233,6 @@ def _mean_advantage(row: TokenRow) -> float | None:
 
 RECORDED_SAMPLES = 8
 """Samples of a question of an evaluation that are written down."""
-_KEPT = ("id", "evidence", "gold_result", "prompt", "trajectories")
-"""What `predictions.jsonl` does not say of a question."""
 
 
 def write_answers(
@@ -268,15 +266,13 @@ def answer_line(
             for turn in member["turns"][-1:]:
                 if turn.get("kind", "answer") == "answer":
                     turn["correct"] = is_right(found)
-    else:
-        gold = {"gold_result": outcomes[0].gold} if outcomes[0].gold and example.gold_sql else {}
-        answers = (
-            _answer(sampled, number, verdict, one)
-            for number, one in enumerate(outcomes[:RECORDED_SAMPLES])
-        )
-        line = {**question(example, None), **gold}
-        line["trajectories"] = [{"turns": [one]} for one in answers]
-    return {key: line[key] for key in _KEPT if key in line}
+        return dict(line)
+    members = [
+        {"turns": [_answer(sampled, number, verdict, one)]}
+        for number, one in enumerate(outcomes[:RECORDED_SAMPLES])
+    ]
+    asked = question(example, outcomes[0].gold if example.gold_sql else None)
+    return {**asked, "trajectories": members}
 
 
 def _answer(
