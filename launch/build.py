@@ -22,10 +22,10 @@ from rewards.execution import gold_result
 from rewards.progress.diagnosis import feedback
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.cache import shared_cache
-from sqlenv.config import AgenticConfig, AnswerConfig, EnvConfig, SingleTurnConfig
+from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.build import build_environment, max_replies
-from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt
+from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.executor import Executor
 from sqlenv.prompts import ASKED_FOR
 from sqlenv.schema.rendering import sample_columns
@@ -67,7 +67,11 @@ class SqlSide:
         self.executor = Executor(config.executor, shared_cache())
         self.prompts = Prompts(config.prompt, config.env)
         self.reward = build_reward(config.reward, self.executor, config.env.compared)
-        self._feedback = partial(feedback, form=ASKED_FOR[config.prompt.style])
+        self._environment = partial(
+            build_environment,
+            executor=self.executor,
+            feedback=partial(feedback, form=ASKED_FOR[config.prompt.style]),
+        )
         self._judge = (
             self.reward
             if isinstance(self.reward, ProgressiveReward)
@@ -106,7 +110,7 @@ class SqlSide:
         def first_prompt(example: Example) -> Observation:
             return self.training_prompt(example, tokenizer)
 
-        return self._environment(self._config.env, first_prompt)
+        return self._environment(self._config.env, first_prompt=first_prompt)
 
     def evaluation_environment(self) -> BaseEnvironment:
         """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
@@ -114,15 +118,7 @@ class SqlSide:
         if self._config.evaluation.episode != "agentic":
             own = {name: getattr(env, name) for name in AnswerConfig.model_fields}
             env = SingleTurnConfig(**own)
-        return self._environment(env, self.evaluation_prompt)
-
-    def _environment(self, env: EnvConfig, first_prompt: FirstPrompt) -> BaseEnvironment:
-        return build_environment(
-            env,
-            executor=self.executor,
-            first_prompt=first_prompt,
-            feedback=self._feedback,
-        )
+        return self._environment(env, first_prompt=self.evaluation_prompt)
 
     @property
     def evaluation_turns(self) -> int:
