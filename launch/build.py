@@ -50,7 +50,7 @@ REFUTED = "rollout/refuted_share"
 """Metric: of the answers that look right, the share that a witness refutes."""
 
 
-class SqlSide:
+class SqlSide(AbstractContextManager["SqlSide"]):
     """Data, environments and reward of a job; demo data is the run's own, or made in a folder.
 
     A context manager: it owns the executor.
@@ -77,9 +77,6 @@ class SqlSide:
             if isinstance(self.reward, ProgressiveReward)
             else ProgressiveReward(ProgressiveConfig())
         )
-
-    def __enter__(self) -> SqlSide:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self.executor.close()
