@@ -134,7 +134,7 @@ def _export(
         if named:
             own = {"sources": tuple(named.values()), "total": None}
             split = data.train.model_copy(update=own)
-            loaded = load(split, check=check_for(split, executor, shared_cache()))
+            loaded = load(split, check=check_for(split, executor))
         else:
             held = held_out(job, root, executor)
             loaded = load_split(job, "train", root, executor, held=held)

@@ -53,11 +53,11 @@ JobResult = TypeVar("JobResult")
 Make = Callable[[ExecutorConfig], AbstractContextManager[Callable[[Job], JobResult]]]
 
 
-def check_for(data: DataConfig, executor: Executor | None, disk: DiskCache) -> Check | None:
+def check_for(data: DataConfig, executor: Executor | None) -> Check | None:
     """Make the check that tells what `data.exclude` names; None without an executor."""
     if executor is None or _RERUN.isdisjoint(data.exclude):
         return by_running(executor)
-    plain = executor
+    plain, disk = executor, shared_cache()
 
     def look(examples: Sequence[Example]) -> Iterator[Checked]:
         with ThreadPoolExecutor(plain.config.threads) as threads:

@@ -22,7 +22,6 @@ from launch.files import check_place
 from minirl.config import SGLANG_PYTHON
 from minirl.exchange import UserError, named
 from minirl.model.config import check_folder, read_config
-from sqlenv.cache import shared_cache
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
 from sqlenv.data.loading import LoadedData, database_names, hold_out, load
@@ -98,7 +97,7 @@ def held_out(
         return None
     data = config.data.of("train", root)
     with named("data.held_out"):
-        return hold_out(data, config.data.held_out, check_for(data, executor, shared_cache()))
+        return hold_out(data, config.data.held_out, check_for(data, executor))
 
 
 def load_split(
@@ -116,8 +115,7 @@ def load_split(
 
     with named(f"data.{split}"):
         data = config.data.of(split, root)
-        check = check_for(data, executor, shared_cache())
-        return load(data, check=check, accept=accept)
+        return load(data, check=check_for(data, executor), accept=accept)
 
 
 def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, LoadedData]:
