@@ -30,7 +30,7 @@ from launch.plan import plan_memory
 from launch.reporting.answer import show_run
 from launch.reporting.runs import outcome
 from launch.screening import kept, screen
-from launch.warm_start import own_answers, refuse_early, start_model
+from launch.warm_start import refuse_early, start_model
 from minirl.config import OptimizerConfig
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
@@ -69,7 +69,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         sql.check_test_prompts(test, tokenizer)
         refuse_early(config, folder, sql, examples, source)
         measured = {} if only else _measure_base(config, test, sql, folder, source)
-        own = own_answers(config, folder, sql, examples)
+        own = screen(config, folder, sql, examples, source) if config.learns_own else []
         start_from = start_model(config, folder, sql, examples, source, own)
         if only:
             cli.output.print(f"Model: {start_from}", soft_wrap=True)

@@ -213,7 +213,7 @@ def plan_memory(
     if path.exists():
         plan = read_json(path, Plan, advice="delete it to plan again")
     else:
-        plans = distributed.gather(lambda: _planned(config, shape, section, lessons))
+        plans = distributed.gather(lambda: planned(config, shape, section, lessons))
         plan = min(plans, key=lambda plan: plan.micro_batch_tokens)
         distributed.from_first(lambda: write_json(path, plan.model_dump()))
     _log.info("memory of %s: %s", SECTIONS[section], plan)
@@ -225,19 +225,6 @@ def plan_memory(
         batching = phase.batching.model_copy(update=tokens)
         changed[section] = phase.model_copy(update={"batching": batching})
     return config.model_copy(update=changed)
-
-
-def refuse_warm_start(
-    config: JobConfig, shape: ModelConfig, folder: Path, lessons: Lessons | None
-) -> None:
-    """Raise a `UserError` if the warm start of a job needs more memory than there is.
-
-    Nothing is kept: it is planned when it begins, with its lessons and what the process has then.
-    """
-    from minirl.run import distributed
-
-    if not (folder / PLAN).exists():
-        distributed.gather(lambda: _planned(config, shape, "warm_start", lessons))
 
 
 class Plan(BaseModel):
@@ -261,13 +248,13 @@ class Plan(BaseModel):
 
 def describe_memory(config: JobConfig, shape: ModelConfig, lessons: Lessons | None = None) -> str:
     """Plan a job, and say in a line what it needs; see `plan_memory`."""
-    said = str(_planned(config, shape, "train"))
+    said = str(planned(config, shape, "train"))
     if config.warm_start is None:
         return said
-    return f"{said}; for the warm start {_planned(config, shape, 'warm_start', lessons)}"
+    return f"{said}; for the warm start {planned(config, shape, 'warm_start', lessons)}"
 
 
-def _planned(
+def planned(
     config: JobConfig, shape: ModelConfig, section: Section, lessons: Lessons | None = None
 ) -> Plan:
     """Plan a phase of a job for this process's devices."""

@@ -17,8 +17,8 @@ from launch.config import JobConfig
 from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
-from launch.plan import plan_memory, refuse_warm_start
-from launch.screening import Screened, screen
+from launch.plan import PLAN, plan_memory, planned
+from launch.screening import Screened
 from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config
@@ -84,17 +84,17 @@ def refuse_early(
 ) -> None:
     """Look whether the warm start of a trained model fits before anything is measured or screened,
     which takes long; of its own answers, which are not known yet, by the longest prompt and
-    response.
+    response. Nothing is kept: it is planned when it begins, with what the process has then.
 
     Raises:
         UserError: It needs more memory than there is.
     """
-    if not config.has_base:
+    if not config.has_base or (folder / WARM / PLAN).exists():
         return
     lessons = None
     if not config.learns_own:
         lessons = make_lessons(config, sql, read_tokenizer(config, source), train, ())
-    refuse_warm_start(config, read_config(source), folder / WARM, lessons)
+    distributed.gather(lambda: planned(config, read_config(source), "warm_start", lessons))
 
 
 def make_lessons(
@@ -114,16 +114,6 @@ def make_lessons(
             seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
         )  # fmt: skip
     return Lessons.of(taught, tokenizer, warm, seed=config.seed)
-
-
-def own_answers(
-    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]
-) -> list[Screened]:
-    """Screen the policy that the warm start begins with, if it learns from its answers."""
-    if not config.learns_own:
-        return []
-    assert config.model.path is not None
-    return screen(config, folder, sql, train, config.model.path)
 
 
 @dataclass(frozen=True, slots=True)
