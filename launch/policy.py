@@ -12,7 +12,7 @@ from launch import cli
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
 from launch.files import CONFIG, WARM_MODEL, claim_data, fingerprints, run_of
-from minirl.config import LoraConfig, RolloutConfig
+from minirl.config import LoraConfig
 from minirl.exchange import UserError
 
 WHERE = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
@@ -95,20 +95,13 @@ def find_subject(
     if cfg:
         return load_config(cfg, overrides)
     if checkpoint and (run := run_of(checkpoint)):
-        return _own_config(run, overrides)
+        # But for the devices and servers of the machine that it was made on.
+        given = {override.split("=")[0].split(".")[0] for override in overrides}
+        here = {"mesh": "auto", "rollout": "{}"}
+        changed = [f"{key}={value}" for key, value in here.items() if key not in given]
+        return load_config(str(run / CONFIG), [*changed, *overrides, f"run.dir={run}"])
     config = load_config(PLAIN, overrides)
     said = f"prompt.style={config.prompt.style} (--show-prompt prints one), "
     said += f"prompt.schema_style={config.prompt.schema_style}, one reply."
     cli.output.print(f"Settings of {PLAIN}: {said}", soft_wrap=True)
     return config
-
-
-def _own_config(run: Path, overrides: Sequence[str]) -> JobConfig:
-    """Read the config of a run, but for the devices and servers of the machine it was made on."""
-    config = load_config(str(run / CONFIG), overrides)
-    changed: dict[str, object] = {"run": config.run.model_copy(update={"dir": run})}
-    given = {override.split("=")[0].split(".")[0] for override in overrides}
-    here = {"mesh": "auto", "rollout": RolloutConfig()}
-    return config.model_copy(
-        update=changed | {key: value for key, value in here.items() if key not in given}
-    )
