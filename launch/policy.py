@@ -74,11 +74,7 @@ _SET = "--data spider-dev --data-root DIR"
 
 
 def find_subject(
-    cfg: str | None,
-    overrides: Sequence[str],
-    *,
-    checkpoint: Path | None,
-    endpoint: str | None,
+    cfg: str | None, overrides: Sequence[str], *, checkpoint: Path | None, endpoint: str | None
 ) -> JobConfig:
     """Return the job that an evaluation goes by: without a config a run has its own, and all else
     that of plain.yaml.
