@@ -69,6 +69,7 @@ pytestmark = pytest.mark.usefixtures("soon")
 def serve(served, tmp_path):
     """Return `serve(fakes, **settings)`: servers in use, with the weights that fakes agree with."""
     opened = []
+    SEEN.clear()
 
     def begin(fakes, *, push=True, lora=None, **settings):
         if "launch" not in settings:
@@ -221,11 +222,6 @@ def numbers_are(servers, /, **wanted):
         keeps = key == "servers"
         SEEN[key] = value if keeps else SEEN.get(key, 0) + value
     return all(SEEN[key] == value for key, value in wanted.items())
-
-
-@pytest.fixture(autouse=True)
-def _forget():
-    SEEN.clear()
 
 
 def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve):
