@@ -36,6 +36,12 @@ SMALL = (
     "train.group_size=4",
 )
 
+# Data that is soon made, for what reads any.
+FEW = (
+    "data.demo={train_databases: 2, validation_databases: 1, test_databases: 1, "
+    "questions_per_database: 12}"
+)
+
 
 def config(*overrides):
     return load_config("progress-demo.yaml", [*SMALL, *overrides])
@@ -302,7 +308,7 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
 def test_a_warm_start_that_does_not_fit_is_refused_before_its_answers_are_known(tmp_path, free):
     """Measuring a trained model and screening by it take an hour."""
     own = ("warm_start.answers=own", "warm_start.mistake_share=0", "warm_start.repair_share=0")
-    asked = config("model.tiny=null", f"model.path={QWEN}", *own)
+    asked = config(FEW, "model.tiny=null", f"model.path={QWEN}", *own)
     with SqlSide(asked, tmp_path) as sql:
         free(2.0**30)
         refuse_early(asked, tmp_path, sql, (), QWEN)
@@ -313,7 +319,8 @@ def test_a_warm_start_that_does_not_fit_is_refused_before_its_answers_are_known(
 
 def test_a_warm_start_gives_back_what_it_took(tmp_path):
     """Learning has a plan of its own, without it; nothing waits for the garbage collector."""
-    asked = config("warm_start.steps=2", "warm_start.checkpoint_every=1", "warm_start.examples=16")
+    short = ("warm_start.steps=2", "warm_start.checkpoint_every=1", "warm_start.examples=16")
+    asked = config(FEW, *short)
     with SqlSide(asked, tmp_path) as sql:
         train = sql.examples("train")
         before = {id(array) for array in jax.live_arrays()}
