@@ -1,9 +1,7 @@
 """The objective on the papers' figures, presets against plain formulas, credit of characters."""
 
-import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,12 +26,12 @@ from minirl.train.advantages import (
 )
 from minirl.train.batching import Batch, MicroBatches, token_weights
 from minirl.types import Reply, TokenRow, Trajectory, Turn
+from tests.vectors import read
 
 from .plain_objectives import CASES, LONGEST, G, N, Row
 from .toy import train_bpe
 
-DATA = Path(__file__).parents[1] / "data"
-OBJECTIVE, CREDIT = (json.loads((DATA / f"{n}.json").read_text()) for n in ("objective", "credit"))
+OBJECTIVE, CREDIT = map(read, ("objective", "credit"))
 EXPO = CREDIT["expo"]
 
 
