@@ -118,10 +118,13 @@ def test_a_reply_ends_with_its_stop_token_or_at_its_limit():
 
 
 # A slot of 32 positions has room for the last token of the prompt and all but the last of the
-# response, and no further one. A prompt over 512 tokens is computed in pieces, of which each looks
-# back at those before it.
-@pytest.mark.parametrize(("length", "response"), [(33, 32), (33, 33), (700, 4)])
-def test_the_last_token_of_the_longest_episode_sees_itself_and_all_before(length, response):
+# response, and no further one. A longer prompt is computed in pieces, of which each looks back at
+# those before it.
+@pytest.mark.parametrize(("length", "response"), [(33, 32), (33, 33), (90, 4)])
+def test_the_last_token_of_the_longest_episode_sees_itself_and_all_before(
+    monkeypatch, length, response
+):
+    monkeypatch.setitem(cache._PIECES, "cpu", (32,))
     model, request = toy.model(), Request(0, prompt(length), response, PLAIN)
     sizes = {"max_prompt_tokens": length, "max_response_tokens": response}
     sampler = toy.sampler(model, stop_ids=toy.NEVER, **sizes)
