@@ -271,9 +271,7 @@ def test_ties_are_broken_by_the_querys_own_columns():
 
 # Work on all cores: lots in order, and processes that end when nobody waits for them.
 
-TWO = ExecutorConfig(
-    workers=2,
-)
+TWO = ExecutorConfig(workers=2)
 
 
 @contextmanager

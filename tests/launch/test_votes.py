@@ -53,9 +53,7 @@ def test_thirty_questions(database):
     assert len(CASES) == 30
     samples = [[SQLS[letter] for letter in case] for case in CASES]
     # Steps end a query at the same place on every machine, seconds would not.
-    limits = ExecutorConfig(
-        max_steps=200_000,
-    )
+    limits = ExecutorConfig(max_steps=200_000)
     answers = [one.sql for one in judged(database, samples, limits)[0]]
     expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
     assert answers == expected
