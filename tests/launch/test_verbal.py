@@ -13,6 +13,7 @@ import pytest
 from launch import eval as command
 from minirl.exchange import UserError
 from tests.forked import Copy
+from tests.waiting import wait_until
 
 from .chat_server import Chat, Failure, serve
 from .conftest import json_lines, loaded, verbal_folder
@@ -189,6 +190,7 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
         with pytest.raises(UserError, match=r"every judge request failed: 400.*long"):
             launch(place, out, chat)
         assert not (out / "verdicts.json").exists()
+        wait_until(lambda: not chat.under_way)  # of requests that were given up
         told[0] = None
         result = launch(place, out, chat)
         assert set(chat.paid.values()) == {1}
