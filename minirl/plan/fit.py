@@ -152,8 +152,6 @@ class Phase:
         self.cache_room: float | None = None
         self.sampler_mesh: Mesh | None = None
         self.programs: dict[str, Program] = {}
-        # The most that one of them took of this process's memory while it was compiled.
-        self._grown = 0.0
 
     @property
     def largest(self) -> Memory:
@@ -229,14 +227,11 @@ class Phase:
         if name not in self.programs:
             done, platform = len(self.programs), self._devices.own[0].platform
             self._progress(done, max(done + 1, _PROGRAMS), f"compiling {name}")
-            memory.trim()
-            before = memory.resident_bytes()
             self.programs[name] = compile_program(
                 lowered,
                 level=_LEVELS.get(platform, "UNKNOWN"),
                 options=None if is_run else _UNRUN.get(platform),
             )
-            self._grown = max(self._grown, memory.resident_bytes() - before)
         return self.programs[name]
 
     def _refuse(self, needed: Memory, problem: str = "") -> None:
@@ -398,11 +393,6 @@ class WarmStart(Phase):
         if self._devices.own[0].platform == "cpu" and steps > 2 * config.checkpoint_every:
             return {"checkpoint": device_bytes(self.state)}
         return {}
-
-    def _of_update(self, tokens: int) -> Memory:
-        needed = super()._of_update(tokens)
-        # The run compiles programs of other shapes too, and a C library keeps what that took.
-        return needed | ({"compiler": self._grown} if self._devices.taken else {})
 
 
 def _gradient(tokens: int) -> str:

@@ -2,12 +2,17 @@
 
 The compiler is listened to (`watch_compiler`), and a display asks from a thread of its own
 (`status`). The work itself never asks: the words depend on time.
+
+What a compilation has freed is returned to the system before its program runs, which else would
+take its memory beside it.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from time import perf_counter
+
+from minirl.run import memory
 
 # What JAX's events of tracing, lowering and compiling begin with.
 _COMPILER = "/jax/core/compile/"
@@ -40,6 +45,8 @@ def _begin(event: str, value: float, **facts: str | int) -> None:
 
 
 def _end(event: str, duration_secs: float, **facts: str | int) -> None:
-    del duration_secs, facts
+    del facts
     if event.startswith(_COMPILER) and _open:
         _open.pop()
+        if duration_secs >= _LEAST_S:
+            memory.trim()

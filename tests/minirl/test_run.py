@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from minirl.exchange import Score, UserError
-from minirl.run import activity
+from minirl.run import activity, memory
 from minirl.run.files import appearing, whole_file
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch
 from minirl.sample.rollout import flatten
@@ -266,9 +266,10 @@ def test_it_is_compiling_only_while_it_compiles(monkeypatch):
     assert activity.status() == ""
 
 
-def test_short_compilations_are_not_worth_a_word():
+def test_short_compilations_are_not_worth_a_word_nor_a_look_at_what_they_freed(monkeypatch):
     activity.watch_compiler()
     seen: list[str] = []
+    monkeypatch.setattr(memory, "trim", lambda: seen.append("trimmed"))
     jax.jit(lambda x: (seen.append(activity.status()), x)[1])(1.0)
 
     def slow(x):
@@ -276,5 +277,7 @@ def test_short_compilations_are_not_worth_a_word():
         seen.append(activity.status())
         return x
 
-    jax.jit(slow)(1.0)
-    assert seen == ["", "compiling for 1 s"]
+    program = jax.jit(lambda x: (slow(x), jax.debug.callback(seen.append, "runs"))[0])
+    jax.block_until_ready(program(1.0))
+    jax.effects_barrier()
+    assert (seen[:3], seen[-1]) == (["", "compiling for 1 s", "trimmed"], "runs")
