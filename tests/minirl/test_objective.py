@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.config import AlgorithmConfig, BatchingConfig, Dapo, Expo, Grpo
+from minirl.config import AlgorithmConfig, BatchingConfig, Dapo, Expo, Grpo, Gspo
 from minirl.exchange import CreditSpan
 from minirl.train import losses
 from minirl.train.advantages import (
@@ -327,6 +327,27 @@ def test_numbers_of_targets_are_read_back_to_their_rows(tokens):
     found = batches.read_back(batch.sampler_logp_BC for batch in batches)
     for row, values in zip(scene.rows, [v for group in found for v in group], strict=True):
         np.testing.assert_array_equal(values, row.logprobs)
+
+
+def test_the_only_update_of_a_step_clips_no_rounding():
+    """GSPO's own bounds are narrower than what kernels of bfloat16 differ by."""
+    scene = Scene(11)
+    rng = np.random.default_rng(0)
+    rounded = [row.logprobs + rng.normal(0, 0.008, len(row.ids)) for row in scene.rows]
+    scene.new = [values.astype("f4") for values in rounded]
+    for kind in (Grpo, Gspo):
+        algorithm = kind(clip_low=3e-4, clip_high=4e-4)
+        batch = batch_with_advantages(scene, algorithm, on_clauses=False)
+        logp = jnp.asarray(scene.laid_out(scene.new, algorithm))
+        of_sampler = batch._replace(old_logp_BC=batch.sampler_logp_BC)
+        shares = []
+        for one in (of_sampler, batch._replace(old_logp_BC=None)):
+            _, stats = losses.policy_loss(algorithm, logp, logp, one, logp)
+            shares.append(float(stats["clip_fraction"] / stats["weight"]))
+            correction = float(stats["correction_mean"] / stats["weight"])
+        assert shares[0] > 0.3
+        assert shares[1] == 0
+        assert 0 < abs(correction - 1) < 0.008
 
 
 # Credit of characters reaches the tokens that were sampled, wherever their borders are.

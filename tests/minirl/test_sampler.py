@@ -418,11 +418,15 @@ def plan(config, gb, *, mesh=None, room=1e9):
 
 
 # Groups that share a prompt and single episodes, sampled and greedy. The order of the cache is that
-# of CPUs and GPUs, or that of TPUs; the last mesh does not divide the two key/value heads, and none
-# the seven slots.
+# of CPUs and GPUs, or that of TPUs; the last two meshes do not divide the two key/value heads, and
+# none the seven slots.
 @pytest.mark.parametrize(
     ("shape", "platform", "hybrid"),
-    [({"data": 4, "tensor": 2}, "cpu", False), ({"data": 2, "tensor": 4}, "tpu", True)],
+    [
+        ({"data": 4, "tensor": 2}, "cpu", False),
+        ({"data": 2, "tensor": 4}, "tpu", False),
+        ({"data": 2, "tensor": 4}, "cpu", True),
+    ],
 )
 def test_a_mesh_samples_the_same(shape, platform, hybrid, monkeypatch):
     rng = np.random.default_rng(0)
