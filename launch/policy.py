@@ -95,7 +95,8 @@ def find_subject(
         given = {override.split("=")[0].split(".")[0] for override in overrides}
         here = {"mesh": "auto", "rollout": "{}"}
         changed = [f"{key}={value}" for key, value in here.items() if key not in given]
-        return load_config(str(run / CONFIG), [*changed, *overrides, f"run.dir={run}"])
+        config = load_config(str(run / CONFIG), [*changed, *overrides])
+        return config.model_copy(update={"run": config.run.model_copy(update={"dir": run})})
     config = load_config(PLAIN, overrides)
     said = f"prompt.style={config.prompt.style} (--show-prompt prints one), "
     said += f"prompt.schema_style={config.prompt.schema_style}, one reply."
