@@ -22,6 +22,7 @@ from launch.config import JobConfig, load_config
 from launch.files import write_json
 from launch.tables import show_table
 from minirl.exchange import UserError
+from minirl.exchange.memory import trim
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -262,7 +263,7 @@ def planned(
 
     from launch.build import arrange
     from minirl.plan.fit import FILLED, SECTIONS, Devices
-    from minirl.run.memory import free_bytes, resident_bytes, trim
+    from minirl.run.memory import free_bytes, resident_bytes
     from minirl.sample.cache import GB
 
     own = jax.local_devices()

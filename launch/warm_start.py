@@ -20,10 +20,11 @@ from launch.files import WARM, WARM_MODEL
 from launch.plan import PLAN, plan_memory, planned
 from launch.screening import Screened
 from minirl.exchange import UserError
+from minirl.exchange.memory import trim
 from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.run import distributed, memory
+from minirl.run import distributed
 from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Progress
 from sqlenv.data.corruptions import corrupt
@@ -59,9 +60,9 @@ def start_model(
     lessons = make_lessons(config, sql, read_tokenizer(config, source), train, own)
     config = plan_memory(config, read_config(source), folder / WARM, "warm_start", lessons)
     # Each phase has a plan of its own, without what lay there before.
-    memory.trim()
+    trim()
     _learn(lessons, config, source, folder)
-    memory.trim()
+    trim()
     return target
 
 

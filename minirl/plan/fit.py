@@ -33,6 +33,7 @@ from minirl.config import (
     TrainConfig,
 )
 from minirl.exchange import UserError
+from minirl.exchange.memory import trim
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, split, trained
@@ -334,11 +335,11 @@ class Learning(Phase):
             return {}
         sampler = self.place_sampler(held_bytes=_total(held))
         beside = {"sampler's frozen weights": self._frozen} if self._frozen else Memory()
-        memory.trim()
+        trim()
         before = memory.resident_bytes()
         lowered = lowered_programs(*sampler).items()
         programs = {name: self._compiled(name, program) for name, program in lowered}
-        memory.trim()
+        trim()
         if self._devices.taken:
             grown = max(memory.resident_bytes() - before, 0.0)
             beside["compiled programs"] = _KEPT_PROGRAMS * grown

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from time import perf_counter
 
-from minirl.run import memory
+from minirl.exchange.memory import trim
 
 # What JAX's events of tracing, lowering and compiling begin with.
 _COMPILER = "/jax/core/compile/"
@@ -49,4 +49,4 @@ def _end(event: str, duration_secs: float, **facts: str | int) -> None:
     if event.startswith(_COMPILER) and _open:
         _open.pop()
         if duration_secs >= _LEAST_S:
-            memory.trim()
+            trim()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import sys
@@ -51,15 +50,6 @@ def resident_bytes() -> float:
     if not told.exists():
         return 0.0
     return float(int(told.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-
-
-def trim() -> None:
-    """Return freed memory to the system where its C library keeps it, as glibc does: an update
-    needs what a rollout has freed, and in one piece.
-    """
-    release = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if release is not None:
-        release(0)
 
 
 def peak_bytes(device: Any) -> float:

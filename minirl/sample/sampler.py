@@ -20,9 +20,9 @@ from flax import nnx
 
 from minirl.config import SamplerConfig
 from minirl.exchange import UserError
+from minirl.exchange.memory import trim
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import device_bytes, platform_of
-from minirl.run import memory
 from minirl.sample import decode
 from minirl.sample.cache import (
     GB,
@@ -149,7 +149,7 @@ class NativeSampler:
             raise RuntimeError("memory freed while episodes were being sampled")
         self._cache = self._model = None
         self._slots.forget()
-        memory.trim()
+        trim()
 
     def apart(self) -> NativeSampler:
         """Raise: it takes turns with the learner, which `rollout.lag` is refused for."""

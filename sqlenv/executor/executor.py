@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import apsw
 
+from minirl.exchange.memory import trim
 from sqlenv.cache import DiskCache
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor.connection import Connection
@@ -118,6 +119,7 @@ class Executor(AbstractContextManager["Executor"]):
                     places.enter_context(self._free)
                 start_s = time.monotonic()
                 _close_all(self._idle)
+                trim()  # what threads have freed, a gigabyte for 32 of them
                 result = self._attempt(*asked)
             self._askers.clear()
             end_s = time.monotonic()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from minirl.exchange import Score, UserError
-from minirl.run import activity, memory
+from minirl.run import activity
 from minirl.run.files import appearing, whole_file
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch
 from minirl.sample.rollout import flatten
@@ -269,7 +269,7 @@ def test_it_is_compiling_only_while_it_compiles(monkeypatch):
 def test_short_compilations_are_not_worth_a_word_nor_a_look_at_what_they_freed(monkeypatch):
     activity.watch_compiler()
     seen: list[str] = []
-    monkeypatch.setattr(memory, "trim", lambda: seen.append("trimmed"))
+    monkeypatch.setattr(activity, "trim", lambda: seen.append("trimmed"))
     jax.jit(lambda x: (seen.append(activity.status()), x)[1])(1.0)
 
     def slow(x):

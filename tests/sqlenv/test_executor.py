@@ -228,6 +228,17 @@ def test_hostile_neighbours_do_not_change_answers(database: Path) -> None:
     }
 
 
+def test_what_threads_have_freed_goes_back_before_a_query_runs_alone(database, monkeypatch) -> None:
+    """Of 32 threads that ran out of heap, glibc keeps a gigabyte."""
+    trims: list[None] = []
+    monkeypatch.setattr("sqlenv.executor.executor.trim", lambda: trims.append(None))
+    with Executor(ExecutorConfig(**SMALL)) as executor:
+        executor.execute(database, "SELECT 1")
+        assert not trims
+        assert executor.execute(database, MEMORY_BOMB) == TooLarge("memory")
+    assert len(trims) == 1
+
+
 def test_text_that_is_not_valid(executor: Executor, database: Path) -> None:
     ends = ("", ";", " ; ;\n;", " -- c;;", " /* open", ";; /* open", "; ;-- c")
     for start, end in product(("", ";;", "; /* a */ ;\n-- b\n;"), ends):
