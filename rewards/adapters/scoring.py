@@ -24,6 +24,7 @@ from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.data.records import Rule, check
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import build_environment
+from sqlenv.envs.diagnosed import Feedback
 from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
@@ -105,13 +106,14 @@ class Scorer:
         # Of the forms that `any` reads the paper's own.
         form = "fence" if config.env.wrapping == "fence" else "sql_tag"
         self.feedback = partial(feedback, form=form)
-        self._judging = self.environment(config.env)
+        # What a trainer scores is over: nobody reads a diagnosis.
+        self._judging = self.environment(config.env, lambda *_: ((), ""))
         self._told: set[object] = set()
 
-    def environment(self, env: EnvConfig) -> BaseEnvironment:
+    def environment(self, env: EnvConfig, told: Feedback | None = None) -> BaseEnvironment:
         """Build an environment whose first prompt is the trainer's: it stands in the data."""
         return build_environment(
-            env, executor=self._executor, first_prompt=lambda _: (), feedback=self.feedback
+            env, executor=self._executor, first_prompt=lambda _: (), feedback=told or self.feedback
         )
 
     def score(self, example: Example, replies: Sequence[str]) -> Scored:
