@@ -20,7 +20,7 @@ _SAMPLED = 120  # rows of a table that variants choose from
 _SCANNED = 20_000
 _FEWEST_NUMBERS = 3
 _INVENTED = 50  # rows of an empty table
-_FEWEST_ROWS = 2  # of two rows nothing can be learned
+_FEWEST_ROWS = 100  # of fewer, chance alone may keep the values of a column apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SourceTable:
         columns: The stored ones; values of generated columns are SQLite's to compute.
         unique: Sets of columns, by place, that are declared to be different in all rows: keys, and
             the columns of unique indexes. What merely never repeats in the rows is none, except the
-            first column of a table that declares none.
+            first column of a table that declares none and has a hundred rows or more.
         is_distinct: Whether there is no such set, and no row repeats as a whole.
         has_null: By column, whether the rows hold NULL.
         beyond: By column, numbers that a condition which all rows meet may leave out: 0 where all
@@ -129,7 +129,7 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
         ask(connection, f"SELECT count(*) FROM (SELECT DISTINCT {these} FROM {scanned})")
         for these in (quoted(columns[0]), cells)
     )
-    if not unique and first == total > _FEWEST_ROWS:
+    if not unique and first == total >= _FEWEST_ROWS:
         unique = ((0,),)
     some = tuple(_some(connection, name, cells, total))
     some = some or tuple(_invented({column: kind.upper() for column, _, kind in found}))

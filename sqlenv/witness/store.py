@@ -15,7 +15,7 @@ from sqlenv.executor.database import fingerprint
 from sqlenv.types import ExecutionMatch, MatchMode
 from sqlenv.witness.draw import draw_witnesses
 
-VERSION = 9
+VERSION = 10
 """Of how witnesses are made: another one makes them anew."""
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",

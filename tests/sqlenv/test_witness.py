@@ -39,6 +39,8 @@ CREATE TABLE pet (
   owner INTEGER NOT NULL REFERENCES owner
 );
 INSERT INTO pet VALUES (1, 'cat', 3, 1), (2, 'dog', 1, 2), (3, 'dog', 2, 2), (4, 'fish', 1, 3);
+CREATE TABLE member (owner INTEGER REFERENCES owner, club TEXT);
+INSERT INTO member VALUES (1, 'chess'), (2, 'golf'), (3, 'chess');
 CREATE VIEW old AS SELECT * FROM pet WHERE age > 1;
 """
 
