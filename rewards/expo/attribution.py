@@ -122,14 +122,16 @@ def _blame_part(
 
     Where no step makes it, those that can are blamed, of the step where the part parts from the
     gold query if there are any. What computes values is not blamed for the rows that it is given.
-    SELECT and GROUP BY are one step, which makes other rows where only one of the queries groups.
+    SELECT and GROUP BY are one step, which makes other rows where only one of the queries groups,
+    or only one of all: SQLite gives the row of a maximum.
     """
     part = [step for step in chain if step not in steps.plan.tail]
     parting = _parting(part, steps, gold, golds)
     if parting and parting.star and "row_partial" in wanted:
         return frozenset(parting.clauses)
     select = next(step for step in part if step.part == "select")
-    if wanted == {"row_disjoint"} and _groups(steps, select) != _groups(golds, gold):
+    is_apart = wanted == {"row_disjoint"} or parting is select
+    if is_apart and _groups(steps, select) != _groups(golds, gold):
         return frozenset(select.clauses)
     blamed = _blame_chain(chain, steps, wanted)
     if "col_count" in wanted:
