@@ -364,8 +364,9 @@ def _validated(raw: Any) -> tuple[JobConfig | None, str]:
 
 
 def dump(config: JobConfig) -> str:
-    """Write a resolved config as YAML that `load_config` reads back."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
+    """Write a resolved config as YAML that `load_config` reads back; its head says who samples."""
+    settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
+    return f"# Rollouts: {config.rollout}\n{settings}"
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -431,6 +432,8 @@ def clashes(config: JobConfig) -> list[Clash]:
     data, model, train = config.data, config.model, config.train
     env, reward, style = config.env, config.reward, config.prompt.style
     asked, is_agentic = ASKED_FOR[style], env.kind == "agentic"
+    (low, high), size = data.train.pass_rate or (0.0, 1.0), train.group_size
+    prompts = train.prompts_per_step
     # Clauses or turns of one trajectory that have rewards of their own.
     spans = {
         "expo": ("reward.gap_scale", reward.kind == "expo" and reward.gap_scale > 0),
@@ -475,8 +478,13 @@ def clashes(config: JobConfig) -> list[Clash]:
         ),
         Clash(
             ("data.train.pass_rate", "train.group_size"),
-            data.train.pass_rate is not None and train.group_size == 1,
-            "one answer is right or wrong, and says no rate; use train.group_size=8",
+            not any(low <= right / size <= high for right in range(size + 1)),
+            "no share of so many answers lies there; use train.group_size=8",
+        ),
+        Clash(
+            ("screen.questions", "train.prompts_per_step"),
+            data.train.pass_rate is not None and (config.screen.questions or prompts) < prompts,
+            "a step asks more questions than are screened; screen more",
         ),
         *rewards.config.clashes(reward, env),
         Clash(

@@ -24,7 +24,7 @@ from minirl.exchange import UserError, named
 from minirl.model.config import check_folder, read_config
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
-from sqlenv.data.loading import LoadedData, database_names, hold_out, load
+from sqlenv.data.loading import LoadedData, QuestionTexts, asked_by, asked_in, hold_out, load
 from sqlenv.demo import STAMP
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 _LEARNED: tuple[Split, ...] = ("train", "validation")
 _NAMED = 5
 _LISTED = 20
+# Share of a test set's questions that others ask in the same words by chance: of Spider's, how many
+# flights there are, 0.5 %.
+_COMMON = 0.05
 _T = TypeVar("_T")
 
 
@@ -173,24 +176,24 @@ def describe_sampler(config: JobConfig, accelerator: str) -> str:
 
 
 def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) -> None:
-    """Compare the names of the databases that are learned from and chosen by with those of all test
-    sets below `data.root` or beside the sources, and of the run's own test questions. Generated
-    data is left alone.
+    """Compare the questions that are learned from and chosen by, and the names of their databases,
+    with those of all test sets below `data.root` or beside the sources, and of the run's own test
+    questions. Generated data is left alone.
 
     Raises:
-        UserError: A test set has some of these databases, and data.overlap=refuse. It says which
-            ones to leave out, those that are left out already too.
+        UserError: A test set has some of these, and data.overlap=refuse. It says which databases to
+            leave out, those that are left out already too.
     """
     data = config.data
     if data.root is None:
         return
-    learned = {f"data.{name}": _databases(splits[name]) for name in _LEARNED}
+    learned = {f"data.{name}": asked_by(splits[name]) for name in _LEARNED}
     measured = _measured(data, data.root, splits)
     shared = {
         (learn, measure): found
         for learn, own in learned.items()
         for measure, others in measured.items()
-        if learn != measure and (found := own & others)
+        if learn != measure and (found := _shared(own, others))
     }
     # To choose by what was learned is told.
     refused = [pair for pair in shared if pair[1] != "data.validation" and data.overlap == "refuse"]
@@ -210,35 +213,43 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
 def _line(learn: str, measure: str, shared: Set[str]) -> str:
     """Say in a line what two sets share."""
     examples = ", ".join(sorted(shared)[:_NAMED])
-    return f"{learn} and {measure} share {len(shared):,} databases by name (such as {examples})"
+    return f"{learn} and {measure} share {len(shared):,} databases (such as {examples})"
 
 
-def _databases(examples: Sequence[Example]) -> Set[str]:
-    return {example.db_id for example in examples}
+def _shared(learned: QuestionTexts, measured: QuestionTexts) -> Set[str]:
+    """Name the databases of the learned questions that are measured by: those of the same name, and
+    where more questions are the same than anybody asks of any database, those of these.
+    """
+    texts = {text for _, text in measured}
+    same = {(name, text) for name, text in learned if text in texts}
+    names = {name for name, _ in learned} & {name for name, _ in measured}
+    if len({text for _, text in same}) > max(1, _COMMON * len(texts)):
+        names |= {name for name, _ in same}
+    return names
 
 
 def _measured(
     data: DataSection, root: Path, splits: Mapping[Split, Sequence[Example]]
-) -> dict[str, Set[str]]:
-    """Name the databases of the questions to measure by and to choose by."""
+) -> dict[str, QuestionTexts]:
+    """Return the questions to measure by and to choose by."""
     places = {one.path for name in _LEARNED for one in data.of(name, root).sources}
     away = [one for one in sorted(places) if not one.resolve().is_relative_to(root.resolve())]
     measured = {name: found for place in (*away, root) for name, found in _test_sets(place)}
-    test, own = _databases(splits["test"]), data.of("test", root).sources
+    test, own = asked_by(splits["test"]), data.of("test", root).sources
     if not any(test <= one for one in measured.values()) and not all(map(_is_generated, own)):
         measured["data.test"] = test
     if data.validation is not None:
-        measured["data.validation"] = _databases(splits["validation"])
+        measured["data.validation"] = asked_by(splits["validation"])
     return measured
 
 
-def _test_sets(root: Path) -> Iterator[tuple[str, Set[str]]]:
-    """Name the databases of the published test sets below a folder, as far as they are there."""
+def _test_sets(root: Path) -> Iterator[tuple[str, QuestionTexts]]:
+    """Read the questions of the published test sets below a folder, as far as they are there."""
     for name, published in TEST_SETS.items():
         source = published.at(root)
         try:
             if not _is_generated(source):
-                yield name, database_names(source)
+                yield name, asked_in(source)
         except AbsentError:
             pass
         except UserError as error:

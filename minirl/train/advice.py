@@ -27,6 +27,6 @@ def advice(shares: Sequence[float | None]) -> str:
         return ""
     return (
         f"only {100 * mean:.0f} % of the groups of {_STEPS} steps teach: screen the questions "
-        "(data.train.pass_rate), or else try another sampler.temperature, a larger "
-        "train.group_size, a lower train.optimizer.learning_rate"
+        "(data.train.pass_rate; for a narrower range where there is one), or else try another "
+        "sampler.temperature, a larger train.group_size, a lower train.optimizer.learning_rate"
     )

@@ -24,7 +24,7 @@ from sqlenv.data.layouts import DATASETS, other_dataset
 from sqlenv.data.records import QuestionRecord, Record, check, placed_records
 from sqlenv.executor.database import fingerprint
 
-_VERSION = 4
+_VERSION = 5
 """Of what a table holds."""
 _SCHEMA = """
 PRAGMA journal_mode = off;
@@ -36,7 +36,7 @@ CREATE TABLE question (
     db_id, level, style,
     dialect,  -- empty where the record does not say it
     is_blank, is_local,
-    text,  -- digest of its database's name and its question, case and blanks apart
+    text,  -- `text_digest` of the question
     lot  -- a random number that stays the same, of 31 bits
 );
 """
@@ -82,16 +82,24 @@ def _rows(files: tuple[Path, ...], layout: Layout) -> Iterator[tuple[Any, ...]]:
             where = (position, place, number, start, length)
             style, dialect = asked.question_style or "", (asked.dialect or "").lower()
             kind = (asked.db_id, _level(layout, asked), style, dialect, is_blank, is_local)
-            yield *where, *kind, *_digests(asked, f"{file.name} {number}")
+            lot = _lot(asked, f"{file.name} {number}")
+            yield *where, *kind, text_digest(asked.question), lot
             position += 1
 
 
-def _digests(asked: QuestionRecord, place: str) -> tuple[int, int]:
-    """Hash a question, and then with its place."""
-    text = hashlib.sha256(f"{asked.db_id}\n{' '.join(asked.question.lower().split())}".encode())
-    found = int.from_bytes(text.digest()[:8], "big", signed=True)
-    text.update(place.encode())
-    return found, int.from_bytes(text.digest()[:4], "big") >> 1
+def text_digest(question: str) -> int:
+    """Hash the words of a question, case and blanks apart."""
+    digest = hashlib.sha256(_words(question).encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _lot(asked: QuestionRecord, place: str) -> int:
+    digest = hashlib.sha256(f"{asked.db_id}\n{_words(asked.question)}{place}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _words(question: str) -> str:
+    return " ".join(question.lower().split())
 
 
 def _level(layout: Layout, asked: QuestionRecord) -> str:

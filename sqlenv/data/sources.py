@@ -59,7 +59,7 @@ candidate AS (SELECT * FROM judged WHERE db_id IN (SELECT value FROM json_each(:
 """
 """What keeps a question from being asked, and the questions that may be."""
 _FIRST = """(SELECT min(position) AS position, db_id, text, lot FROM candidate
-    WHERE text NOT IN (SELECT text FROM waiting) GROUP BY text)"""
+    WHERE (db_id, text) NOT IN (SELECT db_id, text FROM waiting) GROUP BY db_id, text)"""
 _BY_SEED = "(lot * :factor + :summand) % 2147483647, position"
 
 

@@ -117,6 +117,13 @@ def ask_about_it(root: Path) -> None:
     shutil.copytree(root / MINE, root / PUB.partition("/pub/")[0] / "mine")
 
 
+def rename_what_is_asked(root: Path) -> None:
+    """Let Spider's test set ask what a training set does, about a database of another name."""
+    asked = [one for one in json.loads((root / TRAIN).read_text()) if one["db_id"] == "mine"]
+    for number, one in enumerate(asked[:3]):
+        edit(root / "spider" / "test.json", number, question=f" {one['question'].upper()} ")
+
+
 def own_test_set(root: Path) -> None:
     asked = json.loads((root / TRAIN).read_text())
     write(root / "bird/train/mine.json", [one for one in asked if one["db_id"] == "mine"])
@@ -143,6 +150,7 @@ def test_a_test_set_neither_validates_nor_is_learned_from(downloads, split, sour
     [
         (rename, "", (), ("spider-test", "mine")),
         (ask_about_it, "", (), ("bird-dev", "mine")),
+        (rename_what_is_asked, "", (), ("spider-test", "mine")),
         # The run's own test questions, which need not be a published set's or below the root.
         (own_test_set, "", (f"data.test.sources=[{OWN}]",), ("data.test", "mine")),
         (rename, "bird", (ONLY, f"data.test.sources=[{AWAY}]"), ("data.test", "mine")),
