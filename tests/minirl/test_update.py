@@ -24,7 +24,7 @@ from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import learning_rate, make_optimizer
 from minirl.train.update import Learner, batch_loss
 from minirl.types import TokenRow
-from tests.plain_model import plain_attention, plain_recurrence
+from tests.plain_model import logits
 from tests.vectors import read
 
 from . import toy
@@ -51,23 +51,22 @@ SIZES = BatchingConfig(micro_batch_tokens=1000, prompt_multiple=12, answer_multi
 
 
 def weighted(logp_BC, reference_logp_BC, batch, _):
-    """Weigh each token otherwise; `test_objective.py` has the objectives."""
+    """Weigh each token otherwise; `test_objective.py` has the objectives.
+
+    What stands for the reference's log-probabilities are the sampler's, which rows have: a learner
+    without a reference hands on these.
+    """
     gap_BC = batch.weight_BC * batch.advantage_BC * (logp_BC - reference_logp_BC)
     return gap_BC.sum(), {"weight": batch.weight_BC.sum()}
 
 
-def plain_loss(params, reference, graph, rows, ids_BT):
+def plain_loss(params, graph, rows):
     """Write the loss out, row by row: the mean over rows of means over tokens."""
-    positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1])[None], ids_BT.shape)
-    tables_BTV = []
-    for weights in (params, reference):
-        model = nnx.merge(graph, weights)
-        hidden_BTD, _ = model(ids_BT, positions_BT, plain_attention, recur=plain_recurrence)
-        tables_BTV.append(jax.nn.log_softmax(model.logits(hidden_BTD) / TEMPERATURE))
-    gap_BTV, total = tables_BTV[0] - tables_BTV[1], 0.0
+    logits_BTV, total = logits(nnx.merge(graph, params), stack(rows)), 0.0
+    logp_BTV = jax.nn.log_softmax(logits_BTV / TEMPERATURE)
     for b, row in enumerate(rows):
         actions = np.flatnonzero(row.is_action)
-        gap = gap_BTV[b, actions - 1, row.ids[actions]]
+        gap = logp_BTV[b, actions - 1, row.ids[actions]] - row.logprobs[actions]
         total += jnp.mean(row.advantage[actions] * gap)
     return total / len(rows)
 
@@ -82,21 +81,17 @@ def row_ids(rng, prompt, turns):
 
 
 class Scene:
-    """A policy, a reference, and the compiled functions of this file."""
+    """A policy, and the compiled functions of this file."""
 
-    def __init__(self, make_model):
-        self.model = make_model()
-        self.graph, self.params = nnx.split(self.model)
-        self.reference = nnx.split(make_model(seed=5))[1]
+    def __init__(self, model):
+        self.graph, self.params = nnx.split(model)
         gradient = jax.value_and_grad(self._loss, has_aux=True)
         self.gradient = jax.jit(gradient, static_argnames="remat")
 
     def _loss(self, params, batch, remat):
-        reference = nnx.merge(self.graph, self.reference)
-        logp_BC, *_ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
         model = nnx.merge(self.graph, params)
         model.remat = remat
-        arguments = (params, nnx.State({}), batch, logp_BC)
+        arguments = (params, nnx.State({}), batch, batch.sampler_logp_BC)
         graph = nnx.graphdef(model)
         return batch_loss(*arguments, graph=graph, function=weighted, temperature=TEMPERATURE)
 
@@ -112,7 +107,7 @@ def learner_of(scene, *, remat="none"):
     return Learner(model, weighted, optax.sgd(1.0), temperature=TEMPERATURE)
 
 
-scene_of = functools.cache(lambda hybrid: Scene(partial(toy.model, hybrid=hybrid)))
+scene_of = functools.cache(lambda hybrid: Scene(toy.model(hybrid=hybrid)))
 
 
 def made(*, hybrid=False, lengths=GROUPS):
@@ -138,8 +133,8 @@ def make_groups(lengths):
         for turns in turns_of_rows:
             ids, is_action = row_ids(rng, prompt, turns)
             ids[prompt_length : prompt_length + len(common)] = common
-            advantage, empty = rng.uniform(0.5, 2, len(ids)), np.zeros(len(ids), np.float32)
-            row = TokenRow(np.array(ids), np.array(is_action), empty, advantage, prompt_length)
+            advantage, logprobs = rng.uniform(0.5, 2, len(ids)), rng.normal(-4, 1, len(ids))
+            row = TokenRow(np.array(ids), np.array(is_action), logprobs, advantage, prompt_length)
             group.append(row)
         groups.append(group)
     return groups
@@ -164,8 +159,8 @@ def assert_close(tree, other, *, rtol=5e-5):
 def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
     scene, groups = made(hybrid=hybrid, lengths=lengths)
     rows = [row for group in groups for row in group]
-    plain = partial(plain_loss, graph=scene.graph, rows=rows, ids_BT=stack(rows))
-    expected = jax.jit(jax.value_and_grad(plain))(scene.params, scene.reference)
+    plain = partial(plain_loss, graph=scene.graph, rows=rows)
+    expected = jax.jit(jax.value_and_grad(plain))(scene.params)
     (batch,) = batches_of(groups)
     loss, _, gradient = scene.loss_and_gradient(batch)
     assert loss == pytest.approx(float(expected[0]), rel=1e-5)
@@ -201,18 +196,19 @@ def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
 
 
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
-    scene, groups = made(hybrid=True)
+    scene, groups = made(hybrid=True, lengths=LONG_GROUPS)
     (batch,) = batches_of(groups)
     _, stats, whole = scene.loss_and_gradient(batch)
-    # Each row is computed alone, in a list of one length: one program serves all.
+    # Each row is computed alone, among as many cells: one program serves all.
     monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
-    alone = [*batches_of(groups, sizes=SIZES.model_copy(update={"micro_batch_tokens": 24}))]
+    small = BatchingConfig(micro_batch_tokens=216, prompt_multiple=240, answer_multiple=120)
+    alone = [*batches_of(groups, sizes=small)]
     assert len(alone) == 3 * len(groups)
     # A learner whose step is the gradient itself, times a rate that drowns rounding; nothing of a
     # layer is kept.
     learner = learner_of(scene, remat="full")
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
-    state, found, _ = learner.update(state, alone, reference=scene.reference, rate=RATE)
+    state, found, _ = learner.update(state, alone, rate=RATE)
     parts = jax.tree.map(
         lambda old, new: (np.asarray(old) - np.asarray(new)) / RATE, scene.params, state.params
     )
