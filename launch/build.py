@@ -72,7 +72,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
             executor=self.executor,
             feedback=partial(feedback, form=ASKED_FOR[config.prompt.style]),
         )
-        self._judge = (
+        self._tagger = (
             self.reward
             if isinstance(self.reward, ProgressiveReward)
             else ProgressiveReward(ProgressiveConfig())
@@ -155,7 +155,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
     def record(self, episode: Episode) -> Mapping[str, Any]:
         """Write a final episode as `trajectories.jsonl` shows it."""
         gold = gold_result(self.executor, episode.example)
-        return episode_record(episode, gold, self._judge, self.executor.execute)
+        return episode_record(episode, gold, self._tagger, self.executor.execute)
 
     def record_scored(self, episode: Episode) -> tuple[Mapping[str, Any], Score]:
         """Write down a final episode of an evaluation, and what training would pay for it."""

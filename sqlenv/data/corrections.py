@@ -118,8 +118,8 @@ def read_corrections(name: str) -> Corrections:
     sha256 = fingerprint(path)
     if pin and not sha256.startswith(pin["hash"]):
         raise UserError(
-            f"{path}: is another copy, its sha256 is {sha256[:12]} and not {pin['hash']}; bring "
-            "the copy that was meant, or name this one"
+            f"{path}: is another copy, its sha256 is {sha256[:12]} and not {pin['hash']}; use "
+            "the pinned copy, or update the hash"
         )
     by_id: dict[str, CorrectionRecord] = {}
     for number, record in enumerate(read_records(path)):

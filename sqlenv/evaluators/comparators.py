@@ -234,7 +234,7 @@ def _spider2(case: Case, runs: QueryRuns) -> Outcome:
 
 
 def _is_clean(result: Result) -> TypeGuard[Table]:
-    """Say whether Python's sqlite3 module would read the result: it refuses what is no UTF-8."""
+    """Say whether Python's sqlite3 module would read the result: it raises on invalid UTF-8."""
     return isinstance(result, Table) and not result.is_mended
 
 

@@ -92,7 +92,7 @@ def feedback_text(
     """Ask for another attempt (Progress-SQL, appendix F, round 2 and later).
 
     Without tags a generic text replaces them, and another where the previous or the gold query
-    could not be parsed (the paper's note); of what ran it never says that its syntax is wrong.
+    could not be parsed (the paper's note). A query that ran is never called a syntax error.
     `form` is where the prompt asked for the query; the paper's is `sql_tag`. None is the demo's,
     whose words leave out the form and the sentences of the tags.
     """
