@@ -15,8 +15,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, PositiveFloat, PositiveInt
-
 from launch import cli, options
 from launch.config import JobConfig, load_config
 from launch.files import write_json
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from minirl.config import LoraConfig
     from minirl.model.config import ModelConfig
     from minirl.model.decoder import Decoder
-    from minirl.plan.fit import Devices, Phase, Section
+    from minirl.plan.fit import Devices, Phase, Plan, Section
     from minirl.train.supervised import Lessons
 
 _log = logging.getLogger(__name__)
@@ -90,50 +88,34 @@ def make_plan(
     from minirl.plan.fit import FILLED, SECTIONS, Devices
 
     topology = parse_topology(topology_name)
-    shape = model_shape(config, model)
+    shape, memory_bytes = model_shape(config, model), topology.chip.memory_bytes
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
     # Described apart: compilers know no part of a slice.
-    own, room = described_devices(topology.host), FILLED * topology.chip.memory_bytes
+    devices = Devices(described_devices(topology.host), FILLED * memory_bytes)
     phases = {
-        section: phase_of(config, shape, section, mesh, Devices(own, room))
+        section: phase_of(config, shape, section, mesh, devices)
         for section in SECTIONS
         if getattr(config, section) is not None
     }
-    for phase in phases.values():
-        phase.fit(progress)
+    plans = {section: phase.fit(progress) for section, phase in phases.items()}
     progress(1, 1, "done")
-    found, warm = phases["train"], phases.get("warm_start")
-    compile_s = {
-        f"{name}{' of the warm start' if phase is warm else ''}": round(one.seconds, 1)
-        for phase in phases.values()
-        for name, one in phase.programs.items()
-    }
-    warm_memory = {} if warm is None else warm.update
+    parameters = phases["train"].parameters
     return {
+        "model": model or str(config.model.path or "tiny"),
+        "parameters": parameters,
         "topology": topology.name,
         "devices": topology.size,
-        "parameters": found.parameters,
-        "update_memory_bytes": found.update,
-        "generation_memory_bytes": found.generation,
-        "warm_start_memory_bytes": warm_memory,
-        "update_bytes": sum(found.update.values()),
-        "generation_bytes": sum(found.generation.values()),
-        "warm_start_bytes": sum(warm_memory.values()),
-        "room_bytes": room if math.isfinite(room) else None,
-        "processes": topology.size // len(own),
-        "sampler_mesh": dict(found.sampler_mesh.shape) if found.sampler_mesh else None,
-        "micro_batch_tokens": found.tokens,
-        "warm_start_micro_batch_tokens": None if warm is None else warm.tokens,
-        "compile_s": compile_s,
-        "model": model or str(config.model.path or "tiny"),
+        "processes": topology.size // topology.host.size,
         "mesh": dict(mesh.shape),
-        "servers": _servers(config, shape, topology.chip.memory_bytes, found),
+        "room_bytes": devices.room if math.isfinite(devices.room) else None,
+        "phases": {section: plan.model_dump() for section, plan in plans.items()},
+        "servers": _servers(config, shape, memory_bytes, parameters, plans["train"]),
         "plan_s": round(perf_counter() - started, 1),
     }
 
 
 def _servers(
-    config: JobConfig, shape: ModelConfig, memory_bytes: float, learner: Phase
+    config: JobConfig, shape: ModelConfig, memory_bytes: float, parameters: int, learner: Plan
 ) -> dict[str, dict[str, float]]:
     """Plan SGLang's servers on GPUs of their own, and beside the learner on its GPUs, where the job
     launches any: XLA's and SGLang's shares of a GPU, and the tokens of a server's cache.
@@ -151,7 +133,7 @@ def _servers(
     for place, taken in {"apart": 0.0, "shared": sum(learner.largest.values()) / FILLED}.items():
         xla = math.ceil(100 * taken / memory_bytes) / 100
         static = _STATIC[place] * (1 - xla) * memory_bytes
-        cache = gpus * static - itemsize * learner.parameters
+        cache = gpus * static - itemsize * parameters
         cache /= 1 + _STATES * bool(shape.hybrid)
         found[place] = {
             "xla_client_mem_fraction": xla,
@@ -206,7 +188,7 @@ def plan_memory(
     Raises:
         UserError: The phase needs more than there is.
     """
-    from minirl.plan.fit import SECTIONS
+    from minirl.plan.fit import SECTIONS, Plan
     from minirl.run import distributed
     from minirl.run.files import read_json
 
@@ -214,7 +196,7 @@ def plan_memory(
     if path.exists():
         plan = read_json(path, Plan, advice="delete it to plan again")
     else:
-        plans = distributed.gather(lambda: planned(config, shape, section, lessons))
+        plans = distributed.gather(lambda: plan_phase(config, shape, section, lessons))
         plan = min(plans, key=lambda plan: plan.micro_batch_tokens)
         distributed.from_first(lambda: write_json(path, plan.model_dump()))
     _log.info("memory of %s: %s", SECTIONS[section], plan)
@@ -228,43 +210,15 @@ def plan_memory(
     return config.model_copy(update=changed)
 
 
-class Plan(BaseModel):
-    """What a phase was planned with on a device: tokens of a micro-batch, 10^9 bytes for the
-    sampler's cache, and bytes by kind; neither for a model too small to be planned.
-    """
-
-    micro_batch_tokens: PositiveInt
-    cache_gb: PositiveFloat | None = None
-    memory_bytes: dict[str, float] = {}
-
-    def __str__(self) -> str:
-        """Say it in a line."""
-        named = self.memory_bytes.items()
-        parts = ", ".join(f"{name} {_gib(size)}" for name, size in named if size >= _GIB / 20)
-        total = (
-            f"{_gib(sum(self.memory_bytes.values()))} of a device ({parts})" if parts else "little"
-        )
-        return f"{total}; micro-batches of up to {self.micro_batch_tokens:,} tokens"
-
-
-def describe_memory(config: JobConfig, shape: ModelConfig, lessons: Lessons | None = None) -> str:
-    """Plan a job, and say in a line what it needs; see `plan_memory`."""
-    said = str(planned(config, shape, "train"))
-    if config.warm_start is None:
-        return said
-    return f"{said}; for the warm start {planned(config, shape, 'warm_start', lessons)}"
-
-
-def planned(
+def plan_phase(
     config: JobConfig, shape: ModelConfig, section: Section, lessons: Lessons | None = None
 ) -> Plan:
     """Plan a phase of a job for this process's devices."""
     import jax
 
     from launch.build import arrange
-    from minirl.plan.fit import FILLED, SECTIONS, Devices
+    from minirl.plan.fit import FILLED, SECTIONS, Devices, Plan
     from minirl.run.memory import free_bytes, resident_bytes
-    from minirl.sample.cache import GB
 
     own = jax.local_devices()
     free, taken = free_bytes(own[0]), 0.0
@@ -279,10 +233,9 @@ def planned(
     if sum(phase.memory.values()) < _SMALL_SHARE * room:
         return Plan(micro_batch_tokens=getattr(config, section).batching.budget)
     with cli.progress_bar(f"memory of {SECTIONS[section]}") as progress:
-        phase.fit(progress)
+        plan = phase.fit(progress)
     trim()
-    cache_gb = None if phase.cache_room is None else phase.cache_room / GB
-    return Plan(micro_batch_tokens=phase.tokens, cache_gb=cache_gb, memory_bytes=phase.largest)
+    return plan
 
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
@@ -308,10 +261,12 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
 def _show(plan: dict[str, Any]) -> None:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     title = f"{plan['model']} ({plan['parameters'] / 1e9:.2f} B) on {plan['topology']}: {mesh}"
-    kept = {"update": "update", "generation": "generation", "warm start": "warm_start"}
-    columns = {title: plan[f"{key}_memory_bytes"] for title, key in kept.items()}
-    if not columns["warm start"]:
-        del columns["warm start"]
+    train, warm = plan["phases"]["train"], plan["phases"].get("warm_start")
+    columns = {
+        "update": train["update_memory_bytes"],
+        "generation": train["generation_memory_bytes"],
+        **({"warm start": warm["update_memory_bytes"]} if warm else {}),
+    }
     lines = [("a device's memory, GiB", *columns)]
     for name in dict.fromkeys(chain(*columns.values())):
         cells = (f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns.values())
@@ -322,11 +277,12 @@ def _show(plan: dict[str, Any]) -> None:
     known = "not known" if room is None else f"{room / _GIB:.2f}"
     lines.append(("may be filled", *[known] * len(columns)))
     show_table(title, lines, sections=(len(lines) - 3,))
-    batch = f"train.batching.micro_batch_tokens={plan['micro_batch_tokens']}"
-    if tokens := plan["warm_start_micro_batch_tokens"]:
-        batch += f" warm_start.batching.micro_batch_tokens={tokens}"
+    batch = " ".join(
+        f"{section}.batching.micro_batch_tokens={phase['micro_batch_tokens']}"
+        for section, phase in plan["phases"].items()
+    )
     cli.output.print(f"Micro-batch of a device: {batch}", soft_wrap=True)
-    if sampler_mesh := plan["sampler_mesh"]:
+    if sampler_mesh := train["sampler_mesh"]:
         axes = [f"{axis} {size}" for axis, size in sampler_mesh.items() if size > 1]
         each = " x ".join(axes) or "one device"
         cli.output.print(f"Samplers: {plan['processes']}, each on {each}")
@@ -343,13 +299,9 @@ def _server_line(place: str, server: dict[str, float]) -> str:
     first = f"XLA_CLIENT_MEM_FRACTION={learner:g} and " if learner else ""
     return (
         f"Servers {where}: {first}mem-fraction-static={server['mem_fraction_static']:g}, "
-        f"{_gib(server['static_bytes'])} of a GPU, with a cache of "
+        f"{server['static_bytes'] / _GIB:.1f} GiB of a GPU, with a cache of "
         f"{server['cache_tokens']:,.0f} tokens each"
     )
-
-
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.1f} GiB"
 
 
 if __name__ == "__main__":

@@ -137,9 +137,10 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
     from launch.build import SqlSide
     from launch.data.preflight import check_questions, describe_sampler
     from launch.data.prompts import measure, read_tokenizer
-    from launch.plan import describe_memory, model_shape
+    from launch.plan import model_shape, plan_phase
     from launch.warm_start import make_lessons
     from minirl.model.huggingface import check_files
+    from minirl.plan.fit import SECTIONS
 
     tokenizer = lessons = None
     if config.model.path is not None:
@@ -152,10 +153,16 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
         first, limit = sql.prompts.training(train[0]), config.sampler.max_prompt_tokens
         if tokenizer is not None and config.has_base and not config.learns_own:
             lessons = make_lessons(config, sql, tokenizer, train, ())
+        shape = model_shape(config, None)
+        plans = [
+            str(plan_phase(config, shape, section, lessons))
+            for section in SECTIONS
+            if getattr(config, section) is not None
+        ]
         return {
             **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
             "sampler": describe_sampler(config, accelerator),
-            "memory": describe_memory(config, model_shape(config, None), lessons),
+            "memory": "; for the warm start ".join(plans),
             "prompt": f"{measure(first, tokenizer, limit=limit)[1]} (--show-prompt prints it)",
         }
 

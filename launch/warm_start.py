@@ -17,7 +17,7 @@ from launch.config import JobConfig
 from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
-from launch.plan import PLAN, plan_memory, planned
+from launch.plan import PLAN, plan_memory, plan_phase
 from launch.screening import Screened
 from minirl.exchange import UserError
 from minirl.exchange.memory import trim
@@ -95,7 +95,7 @@ def refuse_early(
     lessons = None
     if not config.learns_own:
         lessons = make_lessons(config, sql, read_tokenizer(config, source), train, ())
-    distributed.gather(lambda: planned(config, read_config(source), "warm_start", lessons))
+    distributed.gather(lambda: plan_phase(config, read_config(source), "warm_start", lessons))
 
 
 def make_lessons(

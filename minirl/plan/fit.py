@@ -22,6 +22,7 @@ import yaml
 from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
+from pydantic import BaseModel, PositiveInt
 
 from minirl.config import (
     MOST_TOKENS,
@@ -40,8 +41,9 @@ from minirl.model.lora import described, split, trained
 from minirl.model.sharding import device_bytes, row_parts, with_shardings
 from minirl.plan.compile import Program, compile_program
 from minirl.run import memory
-from minirl.sample.cache import CacheShape, cache_room, cache_shapes, plan_cache
+from minirl.sample.cache import GB, CacheShape, cache_shapes
 from minirl.sample.decode import lowered_programs
+from minirl.sample.sampler import size_cache
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train import supervised, trainer
 from minirl.train.batching import BatchShape, largest_shape
@@ -73,6 +75,36 @@ SECTIONS: dict[Section, str] = {"train": "learning", "warm_start": "the warm sta
 
 # Bytes of a device by kind.
 Memory = dict[str, float]
+
+
+class Plan(BaseModel, frozen=True):
+    """What a phase takes of a device, in bytes by kind.
+
+    Attributes:
+        micro_batch_tokens: Tokens of a micro-batch: the largest that fit for `auto`.
+        update_memory_bytes: While the update runs; empty for a model too small to be planned.
+        generation_memory_bytes: While the native sampler works; empty where others sample.
+        cache_gb: 10^9 bytes that the native sampler's cache may take.
+        sampler_mesh: How it shares a process's devices; None where the job has no mesh.
+        compile_s: Seconds that each program took to compile.
+    """
+
+    micro_batch_tokens: PositiveInt
+    update_memory_bytes: Memory = {}
+    generation_memory_bytes: Memory = {}
+    cache_gb: float | None = None
+    sampler_mesh: dict[str, int] | None = None
+    compile_s: dict[str, float] = {}
+
+    @property
+    def largest(self) -> Memory:
+        """Return the most that is needed at a time."""
+        return max(self.update_memory_bytes, self.generation_memory_bytes, key=_total)
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        memory = _describe(self.largest) if self.largest else "little"
+        return f"{memory}; micro-batches of up to {self.micro_batch_tokens:,} tokens"
 
 
 class Devices(NamedTuple):
@@ -110,18 +142,13 @@ def abstract_model(
 
 
 class Phase:
-    """A phase of a job, and what it takes of a device; bytes are by kind.
+    """A phase of a job, and what it takes of a device.
 
     Attributes:
         learner: The run's own, of weights that are shapes.
         state: What an update changes, as shapes with their places.
         parameters: How many the model has.
-        memory: Bytes that the learner holds all the time.
-        tokens: Those of a micro-batch, which `fit` finds: the largest that fit for `auto`.
-        update: Bytes while the update runs.
-        generation: Bytes while the native sampler works; none where others sample.
-        cache_room: Bytes that its cache may take.
-        programs: What the compiler said, by their names.
+        memory: Bytes that the learner holds all the time, by kind.
     """
 
     section: ClassVar[Section]
@@ -149,17 +176,9 @@ class Phase:
             "optimizer": device_bytes(self.state.opt_state),
         }
         self._gradient = {"gradient": device_bytes(self.state.params)}
-        self.generation = Memory()
-        self.cache_room: float | None = None
-        self.sampler_mesh: Mesh | None = None
-        self.programs: dict[str, Program] = {}
+        self._programs: dict[str, Program] = {}
 
-    @property
-    def largest(self) -> Memory:
-        """Return the most that is needed at a time."""
-        return max(self.update, self.generation, key=_total)
-
-    def fit(self, progress: Progress) -> None:
+    def fit(self, progress: Progress) -> Plan:
         """Compile the programs for the devices, and find the largest micro-batch.
 
         Raises:
@@ -169,7 +188,8 @@ class Phase:
         held = ({"process": taken} if taken else {}) | self.memory
         # Compiling takes minutes, and what a large model does not fit by is known without it.
         self._refuse(held | self._gradient)
-        held |= self._beside(held)
+        beside, sampler = self._beside(held)
+        held |= beside
 
         @cache
         def needed(tokens: int) -> Memory:
@@ -180,18 +200,26 @@ class Phase:
         if smaller and _total(needed(tokens)) > room:
             fitting = bisect(smaller, room, key=lambda size: _total(needed(size)))
             tokens = smaller[max(fitting - 1, 0)]
-        self.tokens, self.update = tokens, needed(tokens)
+        plan = Plan(
+            micro_batch_tokens=tokens,
+            update_memory_bytes=needed(tokens),
+            compile_s={name: round(one.seconds, 1) for name, one in self._programs.items()},
+            **sampler,
+        )
         # Of larger micro-batches, which need not fit, the compiler says nothing.
-        tried = [name for name in self.programs if not name.startswith("gradient")]
-        problems = (self.programs[name].problem for name in (*tried, _gradient(tokens)))
-        self._refuse(self.largest, next(filter(None, problems), ""))
+        tried = [name for name in self._programs if not name.startswith("gradient")]
+        problems = (self._programs[name].problem for name in (*tried, _gradient(tokens)))
+        self._refuse(plan.largest, next(filter(None, problems), ""))
+        return plan
 
     def largest_shape(self, tokens: int) -> BatchShape:
         """Return the shape that takes the most of micro-batches of so many tokens."""
         return largest_shape(*self._longest, self._batching(tokens))
 
-    def _beside(self, held: Memory) -> Memory:
-        """Return what lies beside what the learner holds while the update runs."""
+    def _beside(self, held: Memory) -> tuple[Memory, dict[str, Any]]:
+        """Return what lies beside what the learner holds while the update runs, and what the plan
+        says of the native sampler.
+        """
         raise NotImplementedError
 
     def _sizes(self) -> Sequence[int]:
@@ -225,15 +253,15 @@ class Phase:
         """Compile a program once: as the run will, which then finds it compiled, or with less
         effort.
         """
-        if name not in self.programs:
-            done, platform = len(self.programs), self._devices.own[0].platform
+        if name not in self._programs:
+            done, platform = len(self._programs), self._devices.own[0].platform
             self._progress(done, max(done + 1, _PROGRAMS), f"compiling {name}")
-            self.programs[name] = compile_program(
+            self._programs[name] = compile_program(
                 lowered,
                 level=_LEVELS.get(platform, "UNKNOWN"),
                 options=None if is_run else _UNRUN.get(platform),
             )
-        return self.programs[name]
+        return self._programs[name]
 
     def _refuse(self, needed: Memory, problem: str = "") -> None:
         """Raise a `UserError` if more is needed than there is; `problem` is the compiler's word
@@ -242,8 +270,7 @@ class Phase:
         room, config, section = self._devices.room, self._config, self.section
         if _total(needed) <= room:
             return
-        sizes = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in needed.items())
-        reason = problem or f"{sizes} = {_total(needed) / _GIB:.1f} GiB a device"
+        reason = problem or _describe(needed)
         settings = {
             "model.remat=full": self._model.remat != "full",
             f"{section}.batching.micro_batch_tokens=auto": (
@@ -293,70 +320,71 @@ class Learning(Phase):
         rollouts = needed_slots(limits, config, processes=processes)
         self._first, self._has_sampler = first or model, has_sampler
         self._sampled = [(rollouts, config.group_size), (evaluation, 1)]
+        # Where one of the processes that sample has its own copy. A job of one device has no mesh,
+        # and its programs name none: the run finds these compiled.
+        self._sampler_mesh = None
+        if model.mesh is not None:
+            own, room = devices.own, devices.room
+            self._sampler_mesh = local_mesh(
+                nnx.state(model), own, dtype=model.dtype, memory_bytes=room
+            )
 
-    def place_sampler(self, *, held_bytes: float) -> tuple[Decoder, CacheShape]:
-        """Place the native sampler on the devices of one of the processes that sample, beside a
-        learner that holds so much of each; return the model that samples first, and its cache: the
-        larger of those of rollouts and of evaluations.
+    def place_sampler(self, *, held_bytes: float) -> tuple[Decoder, CacheShape, float]:
+        """Place the native sampler beside a learner that holds so much of each device.
+
+        Returns:
+            The model that samples first; its cache, the larger of those of rollouts and of
+            evaluations; and the bytes that the cache may take.
         """
-        learned, devices = self._model, self._devices
-        mesh, dtype, shape = learned.mesh, learned.dtype, learned.config
-        # A job of one device has no mesh, and its programs name none: the run finds these compiled.
-        local = None
+        mesh, room = self._sampler_mesh, self._devices.room
+        sizes = partial(size_cache, self._model, mesh, memory_bytes=room, held_bytes=held_bytes)
+        sized = [sizes(config, group_size=group) for config, group in self._sampled]
+        cache, cache_room = max(sized, key=lambda one: one[0].tokens)
+        first = self._first
+        # On no mesh the sampler's own program makes the copy, of the learner's weights.
         if mesh is not None:
-            weights, room = nnx.state(learned), devices.room
-            local = local_mesh(weights, devices.own, dtype=dtype, memory_bytes=room)
-        copies = (copy_shapes(part, local, dtype) for part in split(learned)[1:])
-        params, frozen = map(device_bytes, copies)
+            graph, weights = nnx.split(first)
+            first = nnx.merge(graph, copy_shapes(weights, mesh, first.dtype))
+            first.mesh = mesh
+        return first, cache, cache_room
+
+    def _beside(self, held: Memory) -> tuple[Memory, dict[str, Any]]:
+        if not self._has_sampler:
+            return {}, {}
+        mesh, whole = self._sampler_mesh, self._model.mesh
+        copies = partial(copy_shapes, target=mesh, dtype=self._model.dtype)
+        params, frozen = (device_bytes(copies(part)) for part in split(self._model)[1:])
         # On a single device the learner's own weights are read. Several have a copy of the frozen
         # ones all the time, and receive the others before a rollout.
-        is_copied = mesh is not None and mesh.size > 1
-        self._frozen, self._received = (frozen, params) if is_copied else (0.0, 0.0)
-        held_bytes += params + frozen + self._frozen
-        platform = devices.own[0].platform
-        self.cache_room = cache_room(devices.room, held_bytes=held_bytes, platform=platform)
-        sizes = partial(plan_cache, shape, itemsize=dtype.itemsize, mesh=local)
-        caches = [
-            sizes(config, group_size=group, room=self.cache_room) for config, group in self._sampled
-        ]
-        cache = max(caches, key=lambda cache: cache.tokens)
-        self._cache_bytes = device_bytes(cache_shapes(cache, shape, dtype=dtype, mesh=local))
-        graph, weights = nnx.split(self._first)
-        copy = copy_shapes(weights, local, dtype)
-        # Those that later models have.
-        self._adapters = params + frozen - device_bytes(copy)
-        # On no mesh the sampler's own program makes the copy, of the learner's weights.
-        first = self._first if local is None else nnx.merge(graph, copy)
-        first.mesh = self.sampler_mesh = local
-        return first, cache
-
-    def _beside(self, held: Memory) -> Memory:
-        if not self._has_sampler:
-            return {}
-        sampler = self.place_sampler(held_bytes=_total(held))
-        beside = {"sampler's frozen weights": self._frozen} if self._frozen else Memory()
+        is_copied = whole is not None and whole.size > 1
+        received = params if is_copied else 0.0
+        beside = {"sampler's frozen weights": frozen} if is_copied and frozen else Memory()
+        first, cache, room = self.place_sampler(held_bytes=_total(held | beside))
         trim()
         before = memory.resident_bytes()
-        lowered = lowered_programs(*sampler).items()
+        lowered = lowered_programs(first, cache).items()
         programs = {name: self._compiled(name, program) for name, program in lowered}
         trim()
         if self._devices.taken:
             grown = max(memory.resident_bytes() - before, 0.0)
             beside["compiled programs"] = _KEPT_PROGRAMS * grown
-        prepare, decode, size = programs.pop("prepare"), programs["decode"], self._cache_bytes
+        size = device_bytes(cache_shapes(cache, first.config, dtype=first.dtype, mesh=mesh))
+        # Those that later models have.
+        adapters = params + frozen - device_bytes(copies(nnx.state(self._first)))
+        prepare, decode = programs.pop("prepare"), programs["decode"]
         temporaries = [program.temporaries + program.outputs for program in programs.values()]
         # While the copy is made there is no cache yet.
-        temporaries.append(self._received + prepare.temporaries - size)
-        self.generation = (
-            held
-            | beside
-            | {
-                "sampler's weights": decode.arguments + self._adapters - size,
-                "cache": size,
-                "sampler's temporaries": max(temporaries),
-            }
-        )
-        return beside
+        temporaries.append(received + prepare.temporaries - size)
+        generation = {
+            "sampler's weights": decode.arguments + adapters - size,
+            "cache": size,
+            "sampler's temporaries": max(temporaries),
+        }
+        return beside, {
+            "generation_memory_bytes": held | beside | generation,
+            "cache_gb": room / GB if math.isfinite(room) else None,
+            "sampler_mesh": None if mesh is None else dict(mesh.shape),
+        }
 
 
 class WarmStart(Phase):
@@ -385,15 +413,15 @@ class WarmStart(Phase):
         shapes = self._lessons.shapes(config, parts=row_parts(self._model.mesh))
         return max(shapes, key=lambda shape: (shape.tokens, shape.cells))
 
-    def _beside(self, held: Memory) -> Memory:
+    def _beside(self, held: Memory) -> tuple[Memory, dict[str, Any]]:
         del held
         config, lessons = self._sft, self._lessons
         steps = lessons.steps(config) if lessons else config.steps or math.inf
         # A CPU's checkpoint is a copy, which is written while the next updates run; the first one
         # is waited for.
         if self._devices.own[0].platform == "cpu" and steps > 2 * config.checkpoint_every:
-            return {"checkpoint": device_bytes(self.state)}
-        return {}
+            return {"checkpoint": device_bytes(self.state)}, {}
+        return {}, {}
 
 
 def _gradient(tokens: int) -> str:
@@ -402,3 +430,8 @@ def _gradient(tokens: int) -> str:
 
 def _total(needed: Memory) -> float:
     return sum(needed.values())
+
+
+def _describe(needed: Memory) -> str:
+    kinds = " + ".join(f"{name} {size / _GIB:.1f}" for name, size in needed.items())
+    return f"{kinds} = {_total(needed) / _GIB:.1f} GiB a device"

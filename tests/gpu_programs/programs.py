@@ -65,7 +65,8 @@ def _update_programs(model: str, topology: str) -> dict[str, Any]:
 
 @functools.cache
 def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
-    return lowered_programs(*_learning(model, topology).place_sampler(held_bytes=0))
+    first, cache, _ = _learning(model, topology).place_sampler(held_bytes=0)
+    return lowered_programs(first, cache)
 
 
 @functools.cache

@@ -8,7 +8,6 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ from minirl.model.config import Hybrid
 from minirl.model.sharding import device_bytes, make_mesh
 from minirl.plan import compile as compilers
 from minirl.plan import fit as planner
-from minirl.plan.fit import Devices
+from minirl.plan.fit import Devices, Plan
 
 QWEN = Path(__file__).parents[1] / "data" / "reference" / "qwen2"
 SMALL = (
@@ -83,23 +82,22 @@ def uncompiled(monkeypatch):
 def test_a_plan_says_what_there_is_to_know(made):
     found, said = made
     assert (found["devices"], found["mesh"]) == (4, {"data": 1, "fsdp": 4, "tensor": 1})
-    memory = found["update_memory_bytes"]
-    assert found["update_bytes"] == pytest.approx(sum(memory.values()))
+    train, warm = found["phases"]["train"], found["phases"]["warm_start"]
+    memory = train["update_memory_bytes"]
     # AdamW keeps two numbers beside each weight.
     assert memory["optimizer"] == pytest.approx(2 * memory["weights"], abs=64)
     # The demo's own; `auto` would be two of the eight groups on each of four devices.
-    assert found["micro_batch_tokens"] == 2048
+    assert train["micro_batch_tokens"] == 2048
     assert memory["gradient"] == memory["weights"]
-    assert {"fill", "decode", "gradient of 2048 tokens", "apply"} <= set(found["compile_s"])
-    assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
+    assert {"fill", "decode", "gradient of 2048 tokens", "apply"} <= set(train["compile_s"])
+    assert (found["processes"], train["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
     assert any("gradient" in status for status in said)
     # The demo's warm start has the same weights and optimizer, no sampler and no reference.
-    warm = found["warm_start_memory_bytes"]
-    assert {name: warm[name] for name in ("weights", "gradient")} == {
+    assert {name: warm["update_memory_bytes"][name] for name in ("weights", "gradient")} == {
         name: memory[name] for name in ("weights", "gradient")
     }
-    assert found["warm_start_bytes"] == pytest.approx(sum(warm.values()))
-    assert found["warm_start_micro_batch_tokens"] == 2048
+    assert warm["micro_batch_tokens"] == 2048
+    assert warm["generation_memory_bytes"] == {}
     json.dumps(found)
 
 
@@ -113,9 +111,9 @@ def test_a_plan_shows_a_warm_start_and_a_sampler_where_there_is_one(made, capsys
     assert "warm_start.batching.micro_batch_tokens=2048" in said
     assert all(phase in said for phase in ("warm start", "Samplers"))
     found = make("cpux1", *SERVERS, "warm_start=null")
-    assert found["warm_start_memory_bytes"] == found["generation_memory_bytes"] == {}
-    assert found["warm_start_micro_batch_tokens"] is found["sampler_mesh"] is None
-    assert set(found["compile_s"]) == {"gradient of 2048 tokens", "apply"}
+    [train] = found["phases"].values()
+    assert (train["generation_memory_bytes"], train["sampler_mesh"]) == ({}, None)
+    assert set(train["compile_s"]) == {"gradient of 2048 tokens", "apply"}
     plan._show(found)
     said = capsys.readouterr().out
     assert not any(phase in said for phase in ("warm", "Samplers"))
@@ -125,11 +123,11 @@ def test_a_plan_shares_gpus_between_the_learner_and_its_servers():
     """Two layers of one head of 16 in bfloat16: 128 bytes a token."""
     shape = replace(tiny_shape(config().model.tiny), num_hidden_layers=2, num_key_value_heads=1)
     shape = replace(shape, head_dim=16)
-    learner: Any = SimpleNamespace(parameters=10**9, largest={"all": 30e9})
+    learner = Plan(micro_batch_tokens=1, update_memory_bytes={"all": 30e9})
 
     def servers(*overrides, memory=80e9, **changes):
         asked = config("model.dtype=bfloat16", *overrides)
-        return plan._servers(asked, replace(shape, **changes), memory, learner)
+        return plan._servers(asked, replace(shape, **changes), memory, 10**9, learner)
 
     found = servers("rollout.sglang.launch=2")
     assert found["apart"]["cache_tokens"] == (0.85 * 80e9 - 2e9) // 128
@@ -158,9 +156,8 @@ def learning(*overrides) -> Any:
 @functools.cache
 def held(*overrides):
     """Return what is held while the update runs, and while the sampler does."""
-    found = learning(*overrides)
-    found.fit(lambda *_: None)
-    return found.update, found.generation
+    found = learning(*overrides).fit(lambda *_: None)
+    return found.update_memory_bytes, found.generation_memory_bytes
 
 
 def test_adapters_take_less_and_frozen_weights_are_copied_once():
@@ -179,7 +176,7 @@ def test_adapters_take_less_and_frozen_weights_are_copied_once():
 def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
     copy = held()[1]["sampler's weights"]
     monkeypatch.setattr("minirl.sample.weights.COPY_SHARE", 0.9 * copy / 2**34)
-    shared, _ = learning().place_sampler(held_bytes=0)
+    shared, *_ = learning().place_sampler(held_bytes=0)
     assert dict(shared.mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     assert device_bytes(nnx.state(shared)) < copy
 
@@ -192,12 +189,15 @@ def test_the_largest_micro_batch_is_bounded_by_memory(uncompiled, monkeypatch):
     room = 6.0 * 2**30
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", room / 0.95))
     found = make("cpux1", AUTO, "warm_start=null")
+    train = found["phases"]["train"]
     # Eight groups of 63 + 4 x 48 tokens would be 2,040: a quarter of it fits, and some more.
-    assert 450 <= found["micro_batch_tokens"] <= 600
-    assert found["update_bytes"] <= found["room_bytes"] == pytest.approx(room)
+    assert 450 <= train["micro_batch_tokens"] <= 600
+    needed = sum(train["update_memory_bytes"].values())
+    assert needed <= found["room_bytes"] == pytest.approx(room)
     # With room for all, it is all that a step has.
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 10 * room))
-    assert make("cpux1", AUTO, "warm_start=null")["micro_batch_tokens"] == 8 * (63 + 4 * 48)
+    [train] = make("cpux1", AUTO, "warm_start=null")["phases"].values()
+    assert train["micro_batch_tokens"] == 8 * (63 + 4 * 48)
 
 
 WARM_AUTO = "warm_start.batching.micro_batch_tokens=auto"
@@ -214,8 +214,9 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(uncompiled, monkeypatch):
         make("cpux1", WARM_AUTO)
     found = make("cpux1", AUTO, WARM_AUTO)
     # Two groups of 8 x (63 + 48) would be 1,776 tokens, of which eighths are tried.
-    assert found["warm_start_micro_batch_tokens"] == 1776 * 2 // 8
-    assert found["warm_start_bytes"] <= found["room_bytes"]
+    warm = found["phases"]["warm_start"]
+    assert warm["micro_batch_tokens"] == 1776 * 2 // 8
+    assert sum(warm["update_memory_bytes"].values()) <= found["room_bytes"]
 
 
 def test_what_weights_alone_exceed_is_refused_before_anything_is_compiled(monkeypatch):
@@ -268,6 +269,10 @@ def free(monkeypatch):
     return given
 
 
+def kept_plan(folder):
+    return Plan(**json.loads((folder / plan.PLAN).read_text()))
+
+
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(
     ("phase", "other", "setting", "tokens", "part", "named"),
@@ -290,7 +295,7 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
     assert getattr(planned, phase).batching.micro_batch_tokens == tokens
     assert f"micro-batches of up to {tokens} tokens" in caplog.text
     assert getattr(planned, other) == getattr(asked, other)
-    kept = json.loads((folder / plan.PLAN).read_text())["memory_bytes"]
+    kept = kept_plan(folder).largest
     assert {"process", "weights", "optimizer", part} <= kept.keys()
     # Each of eight devices of this process has a part of what it has taken already.
     assert kept["process"] == taken / 8
@@ -354,12 +359,12 @@ def test_a_resumed_run_has_the_cache_that_was_planned_and_none_with_servers(
     free(2.0**40)
     assert plan.plan_memory(asked, shape, tmp_path) == planned
     free(2.0**32)
-    monkeypatch.setattr("minirl.plan.fit.plan_cache", None)
+    monkeypatch.setattr("minirl.plan.fit.size_cache", None)
     served = tmp_path / "served"
     assert plan.plan_memory(config(*SERVERS), shape, served).sampler.cache_gb is None
-    kept = json.loads((served / plan.PLAN).read_text())["memory_bytes"]
-    assert {"weights", "gradient", "temporaries"} <= set(kept)
-    assert "cache" not in kept
+    kept = kept_plan(served)
+    assert {"weights", "gradient", "temporaries"} <= set(kept.update_memory_bytes)
+    assert kept.generation_memory_bytes == {}
 
 
 def test_more_chips_than_prompts_share_a_part_of_the_torus():
