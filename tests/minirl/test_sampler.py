@@ -1,6 +1,7 @@
 """The native sampler against the learner's forward pass, and its schedule."""
 
 import gc
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,8 @@ from . import toy
 PLAIN, GREEDY = Decoding(), Decoding(temperature=0.0)
 # Of full attention alone, and of linear attention too.
 BOTH = pytest.mark.parametrize("hybrid", [False, True])
+# Programs that draw are compiled layer by layer; most of what is tested here is as true of one.
+shallow = partial(toy.model, layers=1)
 
 
 def prompt(length, *, seed=0):
@@ -79,7 +82,7 @@ def test_a_hybrids_replies_of_several_turns_have_the_learners_log_probabilities(
     """Of prompts shared and not, of one token, and longer than a chunk; a reply that ends early is
     gone on from while its neighbours decode, and slots and prompt rows are taken again.
     """
-    model = toy.model(hybrid=True)
+    model = toy.model(layers=1, hybrid=True)
     sampler = toy.sampler(model, slots=6, group_size=2, max_prompt_tokens=80)
     prompts = [prompt(75), prompt(75), prompt(1, seed=2), prompt(2, seed=3), prompt(40, seed=4)]
     requests = {e: Request(e, ids, 5 + e, PLAIN) for e, ids in enumerate(prompts)}
@@ -104,7 +107,7 @@ def test_a_hybrids_replies_of_several_turns_have_the_learners_log_probabilities(
 
 
 def test_a_reply_ends_with_its_stop_token_or_at_its_limit():
-    sampler = toy.sampler(toy.model())
+    sampler = toy.sampler(shallow())
     replies = toy.run(sampler, [Request(e, prompt(5), 10, PLAIN) for e in range(30)])
     for reply in replies.values():
         stops = [i in toy.STOP_IDS for i in reply.ids]
@@ -125,16 +128,16 @@ def test_the_last_token_of_the_longest_episode_sees_itself_and_all_before(
     monkeypatch, length, response
 ):
     monkeypatch.setitem(cache._PIECES, "cpu", (32,))
-    model, request = toy.model(), Request(0, prompt(length), response, PLAIN)
+    model, request = shallow(), Request(0, prompt(length), response, PLAIN)
     sizes = {"max_prompt_tokens": length, "max_response_tokens": response}
     sampler = toy.sampler(model, stop_ids=toy.NEVER, **sizes)
     check(model, request, toy.run(sampler, [request])[0])
 
 
 def test_every_token_of_every_episode_is_a_new_draw():
-    sampler = toy.sampler(toy.model(), slots=4, group_size=4, stop_ids=toy.NEVER)
+    sampler = toy.sampler(shallow(), slots=4, group_size=4, stop_ids=toy.NEVER)
     # Without weights all 64 tokens are equally likely.
-    sampler.set_weights(jax.tree.map(jnp.zeros_like, nnx.state(toy.model())), version=1)
+    sampler.set_weights(jax.tree.map(jnp.zeros_like, nnx.state(shallow())), version=1)
     replies = toy.run(sampler, [Request(e, prompt(5), 40, PLAIN) for e in range(16)])
     counts = np.bincount([i for reply in replies.values() for i in reply.ids], minlength=64)
     # 640 draws: 10 of each; 99.9 % of the chi-square distribution with 63 degrees of freedom.
@@ -143,7 +146,7 @@ def test_every_token_of_every_episode_is_a_new_draw():
 
 
 def test_a_free_slot_is_taken_at_once_and_a_group_computes_its_prompt_once():
-    sampler = toy.sampler(toy.model(), slots=4, group_size=4, stop_ids=toy.NEVER)
+    sampler = toy.sampler(shallow(), slots=4, group_size=4, stop_ids=toy.NEVER)
     # While one slot draws 24 tokens, three others draw 8 x 3 each.
     lengths = [24] + [8] * 9
     replies = toy.run(sampler, [Request(e, prompt(9), n, PLAIN) for e, n in enumerate(lengths)])
@@ -159,11 +162,12 @@ def test_a_free_slot_is_taken_at_once_and_a_group_computes_its_prompt_once():
 @BOTH
 def test_what_prompts_share_is_computed_once(hybrid):
     """As questions about one database do: they begin with its schema. Of a hybrid nothing is."""
-    model, schema = toy.model(hybrid=hybrid), prompt(40)
+    model, schema = toy.model(layers=1, hybrid=hybrid), prompt(40)
     # The first is all of the schema, and the third begins otherwise.
     prompts = [schema, (*schema, *prompt(6, seed=1)), prompt(30, seed=2), (*schema, 5, 6)]
     requests = [Request(e, ids, 12, PLAIN) for e, ids in enumerate(prompts)]
-    sampler = toy.sampler(model)
+    # The sizes of the test of a hybrid, whose programs serve.
+    sampler = toy.sampler(model, slots=6, group_size=2, max_prompt_tokens=80)
     replies = toy.run(sampler, requests)
     # Of each the last token is fed by the loop that draws, and 39 or 40 are there already.
     assert sampler.work.filled == 39 + 45 + 29 + 41 - (0 if hybrid else 39 + 40)
@@ -211,7 +215,7 @@ def test_finding_what_prompts_share_takes_time_in_proportion_to_their_number():
 
 
 def test_an_episode_goes_on_with_weights_that_change():
-    old, new = toy.model(), toy.model(seed=5)
+    old, new = shallow(), shallow(seed=5)
     sampler = toy.sampler(old, stop_ids=toy.NEVER)
     request = Request(0, prompt(12), 20, PLAIN)
     sampler.submit(request)
@@ -234,7 +238,7 @@ def test_an_episode_goes_on_with_weights_that_change():
 
 
 def test_memory_given_back_comes_again():
-    model = toy.model()
+    model = shallow()
     sampler = toy.sampler(model)
     request = Request(0, prompt(12), 6, PLAIN)
     first = toy.run(sampler, [request])[0]
@@ -280,9 +284,9 @@ def later_turns(sampler, requests, *, turns=3):
 def test_episodes_that_had_to_wait_say_the_same():
     requests = [Request(e, prompt(20, seed=e // 2), 10, PLAIN) for e in range(8)]
     sizes: dict[str, Any] = {"slots": 8, "group_size": 2, "stop_ids": toy.NEVER}
-    roomy = toy.sampler(toy.model(), **sizes)
-    # A token takes 256 bytes: room for two prompts of 64 tokens and two slots.
-    tight = toy.sampler(toy.model(), **sizes, cache_gb=66e-6)
+    roomy = toy.sampler(shallow(), **sizes)
+    # A token takes 128 bytes: room for two prompts of 64 tokens and two slots.
+    tight = toy.sampler(shallow(), **sizes, cache_gb=33e-6)
     found = later_turns(tight, requests)
     assert found == later_turns(roomy, requests)
     # Two episodes at a time in place of eight.
@@ -290,7 +294,7 @@ def test_episodes_that_had_to_wait_say_the_same():
     # Of a prompt all but the last token, once a group; of a later turn as many tokens as are new:
     # the reply's last, and the observation without its own last.
     assert tight.work.filled == roomy.work.filled == 4 * 19 + 8 * 2 * 4
-    assert later_turns(toy.sampler(toy.model(), seed=1, **sizes), requests) != found
+    assert later_turns(toy.sampler(shallow(), seed=1, **sizes), requests) != found
 
 
 def test_a_reply_that_has_ended_is_not_computed_beside_others(monkeypatch):
@@ -302,7 +306,7 @@ def test_a_reply_that_has_ended_is_not_computed_beside_others(monkeypatch):
 
     def replies(rows):
         monkeypatch.setitem(cache.ROWS, "cpu", rows)
-        sampler = toy.sampler(toy.model(), slots=12, group_size=3, stop_ids=toy.NEVER)
+        sampler = toy.sampler(shallow(), slots=12, group_size=3, stop_ids=toy.NEVER)
         found = {}
         for request in requests:
             sampler.submit(request)
@@ -319,7 +323,7 @@ def test_a_reply_that_has_ended_is_not_computed_beside_others(monkeypatch):
 
 def test_few_programs_serve_many_lengths():
     sizes = {"slots": 8, "max_prompt_tokens": 512, "max_response_tokens": 256}
-    sampler = toy.sampler(toy.model(), stop_ids=(1, 59), group_size=4, **sizes)
+    sampler = toy.sampler(shallow(), stop_ids=(1, 59), group_size=4, **sizes)
     rng, before = np.random.default_rng(0), compilations()
     for start in range(0, 36, 12):
         requests = [
@@ -345,8 +349,8 @@ def test_few_programs_serve_many_lengths():
     ],
 )
 def test_no_token_is_drawn_from_what_are_no_numbers(name, value, decoding):
-    sampler = toy.sampler(toy.model())
-    weights = {path: leaf[...] for path, leaf in nnx.to_flat_state(trained(toy.model()))}
+    sampler = toy.sampler(shallow())
+    weights = {path: leaf[...] for path, leaf in nnx.to_flat_state(trained(shallow()))}
     path = next(path for path in weights if path[-1] == name)
     # Token 7, which the prompt has; of others the first number.
     place = (7, 0) if name in ("embed", "unembed") else (0,) * weights[path].ndim
@@ -531,7 +535,7 @@ def test_a_copy_is_split_over_as_few_devices_as_have_the_memory(tensor):
 
 def test_a_process_with_one_device_of_several_compiles_each_program_once(caplog):
     """Its cache lies as the weights do, also before a program has written to it."""
-    sampler = toy.sampler(toy.spread(toy.model(), make_mesh({}, jax.devices()[:1])), slots=2)
+    sampler = toy.sampler(toy.spread(shallow(), make_mesh({}, jax.devices()[:1])), slots=2)
     jax.clear_caches()  # another test may have compiled the same
     with jax.log_compiles(), caplog.at_level("WARNING", logger="jax"):
         for n in range(3):
@@ -616,7 +620,7 @@ def test_a_sampler_with_it_draws_the_same(monkeypatch):
 
     def replies(room):
         """Sample with this room in each slot: where it is another, programs are traced anew."""
-        sampler = toy.sampler(toy.model(), group_size=2, slots=5, max_response_tokens=room)
+        sampler = toy.sampler(shallow(), group_size=2, slots=5, max_response_tokens=room)
         return toy.run(sampler, requests)
 
     expected = replies(48)
