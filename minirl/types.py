@@ -93,8 +93,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The turns of one episode, at least one; the environment's own final state, opaque here; and
-    whether the environment ended it, or the token budget.
+    """The turns of one episode, at least one; the environment's own final state, or what
+    `Rollout.finish` made of it, opaque here; and whether the environment ended it, or the token
+    budget.
     """
 
     turns: tuple[Turn, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ FIRST_EPISODE = 2**30
 CHUNK = 128
 _ROUNDS = 4  # of all slots that a chunk fills at least: at its end slots stand empty
 
+_NO_ANSWER = Answer("")
+
 Recorder = Callable[[Episode], tuple[Mapping[str, Any], Score]]
 
 
@@ -66,6 +68,33 @@ def _fail(_number: int, error: Exception) -> None:
         _log.error("the error of an environment", exc_info=error)
         words = f"an environment has failed: {error!r}; mend that"
     raise LostError(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What is kept of a final episode: no rows of its results, since all samples of many questions
+    are in memory together.
+
+    Attributes:
+        answer: The last reply; an empty one if that does not answer the question.
+        turns: Its answers, or, as SQL-ASTRA's appendices D and F count, its calls of the tool, to
+            the last of which the answer belongs.
+        record, score: What is written down of it, and what training would pay.
+    """
+
+    answer: Answer = _NO_ANSWER
+    is_correct: bool = False
+    turns: int = 1
+    record: Mapping[str, Any] | None = None
+    score: Score | None = None
+
+    @classmethod
+    def of(cls, episode: Episode, *, record: Recorder | None) -> Answered:
+        """Record an episode, if that is asked for."""
+        final, attempts = episode.final_attempt, episode.attempts
+        turns = sum(attempt.kind != "answer" for attempt in attempts) or len(attempts)
+        answer, is_correct = (final.answer, final.correct) if final else (_NO_ANSWER, False)
+        return cls(answer, is_correct, turns, *(record(episode) if record else ()))
 
 
 class Evaluator:
@@ -92,8 +121,8 @@ class Evaluator:
         wrapping: Wrapping = "sql_tag",
     ) -> None:
         self._wrapping: Wrapping = wrapping
-        self._tokenizer, self._environment = tokenizer, WithoutRows(environment)
-        self._recorded = WithoutRows(environment, record)
+        self._tokenizer, self._environment = tokenizer, environment
+        self._record = record
         self._config, self._decode, self._validation = config, decode, validation
         self._max_turns = max_turns
         self._sampler = make_sampler(
@@ -119,7 +148,7 @@ class Evaluator:
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers, sampled as validations are; 0 for no question."""
-        found = self._sample(examples, self._validation, self._environment, first=0)
+        found = self._sample(examples, self._validation, None, first=0)
         self.free_memory()
         return sum(one.right[0] for one in found) / max(len(found), 1)
 
@@ -157,10 +186,10 @@ class Evaluator:
         self, examples: Sequence[Example], *, first: int, decode: Decode | None = None
     ) -> list[Sampled]:
         """Sample replies to questions, of which the first has this number."""
-        return self._sample(examples, decode or self._decode, self._recorded, first=first)
+        return self._sample(examples, decode or self._decode, self._record, first=first)
 
     def _sample(
-        self, examples: Sequence[Example], decode: Decode, environment: WithoutRows, *, first: int
+        self, examples: Sequence[Example], decode: Decode, record: Recorder | None, *, first: int
     ) -> list[Sampled]:
         """Sample episodes, each process those of its share of the questions."""
         if self._start is not None:
@@ -171,7 +200,7 @@ class Evaluator:
             found = Rollout(
                 self._sampler,
                 self._tokenizer,
-                environment,
+                self._environment,
                 [examples[place] for place in share],
                 config=self._config,
                 group_size=decode.samples,
@@ -179,6 +208,7 @@ class Evaluator:
                 decoding=Decoding(decode.temperature, decode.top_p),
                 max_turns=self._max_turns,
                 failed=_fail,
+                finish=partial(Answered.of, record=record),
             ).play()
             return [self._read(group, decode.samples) for group in found]
 
@@ -190,37 +220,28 @@ class Evaluator:
         A reply without an answer is a sample too, of which nothing runs.
         """
         ends: tuple[End, ...] = tuple("length" if one.is_cut_off else "stop" for one in group)
-        answers = [one.episode.final_attempt for one in group] or [None] * samples
-        turns = tuple(_turns_of(one.episode) for one in group) or (1,) * samples
-        recorded = [one for one in group[:RECORDED_SAMPLES] if getattr(one.episode, "record", None)]
+        answered = [one.episode for one in group] or [Answered()] * samples
+        recorded = [one for one in group[:RECORDED_SAMPLES] if one.episode.record]
         outcomes = [
             Outcomes.of(
-                answer.sql if answer else "",
+                one.episode.answer.sql,
                 end,
                 prompt_tokens=sum(len(turn.observation_ids) for turn in one.turns),
                 reply_tokens=sum(len(turn.reply.ids) for turn in one.turns),
             )
-            for one, answer, end in zip(group, answers, ends, strict=False)
+            for one, end in zip(group, ends, strict=True)
         ]
         return Sampled.of(
-            [one.answer if one else Answer("") for one in answers],
+            [one.answer for one in answered],
             ends=ends or ("too_long",) * samples,
             outcomes=Outcomes.total(outcomes or [Outcomes.of("", "too_long")] * samples),
-            turns=turns if self._max_turns > 1 else (),
+            turns=tuple(one.turns for one in answered) if self._max_turns > 1 else (),
             line=group_line(recorded, self._tokenizer.decode) if recorded else None,
-            right=tuple(bool(one and one.correct) for one in answers),
+            right=tuple(one.is_correct for one in answered),
         )
 
 
-def _turns_of(episode: Episode) -> int:
-    """Count the turns of an episode: its answers, or, as SQL-ASTRA's appendices D and F do, its
-    calls of the tool, to the last of which the answer belongs.
-    """
-    calls = sum(attempt.kind != "answer" for attempt in episode.attempts)
-    return calls or len(episode.attempts)
-
-
-_NOT_KEPT = SqlError("not kept")
+_NOT_RUN = SqlError("not run")
 
 
 class TakenAsTheyAre:
@@ -235,38 +256,8 @@ class TakenAsTheyAre:
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, None]:
         """Take the query out of a reply."""
-        attempt = Attempt(answer_of(reply, self._wrapping), _NOT_KEPT, correct=False)
+        attempt = Attempt(answer_of(reply, self._wrapping), _NOT_RUN, correct=False)
         return Episode(episode.example, (attempt,)), None
-
-
-@dataclass(frozen=True, slots=True)
-class Answered(Episode):
-    """An episode that is over, without the rows of its results: those of all samples of many
-    questions are in memory together. What is written down of it, and paid, is known before.
-    """
-
-    record: Mapping[str, Any] | None = None
-    score: Score | None = None
-
-
-class WithoutRows:
-    """An environment whose episodes, when they are over, are `Answered`."""
-
-    def __init__(self, environment: Environment, record: Recorder | None = None) -> None:
-        self._environment, self._record = environment, record
-
-    def reset(self, example: Example) -> tuple[Episode, Any]:
-        """Start an episode."""
-        return self._environment.reset(example)
-
-    def step(self, episode: Episode, reply: str) -> tuple[Episode, Any]:
-        """Take a reply."""
-        after, observation = self._environment.step(episode, reply)
-        if observation is None:
-            kept = (replace(one, result=_NOT_KEPT) for one in after.attempts)
-            said = self._record(after) if self._record is not None else ()
-            after = Answered(after.example, tuple(kept), *said)
-        return after, observation
 
 
 @dataclass(frozen=True, slots=True)

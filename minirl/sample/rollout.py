@@ -78,6 +78,10 @@ class _Play:
     turns: list[Turn] = field(default_factory=list)
     ended: Literal["done", "budget", "failed"] | None = None
 
+    def finished(self, state: Any) -> None:
+        """Keep what was made of the state of an episode that is over."""
+        self.state = state
+
     def trajectory(self) -> Trajectory:
         assert self.ended in ("done", "budget")
         return Trajectory(tuple(self.turns), self.state, self.ended)
@@ -108,6 +112,9 @@ class Rollout:
         env_workers: Threads that wait for environments.
         failed: Called with (index, error) when an environment has failed: the example's group is
             dropped, and the rollout goes on unless this raises. None to raise the error.
+        finish: Called in a thread too, with the state of an episode that is over: what it returns
+            is the trajectory's `episode`, and if it fails, the environment has. None to keep the
+            state.
         check: Called now and then; the rollout ends with what it raises.
     """
 
@@ -123,6 +130,7 @@ class Rollout:
     max_turns: int | None = None
     env_workers: int = 32
     failed: Callable[[int, Exception], None] | None = None
+    finish: Callable[[Any], Any] | None = None
     check: Callable[[], None] = preemption.check
 
     def __post_init__(self) -> None:
@@ -164,7 +172,7 @@ class Rollout:
         self._take_results()
         few, longest = _STEPS_BESIDE_ENVIRONMENTS, self._longest_reply
         steps = max(few, min(_MOST_STEPS, int(longest * _IDLE_SHARE)))
-        while len(self._groups) < len(self.examples) or self._over < len(self._episodes):
+        while self._calls or self._over < len(self._episodes):
             self.check()
             replies = self.sampler.advance(max_steps=few if self._calls else steps)
             self._take_results()
@@ -269,7 +277,7 @@ class Rollout:
         episode.ids += reply.ids
         if self._is_last(episode):
             self.sampler.release(episode.number)
-        step, n = self.environment.step, (episode.number - self.first_episode) // self.group_size
+        step, n = self.environment.step, self._group_of(episode)
         self._call(n, partial(self._observe, episode), step, episode.state, reply.text)
 
     def _is_thinking(self, episode: _Play) -> bool:
@@ -297,3 +305,8 @@ class Rollout:
             self._over += 1
             if not was_last:
                 self.sampler.release(episode.number)
+            if self.finish is not None:
+                self._call(self._group_of(episode), episode.finished, self.finish, episode.state)
+
+    def _group_of(self, episode: _Play) -> int:
+        return (episode.number - self.first_episode) // self.group_size

@@ -282,27 +282,17 @@ class Rollouts:
     def _round(
         self, sampler: Sampler, number: int, *, has_records: bool, watch: Stopwatch, **options: Any
     ) -> Episodes:
-        """Play a rollout and score it: the `episode` of each trajectory is a `ScoredEpisode`."""
+        """Play a rollout, in which the `episode` of each trajectory is a `ScoredEpisode`."""
         task, failed = self._task, set[int]()
-        fail, check = partial(self._fail, failed), options.get("check", preemption.check)
-        with watch.phase("rollout"):
-            played = self.play(sampler, number, failed=fail, **options)
 
-        def scored(trajectory: Trajectory) -> Trajectory:
-            episode = trajectory.episode
+        def scored(episode: Any) -> ScoredEpisode:
             record = task.record(episode) if has_records else None
-            kept = ScoredEpisode(task.score(episode), task.describe(episode), record)
-            return replace(trajectory, episode=kept)
+            return ScoredEpisode(task.score(episode), task.describe(episode), record)
 
-        groups = {}
-        with watch.phase("score"):
-            for n, group in enumerate(played):
-                check()
-                try:
-                    groups[n] = [scored(trajectory) for trajectory in group]
-                except Exception as error:  # noqa: BLE001 - a reward reads databases too
-                    fail(n, error)
-        whole = [group for n, group in groups.items() if n not in failed]
+        with watch.phase("rollout"):
+            fail = partial(self._fail, failed)
+            groups = self.play(sampler, number, failed=fail, finish=scored, **options)
+        whole = [group for n, group in enumerate(groups) if n not in failed]
         return Episodes([*filter(None, whole)], too_long=whole.count([]), failed=len(failed))
 
     def _fail(self, failed: set[int], n: int, error: Exception) -> None:
