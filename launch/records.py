@@ -33,7 +33,7 @@ from sqlenv.witness.refutation import rows_on
 # Evaluating an endpoint or a file needs no JAX.
 if TYPE_CHECKING:
     from launch.evaluation.answers import Sampled
-    from launch.evaluation.results import QuestionVerdict
+    from launch.evaluation.results import QuestionVerdict, Report
     from minirl.run.metrics import JsonLines
     from minirl.train.advantages import Detokenize
     from minirl.types import TokenRow, Trajectory
@@ -267,28 +267,48 @@ def answer_line(
                 if turn.get("kind", "answer") == "answer":
                     turn["correct"] = is_right(found)
         return dict(line)
-    members = [
-        {"turns": [_answer(sampled, number, verdict, one)]}
-        for number, one in enumerate(outcomes[:RECORDED_SAMPLES])
-    ]
+    members = []
+    for number, outcome in enumerate(outcomes[:RECORDED_SAMPLES]):
+        said: dict[str, Any] = {}
+        if sampled.replies:
+            end = sampled.ends[number] if sampled.ends else "stop"
+            said = {"reply": sampled.replies[number], "finish": end}
+        if sampled.places and sampled.places[number] >= 0:
+            said["place"] = sampled.places[number]
+        sql, correct = sampled.queries[number], is_right(outcome)
+        tags = () if correct or sql != verdict.sql else verdict.tags
+        turn = _answer(sql, tags, outcome.predicted, correct=correct)
+        members.append({"turns": [{**said, **turn}]})
     asked = question(example, outcomes[0].gold if example.gold_sql else None)
     return {**asked, "trajectories": members}
 
 
+def read_answers(
+    path: Path | None, report: Report, tell: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    """Read the questions of an evaluation as `answer_line` wrote them; of one that is not there, or
+    has lost a field, the verdict says what was asked and answered.
+    """
+    groups = read_groups(path, tell) if path else ()
+    kept = {str(one.get("id")): one for _, part in groups for one in part}
+    found = []
+    for one in report.questions:
+        asked = {key: getattr(one, key) for key in _ASKED}
+        ended = {"status": one.status} if one.status else None
+        turn = _answer(one.sql, one.tags, ended, correct=report.is_right(one))
+        found.append({**asked, "trajectories": [{"turns": [turn]}], **kept.get(one.id, {})})
+    return found
+
+
+_ASKED = ("id", "db_id", "difficulty", "question", "gold_sql")
+
+
 def _answer(
-    sampled: Sampled, number: int, verdict: QuestionVerdict, outcome: CaseVerdict
+    sql: str, tags: Sequence[str], result: Mapping[str, Any] | None, *, correct: bool
 ) -> dict[str, Any]:
-    said: dict[str, Any] = {}
-    if sampled.replies:
-        end = sampled.ends[number] if sampled.ends else "stop"
-        said = {"reply": sampled.replies[number], "finish": end}
-    if sampled.places and sampled.places[number] >= 0:
-        said["place"] = sampled.places[number]
-    sql, correct = sampled.queries[number], is_right(outcome)
-    tags = () if correct or sql != verdict.sql else verdict.tags
-    said |= {"sql": sql, "kind": "answer", "correct": correct}
-    said["tags"] = [tag for tag in tags if tag != "none"]
-    return said if outcome.predicted is None else {**said, "result": outcome.predicted}
+    named = [tag for tag in tags if tag != "none"]
+    said = {"sql": sql, "kind": "answer", "correct": correct, "tags": named}
+    return said if result is None else {**said, "result": result}
 
 
 def read_groups(

@@ -11,15 +11,15 @@ import gzip
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from launch.evaluation.results import QuestionVerdict
 from launch.files import CONFIG, SCREENED_SHARES, flat
-from launch.records import RECORDS, read_groups
+from launch.records import RECORDS, read_answers, read_groups
 from launch.reporting.answer import answer
 from launch.reporting.runs import Run, metrics_of, outcome, read_mapping, shared_rules, without_seed
 from sqlenv.evaluators.hardness import clauses_of
@@ -94,11 +94,8 @@ class Page:
     def _add_run(self, run: Run, number: int, prefix: str) -> None:
         damage: dict[str, list[str]] = {}  # what is missing, and in which files, which is said once
 
-        def recorded(name: str) -> Iterator[tuple[int, list[Group]]]:
-            def tell(words: str) -> None:
-                damage.setdefault(words, []).append(name)
-
-            return read_groups(run.folder / name, tell) if run.folder else iter(())
+        def tell(name: str, words: str) -> None:
+            damage.setdefault(words, []).append(name)
 
         def add(where: str, groups: Iterable[Group], scores: Scores | None = None) -> None:
             view = f"{number}.{where}"
@@ -108,11 +105,8 @@ class Page:
         def add_answers(where: str) -> None:
             report = run.reports[where]
             name = RECORDS if where == "answers" else f"{where}/{RECORDS}"
-            kept = {str(one.get("id")): one for _, groups in recorded(name) for one in groups}
-            groups = [
-                {**_group(one, correct=report.is_right(one)), **kept.get(one.id, {})}
-                for one in report.questions
-            ]
+            path = run.folder / name if run.folder else None
+            groups = read_answers(path, report, partial(tell, name))
             add(where, groups, {one.id: one.scores for one in report.questions if one.scores})
 
         for name in ("first", "last") if run.is_training else ():
@@ -120,8 +114,9 @@ class Page:
         # In the order of time.
         for where in (one for one in run.reports if one != "after"):
             add_answers(where)
-        for step, groups in recorded(RECORDS) if run.is_training else ():
-            add(str(step), groups)
+        if run.is_training and run.folder:
+            for step, groups in read_groups(run.folder / RECORDS, partial(tell, RECORDS)):
+                add(str(step), groups)
         if "after" in run.reports:
             add_answers("after")
         missing = [f"{' and '.join(files)}: {words}" for words, files in damage.items()]
@@ -191,16 +186,6 @@ def _said(run: Run) -> dict[str, Any]:
             where: one.outcomes.line() for where, one in reports.items() if one.outcomes.replies
         },
         "screening": read_mapping(run.folder / SCREENED_SHARES) if run.folder else {},
-    }
-
-
-def _group(one: QuestionVerdict, *, correct: bool) -> Group:
-    """Write an answer of which the trajectory was not recorded as a group of one."""
-    tags = [tag for tag in one.tags if tag != "none"]
-    result = {"result": {"status": one.status}} if one.status else {}
-    return {
-        **{key: getattr(one, key) for key in ("id", "db_id", "difficulty", "question", "gold_sql")},
-        "trajectories": [{"turns": [{"sql": one.sql, "correct": correct, "tags": tags, **result}]}],
     }
 
 
