@@ -67,7 +67,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         tokenizer = read_tokenizer(config, source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
-        refuse_early(config, folder, sql, examples, source)
+        refuse_early(config, folder, sql, examples)
         measured = {} if only else _measure_base(config, test, sql, folder, source)
         own = screen(config, folder, sql, examples, source) if config.learns_own else []
         start_from = start_model(config, folder, sql, examples, source, own)

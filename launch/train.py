@@ -138,11 +138,10 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
     from launch.data.preflight import check_questions, describe_sampler
     from launch.data.prompts import measure, read_tokenizer
     from launch.plan import model_shape, plan_phase
-    from launch.warm_start import make_lessons
+    from launch.warm_start import plan_early
     from minirl.model.huggingface import check_files
-    from minirl.plan.fit import SECTIONS
 
-    tokenizer = lessons = None
+    tokenizer = None
     if config.model.path is not None:
         check_files(config.model.path)
         tokenizer = read_tokenizer(config, config.model.path)
@@ -151,18 +150,13 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
         train = loaded["train"].examples
         sql.prompts.describe(loaded["train"].descriptions)
         first, limit = sql.prompts.training(train[0]), config.sampler.max_prompt_tokens
-        if tokenizer is not None and config.has_base and not config.learns_own:
-            lessons = make_lessons(config, sql, tokenizer, train, ())
-        shape = model_shape(config, None)
-        plans = [
-            str(plan_phase(config, shape, section, lessons))
-            for section in SECTIONS
-            if getattr(config, section) is not None
-        ]
+        memory = str(plan_phase(config, model_shape(config, None), "train"))
+        if config.warm_start is not None:
+            memory += f"; for the warm start {plan_early(config, sql, train)}"
         return {
             **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
             "sampler": describe_sampler(config, accelerator),
-            "memory": "; for the warm start ".join(plans),
+            "memory": memory,
             "prompt": f"{measure(first, tokenizer, limit=limit)[1]} (--show-prompt prints it)",
         }
 

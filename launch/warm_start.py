@@ -17,13 +17,14 @@ from launch.config import JobConfig
 from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
-from launch.plan import PLAN, plan_memory, plan_phase
+from launch.plan import PLAN, model_shape, plan_memory, plan_phase
 from launch.screening import Screened
 from minirl.exchange import UserError
 from minirl.exchange.memory import trim
 from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.tokenizer import ChatTokenizer
+from minirl.plan.fit import Plan
 from minirl.run import distributed
 from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Progress
@@ -80,22 +81,26 @@ def _learn(lessons: Lessons, config: JobConfig, source: Path, folder: Path) -> N
     distributed.from_first(lambda: huggingface.save(model, folder / WARM_MODEL, source=source))
 
 
-def refuse_early(
-    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example], source: Path
-) -> None:
+def refuse_early(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> None:
     """Look whether the warm start of a trained model fits before anything is measured or screened,
-    which takes long; of its own answers, which are not known yet, by the longest prompt and
-    response. Nothing is kept: it is planned when it begins, with what the process has then.
+    which takes long. Nothing is kept: it is planned when it begins, with what the process has then.
 
     Raises:
         UserError: It needs more memory than there is.
     """
-    if not config.has_base or (folder / WARM / PLAN).exists():
-        return
+    if config.has_base and not (folder / WARM / PLAN).exists():
+        distributed.gather(lambda: plan_early(config, sql, train))
+
+
+def plan_early(config: JobConfig, sql: SqlSide, train: Sequence[Example]) -> Plan:
+    """Plan a warm start before it can begin: of gold queries by its lessons, and of what is not
+    known yet, a model's own answers or a tiny model's tokens, by the longest prompt and response.
+    """
     lessons = None
-    if not config.learns_own:
-        lessons = make_lessons(config, sql, read_tokenizer(config, source), train, ())
-    distributed.gather(lambda: plan_phase(config, read_config(source), "warm_start", lessons))
+    if config.model.path is not None and not config.learns_own:
+        tokenizer = read_tokenizer(config, config.model.path)
+        lessons = make_lessons(config, sql, tokenizer, train, ())
+    return plan_phase(config, model_shape(config, None), "warm_start", lessons)
 
 
 def make_lessons(

@@ -316,10 +316,10 @@ def test_a_warm_start_that_does_not_fit_is_refused_before_its_answers_are_known(
     asked = config(FEW, "model.tiny=null", f"model.path={QWEN}", *own)
     with SqlSide(asked, tmp_path) as sql:
         free(2.0**30)
-        refuse_early(asked, tmp_path, sql, (), QWEN)
+        refuse_early(asked, tmp_path, sql, ())
         free(10_000.0)
         with pytest.raises(UserError, match="the warm start does not fit"):
-            refuse_early(asked, tmp_path, sql, (), QWEN)
+            refuse_early(asked, tmp_path, sql, ())
 
 
 def test_a_warm_start_gives_back_what_it_took(tmp_path):
