@@ -18,7 +18,7 @@ _GROUPS = (
 )
 
 
-def device_bytes(device: Any) -> float:
+def capacity_bytes(device: Any) -> float:
     """Return the memory of a device: what its runtime may take, or, for a CPU, all there is."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats is not None:
@@ -30,8 +30,8 @@ def free_bytes(device: Any) -> float:
     """Return what can still be taken of a device's memory; devices of a CPU share it."""
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
-        return device_bytes(device) - stats.get("bytes_in_use", 0)
-    free = device_bytes(device)
+        return capacity_bytes(device) - stats.get("bytes_in_use", 0)
+    free = capacity_bytes(device)
     told = Path("/proc/meminfo")
     if told.exists():
         lines = dict(line.split(":", 1) for line in told.read_text().splitlines())

@@ -22,9 +22,8 @@ from minirl.config import SamplerConfig
 from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.linear_attention import State
-from minirl.model.sharding import axes_sharding, axis_parts, platform_of, row_parts
-from minirl.model.sharding import device_bytes as arrays_bytes
-from minirl.run.memory import device_bytes
+from minirl.model.sharding import axes_sharding, axis_parts, device_bytes, platform_of, row_parts
+from minirl.run.memory import capacity_bytes
 
 # Without `sampler.cache_gb`, the cache takes at most this share of what weights leave of a device's
 # memory, the rest being the programs'; or of all memory of a CPU, which is not ours alone. Not of
@@ -161,7 +160,7 @@ def _row_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int:
     if model.hybrid is None:
         return 0
     of_parts = state_shapes(model, row_parts(mesh), f"uint{8 * itemsize}", mesh)
-    return (model.num_hidden_layers - model.full_layers) * int(arrays_bytes(of_parts))
+    return (model.num_hidden_layers - model.full_layers) * int(device_bytes(of_parts))
 
 
 def cache_room(memory_bytes: float, *, held_bytes: float, platform: str) -> float:
@@ -176,7 +175,7 @@ def device_memory(mesh: Mesh | None) -> float:
     # Devices of other processes do not tell.
     device = (jax.local_devices() if mesh is None else mesh.local_devices)[0]
     parts = 1 if mesh is None or device.platform != "cpu" else mesh.size
-    return device_bytes(device) / parts
+    return capacity_bytes(device) / parts
 
 
 def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Mesh | None) -> Cache:

@@ -181,14 +181,14 @@ class Trainer:
         # Servers may have them already.
         with watch.phase("weights"):
             self._sampler.set_weights(self._state.params, version=version)
-        # Roll out and score; `trained` is what the filters leave.
-        sampled, trained, rounds = self._roll_out(watch)
+        # Roll out and score; `kept` is what the filters leave.
+        sampled, kept, rounds = self._roll_out(watch)
         sampler_metrics = rollouts.gather_metrics(self._sampler)
         # Nothing is sampled before the next weights.
         self._sampler.free_memory()
         with watch.phase("update"):
             # Rewards and spans become an advantage for each token.
-            rows, numbers = self._token_rows(trained)
+            rows, numbers = self._token_rows(kept)
             rate = float(self._rate(version))
             for part in batching.mini_batches(rows, count=self._config.mini_batches):
                 # From the second update on there is no way back to the start of the step.
@@ -203,7 +203,7 @@ class Trainer:
             if (decay := self._config.average) is not None:
                 self._state = self._learner.average(self._state, decay=decay)
         if self._is_recorded(version + 1):
-            self._write(sampled, trained, rows)
+            self._write(sampled, kept, rows)
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds
         numbers |= {"groups/trained": float(len(rows))} | summary.over_updates(updates)
         numbers |= summary.summarise(sampled) | summary.speeds(sampled, rows, watch)
@@ -217,7 +217,7 @@ class Trainer:
         if self._config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(rounds)
         if self._lag:
-            numbers |= summary.ages(trained, version=version)
+            numbers |= summary.ages(kept, version=version)
         return numbers
 
     def use_best(self) -> int:
@@ -319,9 +319,9 @@ class Trainer:
     def _is_recorded(self, step: int) -> bool:
         return step % self._config.sample_every == 0 or step == 1
 
-    def _write(self, sampled: Episodes, trained: Episodes, groups: batching.Groups) -> None:
-        """Let the task write the groups of this step down, and the rows of those trained on."""
-        rows_of = {id(group[0]): rows for group, rows in zip(trained.groups, groups, strict=True)}
+    def _write(self, sampled: Episodes, kept: Episodes, groups: batching.Groups) -> None:
+        """Let the task write the groups of this step down, and the rows of those kept."""
+        rows_of = {id(group[0]): rows for group, rows in zip(kept.groups, groups, strict=True)}
         rows = [rows_of.get(id(group[0])) for group in sampled.groups]
         self._task.write(self.steps_done + 1, sampled.groups, rows)
 
