@@ -44,8 +44,6 @@ console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 output = Console(highlight=False, markup=False, emoji=False)
 LINE_S = 30.0
 """Seconds between two lines of a log that say what is being done."""
-COMPILED = "compiled"
-"""Folder in that of a run of several processes: the programs that each has compiled."""
 _NAMED = 3
 _log = logging.getLogger(__name__)
 RESUME = "run the same command again to resume"
@@ -190,14 +188,11 @@ def _own_accelerator() -> str:
     return "tpu" if is_tpu and find_spec("libtpu") else "cpu"
 
 
-def use_accelerator(
-    choice: str | None, others: Others | None = None, *, folder: Path | None = None
-) -> str:
+def use_accelerator(choice: str | None, others: Others | None = None) -> str:
     """Select JAX's backend by `--accel`, and keep compiled programs for the next start; where there
     may be several processes, find the others. Return the backend's name.
 
-    Several processes write and read a part of the run folder each: a host's own disk may be gone at
-    the next start, and the names of programs differ between the processes.
+    Of several processes JAX lets the first alone keep its programs.
     """
     name = choice or _own_accelerator()
     if name == "gpu" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
@@ -219,11 +214,8 @@ def use_accelerator(
     activity.watch_compiler()
     if others is not None:
         _join_others(others)
-    cache = cache_folder("jax")
-    if folder is not None and (joined := _others()):
-        cache = folder / COMPILED / str(joined.write_programs())
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # whoever sets it has a better place
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("jax")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     try:
         found = jax.default_backend()

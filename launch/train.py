@@ -68,7 +68,7 @@ def main(
     check_inputs(config)
     check_place(config.folder, key="run.dir")
     others = (coordinator, processes, process)
-    accelerator = cli.use_accelerator(accel, others, folder=config.folder)
+    accelerator = cli.use_accelerator(accel, others)
     # JAX takes seconds to import, and nothing above needs it.
     from minirl.model.sharding import make_mesh
 

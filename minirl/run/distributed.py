@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax._src import compiler, distributed  # neither the cache nor the store has a public name
+from jax._src import distributed  # the store of the processes has no public name
 from jax.experimental import multihost_utils
 
 from minirl.errors import LostError
@@ -118,17 +117,6 @@ def _give_up() -> None:
 def is_joined() -> bool:
     """Tell whether this is one of several processes, without initialising the devices."""
     return distributed.global_state.client is not None
-
-
-def write_programs() -> int:
-    """Let this process write the programs that it compiles into JAX's cache; return its number.
-
-    JAX lets the first alone do so, for a folder that all share.
-    """
-    state = distributed.global_state
-    first = SimpleNamespace(global_state=SimpleNamespace(**{**vars(state), "process_id": 0}))
-    compiler.distributed = first  # ty: ignore[invalid-assignment]
-    return state.process_id
 
 
 def is_lost(error: Exception) -> bool:

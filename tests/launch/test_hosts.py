@@ -1,4 +1,4 @@
-"""How commands of several processes end, together, and find the programs that they compiled."""
+"""How commands of several processes end, together."""
 
 import signal
 
@@ -18,35 +18,6 @@ from tests.minirl import toy
 from launch import cli
 cli.run(lambda arguments: toy.main(*arguments))
 """
-# Compiles a program of all devices and says whether all were read; the cache of the host is gone.
-COMPILES = """
-import os, sys
-folder, coordinator, process = sys.argv[1], sys.argv[2], int(sys.argv[4])
-os.environ["MINIRL_CACHE"] = f"{folder}/{process}-{os.getpid()}"
-del os.environ["JAX_COMPILATION_CACHE_DIR"]  # that of the tests
-from pathlib import Path
-from launch import cli
-cli.use_accelerator("cpu", (coordinator, 2, process), folder=Path(folder, "run"))
-import jax
-from minirl.model.sharding import make_mesh
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-told = []
-jax.monitoring.register_event_listener(lambda event, **_: told.append(event))
-spread = jax.NamedSharding(make_mesh({"fsdp": 4}), jax.P("fsdp"))
-array = jax.make_array_from_callback((8,), spread, lambda index: jax.numpy.ones(8)[index])
-jax.block_until_ready(jax.jit(lambda x: jax.numpy.sin(x).sum() + 3)(array))
-asked, read = (
-    told.count("/jax/compilation_cache/" + event)
-    for event in ("compile_requests_use_cache", "cache_hits")
-)
-print(asked == read > 0)
-"""
-
-
-def test_every_process_finds_the_programs_that_it_compiled(copies, tmp_path):
-    for is_read in (False, True):
-        found = ends(processes(copies, [tmp_path], code=COMPILES, count=2))
-        assert [(status, said.split()[-1]) for status, said, _ in found] == [(0, str(is_read))] * 2
 
 
 # The gap between sampler and learner is all rounding, of which linear attention has more. What it
