@@ -24,7 +24,8 @@ from minirl.exchange import UserError, named
 from minirl.model.config import check_folder, read_config
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
-from sqlenv.data.loading import LoadedData, QuestionTexts, asked_by, asked_in, hold_out, load
+from sqlenv.data.loading import LoadedData, asked_in, hold_out, load
+from sqlenv.data.questions import text_digest
 from sqlenv.demo import STAMP
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
@@ -38,6 +39,8 @@ _LISTED = 20
 # flights there are, 0.5 %.
 _COMMON = 0.05
 _T = TypeVar("_T")
+_Asked = frozenset[tuple[str, int]]
+"""Questions by the name of the database and the digest of the text."""
 
 
 def check_inputs(config: JobConfig) -> None:
@@ -187,7 +190,7 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     data = config.data
     if data.root is None:
         return
-    learned = {f"data.{name}": asked_by(splits[name]) for name in _LEARNED}
+    learned = {f"data.{name}": _asked_by(splits[name]) for name in _LEARNED}
     measured = _measured(data, data.root, splits)
     shared = {
         (learn, measure): found
@@ -216,7 +219,7 @@ def _line(learn: str, measure: str, shared: Set[str]) -> str:
     return f"{learn} and {measure} share {len(shared):,} databases (such as {examples})"
 
 
-def _shared(learned: QuestionTexts, measured: QuestionTexts) -> Set[str]:
+def _shared(learned: _Asked, measured: _Asked) -> Set[str]:
     """Name the databases of the learned questions that are measured by: those of the same name, and
     where more questions are the same than anybody asks of any database, those of these.
     """
@@ -228,22 +231,26 @@ def _shared(learned: QuestionTexts, measured: QuestionTexts) -> Set[str]:
     return names
 
 
+def _asked_by(examples: Sequence[Example]) -> _Asked:
+    return frozenset((one.db_id, text_digest(one.question)) for one in examples)
+
+
 def _measured(
     data: DataSection, root: Path, splits: Mapping[Split, Sequence[Example]]
-) -> dict[str, QuestionTexts]:
+) -> dict[str, _Asked]:
     """Return the questions to measure by and to choose by."""
     places = {one.path for name in _LEARNED for one in data.of(name, root).sources}
     away = [one for one in sorted(places) if not one.resolve().is_relative_to(root.resolve())]
     measured = {name: found for place in (*away, root) for name, found in _test_sets(place)}
-    test, own = asked_by(splits["test"]), data.of("test", root).sources
+    test, own = _asked_by(splits["test"]), data.of("test", root).sources
     if not any(test <= one for one in measured.values()) and not all(map(_is_generated, own)):
         measured["data.test"] = test
     if data.validation is not None:
-        measured["data.validation"] = asked_by(splits["validation"])
+        measured["data.validation"] = _asked_by(splits["validation"])
     return measured
 
 
-def _test_sets(root: Path) -> Iterator[tuple[str, QuestionTexts]]:
+def _test_sets(root: Path) -> Iterator[tuple[str, _Asked]]:
     """Read the questions of the published test sets below a folder, as far as they are there."""
     for name, published in TEST_SETS.items():
         source = published.at(root)

@@ -17,13 +17,10 @@ from minirl.exchange import UserError
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.layouts import locate
-from sqlenv.data.questions import attach, text_digest
+from sqlenv.data.questions import attach
 from sqlenv.data.sources import Accept, Check, Pool
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
-
-QuestionTexts = frozenset[tuple[str, int]]
-"""Questions by the name of the database and the digest of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +106,11 @@ def read_all(source: SourceConfig) -> tuple[Example, ...]:
     return tuple(examples)
 
 
-def asked_in(source: SourceConfig) -> QuestionTexts:
-    """Read what a source asks, whether its databases are there or not."""
+def asked_in(source: SourceConfig) -> frozenset[tuple[str, int]]:
+    """Return the database's name and the `text_digest` of each question, whatever files lack."""
     db = apsw.Connection("")
     table = attach(db, locate(source).files, source.layout)
     return frozenset(db.execute(f"SELECT db_id, text FROM {table} WHERE is_local"))
-
-
-def asked_by(examples: Iterable[Example]) -> QuestionTexts:
-    """Return what questions ask."""
-    return frozenset((one.db_id, text_digest(one.question)) for one in examples)
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:

@@ -82,24 +82,19 @@ def _rows(files: tuple[Path, ...], layout: Layout) -> Iterator[tuple[Any, ...]]:
             where = (position, place, number, start, length)
             style, dialect = asked.question_style or "", (asked.dialect or "").lower()
             kind = (asked.db_id, _level(layout, asked), style, dialect, is_blank, is_local)
-            lot = _lot(asked, f"{file.name} {number}")
-            yield *where, *kind, text_digest(asked.question), lot
+            lot = _hash(asked.question, f"{asked.db_id}\n", f"{file.name} {number}")[:4]
+            yield *where, *kind, text_digest(asked.question), int.from_bytes(lot, "big") >> 1
             position += 1
 
 
 def text_digest(question: str) -> int:
     """Hash the words of a question, case and blanks apart."""
-    digest = hashlib.sha256(_words(question).encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    return int.from_bytes(_hash(question)[:8], "big", signed=True)
 
 
-def _lot(asked: QuestionRecord, place: str) -> int:
-    digest = hashlib.sha256(f"{asked.db_id}\n{_words(asked.question)}{place}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
-
-
-def _words(question: str) -> str:
-    return " ".join(question.lower().split())
+def _hash(question: str, before: str = "", after: str = "") -> bytes:
+    words = " ".join(question.lower().split())
+    return hashlib.sha256(f"{before}{words}{after}".encode()).digest()
 
 
 def _level(layout: Layout, asked: QuestionRecord) -> str:
