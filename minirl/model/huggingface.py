@@ -279,12 +279,16 @@ def _checked_files(folder: Path, shapes: nnx.State) -> _Files:
         UserError: A file is not whole, or they do not hold the model of these shapes and no other.
     """
     files, beside = dict[str, tuple[Path, str]](), 0
+    headers: dict[str, tuple[tuple[int, ...], str]] = {}
     for path in weight_files(folder):
         try:
             with safe_open(path, "numpy") as file:
                 names = [name for name in file.keys() if not _BESIDE.fullmatch(name)]  # noqa: SIM118
                 beside += len(file.keys()) - len(names)
-                files |= {name.replace(_INNER, _OUTER): (path, name) for name in names}
+                for own_name in names:
+                    name, header = own_name.replace(_INNER, _OUTER), file.get_slice(own_name)
+                    files[name] = path, own_name
+                    headers[name] = tuple(header.get_shape()), header.get_dtype()
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"{path}: cut short or not safetensors ({error}); copy it again"
@@ -295,27 +299,16 @@ def _checked_files(folder: Path, shapes: nnx.State) -> _Files:
             "out, here and in exports", folder, beside,
         )  # fmt: skip
     expected = tensor_shapes(shapes)
-    missing = [name for name in expected if name not in files]
-    extra = sorted(name for name in files.keys() - expected if not _IGNORED.fullmatch(name))
-    for wrong, what in ((missing, "missing"), (extra, "not of the model in config.json")):
-        if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    for name in {**expected, **headers}:
+        if name not in expected and _IGNORED.fullmatch(name):
+            continue
+        said, (shape, kind) = expected.get(name, "none"), headers.get(name, ((), ""))
+        if shape != said or kind not in _KINDS:
+            there = f"{kind} of shape {shape}" if kind else "missing"
             raise UserError(
-                f"{folder}: tensor {wrong[0]}{more} {what}; "
-                "config.json and the safetensors files must be of the same model"
+                f"{folder}: tensor {name} is {there}, config.json says {said}; "
+                "both must be of the same model, in bf16, fp16 or fp32"
             )
-    for name, shape in expected.items():
-        path, own_name = files[name]
-        with safe_open(path, "numpy") as file:
-            header = file.get_slice(own_name)
-            stored, kind = tuple(header.get_shape()), header.get_dtype()
-        if stored != shape:
-            raise UserError(
-                f"{path}: tensor {name} has shape {stored}, config.json says {shape}; "
-                "they must be of the same model"
-            )
-        if kind not in _KINDS:
-            raise UserError(f"{path}: tensor {name} is {kind}; use a model in bf16, fp16 or fp32")
     return files
 
 

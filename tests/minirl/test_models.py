@@ -206,11 +206,19 @@ def check_line(read, folder: Path, change, message: str) -> None:
         ("qwen2", lambda f: (f / "model.safetensors").unlink(), "no model.safetensors nor"),
         ("qwen2", cut, "model.safetensors: cut short"),
         ("qwen2", only_index, "x.safetensors: not there"),
-        ("qwen2", change_tensors(lambda t: t.pop(NORM)), f"tensor {NORM} missing"),
-        ("qwen2", change_tensors(lambda t: t.update(wpe=t[NORM])), "wpe not of the model"),
+        (
+            "qwen2",
+            change_tensors(lambda t: t.pop(NORM)),
+            f"tensor {NORM} is missing, config.json says (64,)",
+        ),
+        (
+            "qwen2",
+            change_tensors(lambda t: t.update(wpe=t[NORM])),
+            "tensor wpe is F32 of shape (64,), config.json says none",
+        ),
         (
             *("qwen2", change_tensors(lambda t: t.update({GATE: t[GATE].T.copy()}))),
-            f"tensor {GATE} has shape (64, 56), config.json says (56, 64)",
+            f"tensor {GATE} is F32 of shape (64, 56), config.json says (56, 64)",
         ),
         (
             *("qwen2", change_tensors(lambda t: t.update({GATE: t[GATE].astype(np.int8)}))),
@@ -223,9 +231,9 @@ def check_line(read, folder: Path, change, message: str) -> None:
         ),
         (
             *("qwen35", change_tensors(lambda t: t.pop(BIAS))),
-            "tensor model.layers.4.linear_attn.dt_bias missing",
+            "tensor model.layers.4.linear_attn.dt_bias is missing",
         ),
-        ("qwen35", change_tensors(fuse), "layers.0.linear_attn.in_proj_qkv.weight (and 1 more)"),
+        ("qwen35", change_tensors(fuse), "layers.0.linear_attn.in_proj_qkv.weight is missing"),
     ],
 )
 def test_a_broken_folder_is_one_clear_line(tmp_path, name, change, message):
