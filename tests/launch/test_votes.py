@@ -60,9 +60,9 @@ def test_thirty_questions(database):
 
 
 def test_a_job_s_questions_are_judged_on_as_many_witnesses_as_it_asks(tmp_path):
-    """The third of them tells; a question with a rule of its own has none, as in training."""
+    """The second of them tells; a question with a rule of its own has none, as in training."""
     database = make_pets(tmp_path / "pets.sqlite", PETS)
-    gold = "SELECT count(*) FROM pet WHERE age > 3 AND name != 'dee'"
+    gold = "SELECT count(*) FROM pet WHERE age > 3"
     plain = Example("spider/dev/0", "How many?", "pets", database, gold)
     examples = (plain, replace(plain, grading_method="set"))
     found = {}
