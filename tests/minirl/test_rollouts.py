@@ -11,7 +11,7 @@ from minirl.errors import LostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers
-from minirl.train.rollouts import Rollouts
+from minirl.train.rollouts import Rollouts, examples_of_step
 from tests.waiting import wait_until
 
 from . import toy
@@ -155,8 +155,15 @@ def test_a_run_that_is_stopped_goes_on_with_rounds_that_nobody_has_trained_on(
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     # The life that goes on begins with weights of its own.
     assert [line["rollout/age_max"] for line in lines] == [0, 1, 0, 1]
-    prompts = {tuple(body["input_ids"][:3]) for body in fake.bodies[before:]}
-    assert len(prompts) > 1
+    # Those of the steps that are left, each prompt as often as its group is large.
+    strata = (None,) * len(toy.EXAMPLES)
+    asked = [body["input_ids"] for body in fake.bodies[before:]]
+    for step in range(2, STEPS):
+        for number in examples_of_step(strata, step, per_step=PROMPTS, seed=0):
+            for _ in range(GROUP):
+                asked.remove([2, *toy.Tokenizer().encode(toy.EXAMPLES[number]), 3])
+    # What is left are second turns.
+    assert not [ids for ids in asked if ids.count(2) == 1]
 
 
 def test_a_run_without_servers_is_saved_and_goes_on_as_if_nothing_had_been(fake, begin, tmp_path):
