@@ -163,7 +163,10 @@ def test_processes_share_a_cache_also_where_one_is_killed(
 
     def start(name: str) -> Copy:
         where = ["--data-root", downloads, "--out", tmp_path / name]
-        return copies("launch.prepare", *where, *QUICK, cwd=tmp_path, MINIRL_CACHE=str(cache))
+        sets = ["--data", "spider-dev", "bird-train"]
+        return copies(
+            "launch.prepare", *where, *sets, *QUICK, cwd=tmp_path, MINIRL_CACHE=str(cache)
+        )
 
     killed = start("killed")
     wait_until((cache / "minirl" / "sql" / "cache.db").exists)

@@ -61,8 +61,8 @@ def close(found, expected, *, rtol):
         np.testing.assert_allclose(leaf, twin, rtol=0, atol=rtol * max(np.abs(twin).max(), 1e-3))
 
 
-# Other lengths are those of `test_models.py`.
-@pytest.mark.parametrize(("length", "decay"), [(3, 0.05), (130, 0.05), (130, 16.0)])
+# Whole chunks and cut ones; other lengths are those of `test_models.py`.
+@pytest.mark.parametrize(("length", "decay"), [(3, 0.05), (130, 0.05), (128, 16.0)])
 def test_chunks_equal_token_by_token_with_gradients(length, decay):
     """From a state, with padding inside of a chunk, also where all memory is lost at once: sums of
     logs over a chunk are then 1,000, and rounded as such.

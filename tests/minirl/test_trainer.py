@@ -262,30 +262,18 @@ def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path)
     assert told == [None, None, None, pytest.approx(expected, rel=1e-6)]
 
 
-@pytest.mark.parametrize("place", ["environment", "reward"])
-def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(
-    tmp_path, monkeypatch, place
-):
+def test_a_locked_database_costs_its_group_and_a_share_of_them_the_run(tmp_path):
     """One of four groups fails in the first two steps, all but one in the third."""
-    trainers, own = [], toy.Capitals.step
-
-    def check(example):
-        if example in (("AB",), ("AB",), ("AB", "CDE", "F", "GH"))[trainers[0].steps_done]:
-            raise sqlite3.OperationalError("database is locked")
-
-    def step(self, episode, reply):
-        check(episode.example)
-        return own(self, episode, reply)
+    trainers = []
 
     def judge(episode):
-        check(episode.example)
+        locked = (("AB",), ("AB",), ("AB", "CDE", "F", "GH"))[trainers[0].steps_done]
+        if episode.example in locked:
+            raise sqlite3.OperationalError("database is locked")
         return toy.score(episode)
 
-    changes: dict[str, Any] = {"judge": judge} if place == "reward" else {}
-    if place == "environment":
-        monkeypatch.setattr(toy.Capitals, "step", step)
-    changes |= {"examples": ("AB", "CDE", "F", "GH"), "validate": nothing, "checkpoint_every": 9}
-    trainers.append(toy.trainer(tmp_path, **changes))
+    changes = {"examples": ("AB", "CDE", "F", "GH"), "validate": nothing, "checkpoint_every": 9}
+    trainers.append(toy.trainer(tmp_path, judge=judge, **changes))
     with pytest.raises(LostError, match=r"2 of 4 groups .*locked.*all 2 steps are saved"):
         trainers[0].run(ignore)
     lines = metrics_of(tmp_path)
