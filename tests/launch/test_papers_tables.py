@@ -136,9 +136,8 @@ def place(downloads, tmp_path_factory):
 
 def test_every_line_is_a_command():
     written = re.findall(r"^- .*`[^`]*\.yaml[^`]*` \(.*$", SECTION, re.MULTILINE)
-    assert len(written) <= len(LINES) == len(ROWS) > 50
+    assert len(written) <= len(LINES) == len(ROWS)
     assert all(row.calls for row in ROWS)
-    assert len(TRAINED) > 40
     assert {program for row in ROWS for program, _ in row.calls} == {"launch.train", "launch.eval"}
 
 
