@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +23,7 @@ from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.types import Example
 from tests.forked import Copy
+from tests.worlds import make_file
 
 from .downloads import make_downloads
 from .small_sets import make_bird, make_spider
@@ -39,6 +39,10 @@ TABLES = """
 CREATE TABLE emp (name TEXT, dept TEXT, sal INT);
 INSERT INTO emp VALUES ('ann','x',10), ('bob','x',20), ('cid','y',20), ('dee','y',30);
 """
+SINGERS = """
+CREATE TABLE singer (name TEXT, age INTEGER); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30)
+"""
+OVER_20 = "SELECT name FROM singer WHERE age > 20"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -105,11 +109,14 @@ def sglang_python() -> str:
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("db") / "emp.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.executescript(TABLES)
-    connection.close()
-    return path
+    return make_file(tmp_path_factory.mktemp("db") / "emp.sqlite", TABLES)
+
+
+@pytest.fixture(scope="session")
+def singer(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    """A question whose answer is one of two rows."""
+    path = make_file(tmp_path_factory.mktemp("music") / "music.sqlite", SINGERS)
+    return Example("1", "Who is over 20?", "music", path, OVER_20)
 
 
 @pytest.fixture(scope="session")

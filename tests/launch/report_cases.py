@@ -20,6 +20,7 @@ from launch.evaluation.results import (
     STAGES,
     ModelFacts,
     QuestionVerdict,
+    Report,
     ReportSettings,
     as_json,
     mean_interval,
@@ -147,20 +148,32 @@ def unfinish(run: Path) -> None:
     shutil.rmtree(run / "after")
 
 
+def verdict(number: object = 1, **more: Any) -> QuestionVerdict:
+    """Make up what is found of an answer."""
+    found = QuestionVerdict(str(number), "d", "", "?", "SELECT 0", "SELECT 1", {"set": 0.0})
+    return replace(found, **{"status": "ok", "gold_status": "ok", **more})
+
+
+def summary(
+    *verdicts: QuestionVerdict, notes: Mapping[str, Any] | None = None, **settings: Any
+) -> Report:
+    """Summarise them as those of one evaluation."""
+    given: dict[str, Any] = {"data": "test", "model": ModelFacts("m"), "decode": "greedy"}
+    return summarise(ReportSettings(**given | settings), verdicts, notes)
+
+
 def write_scores(path: Path, scores: Iterable[Mapping[str, float]], **settings: Any) -> Path:
     """Write a result with these scores of each question: the file that `--json` names, or what is
     beside a file of the name verdicts.json.
     """
-    given: dict[str, Any] = {"data": "test", "model": ModelFacts(path.stem), "decode": "greedy"}
-    given |= settings
+    given: dict[str, Any] = {"data": "test", "model": ModelFacts(path.stem), **settings}
     judged = [
-        QuestionVerdict(
-            *(f"{given['data']}/{n}", "d", "easy", "?", "SELECT 0", f"SELECT {n} -- {path.stem}"),
-            *(one, "ok", "ok"),
+        verdict(
+            f"{given['data']}/{n}", difficulty="easy", sql=f"SELECT {n} -- {path.stem}", scores=one
         )
         for n, one in enumerate(scores)
     ]
-    found = summarise(ReportSettings(**given), judged)
+    found = summary(*judged, **given)
     if path.name == "verdicts.json":
         write_result(path.parent, found)
     else:

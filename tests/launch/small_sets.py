@@ -17,6 +17,12 @@ ASKED = [
 GOLDS = [gold for _, _, gold in ASKED]
 
 
+def write_golds(path: Path) -> Path:
+    """Write the gold queries as predictions, a line a question."""
+    path.write_text("".join(f"{gold}\n" for gold in GOLDS))
+    return path
+
+
 def make_pets(path: Path, pets: Sequence[tuple[str, int]]) -> Path:
     rows = ", ".join(f"('{name}', {age})" for name, age in pets)
     return make_file(path, f"CREATE TABLE pet (name TEXT, age INT); INSERT INTO pet VALUES {rows}")

@@ -21,17 +21,15 @@ from minirl.types import Decoding, Reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.executor import Executor
-from sqlenv.types import Example
 from tests.minirl.test_rollout import Script
 
-from .conftest import json_lines, loaded, succeed
+from .conftest import OVER_20, json_lines, loaded, succeed
 
-GOLD = "SELECT name FROM singer WHERE age > 20"
 CONFIG = AgenticConfig(calls=2)
 REPLIES = (
     f"<think> singer </think> {write_call('SELECT names FROM singer', CONFIG)}",
-    write_call(GOLD, CONFIG),
-    f"```sql\n{GOLD}\n```",
+    write_call(OVER_20, CONFIG),
+    f"```sql\n{OVER_20}\n```",
 )
 SIZES: Any = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 1, "kv_heads": 1}
 LIMITS = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
@@ -72,19 +70,10 @@ class Speaker(Script):
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory) -> Example:
-    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
-        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
-    return Example("1", "Who is over 20?", "music", path, GOLD)
-
-
-@pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> ChatTokenizer:
     folder, shape = tmp_path_factory.mktemp("model") / "m", TinyConfig(vocab_size=600, **SIZES)
     marks = ReplyFormat("fence", CONFIG, brief=True).marks
-    make_tiny(folder, [*REPLIES, ReplyFormat().answer(GOLD)], shape, 0, marks=marks)
+    make_tiny(folder, [*REPLIES, ReplyFormat().answer(OVER_20)], shape, 0, marks=marks)
     return ChatTokenizer(folder)
 
 
@@ -96,9 +85,9 @@ def env():
         )
 
 
-def test_tool_responses_are_never_trained_on(tokenizer, example, env):
+def test_tool_responses_are_never_trained_on(tokenizer, singer, env):
     ((trajectory,),) = Rollout(
-        Speaker(tokenizer), tokenizer, env, [example],
+        Speaker(tokenizer), tokenizer, env, [singer],
         config=LIMITS, group_size=1, first_episode=0, max_turns=3,
     ).play()  # fmt: skip
     assert trajectory.ended == "done"
@@ -130,9 +119,9 @@ def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, **more: An
     return sampling.Evaluator(model, tokenizer, env, LIMITS, decode, seed=0, max_turns=3, **more)
 
 
-def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, script, tmp_path):
+def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, singer, env, script, tmp_path):
     """SQL-ASTRA, table 3 and figure 5: a turn is a call; an answer without any is one too."""
-    asked = [replace(example, id=str(number)) for number in range(4)]
+    asked = [replace(singer, id=str(number)) for number in range(4)]
     cache = AnswerFile(tmp_path)
     asks = evaluator(tokenizer, env, GREEDY)
     found = asks.answers(asked, cache, lambda *_: None, stops=True)
@@ -146,13 +135,13 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, s
     script.requests.clear()
     assert asks.answers(asked, cache, lambda *_: None, stops=True) == found
     assert len(script.drawn) == 1
-    (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([example], first=0)
+    (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([singer], first=0)
     assert sampled.turns == (2, 1)
     assert len(sampled.queries) == 2
 
 
 def test_an_environment_that_fails_ends_a_validation_after_which_the_run_is_saved(
-    tokenizer, example, env, script, monkeypatch
+    tokenizer, singer, env, script, monkeypatch
 ):
     for error, words in (
         (sqlite3.OperationalError("database is locked"), "an environment has .*locked"),
@@ -164,17 +153,17 @@ def test_an_environment_that_fails_ends_a_validation_after_which_the_run_is_save
 
         monkeypatch.setattr(env, "step", step)
         with pytest.raises(LostError, match=words):
-            evaluator(tokenizer, env, GREEDY).accuracy([example])
+            evaluator(tokenizer, env, GREEDY).accuracy([singer])
 
 
-def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, script):
+def test_validations_are_sampled_as_the_settings_say(tokenizer, singer, env, script):
     """SQL-ASTRA, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
     asks = evaluator(tokenizer, env, GREEDY, validation=Decode(1, 0.6, top_p=0.95))
-    assert asks.accuracy([example]) == 1
+    assert asks.accuracy([singer]) == 1
     assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert set(script.drawn) == {Decoding(0.6, 0.95)}
     script.requests.clear()
-    asks.sample([example], first=0)
+    asks.sample([singer], first=0)
     assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert set(script.drawn) == {Decoding(0.0, 1.0)}
 

@@ -20,7 +20,7 @@ from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 
 from .conftest import MANY, check_mistakes, told_by
-from .small_sets import GOLDS, make_bird, make_spider
+from .small_sets import make_bird, make_spider, write_golds
 
 ROOT = "data.demo=null", "data.root=data"
 
@@ -36,8 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "alien" / "thesis.txt").write_text("years of work")
     (place / "file").write_text("")
     make_bird(place / "bird")
-    predictions = "".join(f"{gold}\n" for gold in GOLDS)
-    (make_spider(place / "spider") / "p.sql").write_text(predictions)
+    write_golds(make_spider(place / "spider") / "p.sql")
     return place
 
 

@@ -5,7 +5,6 @@ it, status 2, and nothing written.
 import json
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import pytest
 
 from launch import eval as evaluating
 from launch import score
+from tests.worlds import make_file
 
-from .small_sets import GOLDS, make_spider
+from .small_sets import GOLDS, make_spider, write_golds
 
 EVAL = "launch.eval"
 DATABASE = Path("database", "pets", "pets.sqlite")
@@ -29,13 +29,9 @@ def root(tmp_path: Path) -> Path:
 def make_inputs(root: Path) -> Path:
     """Make a Spider folder with a database of several pages, and right predictions."""
     make_spider(root)
-    connection = sqlite3.connect(root / DATABASE)
-    connection.execute("PRAGMA synchronous = off")
-    connection.execute("CREATE TABLE more (text TEXT)")
-    connection.executemany("INSERT INTO more VALUES (?)", [(f"{n:02}" * 500,) for n in range(50)])
-    connection.commit()
-    connection.close()
-    (root / "p.sql").write_text("".join(f"{gold}\n" for gold in GOLDS))
+    texts = ", ".join(f"('{f'{n:02}' * 500}')" for n in range(50))
+    make_file(root / DATABASE, f"CREATE TABLE more (text TEXT); INSERT INTO more VALUES {texts}")
+    write_golds(root / "p.sql")
     return root
 
 

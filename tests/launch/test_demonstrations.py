@@ -19,10 +19,10 @@ from sqlenv.envs.build import build_environment
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Episode, Example, Observation
-from tests.worlds import make_file
+
+from .conftest import OVER_20 as RIGHT
 
 CONFIGS = Path(launch.config.__file__).parent / "configs"
-RIGHT = "SELECT name FROM singer WHERE age > 20"
 WRONG = "SELECT name FROM singer WHERE age < 20"
 ANSWER, MISTAKE = (f"<think> singer </think> <sql> {sql} </sql>" for sql in (RIGHT, WRONG))
 AGENT = AgenticConfig()
@@ -75,12 +75,6 @@ def test_a_mistake_that_the_environment_takes_for_right_is_not_mended():
 # Transcripts of tool-calling episodes (the cold start).
 
 
-@pytest.fixture
-def singer(tmp_path) -> Example:
-    script = "CREATE TABLE singer (name, age); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30)"
-    return Example("1", "Who is old?", "music", make_file(tmp_path / "music.sqlite", script), RIGHT)
-
-
 def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_share=0.0):
     with Executor(ExecutorConfig()) as executor:
         environment = Agentic(
@@ -100,7 +94,7 @@ def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_s
 def test_a_transcript_calls_sees_the_rows_and_answers(singer):
     found = transcript(singer)
     question, response = found.observations
-    assert question == (Message("user", "Who is old?"),)
+    assert question == (Message("user", "Who is over 20?"),)
     assert response == (Message("user", "<tool_response>\n[['Bo']]\n</tool_response>"),)
     (reply,) = found.replies
     assert reply.startswith("<tool_call>")

@@ -23,7 +23,7 @@ from tests.minirl.fake_sglang import Fake
 
 from .chat_server import Chat, Failure, serve
 from .conftest import TINY, json_lines, loaded, verbal_folder, write_job
-from .small_sets import ASKED, GOLDS, make_pets, make_spider
+from .small_sets import ASKED, GOLDS, make_pets, make_spider, write_golds
 
 QUESTIONS = 30
 
@@ -153,9 +153,8 @@ def test_the_number_of_questions_is_never_dropped(served, evaluate, tmp_path, ca
         evaluate(tmp_path / "all", chat, "--limit", "9", job="")
         assert chat.requests == 2 + 3 + 5
     # Of a file it is the same sample.
-    (tmp_path / "p.sql").write_text("".join(f"{sql}\n" for sql in GOLDS))
-    file = ["--predictions", str(tmp_path / "p.sql"), "--data-root", str(served / "spider_data")]
-    json_file = tmp_path / "file.json"
+    golds, json_file = write_golds(tmp_path / "p.sql"), tmp_path / "file.json"
+    file = ["--predictions", str(golds), "--data-root", str(served / "spider_data")]
     evaluation.main([*file, "--data", "spider-dev", "--limit", "3", "--json", str(json_file)])
     found = json.loads(json_file.read_text())
     assert [one["id"] for one in found["questions"]] == [one["id"] for one in sheet["questions"]]
@@ -180,7 +179,7 @@ def test_an_endpoint_is_asked_as_the_settings_say(evaluate, tmp_path, comments):
 def test_commands_that_need_no_learner_run_without_it(served, tmp_path, process):
     """In a process of its own, which the base install with the openai package can run."""
     root = served / "spider_data"
-    (tmp_path / "p.sql").write_text("".join(f"{gold}\n" for gold in GOLDS))
+    write_golds(tmp_path / "p.sql")
     pair = ["--db", str(root / "database" / "pets" / "pets.sqlite"), "--gold", GOLDS[0]]
     file = ["--predictions", "p.sql", "--data", "spider-dev", "--data-root", str(root)]
     lines = [["score", *pair, "--pred", "SELECT 2"], ["eval", *file, "--out", "file"]]

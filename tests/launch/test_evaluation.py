@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,16 +12,7 @@ from launch import eval as command
 from launch.config import load_config
 from launch.evaluation.answers import GREEDY, Sampled
 from launch.evaluation.questions import own_set, rule_of
-from launch.evaluation.results import (
-    ModelFacts,
-    QuestionVerdict,
-    Report,
-    ReportSettings,
-    as_json,
-    read_report,
-    summarise,
-    write_result,
-)
+from launch.evaluation.results import as_json, read_report, write_result
 from launch.evaluation.sampling import CheckpointSource
 from launch.policy import policy_in
 from launch.records import answer_line, write_answers
@@ -31,22 +22,13 @@ from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import Example
 
 from .conftest import write_job
+from .report_cases import summary, verdict
 from .small_sets import make_spider
 
 
-def verdict(number: int, *, sql: str = "SELECT 1", **more: str) -> QuestionVerdict:
-    blank = QuestionVerdict(str(number), "d", "", "?", f"SELECT {number}", sql, {"set": 0.0})
-    return replace(blank, **more)
-
-
-def result(*verdicts: QuestionVerdict) -> Report:
-    settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy")
-    return summarise(settings, verdicts)
-
-
 def test_a_result_is_read_as_it_was_written(tmp_path):
-    right = replace(verdict(1), scores={"set": 1.0, "ex_f": 0.5}, reply="So: SELECT 1")
-    written = result(right, verdict(2))
+    right = verdict(1, scores={"set": 1.0, "ex_f": 0.5}, reply="So: SELECT 1")
+    written = summary(right, verdict(2))
     write_result(tmp_path / "folder", written)
     (tmp_path / "one.json").write_text(as_json(written))
     for path in (tmp_path / "folder", tmp_path / "one.json"):
@@ -55,7 +37,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
 
 @pytest.mark.parametrize("content", [b'{"pred": "SELECT 1"}\n', b"[1]\n", b"{\n", b"\xff\n"])
 def test_a_damaged_or_older_result_is_refused(tmp_path, content):
-    write_result(tmp_path, result(verdict(0)))
+    write_result(tmp_path, summary(verdict(0)))
     with (tmp_path / "predictions.jsonl").open("ab") as file:
         file.write(content)
     with pytest.raises(UserError, match=r"predictions\.jsonl: line 2: .*repeat the command"):

@@ -11,18 +11,12 @@ from launch import job
 from launch.build import SqlSide
 from launch.config import JobConfig, load_config
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
-from launch.evaluation.results import (
-    ModelFacts,
-    QuestionVerdict,
-    Report,
-    ReportSettings,
-    read_place,
-    summarise,
-    with_samples,
-)
+from launch.evaluation.results import Report, read_place, with_samples
 from launch.evaluation.sampling import FIRST_EPISODE
 from launch.reporting.runs import gain, gains, shared_rules
 from sqlenv.types import Answer, Example
+
+from .report_cases import summary, verdict
 
 PLACES = ("before", "between", "after")
 RIGHT = {"before": 1, "between": 2, "after": 4}
@@ -129,11 +123,9 @@ def test_a_result_has_every_place_and_the_gain_of_every_stage(measured):
 
 
 def judged(right: int, *, temperature: float) -> Report:
-    settings = ReportSettings(data="test", model=ModelFacts("m"), decode="greedy")
-    greedy = QuestionVerdict("1", "d", "", "?", "SELECT 1", "SELECT 1", {"set": 1.0}, "ok")
+    greedy = verdict(scores={"set": 1.0})
     sampled = replace(greedy, samples=("SELECT 1",) * 8, right=right)
-    samples = summarise(settings, [sampled], notes={"temperature": temperature})
-    return with_samples(summarise(settings, [greedy]), samples)
+    return with_samples(summary(greedy), summary(sampled, notes={"temperature": temperature}))
 
 
 def test_samples_of_other_temperatures_are_not_compared():

@@ -10,11 +10,12 @@ import pytest
 from launch.evaluation.answers import GREEDY
 from launch.evaluation.predictions import read_samples, write_official
 from launch.evaluation.questions import find, folder_and_file
-from launch.evaluation.results import QuestionVerdict
 from minirl.exchange import UserError
+from tests.vectors import read
 from tests.worlds import write
 
 from .conftest import mistake
+from .report_cases import verdict
 from .small_sets import ASKED, GOLDS, make_bird, make_spider
 
 FORMS = {
@@ -126,7 +127,7 @@ def test_an_id_that_two_questions_share_names_none(numbered, tmp_path):
     assert "703 is of no question" in mistake(read_samples, path, examples, GREEDY, asked=examples)
 
 
-CASES = json.loads((Path(__file__).parents[1] / "data" / "predictions.json").read_text())
+CASES = read("predictions")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
@@ -168,10 +169,7 @@ def test_official_forms_are_a_line_a_question(tmp_path):
         "": "SELECT",
         "-- nothing\n": "SELECT",
     }
-    verdicts = [
-        QuestionVerdict(str(n), f"d{n}", "", "?", "SELECT 0", sql, {"set": 0.0})
-        for n, sql in enumerate(sqls)
-    ]
+    verdicts = [verdict(n, db_id=f"d{n}", sql=sql) for n, sql in enumerate(sqls)]
     write_official(verdicts, tmp_path)
     text = (tmp_path / "predictions.sql").read_text(encoding="utf-8")
     assert text.split("\n") == [*sqls.values(), ""]

@@ -10,14 +10,23 @@ import pytest
 import yaml
 
 from launch import report
-from launch.evaluation.results import ModelFacts, QuestionVerdict, ReportSettings, summarise
+from launch.evaluation.results import ModelFacts
 from launch.records import open_records, shown, within_limit
 from launch.reporting.runs import shown_names
 from minirl.exchange import UserError
 from sqlenv.types import Denied, SqlError, Table
 
 from .conftest import json_lines, mistake, write_lines
-from .report_cases import accuracy_in, make_run, opened, unfinish, write_page, write_scores
+from .report_cases import (
+    accuracy_in,
+    make_run,
+    opened,
+    summary,
+    unfinish,
+    verdict,
+    write_page,
+    write_scores,
+)
 
 
 @pytest.fixture(scope="module")
@@ -419,27 +428,25 @@ def test_nothing_is_written_over(tmp_path, beside):
 
 # What a report of an evaluation says.
 
-SETTINGS = ReportSettings("d", ModelFacts("m"), "greedy")
-
 
 def test_a_report_tells_turns_apart_where_there_are_any():
-    judged = QuestionVerdict("1", "d", "", "?", "g", "s", {"spider_ex": 1.0}, "ok", "ok", turns=2)
+    judged = verdict(scores={"spider_ex": 1.0}, turns=2)
     several = [judged, replace(judged, id="2", scores={"spider_ex": 0.0}), replace(judged, turns=3)]
-    parts = summarise(SETTINGS, several).parts["turns"]
+    parts = summary(*several).parts["turns"]
     assert {turns: (part["share"], part["spider_ex"]) for turns, part in parts.items()} == {
         "2": (0.666667, 0.5),
         "3": (0.333333, 1.0),
     }
-    assert "turns" not in summarise(SETTINGS, [replace(judged, turns=0)]).parts
+    assert "turns" not in summary(replace(judged, turns=0)).parts
 
 
 def test_a_part_is_as_sure_as_its_questions():
-    judged = QuestionVerdict("1", "d", "hard", "?", "g", "s", {"ex_f": 0.5}, "ok", "ok")
+    judged = verdict(difficulty="hard", scores={"ex_f": 0.5})
     easy = replace(judged, id="2", difficulty="easy", scores={"ex_f": 1.0})
     blind = replace(judged, id="3", scores={}, gold_status="none")
-    found = summarise(SETTINGS, [judged, easy, blind])
+    found = summary(judged, easy, blind)
     assert found.measures["ex_f"] == {"mean": 0.75, "ci95": [0.5, 1.0], "questions": 2}
     assert list(found.parts["difficulty"]) == ["easy", "hard"]  # from easy to hard
     assert found.parts["database"]["d"]["ci95"] == {"ex_f": [0.5, 1.0]}
-    nothing = summarise(SETTINGS, [blind])
+    nothing = summary(blind)
     assert (nothing.measures, nothing.first) == ({}, "")

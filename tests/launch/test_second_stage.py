@@ -1,7 +1,5 @@
 """How PaVeRL-SQL's second stage is decided, and that it begins so."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,8 +13,9 @@ from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
 from tests.minirl import toy
 from tests.plain_model import assert_same
+from tests.vectors import read
 
-CASES = json.loads((Path(__file__).parents[1] / "data" / "schedule.json").read_text())
+CASES = read("schedule")
 
 
 def ramp():

@@ -1,6 +1,5 @@
 """The vote by hand: OmniSQL's rule on 30 questions with ties, empties, errors and time-outs."""
 
-import json
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +15,11 @@ from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.evaluators.votes import ballot
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Table
+from tests.vectors import read
 
 from .small_sets import PETS, make_pets
 
-DATA = json.loads((Path(__file__).parents[1] / "data" / "votes.json").read_text())
+DATA = read("votes")
 SQLS: dict[str, str] = DATA["queries"]
 CASES: dict[str, int | None] = {one["samples"]: one["answers"] for one in DATA["cases"]}
 

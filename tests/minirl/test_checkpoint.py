@@ -20,6 +20,7 @@ import pytest
 from minirl.exchange import UserError
 from minirl.run.checkpoint import Checkpoints, best_step, read_params, read_raw_params
 from minirl.train.update import TrainState
+from tests.waiting import wait_until
 
 # Where one array of a damaged checkpoint cannot be read, Orbax leaves its reads of the others
 # behind: they find their event loop closed, or are never awaited.
@@ -216,10 +217,9 @@ def test_a_full_disk_is_told_by_this_call_or_the_next_and_nothing_waits(
     checkpoints.close()
     assert f"{tmp_path}: no checkpoint can be written there" in str(info.value)
     assert "\n" not in str(info.value)
-    until = time.monotonic() + 60
-    while alive := [t for t in threading.enumerate() if type(t).__module__.startswith("orbax")]:
-        assert time.monotonic() < until, alive  # no thread of Orbax holds the process
-        time.sleep(0.01)
+    # No thread of Orbax holds the process.
+    threads = threading.enumerate
+    wait_until(lambda: not any(type(one).__module__.startswith("orbax") for one in threads()))
     monkeypatch.undo()
     assert steps_in(tmp_path) == [1]
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
