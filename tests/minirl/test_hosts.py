@@ -126,7 +126,7 @@ with servers:
 
 
 def test_what_two_processes_exchange(copies, tmp_path):
-    first, second = ends(processes(copies, [tmp_path], code=TALK, count=2))
+    first, second = ends(processes(copies, [tmp_path], code=TALK))
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert first[1].splitlines()[-3:] == ["SIGTERM", "full", "process 1 failed: no such file"]
     assert second[1].splitlines()[-3:] == ["SIGTERM", "full", "no such file"]
@@ -164,7 +164,7 @@ def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announ
 @pytest.mark.nightly
 def test_two_processes_play_ahead_of_their_learner(copies, fakes, served):
     urls = ",".join(fake.url for fake in fakes)
-    for status, _, errors in ends(processes(copies, [served, urls], code=AHEAD, count=2)):
+    for status, _, errors in ends(processes(copies, [served, urls], code=AHEAD)):
         assert status == 0, errors
     lines = toy.metrics_of(served.parent / "run")
     assert [line["rollout/age_max"] for line in lines] == [0, 1, 1]

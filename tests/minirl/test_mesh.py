@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from minirl.config import LoraConfig
+from minirl.config import Gspo, LoraConfig
 from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
@@ -26,9 +26,9 @@ RATE = 1024.0
 WIDE = {"micro_batch_tokens": 1024, "answer_multiple": 384}
 
 
-def update(shape, algorithm, **sizes):
+def update(shape, options, **sizes):
     """Return a learner, the weights it began with, what an update made of it, and its numbers."""
-    learner, state = toy.learner(shape, algorithm=algorithm)
+    learner, state = toy.learner(shape, hybrid=True, **options)
     state = learner.init(state.params, has_average=True)
     began = arrays(state.average)
     batches = toy.batches(parts=row_parts(learner._mesh) if shape else 1, **sizes)
@@ -39,15 +39,15 @@ def update(shape, algorithm, **sizes):
 # part has a single group at a time; and one, on a mesh that does not divide the two heads of linear
 # attention's keys.
 @pytest.mark.parametrize(
-    ("shape", "algorithm", "sizes"),
+    ("shape", "options", "sizes"),
     [
-        ({"data": 2, "fsdp": 2, "tensor": 2}, "hybrid", WIDE),
-        ({"fsdp": 2, "tensor": 4}, "hybrid_adapters", {}),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, {"algorithm": Gspo()}, WIDE),
+        ({"fsdp": 2, "tensor": 4}, {"lora": LoraConfig(rank=3, alpha=6)}, {}),
     ],
 )
-def test_an_update_on_a_mesh_equals_one_on_a_device(shape, algorithm, sizes):
-    *_, alone, expected = update(None, algorithm)
-    learner, began, state, stats = update(shape, algorithm, **sizes)
+def test_an_update_on_a_mesh_equals_one_on_a_device(shape, options, sizes):
+    *_, alone, expected = update(None, options)
+    learner, began, state, stats = update(shape, options, **sizes)
     assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
     # The weights move by the gradient's direction alone: its size is told apart.
     assert stats["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)

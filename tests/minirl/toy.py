@@ -1,5 +1,5 @@
 """A toy decoder and tokenizer, samplers of it, updates on meshes, and a toy run of reinforcement
-learning, also as a script that is killed in the middle (see `main`).
+learning, also in processes of which one is killed in the middle (see `main`).
 """
 
 import copy
@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,6 @@ from tokenizers.trainers import BpeTrainer
 from minirl.config import (
     BatchingConfig,
     Grpo,
-    Gspo,
     LoraConfig,
     OptimizerConfig,
     SamplerConfig,
@@ -229,19 +227,17 @@ def next_logprobs(source: Decoder, ids: Sequence[int], *, temperature: float = 1
 # Gradients are cut to Adam's epsilon, so that a weight moves in proportion to its own. Otherwise it
 # moves by the learning rate, and where its gradient is nearly 0 rounding decides which way.
 SMOOTH = OptimizerConfig(learning_rate=2.0, weight_decay=0.0, max_grad_norm=1e-8)
-ALGORITHMS = {"gspo": Gspo(), "adapters": Grpo(), "grpo": Grpo()}
-# The same of a model with linear attention.
-HYBRIDS = {"hybrid": "gspo", "hybrid_adapters": "adapters"}
 
 
-def learner(shape: dict[str, int] | None, *, algorithm: str = "grpo") -> tuple[Learner, Any]:
+def learner(
+    shape: dict[str, int] | None, *, algorithm: Any = None, hybrid: bool = False, lora: Any = None
+) -> tuple[Learner, Any]:
     """Return a learner on a mesh (None for one device) and its start."""
     mesh = shape and make_mesh(shape, jax.devices()[: math.prod(shape.values())])
-    source = spread(model(hybrid=algorithm in HYBRIDS), mesh)
-    algorithm = HYBRIDS.get(algorithm, algorithm)
-    if algorithm == "adapters":
-        source = adapted(source, LoraConfig(rank=3, alpha=6))
-    loss = partial(policy_loss, ALGORITHMS[algorithm])
+    source = spread(model(hybrid=hybrid), mesh)
+    if lora:
+        source = adapted(source, lora)
+    loss = partial(policy_loss, algorithm or Grpo())
     found = Learner(source, loss, make_optimizer(SMOOTH), temperature=0.8)
     return found, found.init(trained(source))
 
@@ -490,28 +486,23 @@ def arm(trainer, moment, at, end, *, nth=1):
     setattr(owner, moment, call)
 
 
-# Processes, of a course or of a script; several find each other.
+# Processes that find each other.
 
-HERE = Path(__file__).parent
 # On a free core a process takes ten seconds, on a loaded machine minutes.
 LIMIT_S = 480
 
 
-def processes(copies, arguments, *, code="", count=1, cwd=HERE):
-    """Start processes of this file, or of other code; several have two devices each."""
-    devices = 8 if count == 1 else 2
-    flags = re.sub(r"device_count=\d+", f"device_count={devices}", os.environ["XLA_FLAGS"])
+def processes(copies, arguments, *, code):
+    """Start two processes of this code, with two devices each; they are told where they meet."""
+    flags = re.sub(r"device_count=\d+", "device_count=2", os.environ["XLA_FLAGS"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    script = [] if code else [HERE / "toy.py"]
+    here, count = Path(__file__).parent, 2
     return [
-        copies(
-            *(*script, *arguments, *([coordinator, count, process] if count > 1 else [])),
-            cwd=cwd, code=code, XLA_FLAGS=flags,
-        )
+        copies(*arguments, coordinator, count, process, cwd=here, code=code, XLA_FLAGS=flags)
         for process in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def ends(started):
@@ -521,16 +512,11 @@ def ends(started):
     return [(one.returncode, one.stdout, one.stderr) for one in ended]
 
 
-def main(folder, course, moment, at, coordinator="", count="1", process="0"):
-    """Run a course; the last of its processes is killed."""
-    if coordinator:
-        place = int(count), int(process)
-        distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s=10))
+def main(folder, course, moment, at, coordinator, count, process):
+    """Run a course in one of several processes; the last of them is killed."""
+    place = int(count), int(process)
+    distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s=10))
     made = take_course(Path(folder), course)
     if int(process) == int(count) - 1:
         arm(made, moment, int(at), die)
     run_course(made, course)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
