@@ -72,7 +72,21 @@ def assert_same(tree: Any, other: Any) -> None:
         np.testing.assert_array_equal(leaf, twin)
 
 
-def assert_close(tree: Any, other: Any) -> None:
-    """Check that two trees hold the same numbers, but for how two programs round in float32."""
+def assert_close(tree: Any, other: Any, *, rtol: float = 1e-5, atol: float = 1e-7) -> None:
+    """Check that two trees hold the same finite numbers, but for how two programs round."""
     for leaf, twin in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(leaf, twin, rtol=1e-5, atol=1e-7)
+        leaf, twin = (np.asarray(one, np.float32) for one in (leaf, twin))
+        assert np.isfinite(leaf).all()
+        np.testing.assert_allclose(leaf, twin, rtol=rtol, atol=atol)
+
+
+def assert_near(tree: Any, other: Any, *, rtol: float, least: float = 1e-5) -> None:
+    """Check the same with a tolerance relative to each leaf's largest number, or to the least."""
+    for (path, leaf), twin in zip(
+        jax.tree.leaves_with_path(tree), jax.tree.leaves(other), strict=True
+    ):
+        assert np.isfinite(leaf).all()
+        atol = rtol * max(np.abs(np.asarray(twin)).max(), least)
+        np.testing.assert_allclose(
+            leaf, twin, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path)
+        )

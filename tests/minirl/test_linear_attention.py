@@ -9,6 +9,7 @@ import pytest
 
 from minirl.model import linear_attention
 from minirl.model.linear_attention import Inputs, Kernels, State
+from tests.plain_model import assert_near
 
 B, K, H, E, U, W = 2, 2, 4, 8, 6, 4
 
@@ -55,12 +56,6 @@ def pulled_back(run, arguments, count_B, slopes):
     )
 
 
-def close(found, expected, *, rtol):
-    for leaf, twin in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert np.isfinite(leaf).all()
-        np.testing.assert_allclose(leaf, twin, rtol=0, atol=rtol * max(np.abs(twin).max(), 1e-3))
-
-
 # Whole chunks and cut ones; other lengths are those of `test_models.py`.
 @pytest.mark.parametrize(("length", "decay"), [(3, 0.05), (130, 0.05), (128, 16.0)])
 def test_chunks_equal_token_by_token_with_gradients(length, decay):
@@ -71,7 +66,7 @@ def test_chunks_equal_token_by_token_with_gradients(length, decay):
     slopes = (1.0, State(0.3, (0.1, 0.2, 0.4)))
     found = pulled_back(linear_attention.run, arguments, count_B, slopes)
     expected = pulled_back(token_by_token, arguments, count_B, slopes)
-    close(found, expected, rtol=2e-5 if decay < 1 else 1e-4)
+    assert_near(found, expected, rtol=2e-5 if decay < 1 else 1e-4, least=1e-3)
 
 
 def test_keys_that_are_all_alike():
@@ -82,7 +77,8 @@ def test_keys_that_are_all_alike():
     inputs = inputs._replace(k_BTKE=alike + noise, beta_BTH=0.999 + 0.0 * inputs.beta_BTH)
     count_B = jnp.full(B, 128)
     found = jax.jit(linear_attention.run)(inputs, kernels, state, count_B)
-    close(found, jax.jit(token_by_token)(inputs, kernels, state, count_B), rtol=5e-5)
+    expected = jax.jit(token_by_token)(inputs, kernels, state, count_B)
+    assert_near(found, expected, rtol=5e-5, least=1e-3)
 
 
 def test_a_hand_computed_memory():

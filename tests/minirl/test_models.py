@@ -107,17 +107,6 @@ def test_shards_of_bounded_size(tmp_path, monkeypatch):
     same(huggingface.load(new, mesh=mesh), model)
 
 
-def test_half_precision_in_and_out(tmp_path):
-    kind, source = ml_dtypes.bfloat16, REFERENCE / "qwen3"
-    huggingface.save(huggingface.load(source, param_dtype=kind), tmp_path / "half", source=source)
-    assert config_of(tmp_path / "half")["dtype"] == np.dtype(kind).name
-    half = arrays(nnx.state(huggingface.load(tmp_path / "half")))
-    for name, array in arrays(nnx.state(huggingface.load(source))).items():
-        np.testing.assert_array_equal(half[name], array.astype(kind).astype(np.float32))
-    kept = arrays(nnx.state(huggingface.load(tmp_path / "half", param_dtype=kind)))
-    assert {array.dtype for array in kept.values()} == {np.dtype(kind)}
-
-
 def test_saving_replaces_a_model_and_nothing_else(folder):
     model = huggingface.init(read_config(folder), 3)
     huggingface.save(model, folder, source=folder)

@@ -24,7 +24,7 @@ from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import learning_rate, make_optimizer
 from minirl.train.update import Learner, batch_loss
 from minirl.types import TokenRow
-from tests.plain_model import logits
+from tests.plain_model import assert_near, logits
 from tests.vectors import read
 
 from . import toy
@@ -144,16 +144,6 @@ def batches_of(groups, *, sizes=SIZES, aggregation="sequence_mean", pad_id=0):
     return MicroBatches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id)
 
 
-def assert_close(tree, other, *, rtol=5e-5):
-    """Compare trees, with a tolerance relative to each leaf's largest number."""
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        twin = dict(jax.tree.leaves_with_path(other))[path]
-        scale = np.abs(np.asarray(twin)).max()
-        np.testing.assert_allclose(
-            leaf, twin, rtol=0, atol=rtol * scale + 1e-9, err_msg=jax.tree_util.keystr(path)
-        )
-
-
 # Of full attention alone, and of linear attention too; later tests have one, with all layers.
 @pytest.mark.parametrize(("hybrid", "lengths"), [(False, GROUPS), (True, LONG_GROUPS)])
 def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
@@ -164,7 +154,7 @@ def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
     (batch,) = batches_of(groups)
     loss, _, gradient = scene.loss_and_gradient(batch)
     assert loss == pytest.approx(float(expected[0]), rel=1e-5)
-    assert_close(gradient, expected[1])
+    assert_near(gradient, expected[1], rtol=5e-5)
 
 
 def test_what_is_computed_again_does_not_change_the_gradient():
@@ -212,7 +202,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
     parts = jax.tree.map(
         lambda old, new: (np.asarray(old) - np.asarray(new)) / RATE, scene.params, state.params
     )
-    assert_close(parts, whole)
+    assert_near(parts, whole, rtol=5e-5)
     assert (found.pop("skipped"), found.pop("learning_rate")) == (0, RATE)
     assert found.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
     assert found == pytest.approx(stats, rel=1e-4)
