@@ -45,7 +45,7 @@ from minirl.train.rollouts import make_sampler
 from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Decoding, Reply, Request, Sampler
 from sqlenv.types import Observation
-from tests.plain_model import logits
+from tests.minirl import toy
 
 from .conftest import ROOT, TINY, json_lines, loaded, verbal_folder
 from .sglang_server import ARGUMENTS, VARIABLES, serve
@@ -131,10 +131,9 @@ def test_a_real_server_writes_candidates_and_judges_them_by_text(sglang_python, 
 LONGEST, EPISODES = 1000, 8
 
 
-def logprobs_of(graph, params, ids):
+def logprobs_of(model, ids):
     """Return the log-probability of each id but the first."""
-    values = jax.nn.log_softmax(logits(nnx.merge(graph, params), np.array([ids]))[0])
-    return np.asarray(values)[np.arange(len(ids) - 1), ids[1:]]
+    return toy.next_logprobs(model, ids)[np.arange(len(ids) - 1), ids[1:]]
 
 
 def running(url):
@@ -183,7 +182,7 @@ def test_a_reply_of_two_weights_has_the_log_probabilities_of_both(sglang_python,
         mixed += len(set(reply.versions)) == 2
         ids = [*asked[episode].ids, *reply.ids]
         for version, params in ((3, old), (4, new)):
-            own = logprobs_of(graph, params, ids)[-len(reply.ids) :]
+            own = logprobs_of(nnx.merge(graph, params), ids)[-len(reply.ids) :]
             gap = np.abs(own - np.array(reply.logprobs))[versions == version]
             assert (gap < 1e-4).all()
     assert mixed >= 1
@@ -263,12 +262,8 @@ def gaps_of(servers, policy, weights, episode, tokenizer):
     reply = servers.start(servers.pool.sample(request, tokenizer.stop_ids)).result(200)
     graph, _, frozen = split(policy)
     ids = [*request.ids, *reply.ids]
-    found = []
-    for one in weights:
-        values = jax.nn.log_softmax(logits(nnx.merge(graph, one, frozen), np.array([ids]))[0])
-        own = np.asarray(values)[np.arange(2, len(ids) - 1), ids[3:]]
-        found.append(np.abs(own - np.array(reply.logprobs)).mean())
-    return found
+    own = [logprobs_of(nnx.merge(graph, one, frozen), ids)[-len(reply.ids) :] for one in weights]
+    return [np.abs(one - np.array(reply.logprobs)).mean() for one in own]
 
 
 @pytest.mark.timeout(900)
