@@ -165,30 +165,6 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(finished):
     assert_same(finished.trainer.params, finished.weights[4])
 
 
-def test_programs_serve_what_comes_back_from_a_checkpoint_too(tmp_path):
-    """Those of the update and of the sampler, in a run that goes on and with its best weights."""
-
-    def run(folder, steps):
-        trainer = toy.trainer(tmp_path / folder, steps=steps, average=0.5)
-        trainer.run(ignore)
-        return trainer
-
-    def sample(trainer):
-        """Sample a token, and count all programs that there are then."""
-        trainer._sampler.set_weights(trainer.params, version=0)
-        trainer._sampler.submit(Request(0, (2, 3, 4, 5), 1, Decoding()))
-        trainer._sampler.advance(max_steps=1)
-        trainer._sampler.release(0)
-        return trainer._learner.programs, decode.compilations()
-
-    before = sample(run("whole", 4))
-    run("parts", 2)
-    trainer = run("parts", 4)
-    assert sample(trainer) == before
-    assert trainer.use_best() == 4
-    assert sample(trainer) == before
-
-
 def test_an_average_is_measured_and_kept_and_the_weights_are_trained(finished, tmp_path):
     """What is sampled and learned is as without it; `finished` has the weights of every second
     step.
@@ -506,9 +482,19 @@ LIVES = (
 )
 
 
+def programs(trainer):
+    """Sample a token, and count all programs of the update and of the sampler that there are."""
+    trainer._sampler.set_weights(trainer.params, version=0)
+    trainer._sampler.submit(Request(0, (2, 3, 4, 5), 1, Decoding()))
+    trainer._sampler.advance(max_steps=1)
+    trainer._sampler.release(0)
+    return trainer._learner.programs, decode.compilations()
+
+
 def test_a_run_of_everything_that_ends_five_times(tmp_path):
-    """Two stages, dynamic sampling, mini-batches, a correction, skipped updates. Of a kill while a
-    checkpoint is written tells `test_checkpoint.py`.
+    """Two stages, dynamic sampling, mini-batches, a correction, skipped updates. Programs serve
+    what comes back from a checkpoint too. Of a kill while one is written tells
+    `test_checkpoint.py`.
     """
     whole = toy.take_course(tmp_path / "whole", "all")
     toy.run_course(whole, "all", lambda *_: None)
@@ -519,7 +505,7 @@ def test_a_run_of_everything_that_ends_five_times(tmp_path):
     assert max(rounds) > 1
     assert whole._facts.rollouts == sum(rounds)
     assert all(n == 3 or line["groups/trained"] == 4 for n, line in zip(rounds, lines, strict=True))
-    folder = tmp_path / "run"
+    folder, compiled = tmp_path / "run", programs(whole)
     for end, step, moment, nth, saved in LIVES:
         trainer = toy.take_course(folder, "all")
         toy.arm(trainer, moment, step, end, nth=nth)
@@ -533,6 +519,9 @@ def test_a_run_of_everything_that_ends_five_times(tmp_path):
     sampled = (folder / toy.SAMPLED).read_bytes()
     assert sampled == (tmp_path / "whole" / toy.SAMPLED).read_bytes()
     assert_same(trainer._state, whole._state)
+    assert programs(trainer) == compiled
+    assert trainer.use_best() == 2
+    assert programs(trainer) == compiled
 
 
 def test_a_second_ctrl_c_does_not_wait():
