@@ -283,31 +283,27 @@ def make_square(config: ExecutorConfig) -> Generator[Callable[[int], tuple[int, 
     yield lambda number: (number * number, os.getpid())
 
 
-def test_lots_come_in_order_from_the_same_processes():
-    with process_pool(make_square, TWO, most=200) as do:
-        found = [answer for start in (0, 100) for answer in do(range(start, start + 100))]
-    assert [square for square, _ in found] == [number**2 for number in range(200)]
-    assert os.getpid() not in {pid for _, pid in found}
-    assert len({pid for _, pid in found}) <= 2
-
-
 def test_few_jobs_stay_in_this_process():
     with process_pool(make_square, TWO, most=10) as do:
         assert {pid for _, pid in do(range(10))} == {os.getpid()}
 
 
-def fail(pids: list[int]) -> None:
+def fail(found: list[tuple[int, int]]) -> None:
     with process_pool(make_square, TWO, most=200) as do:
-        pids += {pid for _, pid in do(range(100))}
+        found += [answer for start in (0, 100) for answer in do(range(start, start + 100))]
         raise KeyboardInterrupt
 
 
-def test_a_pool_that_fails_ends_its_own_processes_alone():
+def test_lots_come_in_order_and_a_pool_that_fails_ends_its_own_processes_alone():
     other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     other.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            fail(pids := [])
+            fail(found := [])
+        assert [square for square, _ in found] == [number**2 for number in range(200)]
+        pids = {pid for _, pid in found}
+        assert len(pids) <= 2
+        assert os.getpid() not in pids
         wait_until(lambda: not any(map(is_alive, pids)))
         assert other.is_alive()
     finally:

@@ -18,7 +18,6 @@ from minirl.train.advantages import (
     SpanCredit,
     character_ranges,
     estimate,
-    first_character,
     groups_to_train,
     span_credit,
     token_advantages,
@@ -438,8 +437,3 @@ def test_ranges_of_a_byte_level_bpe_cover_any_ids(bpe, ids):
         assert max(before - 1, 0) <= start <= before
         assert start <= end
     assert {c for start, end in ranges for c in range(start, end)} == set(range(len(text)))
-
-
-def test_place_of_blanks():
-    ranges = (("a  b", 1, 3), ("a  b", 1, 4), ("ab", 2, 2), ("ab", 0, 0), ("ab", 5, 9))
-    assert [first_character(*one) for one in ranges] == [1, 3, 1, 0, 1]
