@@ -55,7 +55,7 @@ _SYSTEM_ERRORS = frozenset(
 # What the extras of the learner install, by the names that are imported.
 _LEARNER = frozenset(
     {"aiohttp", "flax", "jax", "jaxtyping", "jinja2", "optax", "orbax", "safetensors"}
-    | {"tenacity", "tokenizers", "transformers"}
+    | {"tokenizers", "transformers"}
 )
 
 

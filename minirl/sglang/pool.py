@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
-
 from minirl.config import SglangConfig
 from minirl.errors import LostError
 from minirl.exchange import UserError
@@ -173,26 +171,24 @@ class ServerPool:
         _log.warning("%s is taken back", server.url)
 
     async def _check_first(self, server: Server) -> None:
+        """Wait until a server is ready."""
         child, wait_s = server.child, self._config.wait_s
-
-        async def check() -> None:
+        deadline = time.monotonic() + wait_s
+        while True:
             if child is not None and not child.is_running:
                 raise UserError(f"rollout.sglang.launch: a server ended: {child.log_tail()}")
             try:
-                await server.check_ready()
+                return await server.check_ready()
             except RejectedError as error:
                 raise UserError(f"rollout.sglang: this is no SGLang server: {error}") from None
-
-        failures = retry_if_exception_type(ServerError)
-        stop, wait = stop_after_delay(wait_s), wait_fixed(_FIRST_PAUSE_S)
-        try:
-            await AsyncRetrying(retry=failures, stop=stop, wait=wait, reraise=True)(check)
-        except ServerError as error:
-            advice = child.log_tail() if child else "start it, or take it out of the list"
-            raise UserError(
-                f"rollout.sglang: a server serves nothing after wait_s = {wait_s:g} s ({error}); "
-                f"{advice}"
-            ) from None
+            except ServerError as error:
+                if time.monotonic() >= deadline:
+                    advice = child.log_tail() if child else "start it, or take it out of the list"
+                    raise UserError(
+                        f"rollout.sglang: a server serves nothing after wait_s = {wait_s:g} s "
+                        f"({error}); {advice}"
+                    ) from None
+            await asyncio.sleep(_FIRST_PAUSE_S)
 
     async def _push_to(self, server: Server, weights: PushedWeights, *, is_first: bool) -> None:
         """Bring a server to new weights; leave it out if it does not take them."""
