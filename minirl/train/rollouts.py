@@ -47,6 +47,7 @@ class TrainingTask:
     """What there is to learn, as the learner sees it.
 
     Attributes:
+        score, describe: Called, as `record` is, in the threads of environments, several at a time.
         record: A final episode for a person to look at: `example`, which all episodes of a group
             share, and `turns`, one mapping for each reply.
         write: Takes the groups of a step that is sampled (`train.sample_every`), whose episodes
