@@ -478,8 +478,9 @@ def clashes(config: JobConfig) -> list[Clash]:
         ),
         Clash(
             ("data.train.pass_rate", "train.group_size"),
-            not any(low <= right / size <= high for right in range(size + 1)),
-            "no share of so many answers lies there; use train.group_size=8",
+            data.train.pass_rate is not None
+            and (size == 1 or not any(low <= right / size <= high for right in range(size + 1))),
+            "so few answers have no such share; use train.group_size=8",
         ),
         Clash(
             ("screen.questions", "train.prompts_per_step"),

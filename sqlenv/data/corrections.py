@@ -119,7 +119,7 @@ def read_corrections(name: str) -> Corrections:
     if pin and not sha256.startswith(pin["hash"]):
         raise UserError(
             f"{path}: is another copy, its sha256 is {sha256[:12]} and not {pin['hash']}; use "
-            "the pinned copy, or update the hash"
+            "the pinned copy, or name this file by its path"
         )
     by_id: dict[str, CorrectionRecord] = {}
     for number, record in enumerate(read_records(path)):
