@@ -188,7 +188,15 @@ def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
     scene, groups = made(hybrid=True, lengths=LONG_GROUPS)
     (batch,) = batches_of(groups)
-    _, stats, whole = scene.loss_and_gradient(batch)
+    reference = nnx.split(toy.model(hybrid=True, seed=5))[1]
+
+    @jax.jit
+    def logp_of(params, batch):
+        model = nnx.merge(scene.graph, params)
+        return update.token_logprobs(model, batch, temperature=TEMPERATURE)[0]
+
+    known = batch._replace(sampler_logp_BC=logp_of(reference, batch))
+    _, stats, whole = scene.loss_and_gradient(known)
     # Each row is computed alone, among as many cells: one program serves all.
     monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
     small = BatchingConfig(micro_batch_tokens=216, prompt_multiple=240, answer_multiple=120)
@@ -198,7 +206,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
     # layer is kept.
     learner = learner_of(scene, remat="full")
     state = learner.init(jax.tree.map(jnp.copy, scene.params))
-    state, found, _ = learner.update(state, alone, rate=RATE)
+    state, found, _ = learner.update(state, alone, reference=reference, rate=RATE)
     parts = jax.tree.map(
         lambda old, new: (np.asarray(old) - np.asarray(new)) / RATE, scene.params, state.params
     )
