@@ -73,6 +73,7 @@ def test_a_class_name_has_one_meaning():
             for name in names_in(path):
                 if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
                     places[name].append(str(path.relative_to(ROOT)))
+    assert places
     assert not {name: files for name, files in places.items() if len(files) > 1}
 
 

@@ -195,7 +195,7 @@ REPLY_FAULTS = {
 @pytest.mark.parametrize("name", REPLY_FAULTS)
 def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
     fault, kind = REPLY_FAULTS[name]
-    servers = serve(fakes, timeout_s=2 if fault == "hang" else 30)
+    servers = serve(fakes, timeout_s=5 if fault == "hang" else 30)
     send(servers, "b")
     for fake in fakes:
         fake.bodies.clear()
@@ -482,7 +482,7 @@ def test_a_server_that_lacks_the_adapters_is_left_out_by_its_first_refusal(fakes
 
 
 def test_adapters_whose_loading_was_not_answered_in_time_are_there_the_next_time(fakes, serve):
-    servers, go = serve(fakes, lora=LORA, wait_s=2), threading.Event()
+    servers, go = serve(fakes, lora=LORA, wait_s=5), threading.Event()
     fakes[0].faults["/load_lora_adapter"] = [lambda right: go.wait(60) and right]
     send(servers, "b")
     go.set()
@@ -634,7 +634,7 @@ if sys.argv[3] == "close":
     while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
     child.close()
 else:
-    time.sleep(60)
+    time.sleep(600)
 """
 # A server with a process of its own, which ends with it as SGLang's do; neither takes notice of a
 # polite end.
@@ -642,12 +642,12 @@ SERVER = """
 import os, pathlib, signal, subprocess, sys, time
 from minirl.sglang.process import _TIED
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-line = [sys.executable, "-c", "import time; time.sleep(60)"]
+line = [sys.executable, "-c", "import time; time.sleep(600)"]
 worker = subprocess.Popen([sys.executable, "-c", _TIED, str(os.getpid()), *line])
 path = pathlib.Path(FOLDER) / "part"
 path.write_text(f"{os.getpid()} {worker.pid} {os.environ['WORD']}")
 path.rename(path.with_name("pids"))
-time.sleep(60)
+time.sleep(600)
 """
 
 

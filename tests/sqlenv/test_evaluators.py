@@ -93,7 +93,7 @@ def test_nothing_is_right_by_what_a_case_lacks(executor, files, name):
 
 def test_slow_queries_are_wrong_and_hold_nothing_up(files):
     database, suite = files
-    config = ExecutorConfig(workers=1, timeout_s=0.2, max_steps=2**31 - 1)
+    config = ExecutorConfig(workers=1, timeout_s=0.5, max_steps=2**31 - 1)
     with Executor(config) as executor:
         # Together they take longer than a worker that is silent may live.
         cases = [Case(f"{ENDLESS} -- {n}", ALL, database, suite) for n in range(4)]
