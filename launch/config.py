@@ -480,7 +480,7 @@ def clashes(config: JobConfig) -> list[Clash]:
             ("data.train.pass_rate", "train.group_size"),
             data.train.pass_rate is not None
             and (size == 1 or not any(low <= right / size <= high for right in range(size + 1))),
-            "so few answers have no such share; use train.group_size=8",
+            "no number of right answers is such a share; widen it, or ask more answers",
         ),
         Clash(
             ("screen.questions", "train.prompts_per_step"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from importlib.util import find_spec
 from pathlib import Path
@@ -216,7 +217,8 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
 def _line(learn: str, measure: str, shared: Set[str]) -> str:
     """Say in a line what two sets share."""
     examples = ", ".join(sorted(shared)[:_NAMED])
-    return f"{learn} and {measure} share {len(shared):,} databases (such as {examples})"
+    count = f"{len(shared):,} databases, by their names or questions"
+    return f"{learn} and {measure} share {count} (such as {examples})"
 
 
 def _shared(learned: _Asked, measured: _Asked) -> Set[str]:
@@ -227,7 +229,9 @@ def _shared(learned: _Asked, measured: _Asked) -> Set[str]:
     same = {(name, text) for name, text in learned if text in texts}
     names = {name for name, _ in learned} & {name for name, _ in measured}
     if len({text for _, text in same}) > max(1, _COMMON * len(texts)):
-        names |= {name for name, _ in same}
+        # One question, such as how many there are, may be asked of any.
+        counts = Counter(name for name, _ in same)
+        names |= {name for name, count in counts.items() if count > 1} or {*counts}
     return names
 
 

@@ -163,7 +163,7 @@ class TrainConfig(_Phase):
     sample_every: PositiveInt = 10
     """Steps between records of whole groups (docs/reports.md)."""
     env_workers: PositiveInt = 32
-    """Threads that run environments."""
+    """Threads that run environments, and rewards."""
 
     @property
     def has_reference(self) -> bool:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import compress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -87,8 +87,15 @@ class _Play:
         return Trajectory(tuple(self.turns), self.state, self.ended)
 
 
-# A call of an environment for an example, and what the rollout's own thread does with its result.
-_Call = tuple[Callable[[Any], None], int, Future[Any]]
+class _Call(NamedTuple):
+    """A call in a thread: of which example, what the rollout's own thread does with its result,
+    and whether the sampler idles meanwhile, for something is asked of it afterwards.
+    """
+
+    n: int
+    then: Callable[[Any], None]
+    future: Future[Any]
+    idles: bool
 
 
 @dataclass
@@ -168,32 +175,38 @@ class Rollout:
     def _play(self) -> None:
         """Reset all environments, then sample and step until every episode has ended."""
         for n, example in enumerate(self.examples):
-            self._call(n, partial(self._begin, n), self._reset, example)
+            self._call(n, partial(self._begin, n), self._reset, example, idles=True)
         self._take_results()
         few, longest = _STEPS_BESIDE_ENVIRONMENTS, self._longest_reply
         steps = max(few, min(_MOST_STEPS, int(longest * _IDLE_SHARE)))
         while self._calls or self._over < len(self._episodes):
             self.check()
-            replies = self.sampler.advance(max_steps=few if self._calls else steps)
+            idles = any(call.idles for call in self._calls)
+            replies = self.sampler.advance(max_steps=few if idles else steps)
             self._take_results()
             for number, reply in replies:
                 if self._episodes[number].ended is None:  # and its group not dropped since
                     self._step(self._episodes[number], reply)
 
     def _call(
-        self, n: int, then: Callable[[Any], None], function: Callable[..., Any], *given: Any
+        self,
+        n: int,
+        then: Callable[[Any], None],
+        function: Callable[..., Any],
+        *given: Any,
+        idles: bool = False,
     ) -> None:
         """Call a function for an example in a thread; `then` gets what it returns."""
         future = self._pool.submit(function, *given)
-        self._calls.append((then, n, future))
+        self._calls.append(_Call(n, then, future, idles))
         future.add_done_callback(lambda _done: self.sampler.wake())
 
     def _take_results(self) -> None:
         """Continue with what was returned; where the sampler is repeatable, wait for all of it."""
-        is_taken = [self.sampler.is_repeatable or future.done() for *_, future in self._calls]
+        is_taken = [self.sampler.is_repeatable or call.future.done() for call in self._calls]
         results = list(compress(self._calls, is_taken))
         self._calls = [call for call, taken in zip(self._calls, is_taken, strict=True) if not taken]
-        for then, n, future in results:
+        for n, then, future, _ in results:
             is_dropped = n in self._groups and not self._groups[n]
             if not is_dropped and (error := self._failure(future)) is not None:
                 self._drop(n, error)
@@ -275,10 +288,11 @@ class Rollout:
             reply = replace(reply, text=f"{_OPENED}\n{reply.text}")
         episode.turns.append(Turn(tuple(episode.observation), reply))
         episode.ids += reply.ids
-        if self._is_last(episode):
+        if is_last := self._is_last(episode):
             self.sampler.release(episode.number)
         step, n = self.environment.step, self._group_of(episode)
-        self._call(n, partial(self._observe, episode), step, episode.state, reply.text)
+        then = partial(self._observe, episode)
+        self._call(n, then, step, episode.state, reply.text, idles=not is_last)
 
     def _is_thinking(self, episode: _Play) -> bool:
         """Tell whether the prompt has opened a thought."""

@@ -166,6 +166,32 @@ def test_an_episode_ends_when_the_next_reply_has_no_room(budget, turns, ended):
     assert sampler.released == [0]
 
 
+def test_an_episode_is_finished_once_however_it_ends():
+    """One that the budget ends, too; each trajectory has what was made of its own episode."""
+    limits, given = {"max_response_tokens": 7}, []
+
+    def finish(episode):
+        given.append(threading.current_thread())
+        return len(episode)
+
+    class Long(Turns):
+        def step(self, episode, reply):
+            episode = (*episode, reply)
+            return episode, None if reply == "?" else [Message("user", "GO")]
+
+    class Says(Script):
+        def _reply(self, request):
+            return replace(super()._reply(request), text="" if request.episode == 0 else "?")
+
+    groups = play(
+        Says([[7, 1], [1], [1]]), Long(9), ["AB", "CD"], limits=limits, finish=finish
+    )  # fmt: skip
+    ended = [(one.ended, one.episode) for (one,) in groups]
+    assert ended == [("budget", 2), ("done", 1)]
+    assert len(given) == 2
+    assert threading.main_thread() not in given
+
+
 def test_the_last_turn_gives_its_place_back_before_it_is_judged():
     sampler = Script([[7, 1]])
     play(sampler, Turns(1), ["A"], max_turns=1)
