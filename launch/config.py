@@ -391,7 +391,7 @@ def _count_steps(config: JobConfig) -> JobConfig:
 def _explain(error: ValidationError, raw: Any) -> str:
     """Say the first mistake in a line; what a person wrote goes before what is missing."""
     first = min(error.errors(), key=lambda one: (one["type"] == "missing", -len(one["loc"])))
-    keys, kind = [], ""
+    known, keys, kind = [*_keys(JobConfig, "", raw)], [], ""
     for part in first["loc"]:
         is_item = isinstance(raw, list) and isinstance(part, int)
         if is_item or (isinstance(raw, dict) and part in raw):
@@ -406,7 +406,10 @@ def _explain(error: ValidationError, raw: Any) -> str:
     if first["type"] != "extra_forbidden":
         return f"{path}: {describe(first)}"
     same = settings_named(path.rpartition(".")[2], section=path.partition(".")[0])
-    near = f"did you mean {same[0]}? " if same else config_merge.nearest(path, _keys(JobConfig, ""))
+    near = next((f"did you mean {one}? " for one in same if one in known), "")
+    if path in same:
+        near = f"another {path.rpartition('.')[0]}.kind has it; "
+    near = near or config_merge.nearest(path, known)
     # A run's own config may be of an earlier version.
     lists = "docs/configuration.md lists all, CHANGELOG.md what was removed"
     return f"{path}: unknown key{kind}; {near}{lists}"
@@ -418,13 +421,19 @@ def settings_named(name: str, *, section: str = "") -> list[str]:
     return sorted(same, key=lambda key: (key.partition(".")[0] != section, len(key), key))
 
 
-def _keys(kind: Any, path: str) -> Iterator[str]:
-    """Yield the keys of all settings below a type, of every member of a union."""
+def _keys(kind: Any, path: str, given: Any = None) -> Iterator[str]:
+    """Yield the keys of all settings below a type: of every member of a union, or of that of the
+    kind that is given.
+    """
     for member in get_args(kind):
-        yield from _keys(member, path)
-    for name, field in getattr(kind, "model_fields", {}).items():
+        yield from _keys(member, path, given)
+    values = given if isinstance(given, dict) else {}
+    fields = getattr(kind, "model_fields", {})
+    if "kind" in fields and values.get("kind", fields["kind"].default) != fields["kind"].default:
+        return
+    for name, field in fields.items():
         yield f"{path}{name}"
-        yield from _keys(field.annotation, f"{path}{name}.")
+        yield from _keys(field.annotation, f"{path}{name}.", values.get(name))
 
 
 def clashes(config: JobConfig) -> list[Clash]:

@@ -195,8 +195,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
     from launch.build import SqlSide
     from launch.evaluation.judge import judge_answers
     from launch.evaluation.questions import check_databases
-    from launch.evaluation.results import read_report
-    from launch.files import claim_data, claimed, fingerprints
+    from launch.files import check_place, claim_data, claimed, fingerprints
 
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
@@ -207,8 +206,9 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         if out:
             settings = yaml.safe_dump(source.settings(given.data), sort_keys=False)
             stack.enter_context(claimed(out, settings, key="--out"))
-        if given.path and given.path.exists():
-            read_report(given.path)  # nothing but a result is written over
+        if given.path:
+            check_place(given.path.parent, key="--json")
+            _check_result(given.path)
         sql = stack.enter_context(SqlSide(config, out or Path()))
         examples = source.questions(split, sql)
         questions = _questions(given, config, examples)
@@ -235,6 +235,19 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             path=given.path,
         )
         _finish(report, out, given)
+
+
+def _check_result(path: Path) -> None:
+    """Raise a `UserError` if a file is there that is no result: nothing else is written over."""
+    from launch.evaluation.results import read_report
+
+    try:
+        if path.exists():
+            read_report(path)
+    except UserError:
+        raise UserError(
+            f"--json {path}: is there already, and holds no whole result; name another"
+        ) from None
 
 
 def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from launch import cli, options
+from launch.files import check_place
 from launch.policy import WHERE, PolicySource, policy_in
 from minirl.exchange import UserError
 from minirl.model.config import read_config, text_keys
@@ -42,6 +43,7 @@ def main(
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"--out {out}: is there already, and is not written over; name another")
+    check_place(out, key="--out")
     policy = policy_in(checkpoint)
     if adapter and policy.lora is None:
         raise UserError(

@@ -68,11 +68,14 @@ def read_text(path: Path) -> str:
 
 
 def check_new(path: Path, option: str) -> None:
-    """Raise a `UserError` if a file with content is there: it may be anything of the user's."""
+    """Raise a `UserError` if a file with content is there, which may be anything of the user's, or
+    none can be made.
+    """
     if path.is_dir():
         raise UserError(f"{option} {path}: is a folder; name a file")
     if path.is_file() and path.stat().st_size:
         raise UserError(f"{option} {path}: is there already, and is not written over; name another")
+    check_place(path.parent, key=option)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -134,8 +137,7 @@ def check_settings(folder: Path, settings: str, *, key: str = "run.dir") -> None
     Settings are YAML of everything that decides what will be in the folder, which may be missing or
     empty; `key` is what a person sets to name another one.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; set {key} to another folder")
+    _check_no_file(folder, key)
     names = _names(folder)
     if names and CONFIG not in names:
         raise UserError(
@@ -172,6 +174,7 @@ def _deciding(values: dict[str, Any]) -> dict[str, Any]:
 
 def check_place(folder: Path, *, key: str) -> None:
     """Raise a `UserError` if a folder cannot be made or written; nothing is left there."""
+    _check_no_file(folder, key)
     path = folder.absolute()
     ground = next(place for place in (path, *path.parents) if place.exists())
     try:
@@ -180,6 +183,11 @@ def check_place(folder: Path, *, key: str) -> None:
             pass
     except OSError as error:
         raise UserError(f"{key} {folder}: {ground} cannot be written ({error.strerror})") from None
+
+
+def _check_no_file(folder: Path, key: str) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; set {key} to another folder")
 
 
 @contextmanager
@@ -191,6 +199,7 @@ def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[P
     Raises:
         UserError: The folder belongs to other settings or to another process.
     """
+    check_place(folder, key=key)
     fresh = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)

@@ -32,6 +32,7 @@ from launch.data.checks import check_for, check_sets
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
+from launch.files import check_new
 from minirl.exchange import UserError, broken
 from minirl.run.files import whole_file
 from sqlenv.cache import cache_folder, shared_cache
@@ -72,8 +73,11 @@ def main(
             progress.yaml)
         export: write rows for another trainer to --out, a .parquet or .jsonl file: the questions of
             --data, else those that the config learns from, with their prompts
-        out: file to write, each time anew (default: doubtful.jsonl, or with --export TRAINER.jsonl)
+        out: a new file to write (default: doubtful.jsonl, or with --export TRAINER.jsonl, each
+            time anew)
     """
+    if out:
+        check_new(out, "--out")
     out = out or Path(f"{export or 'doubtful'}.jsonl")
     if export:
         _check_rows_file(out)

@@ -9,6 +9,7 @@ families' measures too (--comparators), or scored in Python by `rewards.workbenc
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -21,8 +22,10 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents
-from sqlenv.types import Example, Table
+from sqlenv.types import Example, Table, describe_failure
 from sqlenv.witness.store import WitnessStore
+
+_log = logging.getLogger(__name__)
 
 
 @options.command
@@ -52,8 +55,11 @@ def main(
     with Executor(config) as executor:
         store = WitnessStore(shared_cache(), match="set")
         print(json.dumps(Workbench(executor, numbers, store).score(example, pred)))  # noqa: T201
-        gold_runs = isinstance(gold_result(executor, example), Table)
-    cli.warn_of([] if gold_runs else [db.stem], "gold queries do not run")
+        result = gold_result(executor, example)
+    if not isinstance(result, Table):
+        _log.warning(
+            "--gold: does not run, and nothing is right by it: %s", describe_failure(result)
+        )
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ class FileSource(Source):
     is_asked: ClassVar[bool] = False
 
     def deciding(self) -> Mapping[str, Any]:
-        """Name the file."""
-        return {"predictions": str(self.path)}
+        """Name the file, and how many of the questions are judged."""
+        return {"predictions": str(self.path), "limit": self.config.evaluation.questions}
 
     def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
         """Take all questions of the test set, or a sample."""
@@ -146,15 +146,16 @@ def _paired(path: Path, examples: Sequence[Example], asked: Sequence[Example]) -
     else:
         pairs = _by_order(path, predictions, examples, asked)
         by, why = "order", "in the order of --data comes"
-        for name in _like_ids(predictions):
+    # Where no text is known, it is written otherwise, which says nothing.
+    texts = {example.question for example, _ in pairs}
+    has_texts = any(one.question in texts for _, one in pairs)
+    for name in _like_ids(predictions) if by == "order" else ():
+        if name != "question" or not has_texts:
             _log.warning(
                 "%s: %s looks like an id, and is none that is known (%s): the order decides",
                 path, name, ", ".join(_ID_FIELDS),
             )  # fmt: skip
     _log.info("%s: matched with the questions by %s", path, by)
-    # Where no text is known, it is written otherwise, which says nothing.
-    texts = {example.question for example, _ in pairs}
-    has_texts = any(one.question in texts for _, one in pairs)
     for example, one in pairs:
         other = "" if one.db_id in (None, example.db_id) else f"database {one.db_id}"
         if not other and has_texts and one.question not in (None, example.question):

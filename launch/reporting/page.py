@@ -21,7 +21,15 @@ from typing import Any
 from launch.files import CONFIG, SCREENED_SHARES, flat
 from launch.records import RECORDS, read_answers, read_groups
 from launch.reporting.answer import answer
-from launch.reporting.runs import Run, metrics_of, outcome, read_mapping, shared_rules, without_seed
+from launch.reporting.runs import (
+    METRICS,
+    Run,
+    metrics_of,
+    outcome,
+    read_mapping,
+    shared_rules,
+    without_seed,
+)
 from sqlenv.evaluators.hardness import clauses_of
 
 _QUESTIONS = 64  # questions of an evaluation in a piece
@@ -114,7 +122,8 @@ class Page:
         # In the order of time.
         for where in (one for one in run.reports if one != "after"):
             add_answers(where)
-        if run.is_training and run.folder:
+        # Before a run's first step there are none.
+        if run.is_training and run.folder and (run.folder / METRICS).exists():
             for step, groups in read_groups(run.folder / RECORDS, partial(tell, RECORDS)):
                 add(str(step), groups)
         if "after" in run.reports:

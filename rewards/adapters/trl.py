@@ -31,10 +31,10 @@ class SqlReward:
         settings: Those of `AdapterConfig`, or a mapping; None for Progress-SQL's reward.
     """
 
-    __name__ = "sql_reward"
-
     def __init__(self, settings: AdapterConfig | Mapping[str, Any] | None = None) -> None:
         self._config = read_settings(settings)
+        # TRL's name of the metrics and of the column of rewards.
+        self.__name__ = f"sql_{self._config.reward.kind}"
 
     def __call__(
         self,

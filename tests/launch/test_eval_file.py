@@ -255,6 +255,8 @@ def test_a_folder_has_the_answers_of_one_file_by_the_measures_of_the_last_comman
     (tmp_path / "o.json").unlink()
     with pytest.raises(UserError, match=r"holds results of other settings \(predictions is"):
         evaluate(write(tmp_path / "other.sql", MIXED[::-1]), "--out", str(out))
+    with pytest.raises(UserError, match=r"holds results of other settings \(limit is None"):
+        evaluate(MIXED, "--out", str(out), "--limit", "2")
     assert not (tmp_path / "o.json").exists()
     sheet = evaluate(MIXED, "--out", str(out), "--comparators", "bird_ex")
     assert verdicts(sheet, "bird_ex") == [1, 1, 1, 0, 1]

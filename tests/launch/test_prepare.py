@@ -56,6 +56,7 @@ def run(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[list[dict[str, Any
 
     def run(root: Path, *more: str) -> tuple[list[dict[str, Any]], str]:
         out = tmp_path / "doubtful.jsonl"
+        out.unlink(missing_ok=True)
         prepare.main(["--data-root", str(root), "--out", str(out), *more, *QUICK])
         told = " ".join(capsys.readouterr().out.split())
         return json_lines(out), told.partition("Cache of all runs: ")[0]

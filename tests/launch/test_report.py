@@ -149,7 +149,9 @@ def test_a_run_that_was_measured_and_has_not_learned(place, capsys):
     write_lines(folder / "warm" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
     for given in (folder, folder.parent):
         write_page(given, out=place / "measured.html")
-        assert "Before learning " in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "Before learning " in printed
+        assert "trajectories.jsonl" not in printed  # there are none yet
 
 
 def test_what_helps_is_said_where_few_groups_were_live(place, capsys):

@@ -53,7 +53,7 @@ def rows(database: Path, count: int) -> dict[str, Any]:
 
 def test_trl_scores_texts_and_conversations_in_order_and_logs_means(database):
     reward = pickle.loads(pickle.dumps(SqlReward(ONE_SHOT)))
-    assert reward.__name__ == "sql_reward"
+    assert reward.__name__ == "sql_one_shot"
     logged: dict[str, float] = {}
     user = {"role": "user", "content": "Feedback"}
     said = [{"role": "assistant", "content": text} for text in (ALL, GOOD)]

@@ -192,7 +192,7 @@ def take_step(trainer: str) -> float:
         logged = json.loads(
             run(trainer, script, "model", lines_of(SCRIPTS["trl"])).splitlines()[-1]
         )
-        assert logged["rewards/sql_reward/mean"] == logged["sql/correct"] == logged["reward"]
+        assert logged["rewards/sql_execution/mean"] == logged["sql/correct"] == logged["reward"]
         return logged["reward"]
     if trainer == "verl":
         command = shlex.split(lines_of(SCRIPTS["verl"]))[1:]
