@@ -58,13 +58,12 @@ def attend_to_cache(rows: CacheRows, *, mesh: Mesh | None) -> Attend:
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
         written, prompts = cache
-        heads = k_BTKE.shape[2]
-        activations, keys = _heads_spec(heads, 2, mesh), _keys_spec(heads, written, mesh)
+        spec = _spec(k_BTKE.shape[2], mesh)
         run = on_parts(
             partial(_attend, ways=_ways(q_BTHE, mesh)),
             mesh,
-            inputs=(*[activations] * 3, keys, keys, ROWS),
-            outputs=(activations, keys),
+            inputs=(*[spec] * 5, ROWS),
+            outputs=(spec, spec),
         )
         return run(q_BTHE, k_BTKE, v_BTKE, written, prompts, rows)
 
@@ -79,7 +78,7 @@ def copied(
     def copy(keys: KeyValues, source_B: Array, row_B: Array) -> KeyValues:
         return jax.tree.map(lambda array: array.at[row_B].set(array[source_B]), keys)
 
-    spec = _keys_spec(heads, keys, mesh)
+    spec = _spec(heads, mesh)
     return on_parts(copy, mesh, inputs=(spec, ROWS, ROWS), outputs=spec)(keys, source_B, row_B)
 
 
@@ -95,15 +94,10 @@ def _ways(q_BTHE: Array, mesh: Mesh | None) -> tuple[_Way, _Way]:
     return _to_blocks, _to_blocks_in_turn
 
 
-def _heads_spec(heads: int, axis: int, mesh: Mesh | None) -> Spec:
-    """Return how an array of rows is split, of which an axis is heads."""
+def _spec(heads: int, mesh: Mesh | None) -> Spec:
+    """Return how queries, keys and values are split, by rows and by the heads of the third axis."""
     over = None if mesh is None or heads % mesh.shape["tensor"] else "tensor"
-    return Spec(*ROWS, *[None] * (axis - 1), over)
-
-
-def _keys_spec(heads: int, keys: KeyValues, mesh: Mesh | None) -> Spec:
-    """Return how keys and values are split."""
-    return _heads_spec(heads, 2 if keys.by_token else 1, mesh)
+    return Spec(*ROWS, None, over)
 
 
 def _attend(
@@ -142,20 +136,17 @@ def _attend(
 def _to_seen(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Attended:
     """Attend to all that there is room for, and mask what a new token does not see."""
     keys = _rows(keys, row_X)
-    return _masked(q_XKQE, keys, jnp.arange(keys.k.shape[-1])[None, None] < count_XT[..., None])
+    return _masked(q_XKQE, keys, jnp.arange(keys.length)[None, None] < count_XT[..., None])
 
 
 def _to_first(q_XKQE: Array, keys: KeyValues, row_X: Any, count_X1: Array) -> Attended:
     """Attend by a kernel, from one new token."""
-    X, K = q_XKQE.shape[:2]
-    q, k, v = (array.reshape(X * K, *array.shape[2:]) for array in (q_XKQE, *_rows(keys, row_X)))
-    attended = gpu_attention.attend_to_first(q, k, v, jnp.repeat(count_X1[:, 0], K))
-    return jax.tree.map(lambda array: array.reshape(X, K, *array.shape[1:]), attended)
+    return gpu_attention.attend_to_first(q_XKQE, *_rows(keys, row_X), count_X1[:, 0])
 
 
 def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Attended:
     """Attend to a block of every row at a time, up to the last key that any of them sees."""
-    length, head_size = keys.length, q_XKQE.shape[-1]
+    length = keys.length
     size = min(_BLOCK, length)
 
     def add(n: Array, known: Attended) -> Attended:
@@ -164,7 +155,7 @@ def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> A
         position_L = start + jnp.arange(size)
         is_new_L = position_L >= n * size
         is_seen_XTL = is_new_L[None, None] & (position_L[None, None] < count_XT[..., None])
-        block = _block(keys, row_X, start, size, head_size)
+        block = KeyValues(*(_positions(array, row_X, start, size) for array in keys))
         return join([known, _masked(q_XKQE, block, is_seen_XTL)])
 
     blocks = pl.cdiv(jnp.minimum(count_XT.max(), length), size)
@@ -192,9 +183,11 @@ def _nothing(q_XKQE: Array) -> Attended:
 def _masked(q_XKQE: Array, keys: KeyValues, is_seen_XTL: Array) -> Attended:
     """Attend to what each of the T new tokens of a row sees; Q goes over heads, and then T."""
     is_seen_XQL = jnp.tile(is_seen_XTL, (1, q_XKQE.shape[2] // is_seen_XTL.shape[1], 1))
-    scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, keys.k, preferred_element_type=jnp.float32)
-    scores *= q_XKQE.shape[-1] ** -0.5
-    return attend_to_keys(jnp.where(is_seen_XQL[:, None], scores, MASKED), keys.v)
+    X, K, _, E = q_XKQE.shape
+    k_XKLE, v_XKLE = (array.reshape(X, -1, K, E).swapaxes(1, 2) for array in keys)
+    scores = jnp.einsum("xkqe,xkle->xkql", q_XKQE, k_XKLE, preferred_element_type=jnp.float32)
+    scores *= E**-0.5
+    return attend_to_keys(jnp.where(is_seen_XQL[:, None], scores, MASKED), v_XKLE)
 
 
 def _rows(keys: KeyValues, row_X: Any) -> KeyValues:
@@ -202,33 +195,15 @@ def _rows(keys: KeyValues, row_X: Any) -> KeyValues:
     return keys if row_X is None else jax.tree.map(lambda array: array[row_X], keys)
 
 
-def _block(keys: KeyValues, row_X: Any, start: Array, size: int, head_size: int) -> KeyValues:
-    """Copy positions of rows, of all of them in order for None, and bring them by head."""
-    if not keys.by_token:
-        k_XKEL = _positions(keys.k, row_X, start, size, axis=3)
-        return KeyValues(k_XKEL, _positions(keys.v, row_X, start, size, axis=2))
-
-    def by_head(array: Array) -> Array:
-        block = _positions(array, row_X, start, size, axis=1)
-        # Or the compiler would have all of a prompt's keys in the order that its products like.
-        block = with_layout_constraint(block, Layout((0, 1, 2)))
-        return block.reshape(*block.shape[:2], -1, head_size).swapaxes(1, 2)
-
-    return KeyValues(by_head(keys.k).swapaxes(2, 3), by_head(keys.v))
-
-
-def _positions(array: Array, row_X: Any, start: Array, size: int, *, axis: int) -> Array:
+def _positions(array: Array, row_X: Any, start: Array, size: int) -> Array:
+    """Copy positions of rows, of all of them in order for None."""
     if row_X is None:
-        return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
-    sizes = [1, *array.shape[1:]]
-    sizes[axis] = size
-
-    def of_row(row: Array) -> Array:
-        starts = [row, *[0] * (array.ndim - 1)]
-        starts[axis] = start
-        return jax.lax.dynamic_slice(array, starts, sizes)[0]
-
-    return jax.vmap(of_row)(row_X)
+        block = jax.lax.dynamic_slice_in_dim(array, start, size, 1)
+    else:
+        sizes = 1, size, array.shape[2]
+        block = jax.vmap(lambda row: jax.lax.dynamic_slice(array, (row, start, 0), sizes)[0])(row_X)
+    # Or the compiler would have all of a prompt's keys in the order that its products like.
+    return with_layout_constraint(block, Layout((0, 1, 2)))
 
 
 def _write(
@@ -239,12 +214,10 @@ def _write(
     # Padding is dropped: there is no such position.
     is_new_BT = jnp.arange(position_BT.shape[1])[None] < rows.count_B[:, None]
     position_BT = jnp.where(is_new_BT, position_BT, keys.length)
-    k, v = (array.astype(keys.k.dtype) for array in (k_BTKE, v_BTKE))
-    if keys.by_token:
-        k, v = (array.reshape(*position_BT.shape, -1) for array in (k, v))
-        at = row_B[:, None], position_BT
-        return KeyValues(keys.k.at[at].set(k, mode="drop"), keys.v.at[at].set(v, mode="drop"))
-    return KeyValues(
-        keys.k.at[row_B[:, None], :, :, position_BT].set(k, mode="drop"),
-        keys.v.at[row_B[:, None], :, position_BT].set(v, mode="drop"),
-    )
+    at = row_B[:, None], position_BT
+
+    def put(array: Array, new_BTKE: Array) -> Array:
+        new = new_BTKE.reshape(*position_BT.shape, -1).astype(array.dtype)
+        return array.at[at].set(new, mode="drop")
+
+    return KeyValues(put(keys.k, k_BTKE), put(keys.v, v_BTKE))

@@ -40,31 +40,19 @@ _PIECES = {"cpu": (64, 128, 256, 512), "gpu": (128, 512), "tpu": (128, 512)}
 
 
 class KeyValues(NamedTuple):
-    """Keys and values of a layer; X rows, which are prompts or slots.
+    """Keys and values of a layer, [X, L, K E] each; X rows, which are prompts or slots.
 
-    On TPUs both are [X, L, K E], token by token: of another order the decode loop would make a copy
-    that it can write tokens to, as large as the cache (libtpu 0.0.42).
+    Token by token, and the heads of a token in one axis: of another order a TPU's decode loop would
+    make a copy that it can write tokens to, as large as the cache (libtpu 0.0.42).
     """
 
-    k: Any  # [X, K, E, L]: both so that CPUs read them in order
-    v: Any  # [X, K, L, E]
-
-    @property
-    def by_token(self) -> bool:
-        """Tell whether they are [X, L, K E]."""
-        return self.v.ndim == 3
+    k: Any
+    v: Any
 
     @property
     def length(self) -> int:
         """Return L, the positions of a row."""
-        return self.v.shape[-2]
-
-
-_BY_HEAD = (
-    ("batch", "kv_heads", "head_size", "position"),
-    ("batch", "kv_heads", "position", "head_size"),
-)
-_BY_TOKEN = (("batch", "position", "kv_heads"),) * 2
+        return self.v.shape[1]
 
 
 class Cache(NamedTuple):
@@ -180,21 +168,18 @@ def device_memory(mesh: Mesh | None) -> float:
 
 def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Mesh | None) -> Cache:
     """Describe the arrays of the cache, on all parts of the mesh."""
-    by_token = platform_of(mesh) == "tpu"
 
-    def array(axes: tuple[str, ...], sizes: dict[str, int]) -> jax.ShapeDtypeStruct:
-        dims = [sizes[axis] for axis in axes]
-        sharding = axes_sharding(axes, dims, mesh)
-        if by_token:  # whole heads are split, and not their numbers
-            dims[-1] *= config.head_dim
-        return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
+    def keys(rows: int, tokens: int) -> jax.ShapeDtypeStruct:
+        dims = rows * shape.parts, tokens, config.num_key_value_heads
+        # Whole heads are split, and not their numbers.
+        sharding = axes_sharding(("batch", "position", "kv_heads"), dims, mesh)
+        return jax.ShapeDtypeStruct(
+            (*dims[:2], dims[2] * config.head_dim), dtype, sharding=sharding
+        )
 
     def layers(rows: int, tokens: int) -> list[Any]:
-        sizes = {"batch": rows * shape.parts, "position": tokens}
-        sizes |= {"kv_heads": config.num_key_value_heads, "head_size": config.head_dim}
-        k, v = (array(axes, sizes) for axes in (_BY_TOKEN if by_token else _BY_HEAD))
         return [
-            KeyValues(k, v)
+            KeyValues(*[keys(rows, tokens)] * 2)
             if config.is_full(layer)
             else state_shapes(config, rows * shape.parts, dtype, mesh)
             for layer in range(config.num_hidden_layers)

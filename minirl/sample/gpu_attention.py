@@ -32,42 +32,38 @@ def serves(head_size: int, mesh: Mesh | None) -> bool:
 
 
 def attend_to_first(
-    q_YME: Float[Array, "Y M E"],
-    k_YEL: Float[Array, "Y E L"],
-    v_YLE: Float[Array, "Y L E"],
-    count_Y: Int[Array, "Y"],
+    q_XKME: Float[Array, "X K M E"],
+    k_XLF: Float[Array, "X L F"],
+    v_XLF: Float[Array, "X L F"],
+    count_X: Int[Array, "X"],
     *,
     interpret: bool = False,
 ) -> Attended:
-    """Attend to the first keys of each row; `interpret` runs on any device.
+    """Attend to the first keys of each row, F = K E; `interpret` runs on any device.
 
     A count beyond the last key is one of all keys: the decode loop goes on beside a reply that has
     ended, whose slot may be full.
     """
-    Y, M, E = q_YME.shape
-    L = k_YEL.shape[-1]
-    padded_YME = jnp.pad(q_YME, ((0, 0), (0, -M % _ROWS), (0, 0)))
-    padded = padded_YME.shape[1]
-    rows = pl.BlockSpec((None, _ROWS, E), lambda y, m: (y, m, 0))
+    X, K, M, E = q_XKME.shape
+    L = k_XLF.shape[1]
+    padded_XKME = jnp.pad(q_XKME, ((0, 0), (0, 0), (0, -M % _ROWS), (0, 0)))
+    padded = padded_XKME.shape[2]
+    rows = pl.BlockSpec((None, None, _ROWS, E), lambda x, k, m: (x, k, m, 0))
+    keys = pl.BlockSpec((None, L, E), lambda x, k, _: (x, 0, k))
     values, lse = pl.pallas_call(
         functools.partial(_kernel, block=math.gcd(L, _KEYS)),
-        grid=(Y, padded // _ROWS),
-        in_specs=[
-            rows,
-            pl.BlockSpec((None, E, L), lambda y, _: (y, 0, 0)),
-            pl.BlockSpec((None, L, E), lambda y, _: (y, 0, 0)),
-            pl.BlockSpec((None,), lambda y, _: (y,)),
-        ],
-        out_specs=[rows, pl.BlockSpec((None, _ROWS), lambda y, m: (y, m))],
+        grid=(X, K, padded // _ROWS),
+        in_specs=[rows, keys, keys, pl.BlockSpec((None,), lambda x, *_: (x,))],
+        out_specs=[rows, pl.BlockSpec((None, None, _ROWS), lambda x, k, m: (x, k, m))],
         out_shape=[
-            jax.ShapeDtypeStruct((Y, padded, E), jnp.float32),
-            jax.ShapeDtypeStruct((Y, padded), jnp.float32),
+            jax.ShapeDtypeStruct((X, K, padded, E), jnp.float32),
+            jax.ShapeDtypeStruct((X, K, padded), jnp.float32),
         ],
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="attend_to_first",
-    )(padded_YME, k_YEL, v_YLE, jnp.minimum(count_Y, L))
-    return values[:, :M], lse[:, :M]
+    )(padded_XKME, k_XLF, v_XLF, jnp.minimum(count_X, L))
+    return values[:, :, :M], lse[:, :, :M]
 
 
 def _kernel(
@@ -87,7 +83,7 @@ def _kernel(
     def add(number: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         values, peak, total = sums
         here = pl.ds(number * block, block)
-        scores = head_scale * triton.dot(q, k_ref[:, here])
+        scores = head_scale * triton.dot(q, k_ref[here, :].T)
         is_seen = number * block + jnp.arange(block) < count
         scores = jnp.where(is_seen[None], scores, MASKED)
         higher = jnp.maximum(peak, scores.max(axis=1))

@@ -139,10 +139,10 @@ def scaled_as_a_set(kernel):
 
 
 def scaled_in_the_cache(way):
-    """Attend as the sampler does: the queries of a head side by side, keys as columns."""
+    """Attend as the sampler does: the queries of a head side by side, a token's heads too."""
 
     def lse(q, k, v):
-        cache = KeyValues(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2))
+        cache = KeyValues(*(array.reshape(*array.shape[:2], -1) for array in (k, v)))
         counts = jnp.full((1, 1), k.shape[1])
         return way(q.swapaxes(1, 2), cache, None, counts)[1].swapaxes(1, 2)
 
@@ -150,10 +150,7 @@ def scaled_in_the_cache(way):
 
 
 def to_first(q_XKQE, keys, _rows, count_XT):
-    found = gpu_attention.attend_to_first(
-        q_XKQE[0], keys.k[0], keys.v[0], jnp.repeat(count_XT[0], q_XKQE.shape[1]), interpret=True
-    )
-    return jax.tree.map(lambda array: array[None], found)
+    return gpu_attention.attend_to_first(q_XKQE, *keys, count_XT[:, 0], interpret=True)
 
 
 SCALED = {

@@ -595,17 +595,18 @@ def test_it_attends_to_as_many_keys_as_it_is_told(queries, dtype, tolerance):
     rng = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(rng.normal(size=size), dtype)
-        for size in ((6, queries, 32), (6, 32, 96), (6, 96, 32))
+        for size in ((6, 2, queries, 32), (6, 96, 2, 32), (6, 96, 2, 32))
     )
     # The first is of an idle slot; the last more than there are.
     count = jnp.asarray([0, 1, 5, 32, 64, 300])
     # What lies beyond is never read.
     is_there = jnp.arange(96)[None] < count[:, None]
     unread = v.at[jnp.arange(6)[:, None], jnp.where(is_there, 96, jnp.arange(96)[None])]
-    found = gpu_attention.attend_to_first(q, k, unread.set(7e3, mode="drop"), count, interpret=True)
-    scores = jnp.einsum("yme,yel->yml", q, k, preferred_element_type=jnp.float32)
-    scores /= 32**0.5
-    expected = attend_to_keys(jnp.where(is_there[:, None], scores, MASKED), v)
+    keys = (array.reshape(6, 96, -1) for array in (k, unread.set(7e3, mode="drop")))
+    found = gpu_attention.attend_to_first(q, *keys, count, interpret=True)
+    scores = jnp.einsum("xkme,xlke->xkml", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(is_there[:, None, None], scores / 32**0.5, MASKED)
+    expected = attend_to_keys(scores, v.swapaxes(1, 2))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one[1:], other[1:], rtol=tolerance, atol=tolerance)
     assert np.isfinite(found[0]).all()
