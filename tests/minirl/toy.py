@@ -462,7 +462,8 @@ def die():
 
 
 def be_told():
-    # The handler has run when this returns; after os.kill Python 3.11 may run it later.
+    # In the main thread the handler has run when this returns; after os.kill Python 3.11 may run it
+    # later.
     signal.raise_signal(signal.SIGTERM)
 
 
