@@ -63,8 +63,8 @@ _UNRUN = {"cpu": {"xla_backend_optimization_level": 0}}
 # Those of a sampler and of an update.
 _PROGRAMS = 5
 # A CPU's process keeps its compiled programs in memory: a run has the sampler's two in about three
-# sizes, as many again to evaluate, and small ones for the update.
-_KEPT_PROGRAMS = 6
+# sizes, as many again to evaluate, and after forty steps as much of the update, in 24 sizes.
+_KEPT_PROGRAMS = 12
 # Sizes of a micro-batch that are tried, up to the largest.
 _SIZES = 8
 _GIB = 2**30
