@@ -169,19 +169,15 @@ def device_memory(mesh: Mesh | None) -> float:
 def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Mesh | None) -> Cache:
     """Describe the arrays of the cache, on all parts of the mesh."""
 
-    def keys(rows: int, tokens: int) -> jax.ShapeDtypeStruct:
-        dims = rows * shape.parts, tokens, config.num_key_value_heads
-        # Whole heads are split, and not their numbers.
-        sharding = axes_sharding(("batch", "position", "kv_heads"), dims, mesh)
-        return jax.ShapeDtypeStruct(
-            (*dims[:2], dims[2] * config.head_dim), dtype, sharding=sharding
-        )
-
     def layers(rows: int, tokens: int) -> list[Any]:
+        X, K = rows * shape.parts, config.num_key_value_heads
+        # Whole heads are split, and not their numbers.
+        sharding = axes_sharding(("batch", "position", "kv_heads"), (X, tokens, K), mesh)
+        array = jax.ShapeDtypeStruct((X, tokens, K * config.head_dim), dtype, sharding=sharding)
         return [
-            KeyValues(*[keys(rows, tokens)] * 2)
+            KeyValues(array, array)
             if config.is_full(layer)
-            else state_shapes(config, rows * shape.parts, dtype, mesh)
+            else state_shapes(config, X, dtype, mesh)
             for layer in range(config.num_hidden_layers)
         ]
 
