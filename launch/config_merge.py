@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from minirl.config import Grpo
+from minirl.config.algorithms import Grpo
 from minirl.exchange import UserError
 from rewards.config import ProgressiveConfig
 from sqlenv.config import DiagnosedConfig

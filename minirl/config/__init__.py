@@ -1,16 +1,7 @@
-"""Every setting of the learner, its sampler and its servers; checks are validators."""
+"""Every setting of the learner, its sampler and its servers, but the algorithms (`algorithms.py`);
+checks are validators.
+"""
 
-from minirl.config.algorithms import (
-    Algorithm,
-    AlgorithmConfig,
-    Cispo,
-    Dapo,
-    DrGrpo,
-    Expo,
-    Grpo,
-    Gspo,
-    ReinforcePlusPlus,
-)
 from minirl.config.rollout import SGLANG_PYTHON, RolloutConfig, SamplerConfig, SglangConfig
 from minirl.config.train import (
     MOST_TOKENS,
@@ -23,4 +14,3 @@ from minirl.config.train import (
     SftConfig,
     TrainConfig,
 )
-from minirl.exchange.settings import Settings

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minirl.config import Cispo, Dapo, DrGrpo, Expo, Grpo, Gspo, ReinforcePlusPlus
+from minirl.config.algorithms import Cispo, Dapo, DrGrpo, Expo, Grpo, Gspo, ReinforcePlusPlus
 
 LONGEST = 14
 N, G = 3, 4

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from minirl.config import BatchingConfig, Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.config import BatchingConfig, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.config.algorithms import Grpo
 from minirl.exchange import UserError
 from minirl.model import huggingface
 from minirl.model.config import read_config

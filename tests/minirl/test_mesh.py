@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from minirl.config import Gspo, LoraConfig
+from minirl.config import LoraConfig
+from minirl.config.algorithms import Gspo
 from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder

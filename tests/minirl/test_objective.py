@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.config import AlgorithmConfig, BatchingConfig, Dapo, Expo, Grpo, Gspo
+from minirl.config import BatchingConfig
+from minirl.config.algorithms import AlgorithmConfig, Dapo, Expo, Grpo, Gspo
 from minirl.exchange import CreditSpan
 from minirl.train import losses
 from minirl.train.advantages import (

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl.config import BatchingConfig, Expo, Grpo, OptimizerConfig
+from minirl.config import BatchingConfig, OptimizerConfig
+from minirl.config.algorithms import Expo, Grpo
 from minirl.errors import LostError
 from minirl.exchange import CreditSpan, UserError
 from minirl.run import distributed, preemption

@@ -27,14 +27,8 @@ from tokenizers import decoders, models
 from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
-from minirl.config import (
-    BatchingConfig,
-    Grpo,
-    LoraConfig,
-    OptimizerConfig,
-    SamplerConfig,
-    TrainConfig,
-)
+from minirl.config import BatchingConfig, LoraConfig, OptimizerConfig, SamplerConfig, TrainConfig
+from minirl.config.algorithms import Grpo
 from minirl.exchange import Message, Score
 from minirl.model.config import Hybrid, ModelConfig
 from minirl.model.decoder import Decoder
