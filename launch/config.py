@@ -82,7 +82,8 @@ class RunConfig(Settings):
     dir: Place | None = None
     """Run folder; None for runs/<name>-seed<seed>."""
     tracker: Tracker | None = None
-    """Log each step there too, if it is installed; the project has the run's name."""
+    """Also log each step to `tensorboard` (a folder in the run folder), or to `wandb` or `trackio`
+    (a project of the run's name); the package must be installed."""
 
 
 class TrainData(DataConfig):
@@ -224,7 +225,7 @@ class EndpointConfig(JudgeConfig):
     """Calls of an endpoint, and its verbal RL (`judge@K`)."""
 
     temperature: float | None = Field(default=0.8, ge=0)
-    """Sampling temperature; None for the endpoint's own."""
+    """Sampling temperature of `judge@K`; None, with any `--decode`, for the endpoint's own."""
     max_tokens: PositiveInt = 4096
     """Longest answer, reasoning included."""
     send_seed: bool = True

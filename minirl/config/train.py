@@ -151,12 +151,13 @@ class TrainConfig(_Phase):
     """Updates of a step, each on a part of its groups."""
     algorithm: Algorithm = Grpo()
     average: float | None = Field(default=None, gt=0, lt=1)
-    """Decay a step of an average of what is trained, which is measured and exported in its place;
-    None for none. 0.9 averages about the last ten steps."""
+    """Decay per step of an exponential average of the trained weights, which is measured and
+    exported in their place; None for none. 0.9 averages about the last ten steps."""
     eval_every: PositiveInt = 20
     """Steps between validations."""
     checkpoint_every: PositiveInt = 20
-    """Steps between checkpoints; the newest two and the best weights are kept."""
+    """Steps between checkpoints; the newest two are kept, and the best weights of those that are
+    validated too."""
     kl_every: PositiveInt | None = None
     """Steps between measurements of the KL to the initial weights if `algorithm.kl_coef` is 0; None
     disables them."""
