@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -72,20 +72,17 @@ for _name in MATRICES:
     PARAM_AXES[f"{_name}_b"] = (_out, "rank")
 
 
-def make_mesh(
-    shape: Mapping[str, int] | Literal["auto"] = "auto", devices: Sequence[Any] | None = None
-) -> Mesh:
+def make_mesh(sizes: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
     """Arrange devices, all those of all processes by default, along the axes of the mesh.
 
     Args:
-        shape: Devices along each axis, 1 where not named; "auto" puts all of them on `fsdp`.
+        sizes: Devices along each axis, 1 where not named.
         devices: Other devices.
 
     Raises:
         UserError: The sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes: Mapping[str, int] = {"fsdp": len(devices)} if shape == "auto" else shape
     full = tuple(sizes.get(axis, 1) for axis in MESH_AXES)
     if math.prod(full) != len(devices):
         product = " x ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, full, strict=True))
