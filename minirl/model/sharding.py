@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from minirl.config.train import Matrix
 from minirl.exchange import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -65,7 +66,7 @@ PARAM_AXES: dict[str, tuple[str, ...]] = {
     "out": ("width", "heads"),
 }
 # The matrices of a layer, [out, in], that are trained as such; each may have an adapter B A.
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "in_qkv", "in_z", "out")
+MATRICES: tuple[str, ...] = get_args(Matrix)
 for _name in MATRICES:
     _out, _in = PARAM_AXES[_name]
     PARAM_AXES[f"{_name}_a"] = ("rank", _in)
