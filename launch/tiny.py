@@ -33,7 +33,7 @@ from launch.config import TinyConfig
 from launch.data.prompts import MARKS
 from minirl.exchange import UserError
 from minirl.model import huggingface
-from minirl.model.config import ModelConfig, architecture, parse_config
+from minirl.model.config import LAYER_TYPES, PERIOD, ModelConfig, parse_config
 
 _CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BYTES = 256
@@ -96,9 +96,7 @@ def make_tiny(
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
     config = _shape_keys(shape)
     config |= {
-        "architectures": [architecture(config["model_type"])],
         "max_position_embeddings": 32_768,
-        "dtype": "float32",
         "bos_token_id": stop_ids[1],
         "eos_token_id": stop_ids[0],
     }
@@ -186,6 +184,5 @@ def _shape_keys(shape: TinyConfig) -> dict[str, Any]:
         # Read by SGLang and by transformers, which fill in what is left out in different ways.
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta}
         | {"partial_rotary_factor": 0.25},
-        "layer_types": [*["linear_attention"] * 3, "full_attention"] * (shape.layers // 4),
-        "full_attention_interval": 4,
+        "layer_types": LAYER_TYPES * (shape.layers // PERIOD),
     }

@@ -66,8 +66,9 @@ class Hybrid:
     partial_rotary_factor: float
 
 
-PERIOD = 4
-"""Layers of a `Hybrid` from one with full attention, the last of them, to the next."""
+LAYER_TYPES = [*["linear_attention"] * 3, "full_attention"]
+"""Layers of a `Hybrid` from one with full attention to the next."""
+PERIOD = len(LAYER_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class _HybridFile(_File):
     linear_value_head_dim: _Size = 128
     linear_conv_kernel_dim: Annotated[int, Field(gt=1, lt=2**31)] = 4
     partial_rotary_factor: float = Field(default=0.25, gt=0, le=1)
-    full_attention_interval: Literal[4] = PERIOD
+    full_attention_interval: Literal[4] | None = None
     layer_types: list[str] | None = None
     attn_output_gate: Literal[True] | None = None
     output_gate_type: Literal["swish", "silu"] | None = None
@@ -189,11 +190,8 @@ class _HybridFile(_File):
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         if values % keys:
             raise ValueError(f"linear_num_key_heads = {keys} does not divide {values} value heads")
-        period, depth = (
-            ["linear_attention"] * (PERIOD - 1) + ["full_attention"],
-            self.num_hidden_layers,
-        )
-        if depth % PERIOD or self.layer_types not in (None, period * (depth // PERIOD)):
+        depth = self.num_hidden_layers
+        if depth % PERIOD or self.layer_types not in (None, LAYER_TYPES * (depth // PERIOD)):
             raise ValueError(
                 f"layer_types of {depth} layers are not three times linear_attention before each "
                 "full_attention"
