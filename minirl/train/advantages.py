@@ -28,10 +28,8 @@ def group_normalised(rewards_NG: np.ndarray) -> np.ndarray:
     """Standardise rewards within their group: (R - mean) / (std + 1e-6).
 
     GRPO (arXiv:2402.03300, section 4.1.2; Progress-SQL, appendix E.6), the variance divided by
-    G - 1. A group of equal rewards has 0, a group of one its reward itself.
+    G - 1. A group of equal rewards has 0.
     """
-    if rewards_NG.shape[1] == 1:  # verl's convention: mean 0, std 1
-        return rewards_NG / (1.0 + _EPSILON)
     return group_centred(rewards_NG) / (rewards_NG.std(axis=1, ddof=1, keepdims=True) + _EPSILON)
 
 
