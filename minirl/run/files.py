@@ -90,10 +90,12 @@ def sync(path: Path) -> None:
 def appearing(folder: Path) -> Generator[Path]:
     """Make a folder to write to that appears, or is replaced, when the block succeeds.
 
-    What a kill leaves of it is hidden beside it, until the next attempt.
+    What a kill leaves is hidden beside it: of a new one until the next attempt, of an old one until
+    there is a new one.
     """
     folder = folder.absolute()
-    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.new"):
+    hidden = f".{glob.escape(folder.name)}.*"
+    for left in folder.parent.glob(f"{hidden}.new"):
         shutil.rmtree(left, ignore_errors=True)
     new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     old = new.with_suffix(".old")
@@ -108,7 +110,8 @@ def appearing(folder: Path) -> Generator[Path]:
         sync(folder.parent)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+    for left in folder.parent.glob(f"{hidden}.old"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:

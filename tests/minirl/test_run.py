@@ -235,6 +235,12 @@ def test_a_folder_appears_when_its_files_are_on_the_disk(tmp_path, monkeypatch):
         raise KeyboardInterrupt
     assert (tmp_path / "model" / "config.json").read_text() == "{}"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    # A kill came when the new one had the name, or before.
+    for left in (".model.1.new", ".model.1.old", ".model.2.old"):
+        (tmp_path / left).mkdir()
+    with appearing(tmp_path / "model"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 # What a process says while it compiles.
