@@ -169,6 +169,13 @@ class Rollout:
                 if episode.ended is None:
                     self.sampler.release(episode.number)
             self._pool.shutdown(cancel_futures=True)
+        if self._too_long:
+            _log.warning(
+                "%d of %d examples were not played: their prompts are over max_prompt_tokens = %d "
+                "(the first has %d tokens: %.200r)",
+                len(self._too_long), len(self.examples), self.config.max_prompt_tokens,
+                *self._too_long[0],
+            )  # fmt: skip
         groups = (self._groups[n] for n in range(len(self.examples)))
         return [[episode.trajectory() for episode in group] for group in groups]
 
@@ -254,13 +261,6 @@ class Rollout:
         for episode in group:
             self._episodes[episode.number] = episode
             self._ask(episode)
-        if self._too_long and len(self._groups) == len(self.examples):
-            _log.warning(
-                "%d of %d examples are not played: their prompts are over max_prompt_tokens = %d "
-                "(the first has %d tokens: %.200r)",
-                len(self._too_long), len(self.examples), self.config.max_prompt_tokens,
-                *self._too_long[0],
-            )  # fmt: skip
 
     @property
     def _longest_reply(self) -> int:

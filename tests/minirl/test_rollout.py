@@ -201,12 +201,23 @@ def test_the_last_turn_gives_its_place_back_before_it_is_judged():
 
 
 def test_a_prompt_that_is_too_long_leaves_its_group_empty(caplog):
-    limits, examples = {"max_prompt_tokens": 4}, ["AB", "ABC", "A", "ABCD"]
+    """Also where the environment of the last group has failed."""
+
+    class Failing(Turns):
+        def reset(self, example):
+            if example == "L":
+                raise OSError("a lost disk")
+            return super().reset(example)
+
+    limits, examples = {"max_prompt_tokens": 4}, ["AB", "ABC", "A", "ABCD", "L"]
     with caplog.at_level(logging.WARNING):
-        groups = play(Script([[1]]), Turns(1), examples, group_size=2, limits=limits)
-    assert [len(group) for group in groups] == [2, 0, 2, 0]
+        groups = play(
+            Script([[1]]), Failing(1), examples, group_size=2, limits=limits,
+            failed=lambda *_: None,
+        )  # fmt: skip
+    assert [len(group) for group in groups] == [2, 0, 2, 0, 0]
     (warning,) = caplog.messages
-    assert all(told in warning for told in ("2 of 4 examples", "'ABC'", "max_prompt_tokens = 4"))
+    assert all(told in warning for told in ("2 of 5 examples", "'ABC'", "max_prompt_tokens = 4"))
 
 
 def test_an_environments_failure_drops_its_group_or_is_raised_and_the_sampler_is_left_clean():
