@@ -204,7 +204,7 @@ def group_line(
     members = []
     for number, trajectory in enumerate(group):
         record, score = trajectory.episode.record, trajectory.episode.score
-        versions = [version for one in trajectory.turns for version in one.reply.versions]
+        versions = trajectory.versions
         spans = [[one.turn, one.start, one.end, round(one.value, _PLACES)] for one in score.spans]
         member = {
             "reward": round(score.total, _PLACES),
