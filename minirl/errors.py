@@ -1,4 +1,4 @@
-"""The one exception that is meant for the user and not for us, and the words for wrong values."""
+"""The error that a run is saved before, and the words for wrong values."""
 
 from __future__ import annotations
 
