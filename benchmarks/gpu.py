@@ -1,4 +1,4 @@
-"""For the day a GPU is lent: the H100 recipe first, then the speed of real shapes.
+"""On one GPU: the H100 recipe first, then the speed of real shapes.
 
     python benchmarks/gpu.py --model FOLDER --data FOLDER --out OUT
     python benchmarks/gpu.py --accel cpu --shapes tiny --out OUT    # to try it
