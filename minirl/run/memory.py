@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Where a container's limit and use are told: version 2 of control groups, and version 1.
+# Where a container's limit and use are told, and how much of it is files that nobody has read of
+# late, which give way: version 2 of control groups, and version 1.
 _GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        Path("/sys/fs/cgroup/memory"),
+        *("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ),
 )
 
@@ -36,10 +37,12 @@ def free_bytes(device: Any) -> float:
     if told.exists():
         lines = dict(line.split(":", 1) for line in told.read_text().splitlines())
         free = 1024.0 * int(lines["MemAvailable"].split()[0])
-    for limit, used in _GROUPS:
+    for folder, *names, inactive in _GROUPS:
         try:
-            free = min(free, float(Path(limit).read_text()) - float(Path(used).read_text()))
-        except (OSError, ValueError):  # no such group, or no limit
+            limit, used = (float((folder / name).read_text()) for name in names)
+            parts = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
+            free = min(free, limit - used + float(parts[inactive]))
+        except (OSError, ValueError, KeyError):  # no such group, or no limit
             continue
     return free
 

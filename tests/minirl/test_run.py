@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from minirl.exchange import Score, UserError
-from minirl.run import activity
+from minirl.run import activity, memory
 from minirl.run.files import appearing, whole_file
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch
 from minirl.sample.rollout import flatten
@@ -241,6 +241,17 @@ def test_a_folder_appears_when_its_files_are_on_the_disk(tmp_path, monkeypatch):
     with appearing(tmp_path / "model"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_containers_files_that_are_not_in_use_are_free(tmp_path, monkeypatch):
+    device = jax.devices("cpu")[0]
+    monkeypatch.setattr(memory, "_GROUPS", ((tmp_path, "max", "now", "idle"),))
+    free = memory.free_bytes(device)
+    (tmp_path / "now").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 200\nidle 600\n")
+    for limit, expected in {"1000": 700, "max": free}.items():
+        (tmp_path / "max").write_text(f"{limit}\n")
+        assert memory.free_bytes(device) == pytest.approx(expected, rel=0.5)
 
 
 # What a process says while it compiles.
