@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from minirl.sglang.sampler import Servers
 
 _log = logging.getLogger(__name__)
-# Statistics of an update that are means over tokens, whatever the weights of the loss add up to.
-_MEANS = ("entropy", "clip_fraction", "kl", "correction_mean", "correction_beyond")
+# Statistics of an update that are no means over tokens, whatever the loss's weights add up to.
+_NO_MEANS = ("loss", "grad_norm", "skipped", "learning_rate")
 
 
 class _Facts(BaseModel):
@@ -314,7 +314,7 @@ class Trainer:
         """Return the metrics of an update; end the run if too many were skipped."""
         stop_after_skips(self._state.opt_state, step=self.steps_done + 1)
         whole = stats.pop("weight") or 1.0
-        return {name: v / whole if name in _MEANS else v for name, v in stats.items()}
+        return {name: v if name in _NO_MEANS else v / whole for name, v in stats.items()}
 
     def _is_recorded(self, step: int) -> bool:
         return step % self._config.sample_every == 0 or step == 1
