@@ -64,7 +64,10 @@ def datasets() -> str:
     """Describe how each data set is laid out."""
     rows = []
     for name, spec in DATASETS.items():
-        files = "; ".join(f"{split}: {_code(found)}" for split, found in spec.files.items())
+        more = {split: f" (and `{file}`)" for split, file in spec.more.items()}
+        files = "; ".join(
+            f"{split}: {_code(found)}{more.get(split, '')}" for split, found in spec.files.items()
+        )
         rows.append((f"`{name}`", files, _code(spec.databases), f"`{spec.omnisql}/`"))
     head = ("`layout`", "question files", "folders of databases", "in OmniSQL's `data/`")
     return _table(head, rows)

@@ -158,7 +158,7 @@ class PromptConfig(Settings):
     style: PromptStyle = "progress"
     """Wording."""
     schema_style: SchemaStyle = "omnisql"
-    """Form of the schema."""
+    """Form of the schema: OmniSQL's, PaVeRL-SQL's (`profile`), or names and references (`bare`)."""
     example_values: int = Field(default=2, ge=0)
     """Example values of a column."""
     value_matches: bool = True
