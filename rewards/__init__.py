@@ -16,6 +16,7 @@ def score(
     gold: str,
     reply: str | Sequence[str],
     reward: str | Mapping[str, Any] = "progressive",
+    env: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Scored:
     """Score a reply, or the replies of several turns, beside a gold query.
@@ -25,7 +26,9 @@ def score(
         gold: The query that answers.
         reply: Text with a query in `<sql>…</sql>`, in a fence, or alone.
         reward: A family (`reward.kind`), or a mapping of its settings with `kind`.
-        settings: Other sections of `rewards.adapters.scoring.AdapterConfig`: `env`, `executor`.
+        env: Settings of the environment that are to be others than the defaults here: one reply,
+            read as `any`, its rows a set (of `expo`: `bag_ordered`).
+        settings: Other sections of `rewards.adapters.scoring.AdapterConfig`: `executor`.
 
     Returns:
         Total, parts, whether it is right, credit of clauses, feedback, status and query.
@@ -40,7 +43,7 @@ def score(
 
     family = {"kind": reward} if isinstance(reward, str) else reward
     match = MATCH if family.get("kind") == "expo" else "set"
-    env = {"kind": "single_turn", "wrapping": "any", "match": match}
+    env = {"kind": "single_turn", "wrapping": "any", "match": match, **(env or {})}
     scorer = scorer_of(read_settings({"env": env, **settings, "reward": family}))
     example = example_of({"database": database, "gold_sql": gold})
     replies = reply if isinstance(reply, list | tuple) else [reply]

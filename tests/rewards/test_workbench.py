@@ -264,6 +264,16 @@ def test_a_lucky_call_earns_nothing_either(pets):
     assert paid(4) == 0
 
 
+def test_settings_of_the_environment_leave_the_others_as_they_are(pets):
+    """Witnesses alone: a bare query is still read, by the rule of the family."""
+    twice = f"{SUM} UNION ALL {SUM}"
+    for env, right in (({}, True), ({"witnesses": 4}, False), ({"match": "bag"}, True)):
+        assert score(pets, SUM, LUCKY, "execution", env=env, executor=EXECUTOR).correct == right
+    for reward, right in (("execution", True), ("expo", False)):
+        env = {"witnesses": 4}
+        assert score(pets, SUM, twice, reward, env=env, executor=EXECUTOR).correct == right
+
+
 def test_adapters_ask_the_witnesses_of_their_settings(pets):
     settings = {"reward": {"kind": "execution"}, "env": single_turn(4), "executor": EXECUTOR}
     row = {"database": str(pets), "gold_sql": SUM}
