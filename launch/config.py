@@ -172,8 +172,8 @@ class WarmStartConfig(SftConfig):
     """Supervised training before reinforcement learning."""
 
     answers: Literal["gold", "own", "own_or_gold"] = "gold"
-    """What it learns: gold queries; the policy's own right answers of the screening, at most two
-    different queries a question; or gold queries too where none of its own is right."""
+    """What it learns: `gold` queries; the policy's `own` right answers of the screening, at most
+    two different queries a question; `own_or_gold`, gold queries where none of its own is right."""
     mistake_share: float = Field(default=0.0, ge=0, le=1)
     """Share of answers with a mistake, as from a weak annotator (`sqlenv.data.corruptions`)."""
     repair_share: float = Field(default=0.0, ge=0, le=1)
