@@ -89,7 +89,7 @@ class Connection:
         (`_around`).
 
         Raises:
-            UserError: The disk fails, which no query is to blame for: none writes a file.
+            UserError: The disk fails, or pages are damaged, which is no query's fault: none writes.
         """
         if len(sql) > MAX_QUERY_CHARS:
             return TooLarge("sql")
@@ -265,8 +265,8 @@ class Connection:
     def _explain(self, error: Exception) -> Result:
         if result := _REASONS.get(type(error)):
             return result
-        if isinstance(error, apsw.IOError):
-            raise UserError(f"{self._path}: SQLite cannot read it ({error}); look after the disk")
+        if isinstance(error, apsw.IOError | apsw.CorruptError):
+            raise UserError(f"{self._path}: SQLite cannot read it ({error}); check disk and file")
         if isinstance(error, apsw.InterruptError):
             return TimedOut("steps" if self._spent else "wall")
         if self._denied:

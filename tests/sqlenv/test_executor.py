@@ -283,6 +283,21 @@ def test_a_disk_that_fails_is_no_fault_of_a_query(database: Path, monkeypatch) -
         assert isinstance(executor.execute(database, "SELECT name FROM city"), Table)
 
 
+def test_a_damaged_page_is_no_fault_of_a_query(executor: Executor, tmp_path: Path) -> None:
+    """The header and the schema are whole: what reads the other pages finds out, nothing else."""
+    path = make_file(
+        tmp_path / "damaged.sqlite",
+        "CREATE TABLE t AS WITH r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r LIMIT 9999) "
+        "SELECT i FROM r; CREATE TABLE whole AS SELECT 7 AS n",
+    )
+    content = bytearray(path.read_bytes())
+    content[4096 + 8 : 8192] = b"\xff" * 4088
+    path.write_bytes(content)
+    assert table_of(executor, path, "SELECT n FROM whole").rows == ((7,),)
+    with pytest.raises(UserError, match=r"damaged.sqlite: SQLite cannot read it \(.*malformed"):
+        executor.execute(path, "SELECT count(*) FROM t")
+
+
 def test_no_more_idle_connections_than_allowed(tmp_path: Path, database: Path, monkeypatch) -> None:
     monkeypatch.setattr("sqlenv.executor.executor._MOST_IDLE", 3)
     paths = [tmp_path / f"{number}.sqlite" for number in range(12)]
