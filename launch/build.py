@@ -17,10 +17,8 @@ from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from minirl.exchange import Score, UserError
 from rewards.compose import build_reward
-from rewards.config import ProgressiveConfig
 from rewards.execution import gold_result
 from rewards.progress.diagnosis import feedback
-from rewards.progress.reward import ProgressiveReward
 from sqlenv.cache import shared_cache
 from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
 from sqlenv.demo import generate
@@ -71,11 +69,6 @@ class SqlSide(AbstractContextManager["SqlSide"]):
             build_environment,
             executor=self.executor,
             feedback=partial(feedback, form=ASKED_FOR[config.prompt.style]),
-        )
-        self._tagger = (
-            self.reward
-            if isinstance(self.reward, ProgressiveReward)
-            else ProgressiveReward(ProgressiveConfig())
         )
 
     def __exit__(self, *_exception: object) -> None:
@@ -155,7 +148,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
     def record(self, episode: Episode) -> Mapping[str, Any]:
         """Write a final episode as `trajectories.jsonl` shows it."""
         gold = gold_result(self.executor, episode.example)
-        return episode_record(episode, gold, self._tagger, self.executor.execute)
+        return episode_record(episode, gold, self.executor.execute)
 
     def record_scored(self, episode: Episode) -> tuple[Mapping[str, Any], Score]:
         """Write down a final episode of an evaluation, and what training would pay for it."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minirl.run.files import whole_file
-from rewards.progress.reward import ProgressiveReward
+from rewards.execution import columns_of
+from rewards.progress.diagnosis import diagnose
 from sqlenv.evaluators.comparators import CaseVerdict
 from sqlenv.types import (
     Attempt,
@@ -50,15 +51,10 @@ _PLACES = 6
 
 
 def episode_record(
-    episode: Episode,
-    gold: Result,
-    tagger: ProgressiveReward,
-    execute: Callable[[Path, str], Result],
+    episode: Episode, gold: Result, execute: Callable[[Path, str], Result]
 ) -> dict[str, Any]:
-    """Write a final episode down: `example`, which all episodes of a question share, and `turns`.
-
-    `tagger` names in what a wrong query differs from the gold query; `execute` reads a witness
-    against what looks right.
+    """Write a final episode down: `example`, which all episodes of a question share, and `turns`,
+    with the tags of wrong queries; `execute` reads a witness against what looks right.
     """
     turns = [
         {
@@ -67,7 +63,7 @@ def episode_record(
             **({"place": attempt.answer.place} if attempt.answer.place >= 0 else {}),
             "kind": attempt.kind,
             "correct": attempt.correct,
-            "tags": list(_tags(episode.example, attempt, tagger)),
+            "tags": list(_tags(episode.example, attempt)),
             "result": shown(attempt.result),
             **({"witness": _witness(episode.example, attempt, execute)} if attempt.refuted else {}),
         }
@@ -140,10 +136,11 @@ def _cut(text: str) -> str:
     return text if len(text) <= _CELL_CHARS else f"{text[:_CELL_CHARS]}… ({len(text):,} characters)"
 
 
-def _tags(example: Example, attempt: Attempt, tagger: ProgressiveReward) -> Sequence[str]:
+def _tags(example: Example, attempt: Attempt) -> Sequence[str]:
+    """Name in what a wrong query differs from the gold query."""
     if attempt.correct or not attempt.sql or not example.gold_sql:
         return ()
-    return attempt.tags or tagger.align(example, attempt.sql).diagnosis.tags
+    return attempt.tags or diagnose(attempt.sql, example.gold_sql, columns_of(example)).tags
 
 
 STEP_BYTES = 1_900_000
