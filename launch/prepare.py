@@ -34,7 +34,7 @@ from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
 from launch.files import check_new
 from minirl.exchange import UserError, broken
-from minirl.run.files import whole_file
+from minirl.run.files import PART, settle, whole_file
 from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
@@ -217,7 +217,9 @@ def _write_rows(path: Path, written: Sequence[Record]) -> None:
     from pyarrow import parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pyarrow.Table.from_pylist(list(written)), path)
+    scratch = path.with_name(f".{path.name}{PART}")
+    parquet.write_table(pyarrow.Table.from_pylist(list(written)), scratch)
+    settle(scratch, path)
 
 
 if __name__ == "__main__":
