@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from launch import cli
 from launch.files import CONFIG, SCREENED_SHARES, flat
 from launch.records import RECORDS, read_answers, read_groups
 from launch.reporting.answer import answer
@@ -179,7 +180,8 @@ def _said(run: Run) -> dict[str, Any]:
         # What an evaluation says of itself, under the names that a run's result has.
         result = {"decode": own.settings.decode, **own.notes}
     # With the folder: the run may have been made in another place.
-    command = f"python -m launch.train --cfg {run.folder}/{CONFIG} run.dir={run.folder}"
+    folder = run.folder or Path()
+    command = cli.command("launch.train", "--cfg", folder / CONFIG, f"run.dir={folder}")
     return {
         "name": run.name,
         "configuration": without_seed(run.name),

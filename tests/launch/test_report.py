@@ -1,6 +1,7 @@
 """launch.report: what a page holds, what is said of it, and runs beside each other."""
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from .report_cases import (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("report")
+    return tmp_path_factory.mktemp("a report")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,8 @@ def test_the_page_holds_the_numbers_and_every_group_of_the_run(run, capsys):
     data = opened(write_page(run))
     result = json.loads((run / "result.json").read_text())
     [found] = data["overview"]["runs"]
-    assert found["command"].endswith(f" --cfg {run}/config.yaml run.dir={run}")
+    words = shlex.split(found["command"])
+    assert words[1:] == ["-m", "launch.train", "--cfg", f"{run}/config.yaml", f"run.dir={run}"]
     places = ("before", "after")
     means = [found["accuracy"][where]["set"]["mean"] for where in places]
     assert means == [accuracy_in(run, where) for where in places]
