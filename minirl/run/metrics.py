@@ -18,7 +18,7 @@ from pydantic_core import to_jsonable_python
 
 from minirl.exchange import UserError
 from minirl.run import distributed
-from minirl.run.files import naming, read_lines, whole_file
+from minirl.run.files import naming, read_lines, sync, whole_file
 
 
 class StepRecord(BaseModel):
@@ -67,6 +67,8 @@ class JsonLines:
         values = to_jsonable_python({"step": step, **record}, inf_nan_mode="null")
         with naming(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values, ensure_ascii=False) + "\n")
+        # A checkpoint that outlives a power failure needs the numbers up to it to be resumed.
+        sync(self._path)
 
 
 class Metrics:

@@ -89,9 +89,12 @@ def test_numbers_that_are_lost_stop_a_resume_before_it_begins(tmp_path, kept):
         Metrics(tmp_path, resume_step=2)
 
 
-def test_metrics_are_sorted_and_a_full_disk_names_the_file(tmp_path):
+def test_metrics_are_sorted_and_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    synced: list[Path] = []
+    monkeypatch.setattr("minirl.run.metrics.sync", synced.append)
     metrics, path = Metrics(tmp_path, resume_step=0), tmp_path / "metrics.jsonl"
     metrics.write(1, {"b": 2.0, "a": 1.0})
+    assert synced == [path]
     assert path.read_text() == '{"step": 1, "a": 1.0, "b": 2.0}\n'
     path.unlink()
     path.symlink_to("/dev/full")
