@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from itertools import dropwhile
 from typing import Literal
 
+from sqlenv.cache import cached
 from sqlenv.sql.lexer import MAX_QUERY_CHARS, one_line, tokenize
 
 _BLANK = " \t\n\f\r"  # what SQLite and Python's sqlite3 module take for white space
@@ -23,7 +23,7 @@ _WORDS = re.compile(
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
 
-@lru_cache(maxsize=65536)  # asked for each database of a test suite
+@cached(maxsize=8192)  # asked for each database of a test suite
 def count_statements(sql: str) -> Literal["none", "one", "several"]:
     """Count the statements of a text as Python's sqlite3 module does.
 
@@ -41,7 +41,7 @@ def count_statements(sql: str) -> Literal["none", "one", "several"]:
     return "one" if statement else "none"
 
 
-@lru_cache(maxsize=65536)
+@cached(maxsize=8192)
 def as_spider_runs(sql: str) -> str:
     """Write a query as Spider's program runs it (taoyds/test-suite-sql-eval, exec_eval.py).
 
@@ -66,7 +66,7 @@ def _drop_distinct(sql: str) -> str:
     return "".join([*parts, sql[at:]])
 
 
-@lru_cache(maxsize=65536)
+@cached(maxsize=8192)
 def same_query(sql: str) -> str:
     """Write a query on one line, so that those which differ in letter case, white space, comments
     or semicolons at the end alone become equal.

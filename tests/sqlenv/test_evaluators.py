@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -242,6 +243,17 @@ def test_rule(rule: str, case: tuple[Any, ...]) -> None:
 def test_nesting_without_end_has_no_level() -> None:
     assert grade("SELECT a FROM t WHERE " + "(" * 5000) is None
     assert grade("SELECT a FROM " + "(SELECT a FROM " * 3000) is None
+
+
+def test_long_predictions_are_not_kept() -> None:
+    """A run that is rewarded by an official rule judges a million of them."""
+    tracemalloc.start()
+    for number in range(300):
+        said = as_spider_runs(f"SELECT DISTINCT {number} FROM t -- {'so ' * 3000}\n;")
+        assert (count_statements(said), same_query(said)) == ("one", f"select {number} from t")
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 1_000_000  # of 2.7 MB of text, each of them read twice
 
 
 def test_same_query_evens_out_case_blanks_and_comments_outside_quotes() -> None:
