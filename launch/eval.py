@@ -9,12 +9,12 @@
 A run is asked as it was trained: prompt, environment and sampler are its own; other models are
 asked with the short prompt of plain.yaml, and may answer in any form. A config (--cfg) and settings
 (key=value) take the place of these.
-A checkpoint (sampled in this process, or by SGLang servers named by rollout.sglang.urls), an
-endpoint that speaks OpenAI's chat completions (its key in OPENAI_API_KEY) and a file are judged
-alike, a test set by its official rule: verdicts.json in the folder of results, or the file that
---json names, has every verdict and means with 95 % intervals; --official adds the answers in each
-official program's form. judge@K is PaVeRL-SQL's verbal RL: an endpoint's model writes queries until
-K run, judges them, and the best one answers. Run the same command again to resume.
+A checkpoint (sampled in this process, or by SGLang servers of rollout.sglang), an endpoint that
+speaks OpenAI's chat completions (its key in OPENAI_API_KEY) and a file are judged alike, a test set
+by its official rule: verdicts.json in the folder of results, or the file that --json names, has
+every verdict and means with 95 % intervals; --official adds the answers in the forms of Spider's
+and BIRD's programs. judge@K is PaVeRL-SQL's verbal RL: an endpoint's model writes queries until K
+run, judges them, and the best one answers. Run the same command again to resume.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EvalOptions:
         comparators: NAME,NAME: what answers are judged by (default: the set's own)
         test_suite: Spider's test suite (default: test_suite_database in the data or beside it)
         by: accuracy by difficulty, database, clause, tag or turns too; may be repeated
-        official: write the answers in the official programs' forms too
+        official: also write the answers in the forms of Spider's and BIRD's programs
         out: folder of the results (default: in evals/, named after what is measured)
     """
 

@@ -53,7 +53,8 @@ JsonOption = Annotated[
     Parameter(help="the result as JSON: into this file, or on standard output (--json=-)"),
 ]
 ModelOption = Annotated[
-    str | None, Parameter(help="name of a model: an endpoint's, a published shape's")
+    str | None,
+    Parameter(help="name of an endpoint's model, or of a published shape (qwen2.5-coder-7b)"),
 ]
 
 
@@ -62,7 +63,8 @@ TimeoutOption = Annotated[
     Parameter(help="wall time of one query, in seconds", validator=Number(gt=0, lte=1_000_000)),
 ]
 DialectOption = Annotated[
-    str, Parameter(help="what queries are written in where a record does not say it")
+    str,
+    Parameter(help="dialect of queries (sqlite, mysql, postgres), unless their record names one"),
 ]
 
 

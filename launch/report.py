@@ -6,8 +6,8 @@
 
 A run is a folder of launch.train, whether it is finished or not, or a result of launch.eval: its
 folder, or the file that --json named; or a folder with several of them below it. The page is one
-file, which needs no network. With --against every run is compared with that one, question by
-question, a test set and measure a column, in the papers' order: docs/reports.md.
+file, which needs no network. --against compares every run with one of them, question by question,
+with a column for each test set and measure (docs/reports.md).
 """
 
 from __future__ import annotations

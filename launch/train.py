@@ -3,8 +3,8 @@
     python -m launch.train --cfg progress-demo.yaml seed=1 run.dir=second
 
 Every phase leaves its result and its checkpoints in the run folder. Run the same command again to
-resume. Several processes are the same command on every host; the variables of Slurm and of a TPU
-slice say the rest.
+resume. For several processes run it on every host: Slurm and TPU slices tell them of each other,
+elsewhere give --coordinator, --processes and --process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(
     """Train a model.
 
     Args:
-        only: stop after this phase; the whole command goes on from the model it leaves
+        only: stop after this phase; without it, the same command continues from there
         dry_run: check all that the run needs (questions, databases, the model's tensors, the run
             folder, the device), say what the run would be, and stop
         yaml: as --dry-run, with the resolved settings
