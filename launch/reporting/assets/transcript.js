@@ -129,7 +129,7 @@ function credit(value, most) {
 function legend({spans = []}) {
   const values = [...new Set(spans.map(span => span[3]))].sort((x, y) => x - y).slice(0, 8), most = largest(values);
   return values.length > 0 && h("div", {class: "row small muted"}, "credit of clauses:", values.map(value =>
-    h("span", credit(value, most), number(value))), "(below 0 blamed, above 0 rewarded)");
+    h("span", credit(value, most), number(value))), "(above 0 rewarded, below 0 punished)");
 }
 
 const ENDS = {length: "cut by the token limit", failed: "the endpoint gave no answer",
