@@ -59,7 +59,7 @@ _LEARNER = frozenset(
 )
 
 
-def command(module: str, *arguments: object) -> str:
+def command_line(module: str, *arguments: object) -> str:
     """Write a command as it can be typed here: with this interpreter where it lies below."""
     python, here = Path(sys.executable), Path.cwd()
     name = python.relative_to(here) if python.is_relative_to(here) else "python"

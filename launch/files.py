@@ -94,7 +94,7 @@ def digest(files: Collection[Path]) -> str:
     with ThreadPoolExecutor() as threads:
         contents = threads.map(fingerprint, files)
         lines = sorted(f"{path.name} {found}" for path, found in zip(files, contents, strict=True))
-    return short(os.fsencode("\n".join(lines)))
+    return bytes_digest(os.fsencode("\n".join(lines)))
 
 
 def model_digest(folder: Path) -> str:
@@ -103,7 +103,7 @@ def model_digest(folder: Path) -> str:
     return digest(files)
 
 
-def short(content: bytes) -> str:
+def bytes_digest(content: bytes) -> str:
     """Digest bytes."""
     return hashlib.sha256(content).hexdigest()[:16]
 

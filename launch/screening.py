@@ -20,9 +20,9 @@ from launch.evaluation.sampling import Evaluator
 from launch.files import (
     SCREENED_SHARES,
     SCREENING,
+    bytes_digest,
     digest,
     model_digest,
-    short,
     write_json,
     write_text,
 )
@@ -136,7 +136,7 @@ def _digest(
         config.prompt.template,
         config.env.model_dump(mode="json"),
     ]
-    return short(json.dumps(facts).encode())
+    return bytes_digest(json.dumps(facts).encode())
 
 
 def _sample(

@@ -31,7 +31,7 @@ from launch.evaluation.answers import (
     hint,
     look,
 )
-from launch.files import short
+from launch.files import bytes_digest
 from minirl.exchange import UserError, broken, reply_text
 from rewards import verbal
 from rewards.verbal import ReplyRequest
@@ -178,7 +178,7 @@ class Endpoint:
         """Answer a request; the others wait until the first replies with queries are looked at."""
         is_reply = request.kind == "generate"
         said = [(message.role, message.content) for message in request.messages]
-        key = (name, request.kind, request.number, short(json.dumps(said).encode()))
+        key = (name, request.kind, request.number, bytes_digest(json.dumps(said).encode()))
         if is_reply and next(self._begun) > FIRST:
             await self._looked.wait()
         if key not in self._known:

@@ -26,7 +26,7 @@ def answer(runs: Sequence[Run], numbers: Sequence[MetricSeries]) -> list[str]:
 def show_run(folder: Path) -> None:
     """Print what a run learned, where it is, and the command that shows more."""
     (run,) = read_runs([("", folder)])
-    command = cli.command("launch.report", folder)
+    command = cli.command_line("launch.report", folder)
     said = answer([run], [metrics_of(run)])
     for line in (*said, f"Run folder: {folder}", f"To look at it: {command}"):
         cli.output.print(line, soft_wrap=True)

@@ -181,7 +181,7 @@ def _said(run: Run) -> dict[str, Any]:
         result = {"decode": own.settings.decode, **own.notes}
     # With the folder: the run may have been made in another place.
     folder = run.folder or Path()
-    command = cli.command("launch.train", "--cfg", folder / CONFIG, f"run.dir={folder}")
+    command = cli.command_line("launch.train", "--cfg", folder / CONFIG, f"run.dir={folder}")
     return {
         "name": run.name,
         "configuration": without_seed(run.name),

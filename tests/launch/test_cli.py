@@ -74,9 +74,11 @@ def test_a_printed_command_can_be_typed_where_it_was_printed(tmp_path, monkeypat
     """`make demo` runs the environment's interpreter, which nobody has activated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    assert cli.command("launch.report", Path("a b")) == ".venv/bin/python -m launch.report 'a b'"
+    assert (
+        cli.command_line("launch.report", Path("a b")) == ".venv/bin/python -m launch.report 'a b'"
+    )
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3.11")
-    assert cli.command("launch.report", "runs/a") == "python -m launch.report runs/a"
+    assert cli.command_line("launch.report", "runs/a") == "python -m launch.report runs/a"
 
 
 # Lets the learner's packages be imported as little as where they are not installed.
