@@ -156,13 +156,17 @@ def test_runs_of_which_one_has_another_rule_say_by_which_each_is_judged(page, pl
     assert second["gain in points"] == "+22.5 [+7.5, +37.5]"
 
 
-def test_a_run_that_goes_on_says_of_how_many_steps(page, place):
-    folder = make_run(place / "two-stages")
+@pytest.mark.parametrize(
+    ("second_stage", "planned"), [(None, 10), ({"steps": 30}, 40), ({"steps": None}, 20)]
+)
+def test_a_run_that_goes_on_says_of_how_many_steps(page, place, second_stage, planned):
+    """A second stage without a number of steps has as many as the first."""
+    folder = make_run(place / f"stages-{planned}")
     (folder / "result.json").unlink()
-    train = {"steps": 10, "second_stage": {"steps": 30}}
+    train = {"steps": 10, "second_stage": second_stage}
     (folder / "config.yaml").write_text(yaml.safe_dump({"train": train}))
     page.open(write_page(folder))
-    assert "steps\tnot finished: 8 of 40 steps so far" in page.texts("#verdict .one tr")
+    assert f"steps\tnot finished: 8 of {planned} steps so far" in page.texts("#verdict .one tr")
 
 
 def test_a_run_with_a_warm_start_has_three_places(page, place):

@@ -66,7 +66,8 @@ function factsOf(run, n) {
   const {kind, replies, failing, finished, result, gains, settings, numbers} = run, measured = placesOf(run);
   const [tests, ...stages] = ["run", "warm start", "reinforcement"].map(stage => gains[stage] ?? {}).map(rules => rules[ruleIn(rules)] ?? {});
   const {before} = measured, [last] = Object.values(measured).slice(-1), steps = numbers.step?.at(-1) ?? 0;
-  const planned = settings["train.steps"] + (settings["train.second_stage.steps"] ?? 0);
+  const first = settings["train.steps"], second = "train.second_stage.steps"; // null for as many as the first
+  const planned = first + (second in settings ? settings[second] ?? first : 0);
   const ends = `set=held-out&a=${n}.before&b=${n}.after`;
   const flip = (name, count) => h("a", {class: name, href: `#${ends}&flip=${name}&to=questions`},
     `${name === "right" ? "✓" : "✗"} ${count} questions`);
