@@ -242,8 +242,6 @@ class Learner:
                 totals[: len(chunk)] = [total for total, _ in results]
                 numbers += [stats for _, stats in results]
                 losses += [stats["loss"] for _, stats in results]
-        if not numbers:
-            raise ValueError("an update needs at least one micro-batch")
         gradient, logp = reduce(self._add, totals), [part.pop(_LOGPROBS) for part in numbers]
         stats = _summed([jax.device_get(part) for part in numbers])
         weights = state.params, state.opt_state
