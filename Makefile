@@ -29,7 +29,7 @@ test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CP
 	@MINIRL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest \
 	    tests/launch/test_sglang*.py $(ARGS)
 
-test-gpu-programs: $(PLAN_GPU)/stamp ## set up, also the compilers of GPUs and TPUs (2.4 GB, none needed), then test what they make of the programs
+test-gpu-programs: $(PLAN_GPU)/stamp ## set up, also the compilers of GPUs and TPUs (2.4 GB; no device needed), then test what they make of the programs
 	@$(PLAN_GPU)/bin/python -m pytest --confcutdir tests/gpu_programs tests/gpu_programs $(ARGS)
 
 test-report: $(VENV)/dev.stamp ## set up, then run the tests of launch.report's page in a headless Chromium, where there is one
