@@ -31,7 +31,8 @@ class SourceTable:
         columns: The stored ones; values of generated columns are SQLite's to compute.
         unique: Sets of columns, by place, that are declared to be different in all rows: keys, and
             the columns of unique indexes. What merely never repeats in the rows is none, except the
-            first column of a table that declares none and has a hundred rows or more.
+            first column of a table that declares none and has a hundred rows or more, and the texts
+            beside a key where a table has no other columns: they are its names.
         is_distinct: Whether there is no such set, and no row repeats as a whole.
         has_null: By column, whether the rows hold NULL.
         beyond: By column, numbers that a condition which all rows meet may leave out: 0 where all
@@ -125,13 +126,16 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
     scanned = f"(SELECT {cells} FROM {quoted(name)} LIMIT {_SCANNED})"
     [(total, *given)] = ask(connection, f"SELECT count(*), {counts} FROM {scanned}")
     unique = tuple(dict.fromkeys(_declared(connection, name, keys)))
-    [(first,)], [(whole,)] = (
+    [(first,)], [(last,)], [(whole,)] = (
         ask(connection, f"SELECT count(*) FROM (SELECT DISTINCT {these} FROM {scanned})")
-        for these in (quoted(columns[0]), cells)
+        for these in (quoted(columns[0]), quoted(columns[-1]), cells)
     )
     if not unique and first == total >= _FEWEST_ROWS:
         unique = ((0,),)
     some = tuple(_some(connection, name, cells, total))
+    has_names = last == total > 1 and all(isinstance(row[-1], str) for row in some)
+    if has_names and len(columns) == 2 and unique == ((0,),):
+        unique = ((0,), (1,))
     some = some or tuple(_invented({column: kind.upper() for column, _, kind in found}))
     return SourceTable(
         name,
