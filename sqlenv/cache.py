@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, wraps
 from pathlib import Path
@@ -117,10 +117,6 @@ class DiskCache:
                 with file:
                     return Path(file.name)
         return None
-
-    def __iter__(self) -> Iterator[str]:
-        with self._naming():
-            return iter(list(self._cache))
 
     def close(self) -> None:
         """Close this thread's connection; the next use opens another one."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from minirl.exchange import UserError
 from sqlenv.types import Dialect, Example, Result, SqlError
 
-NAMES: Mapping[str, Dialect] = {
-    "sqlite": "sqlite",
-    "mysql": "mysql",
-    "postgres": "postgres",
-    "postgresql": "postgres",
-}
+NAMES: Mapping[str, Dialect] = {one: one for one in get_args(Dialect)} | {"postgresql": "postgres"}
 """How data sets spell the dialects, in lower case."""
 
 

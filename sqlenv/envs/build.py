@@ -20,11 +20,7 @@ def build_environment(
     """Build the environment that the settings name, with witnesses from the cache that all runs
     share; `feedback` is what the diagnosed one says.
     """
-    parts = {
-        "executor": executor,
-        "first_prompt": first_prompt,
-        "witnesses": open_store(config),
-    }
+    parts = {"executor": executor, "first_prompt": first_prompt, "witnesses": open_store(config)}
     if isinstance(config, DiagnosedConfig):
         return Diagnosed(config, feedback=feedback, **parts)
     if isinstance(config, AgenticConfig):

@@ -47,7 +47,6 @@ _SQUARE_VALUE_BYTES = 30_000
 # the values are shorter.
 _LONG_SCANS = 4
 
-
 _FAILURES = (apsw.Error, UnicodeError, MemoryError)
 _REASONS: dict[type[Exception], Result] = {
     apsw.NoMemError: TooLarge("memory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,7 +189,5 @@ def _declared(
 def _some(connection: apsw.Connection, name: str, cells: str, total: int) -> Iterator[Row]:
     """Take rows at even distances."""
     step = max(1, total // _SAMPLED)
-    query = f"SELECT {cells} FROM {quoted(name)} LIMIT {_SAMPLED * step}"
-    for at, row in enumerate(connection.execute(query)):
-        if at % step == 0:
-            yield row
+    rows = connection.execute(f"SELECT {cells} FROM {quoted(name)}")
+    yield from itertools.islice(rows, 0, _SAMPLED * step, step)

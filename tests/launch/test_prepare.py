@@ -66,9 +66,9 @@ def run(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[list[dict[str, Any
 
 def test_witnesses_are_made_ahead_where_the_job_asks_for_them(downloads: Path, run):
     run(downloads, "--data", "spider-dev")
-    assert not any(key.startswith("witnesses ") for key in shared_cache())
+    assert not any(key.startswith("witnesses ") for key in shared_cache()._cache)
     run(downloads, "--data", "spider-dev", "env.witnesses=2")
-    assert any(key.startswith("witnesses ") for key in shared_cache())
+    assert any(key.startswith("witnesses ") for key in shared_cache()._cache)
 
 
 def test_every_data_set_is_checked_and_counted(downloads: Path, run):
@@ -187,7 +187,7 @@ def test_the_shared_cache_is_bounded(tmp_path: Path, monkeypatch):
         disk[str(number)] = [number] * 100
     assert disk.get("1999") == [1999] * 100
     assert disk.get("0") is None
-    assert len(list(disk)) < 1_500
+    assert len(list(disk._cache)) < 1_500
 
 
 def test_processes_find_what_one_process_finds(downloads, run, empty_cache, monkeypatch):

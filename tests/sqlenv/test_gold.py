@@ -117,7 +117,7 @@ def test_results_of_the_moment_are_not_kept(
         executor.gold(database, sql)
         executor.gold(database, sql)
         assert ran == [sql, sql]
-    assert not list(DiskCache(tmp_path / "cache"))
+    assert not list(DiskCache(tmp_path / "cache")._cache)
 
 
 def test_what_is_no_result_on_disk_is_written_again(database: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_is_no_result_on_disk_is_written_again(database: Path, tmp_path: Pa
         with make_executor(tmp_path / "cache") as executor:
             assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
         disk = DiskCache(tmp_path / "cache")
-        [key] = disk
+        [key] = disk._cache
         kept = json.loads(disk.get(key))
         assert kept == ["Table", {**kept[1], "columns": ["x'00'"], "rows": [[{"hex": "00"}]]}]
         disk[key] = value if value in ([], 5) else json.dumps(value)
