@@ -11,11 +11,11 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -54,6 +54,7 @@ Identity = tuple[str, int, int, int]
 """Path, inode, size and time of change."""
 DatabaseQuery = tuple[Path, str]
 """A database and a query."""
+T = TypeVar("T")
 
 
 def connect(path: Path, *, max_value_bytes: int = 2**31 - 1, vfs: str = "") -> apsw.Connection:
@@ -109,6 +110,7 @@ def _add_collation(connection: apsw.Connection, name: str) -> None:
     connection.create_collation(name, lambda one, two: (one > two) - (one < two))
 
 
+_WAITS, _WAIT_S = 8, 0.4  # what meets the heap limit gives back what it has
 _heap = threading.RLock()  # a limit may end wherever a thread happens to be
 _heap_limits: list[int] = []
 
@@ -125,6 +127,15 @@ def heap_limit(limit_bytes: int) -> Generator[None]:
         with _heap:
             _heap_limits.remove(limit_bytes)
             apsw.hard_heap_limit(max(_heap_limits, default=0))
+
+
+def with_memory(function: Callable[[], T]) -> T:
+    """Call what runs statements of our own; again while queries of models have all the memory."""
+    for _ in range(_WAITS):
+        with suppress(apsw.NoMemError):
+            return function()
+        time.sleep(_WAIT_S)
+    return function()
 
 
 def check_database(database: str | Path) -> None:

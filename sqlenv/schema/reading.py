@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import apsw
 
 from minirl.exchange import UserError
-from sqlenv.executor.database import Identity, ask, codec_of, identify, reading
+from sqlenv.executor.database import Identity, ask, codec_of, identify, reading, with_memory
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
 
@@ -138,9 +138,7 @@ def read_schema(
         UserError: The file is missing or is not a SQLite database.
     """
     try:
-        schema = _read(identify(database), examples=examples, profile=profile)
-    except OSError as error:
-        raise UserError(f"{database}: cannot be read ({error.strerror})") from error
+        schema = with_memory(partial(_read, identify(database), examples=examples, profile=profile))
     except (apsw.Error, UnicodeDecodeError) as error:
         raise UserError(f"{database}: is not a readable SQLite database ({error})") from error
     return _describe(schema, descriptions) if descriptions else schema

@@ -24,7 +24,7 @@ import apsw
 
 from minirl.exchange import UserError
 from sqlenv.cache import DiskCache, content_key
-from sqlenv.executor.database import codec_of, connect, fingerprint, open_new, reading
+from sqlenv.executor.database import codec_of, connect, fingerprint, open_new, reading, with_memory
 from sqlenv.schema.reading import Column, DatabaseSchema, read_schema
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Example, ValueMatch
@@ -133,7 +133,7 @@ class ValueMatcher:
         key = content_key("values", _VERSION, contents, asked)
         if (known := self._disk.get(key)) is None:
             with self._asking.setdefault(contents, threading.Lock()):
-                known = self._index(example.database, contents).matches(asked)
+                known = with_memory(lambda: self._index(example.database, contents).matches(asked))
             self._disk[key] = known
         return tuple((table, column, value) for table, column, value in known)
 

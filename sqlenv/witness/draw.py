@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import apsw
 from sqlglot import exp
 
 from sqlenv.evaluators.equality import matches
+from sqlenv.executor.database import with_memory
 from sqlenv.sql.extraction import parse
 from sqlenv.types import MatchMode, Table
 from sqlenv.witness.focus import focus_of
@@ -46,30 +48,29 @@ def draw_witnesses(
     Raises:
         UserError: The file is no readable database.
     """
-    found: list[tuple[bool, bytes]] = []
     try:
-        source = read_source(database)
-        focus = focus_of(gold, source)
-        if focus is None:
-            return _none(database, "the gold query cannot be parsed")
-        for number in range(count + _SPARE):
-            variant = make_variant(source, focus, seed=number)
-            result = decided_result(variant, gold, mode)
-            if result is not None:
-                finds_nothing = {value for row in result.rows for value in row} <= {0, None}
-                found.append((finds_nothing, variant.serialize("main")))
-            variant.close()
+        found = with_memory(lambda: list(_draw(gold, database, mode, count + _SPARE)))
+        why = "the gold query cannot be parsed, fails or is undecided on every variant"
     except (apsw.Error, UnicodeDecodeError) as error:
-        return _none(database, f"SQLite cannot make a variant: {error}")
+        found, why = [], f"SQLite cannot make a variant: {error}"
     if not found:
-        return _none(database, "the gold query fails or is undecided on every variant")
+        _log.info("%s: no witness of a gold query: %s", database.stem, why)
     found.sort(key=lambda one: one[0])
     return tuple(contents for _, contents in found[:count])
 
 
-def _none(database: Path, why: str) -> tuple[bytes, ...]:
-    _log.info("%s: no witness of a gold query: %s", database.stem, why)
-    return ()
+def _draw(gold: str, database: Path, mode: MatchMode, count: int) -> Iterator[tuple[bool, bytes]]:
+    """Yield witnesses, each with whether the gold query finds nothing in it."""
+    source = read_source(database)
+    if (focus := focus_of(gold, source)) is None:
+        return
+    for number in range(count):
+        with closing(make_variant(source, focus, seed=number)) as variant:
+            if (result := decided_result(variant, gold, mode)) is not None:
+                finds_nothing = {value for row in result.rows for value in row} <= {0, None}
+                if not (contents := variant.serialize("main")):
+                    raise apsw.NoMemError("out of memory")
+                yield finds_nothing, contents
 
 
 def decided_result(variant: apsw.Connection, gold: str, mode: MatchMode) -> Table | None:
@@ -89,6 +90,8 @@ def run_bounded(connection: apsw.Connection, sql: str) -> Table | None:
     connection.set_progress_handler(lambda: next(strides) * _STRIDE >= _STEPS, _STRIDE)
     try:
         rows = list(itertools.islice(connection.execute(sql), _MOST_ROWS + 1))
+    except apsw.NoMemError:
+        raise
     except (apsw.Error, UnicodeDecodeError):
         return None
     if len(rows) > _MOST_ROWS:

@@ -222,18 +222,20 @@ def _build(source: SourceDatabase, tables: dict[str, TableRows]) -> apsw.Connect
     # As SQLite is by default, and as schemas and gold queries rely on: "text" is a text.
     connection.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 1)
     connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 1)
-    with connection:
-        for statement in source.statements:
-            connection.execute(statement)
-        for table in source.tables:
-            cells = ", ".join(map(quoted, table.columns))
-            marks = ", ".join("?" * len(table.columns))
-            insert = f"INSERT OR ABORT INTO {quoted(table.name)} ({cells}) VALUES ({marks})"
-            kept = []
-            for row in tables[table.name]:
-                # What overflows is a key, or a constant, next to the largest integer.
-                with suppress(apsw.MismatchError, apsw.ConstraintError, OverflowError):
-                    connection.execute(insert, row)
-                    kept.append(row)
-            tables[table.name] = kept
+    # No context, which would roll back what SQLite has already where memory is lacking.
+    connection.execute("BEGIN")
+    for statement in source.statements:
+        connection.execute(statement)
+    for table in source.tables:
+        cells = ", ".join(map(quoted, table.columns))
+        marks = ", ".join("?" * len(table.columns))
+        insert = f"INSERT OR ABORT INTO {quoted(table.name)} ({cells}) VALUES ({marks})"
+        kept = []
+        for row in tables[table.name]:
+            # What overflows is a key, or a constant, next to the largest integer.
+            with suppress(apsw.MismatchError, apsw.ConstraintError, OverflowError):
+                connection.execute(insert, row)
+                kept.append(row)
+        tables[table.name] = kept
+    connection.execute("COMMIT")
     return connection

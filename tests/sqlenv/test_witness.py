@@ -1,6 +1,7 @@
 """Small databases on which queries that mean something else give other results."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -194,6 +195,21 @@ def test_a_witness_whose_file_is_gone_is_made_again(shop: Path, cache: DiskCache
     contents = [file.read_bytes() for file in store.of(shop, SUM)]
     store.of(shop, SUM)[0].unlink()
     assert [file.read_bytes() for file in store.of(shop, SUM)] == contents
+
+
+def test_a_query_that_has_all_memory_for_a_moment_costs_no_witness(tmp_path: Path) -> None:
+    """SQLite's memory is the process's: neither the schema nor the witnesses are given up."""
+    wanted = draw_witnesses("SELECT name FROM owner", make_file(tmp_path / "a.sqlite", SHOP))
+    database = make_file(tmp_path / "b.sqlite", SHOP)
+    with closing(apsw.Connection(":memory:")) as hungry:
+        hungry.execute("CREATE TABLE t AS SELECT zeroblob(1000000)")
+        before = apsw.hard_heap_limit(apsw.memory_used() + 10_000)
+        timer = threading.Timer(0.3, apsw.hard_heap_limit, [before])
+        timer.start()
+        try:
+            assert draw_witnesses("SELECT name FROM owner", database) == wanted
+        finally:
+            timer.join()
 
 
 def test_witnesses_of_spiders_rule_know_no_distinct(shop: Path, cache: DiskCache) -> None:
