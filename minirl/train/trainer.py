@@ -339,12 +339,13 @@ class Trainer:
             numbers |= rollouts.gather_metrics(self._sampler, since=numbers)
             self._facts.curve.append((step, numbers["validation/accuracy"]))
         self._metrics.write(step, numbers)
-        if self._task.log is not None:
-            self._task.log(step, numbers)
         self._facts.unfinished = None
         if step % config.checkpoint_every == 0 or is_last:
             score = numbers.get("validation/accuracy")
             self._checkpoints.save(step, self._state, self._facts.model_dump(), score=score)
+        # A tracker that fails ends the run, which loses nothing.
+        if self._task.log is not None:
+            self._task.log(step, numbers)
         live = [line.get(LIVE_SHARE) for line in self._metrics.steps]
         told = summary.status(numbers, self._task.shares), advice(live)
         return "; ".join(filter(None, told))

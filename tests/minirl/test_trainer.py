@@ -217,6 +217,16 @@ def test_without_a_group_to_train_on_weights_stay(tmp_path, changes):
     assert_same(trainer.params, before)
 
 
+def test_a_tracker_that_fails_ends_a_run_behind_its_checkpoint(tmp_path):
+    def log(step, numbers):
+        raise OSError("no network")
+
+    options = {"algorithm": MIXED, "judge": never_correct, "validate": nothing, "log": log}
+    with pytest.raises(OSError, match="no network"):
+        toy.trainer(tmp_path, steps=1, **options).run(ignore)
+    toy.trainer(tmp_path, steps=1, **options).run(ignore)  # nothing is left to do
+
+
 def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path):
     """Only the last of four steps has groups to train on: Adam's first update is the rate of it."""
     falling = OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0)

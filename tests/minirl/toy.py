@@ -386,7 +386,7 @@ def known_learner(settings, source, loss, optimizer, **options):
 
 def trainer(
     folder, *, source=None, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
-    servers=None, rollout=None, write=None, hybrid=False, **changes,
+    servers=None, rollout=None, write=None, log=None, hybrid=False, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of a toy model: the update takes the arrays over.
 
@@ -406,6 +406,7 @@ def trainer(
         train=examples,
         validate=validate or (lambda params, version: ACCURACY[version]),
         max_turns=2,
+        log=log,
     )
     mesh = make_mesh(OF_SEVERAL) if distributed.count() > 1 else mesh
     source = spread(source or model(layers=1, hybrid=hybrid), mesh)
