@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 from pydantic_core import PydanticCustomError
 
 import rewards.config
-from launch import config_merge
+from launch import config_files
 from minirl.config import (
     MeshConfig,
     ModelSource,
@@ -20,7 +20,6 @@ from minirl.config import (
     SftConfig,
     TrainConfig,
 )
-from minirl.errors import describe
 from minirl.exchange import UserError
 from minirl.exchange.settings import Place, Settings, contradiction
 from minirl.model.config import PERIOD
@@ -350,9 +349,9 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
         UserError: The file is not there or not YAML; a key is unknown, of a wrong type, or
             contradicts another one.
     """
-    config, mistake = _validated(config_merge.read(name, overrides))
+    config, mistake = _validated(config_files.read(name, overrides))
     if config is None:
-        is_own = not overrides or mistake == _validated(config_merge.read(name, ()))[1]
+        is_own = not overrides or mistake == _validated(config_files.read(name, ()))[1]
         raise UserError(f"{name if is_own else 'command line'}: {mistake}")
     return _count_steps(config)
 
@@ -361,7 +360,7 @@ def _validated(raw: Any) -> tuple[JobConfig | None, str]:
     try:
         return JobConfig.model_validate(raw), ""
     except ValidationError as error:
-        return None, _explain(error, raw)
+        return None, config_files.explain(error, raw, JobConfig)
 
 
 def dump(config: JobConfig) -> str:
@@ -387,54 +386,6 @@ def _count_steps(config: JobConfig) -> JobConfig:
     steps = max(1, round(train.epochs * data.total / train.prompts_per_step))
     course = train.model_copy(update={"steps": steps, "epochs": None})
     return config.model_copy(update={"train": course})
-
-
-def _explain(error: ValidationError, raw: Any) -> str:
-    """Say the first mistake in a line; what a person wrote goes before what is missing."""
-    first = min(error.errors(), key=lambda one: (one["type"] == "missing", -len(one["loc"])))
-    known, keys, kind = [*_keys(JobConfig, "", raw)], [], ""
-    for part in first["loc"]:
-        is_item = isinstance(raw, list) and isinstance(part, int)
-        if is_item or (isinstance(raw, dict) and part in raw):
-            raw = raw[part]
-        elif first["type"] != "missing":
-            kind = f" of kind {part}"  # no key: the member of a union that pydantic tried
-            continue
-        keys.append(str(part))
-    path = ".".join(keys)
-    if first["type"] == "contradiction":
-        return ".".join(filter(None, (path, first["msg"])))
-    if first["type"] != "extra_forbidden":
-        return f"{path}: {describe(first)}"
-    same = settings_named(path.rpartition(".")[2], section=path.partition(".")[0])
-    near = next((f"did you mean {one}? " for one in same if one in known), "")
-    if path in same:
-        near = f"another {path.rpartition('.')[0]}.kind has it; "
-    near = near or config_merge.nearest(path, known)
-    # A run's own config may be of an earlier version.
-    lists = "docs/configuration.md lists all, CHANGELOG.md what was removed"
-    return f"{path}: unknown key{kind}; {near}{lists}"
-
-
-def settings_named(name: str, *, section: str = "") -> list[str]:
-    """List the settings of this name, those of a section first and then the shortest."""
-    same = {key for key in _keys(JobConfig, "") if key.rpartition(".")[2] == name}
-    return sorted(same, key=lambda key: (key.partition(".")[0] != section, len(key), key))
-
-
-def _keys(kind: Any, path: str, given: Any = None) -> Iterator[str]:
-    """Yield the keys of all settings below a type: of every member of a union, or of that of the
-    kind that is given.
-    """
-    for member in get_args(kind):
-        yield from _keys(member, path, given)
-    values = given if isinstance(given, dict) else {}
-    fields = getattr(kind, "model_fields", {})
-    if "kind" in fields and values.get("kind", fields["kind"].default) != fields["kind"].default:
-        return
-    for name, field in fields.items():
-        yield f"{path}{name}"
-        yield from _keys(field.annotation, f"{path}{name}.", values.get(name))
 
 
 def clashes(config: JobConfig) -> list[Clash]:

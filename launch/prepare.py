@@ -34,7 +34,7 @@ from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
 from launch.files import check_new
 from minirl.exchange import UserError, broken
-from minirl.run.files import PART, settle, whole_file
+from minirl.run.files import whole_file
 from sqlenv.cache import cache_folder, shared_cache
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
@@ -209,17 +209,14 @@ def _check_rows_file(path: Path) -> None:
 
 def _write_rows(path: Path, written: Sequence[Record]) -> None:
     """Write rows as Parquet (.parquet) or as JSON lines (.jsonl), whole or not at all."""
-    if path.suffix == ".jsonl":
-        with whole_file(path) as file:
+    with whole_file(path) as file:
+        if path.suffix == ".jsonl":
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in written)
-        return
-    import pyarrow
-    from pyarrow import parquet
+            return
+        import pyarrow
+        from pyarrow import parquet
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}{PART}")
-    parquet.write_table(pyarrow.Table.from_pylist(list(written)), scratch)
-    settle(scratch, path)
+        parquet.write_table(pyarrow.Table.from_pylist(list(written)), file.buffer)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import shutil
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -40,7 +41,7 @@ def naming(path: Path) -> Generator[None]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Generator[IO[str]]:
+def whole_file(path: Path) -> Generator[TextIOWrapper]:
     """Write a file of text that appears, or is replaced, when the block succeeds.
 
     A power failure leaves the old file or the new one. Missing folders are made; a pipe is written

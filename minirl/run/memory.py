@@ -10,12 +10,10 @@ from typing import Any
 
 # Where a container's limit and use are told, and how much of it is files that nobody has read of
 # late, which give way: version 2 of control groups, and version 1.
+_CGROUP = Path("/sys/fs/cgroup")
 _GROUPS = (
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
-    (
-        Path("/sys/fs/cgroup/memory"),
-        *("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ),
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -37,13 +35,15 @@ def free_bytes(device: Any) -> float:
     if told.exists():
         lines = dict(line.split(":", 1) for line in told.read_text().splitlines())
         free = 1024.0 * int(lines["MemAvailable"].split()[0])
-    for folder, *names, inactive in _GROUPS:
+    for version, *names, inactive in _GROUPS:
+        folder = _CGROUP / version
         try:
             limit, used = (float((folder / name).read_text()) for name in names)
-            parts = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
-            free = min(free, limit - used + float(parts[inactive]))
-        except (OSError, ValueError, KeyError):  # no such group, or no limit
+        except (OSError, ValueError):  # no such group, or no limit
             continue
+        told = folder / "memory.stat"
+        parts = dict(map(str.split, told.read_text().splitlines())) if told.exists() else {}
+        free = min(free, limit - used + float(parts.get(inactive, 0)))
     return free
 
 

@@ -54,7 +54,7 @@ Identity = tuple[str, int, int, int]
 """Path, inode, size and time of change."""
 DatabaseQuery = tuple[Path, str]
 """A database and a query."""
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def connect(path: Path, *, max_value_bytes: int = 2**31 - 1, vfs: str = "") -> apsw.Connection:
@@ -129,7 +129,7 @@ def heap_limit(limit_bytes: int) -> Generator[None]:
             apsw.hard_heap_limit(max(_heap_limits, default=0))
 
 
-def with_memory(function: Callable[[], T]) -> T:
+def with_memory(function: Callable[[], _T]) -> _T:
     """Call what runs statements of our own; again while queries of models have all the memory."""
     for _ in range(_WAITS):
         with suppress(apsw.NoMemError):

@@ -33,7 +33,7 @@ class SourceTable:
         unique: Sets of columns, by place, that are declared to be different in all rows: keys, and
             the columns of unique indexes. What merely never repeats in the rows is none, except the
             first column of a table that declares none and has a hundred rows or more, and the texts
-            beside a key where a table has no other columns: they are its names.
+            after a key where a table has no other columns: they are its names.
         is_distinct: Whether there is no such set, and no row repeats as a whole.
         has_null: By column, whether the rows hold NULL.
         beyond: By column, numbers that a condition which all rows meet may leave out: 0 where all
@@ -127,22 +127,25 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
     scanned = f"(SELECT {cells} FROM {quoted(name)} LIMIT {_SCANNED})"
     [(total, *given)] = ask(connection, f"SELECT count(*), {counts} FROM {scanned}")
     unique = tuple(dict.fromkeys(_declared(connection, name, keys)))
-    [(first,)], [(last,)], [(whole,)] = (
-        ask(connection, f"SELECT count(*) FROM (SELECT DISTINCT {these} FROM {scanned})")
-        for these in (quoted(columns[0]), quoted(columns[-1]), cells)
-    )
-    if not unique and first == total >= _FEWEST_ROWS:
+    step = max(1, total // _SAMPLED)  # rows at even distances
+    rows = connection.execute(f"SELECT {cells} FROM {quoted(name)}")
+    some = tuple(itertools.islice(rows, 0, _SAMPLED * step, step))
+
+    def repeats(these: str) -> bool:
+        distinct = f"SELECT DISTINCT {these} FROM {scanned}"
+        return ask(connection, f"SELECT count(*) FROM ({distinct})") != [(total,)]
+
+    if not unique and total >= _FEWEST_ROWS and not repeats(quoted(columns[0])):
         unique = ((0,),)
-    some = tuple(_some(connection, name, cells, total))
-    has_names = last == total > 1 and all(isinstance(row[-1], str) for row in some)
-    if has_names and len(columns) == 2 and unique == ((0,),):
+    are_names = len(columns) == 2 and all(isinstance(row[1], str) for row in some)
+    if unique == ((0,),) and are_names and total > 1 and not repeats(quoted(columns[1])):
         unique = ((0,), (1,))
     some = some or tuple(_invented({column: kind.upper() for column, _, kind in found}))
     return SourceTable(
         name,
         columns,
         unique,
-        not unique and whole == total,
+        not unique and not repeats(cells),
         tuple(number < total for number in given),
         tuple(_beyond({row[at] for row in some} - {None}) for at in range(len(columns))),
         some,
@@ -184,10 +187,3 @@ def _declared(
         found = ask(connection, "SELECT name FROM pragma_index_info(?)", index)
         if all(part in keys for (part,) in found):  # an expression has no name
             yield tuple(sorted(columns.index(part) for (part,) in found))
-
-
-def _some(connection: apsw.Connection, name: str, cells: str, total: int) -> Iterator[Row]:
-    """Take rows at even distances."""
-    step = max(1, total // _SAMPLED)
-    rows = connection.execute(f"SELECT {cells} FROM {quoted(name)}")
-    yield from itertools.islice(rows, 0, _SAMPLED * step, step)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import cast
+from typing import get_args
 
 from sqlenv.cache import DiskCache, content_key, shared_cache
 from sqlenv.config import AnswerConfig
@@ -16,7 +17,11 @@ from sqlenv.witness.draw import draw_witnesses
 
 VERSION = 11
 """Of how witnesses are made: another one makes them anew."""
-_MODE_OF: dict[str, MatchMode] = {"bird_ex": "set", "spider_ex": "test_suite"}
+_MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
+    "bird_ex": "set",
+    "spider_ex": "test_suite",
+    **{mode: mode for mode in get_args(MatchMode)},
+}
 
 
 def open_store(config: AnswerConfig) -> WitnessStore | None:
@@ -37,8 +42,7 @@ class WitnessStore:
 
     def __init__(self, cache: DiskCache, *, match: ExecutionMatch, count: int = 8) -> None:
         self._cache, self._count = cache, count
-        self._mode = _MODE_OF.get(match, cast(MatchMode, match))
-        self._is_spider = match == "spider_ex"
+        self._mode, self._is_spider = _MODE_OF[match], match == "spider_ex"
         self._making: dict[str, threading.Lock] = {}
         self._found: dict[str, tuple[Path, ...]] = {}
 

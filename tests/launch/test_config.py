@@ -12,7 +12,7 @@ import yaml
 
 from launch import options, report
 from launch.config import SPLITS, dump, load_config
-from launch.config_merge import packaged
+from launch.config_files import packaged
 from launch.evaluation.answers import Decode
 from launch.files import check_place, claimed
 from minirl.exchange import UserError

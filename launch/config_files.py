@@ -1,4 +1,5 @@
-"""Config files: found by path or packaged name, merged over their bases, overridden by key.
+"""Config files: found by path or packaged name, merged over their bases, overridden by key; and how
+a mistake in one is told.
 
 A config with `base: other.yaml` is merged over that file: mappings key by key; lists and values
 replace. Where it names another `kind` of a section, nothing of the base's section remains.
@@ -7,13 +8,15 @@ replace. Where it names another `kind` of a section, nothing of the base's secti
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from minirl.config.algorithms import Grpo
+from minirl.errors import describe
 from minirl.exchange import UserError
 from rewards.config import ProgressiveConfig
 from sqlenv.config import DiagnosedConfig
@@ -164,3 +167,51 @@ def _set(node: Any, above: tuple[str, ...], keys: Sequence[str], value: Any) -> 
     if value is not None:
         kept.pop(_RIVALS.get(path), None)
     return {**kept, key: _set(kept.get(key), path, rest, value)}
+
+
+def explain(error: ValidationError, raw: Any, settings: type[BaseModel]) -> str:
+    """Say the first mistake in a line; what a person wrote goes before what is missing."""
+    first = min(error.errors(), key=lambda one: (one["type"] == "missing", -len(one["loc"])))
+    known, keys, kind = [*_keys(settings, "", raw)], [], ""
+    for part in first["loc"]:
+        is_item = isinstance(raw, list) and isinstance(part, int)
+        if is_item or (isinstance(raw, dict) and part in raw):
+            raw = raw[part]
+        elif first["type"] != "missing":
+            kind = f" of kind {part}"  # no key: the member of a union that pydantic tried
+            continue
+        keys.append(str(part))
+    path = ".".join(keys)
+    if first["type"] == "contradiction":
+        return ".".join(filter(None, (path, first["msg"])))
+    if first["type"] != "extra_forbidden":
+        return f"{path}: {describe(first)}"
+    same = settings_named(settings, path.rpartition(".")[2], section=path.partition(".")[0])
+    near = next((f"did you mean {one}? " for one in same if one in known), "")
+    if path in same:
+        near = f"another {path.rpartition('.')[0]}.kind has it; "
+    near = near or nearest(path, known)
+    # A run's own config may be of an earlier version.
+    lists = "docs/configuration.md lists all, CHANGELOG.md what was removed"
+    return f"{path}: unknown key{kind}; {near}{lists}"
+
+
+def settings_named(settings: type[BaseModel], name: str, *, section: str = "") -> list[str]:
+    """List the settings of this name, those of a section first and then the shortest."""
+    same = {key for key in _keys(settings, "") if key.rpartition(".")[2] == name}
+    return sorted(same, key=lambda key: (key.partition(".")[0] != section, len(key), key))
+
+
+def _keys(kind: Any, path: str, given: Any = None) -> Iterator[str]:
+    """Yield the keys of all settings below a type: of every member of a union, or of that of the
+    kind that is given.
+    """
+    for member in get_args(kind):
+        yield from _keys(member, path, given)
+    values = given if isinstance(given, dict) else {}
+    fields = getattr(kind, "model_fields", {})
+    if "kind" in fields and values.get("kind", fields["kind"].default) != fields["kind"].default:
+        return
+    for name, field in fields.items():
+        yield f"{path}{name}"
+        yield from _keys(field.annotation, f"{path}{name}.", values.get(name))
