@@ -8,7 +8,7 @@ three of four layers are linear attention (Qwen3.5: `minirl.model.config.Hybrid`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -455,19 +455,25 @@ class Decoder(nnx.Module):
 
 
 def unstacked(model: Decoder) -> Decoder:
-    """Return the same model with a list of layers, each with parameters of its own.
-
-    For sampling, whose steps read every weight once, a layer cut out of the stack would be read and
-    written once more; a few small layers are quicker without a loop. Nothing is computed again.
+    """Return the same model with a list of layers, each with parameters of its own; a few small
+    layers are quicker without a loop. Nothing is computed again.
     """
-    depth, apart = model.config.full_layers, nnx.clone(model)
-    layers = _each(model.layers, depth)
-    if model.config.hybrid:
-        layers = [
-            layer for period in layers for layer in (*_each(period.linear, PERIOD - 1), period.full)
-        ]
+    periods = _each(model.layers, model.config.full_layers)
+    return with_layers(model, [layer for period in periods for layer in layers_of(period)])
+
+
+def with_layers(model: Decoder, layers: Sequence[Layer]) -> Decoder:
+    """Return the same model with a list of layers."""
+    apart = nnx.clone(model)
     apart.layers = nnx.List(layers)
     return apart
+
+
+def layers_of(period: Any) -> list[Layer]:
+    """List the layers of a hybrid's period, or the one of another model."""
+    if isinstance(period, Period):
+        return [*_each(period.linear, PERIOD - 1), period.full]
+    return [period]
 
 
 def _each(stack: Any, depth: int) -> list[Any]:

@@ -61,7 +61,7 @@ _LEVELS = {"tpu": "O1"}
 # of what the run does not run.
 _UNRUN = {"cpu": {"xla_backend_optimization_level": 0}}
 # Those of a sampler and of an update.
-_PROGRAMS = 5
+_PROGRAMS = 4
 # A CPU's process keeps its compiled programs in memory: a run has the sampler's two in about three
 # sizes, as many again to evaluate, and after forty steps as much of the update, in 24 sizes.
 _KEPT_PROGRAMS = 12
@@ -371,10 +371,10 @@ class Learning(Phase):
         size = device_bytes(cache_shapes(cache, first.config, dtype=first.dtype, mesh=mesh))
         # Those that later models have.
         adapters = params + frozen - device_bytes(copies(nnx.state(self._first)))
-        prepare, decode = programs.pop("prepare"), programs["decode"]
+        decode = programs["decode"]
         temporaries = [program.temporaries + program.outputs for program in programs.values()]
         # While the copy is made there is no cache yet.
-        temporaries.append(received + prepare.temporaries - size)
+        temporaries.append(received - size)
         generation = {
             "sampler's weights": decode.arguments + adapters - size,
             "cache": size,

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.stages import Lowered
 from jaxtyping import Array, Float, Int
 
-from minirl.model.decoder import Decoder, unstacked
+from minirl.model.decoder import Decoder, Layer, layers_of, with_layers
 from minirl.model.linear_attention import State
+from minirl.model.sharding import with_shardings
 from minirl.sample.attention import CacheRows, attend_to_cache, copied
 from minirl.sample.cache import CacheShape, cache_shapes
 from minirl.sample.slots import SlotState, no_tokens
@@ -30,15 +32,28 @@ MAX_STEPS = 32
 _GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 1024}
 
 
-@jax.jit
 def prepare(model: Decoder) -> Decoder:
     """Take the layers apart, and cast matrices, adapters too, to the type of the computation.
 
-    So the learner casts them in every product: both compute with the same numbers.
+    So the learner casts them in every product: both compute with the same numbers. A step of
+    sampling reads every weight once; a layer cut out of the stack would be read and written once
+    more.
     """
+    # One small program for all layers: the slices of one program are some hundred loops to compile.
+    periods = [_period(model.layers, i, model.dtype) for i in range(model.config.full_layers)]
+    rest = with_layers(model, [])
+    return with_layers(_cast(rest, model.dtype), [layer for layers in periods for layer in layers])
+
+
+@partial(jax.jit, static_argnames="dtype")
+def _period(stack: Any, index: Array | int, dtype: Any) -> list[Layer]:
+    cut = partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+    return [_cast(layer, dtype) for layer in layers_of(jax.tree.map(cut, stack))]
+
+
+def _cast(weights: Any, dtype: Any) -> Any:
     # Norm scales (one axis) enter in full precision, in the learner too.
-    model = unstacked(model)
-    return jax.tree.map(lambda leaf: leaf if leaf.ndim < 2 else leaf.astype(model.dtype), model)
+    return jax.tree.map(lambda leaf: leaf if leaf.ndim < 2 else leaf.astype(dtype), weights)
 
 
 @partial(jax.jit, donate_argnames="written")
@@ -158,25 +173,18 @@ def compilations() -> int:
 
 
 def lowered_programs(model: Decoder, shape: CacheShape) -> dict[str, Lowered]:
-    """Lower what a sampler makes of weights, its largest fill, and its largest decode loop.
+    """Lower a sampler's largest fill and its largest decode loop.
 
     `compile()` of each tells its memory and time; nothing is allocated. The model's parameters are
     `jax.ShapeDtypeStruct` with their places on its mesh.
     """
-    prepared = prepare.lower(model)
-    weights = jax.tree.map(
-        lambda info, sharding: jax.ShapeDtypeStruct(
-            info.shape, info.dtype, sharding=None if model.mesh is None else sharding
-        ),
-        prepared.out_info,
-        prepared.compile().output_shardings,
-    )
+    graph, weights = nnx.split(jax.eval_shape(prepare, model))
+    model = nnx.merge(graph, with_shardings(weights, model.mesh))
     prompts, keys = cache_shapes(shape, model.config, dtype=model.dtype, mesh=model.mesh)
     return {
-        "prepare": prepared,
-        "fill": fill.lower(weights, prompts, None, *no_tokens(shape, size=shape.pieces[-1])),
+        "fill": fill.lower(model, prompts, None, *no_tokens(shape, size=shape.pieces[-1])),
         "decode": decode.lower(
-            weights,
+            model,
             keys,
             prompts,
             SlotState.idle(shape, rows=shape.slots),
