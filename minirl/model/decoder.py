@@ -424,7 +424,8 @@ class Decoder(nnx.Module):
 
     def _run_layers(self, body: _Body, carry: Any, caches: Any) -> tuple[Any, Any]:
         if isinstance(self.layers, nnx.List):
-            new_caches = []
+            # Traced once, whatever the depth.
+            body, new_caches = jax.jit(body), []
             for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
                 carry, new_cache = body(layer, carry, cache)
                 new_caches.append(new_cache)

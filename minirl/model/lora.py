@@ -10,19 +10,21 @@ is far below the rounding of W. Only what is exported has the sum, in float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from minirl.config import LoraConfig
 from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder, Layer
-from minirl.model.sharding import MATRICES, param_shardings
+from minirl.model.sharding import MATRICES, PARAM_AXES, constrain
 
 
 def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
@@ -47,29 +49,28 @@ def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
             f"{', '.join(sorted(has))}"
         )
 
-    def draw(key: jax.Array) -> list[dict[str, jax.Array]]:
-        return [draw_kind(layers, number, key) for number, layers in enumerate(kinds)]
-
-    def draw_kind(layers: Layer, number: int, key: jax.Array) -> dict[str, jax.Array]:
-        adapters = {}
+    key, mesh = jax.random.key(seed), model.mesh
+    for number, layers in enumerate(kinds):
         for name in MATRICES:
             if name not in lora.targets or not hasattr(layers, name):
                 continue
             *depth, outputs, inputs = getattr(layers, name).shape
             matrix_key = jax.random.fold_in(key, MATRICES.index(name) + number * len(MATRICES))
-            normal = jax.random.normal(matrix_key, (*depth, lora.rank, inputs))
-            adapters[f"{name}_a"] = normal * inputs**-0.5
-            adapters[f"{name}_b"] = jnp.zeros((*depth, outputs, lora.rank))
-        return adapters
-
-    key = jax.random.key(seed)
-    mesh = model.mesh
-    shardings = None if mesh is None else param_shardings(jax.eval_shape(draw, key), mesh)
-    drawn = jax.jit(draw, out_shardings=shardings)(key)
-    for layers, adapters in zip(kinds, drawn, strict=True):
-        for name, array in adapters.items():
-            setattr(layers, name, nnx.LoRAParam(array))
+            stack = ("layer",) * len(depth)
+            for end, matrix in (("a", (lora.rank, inputs)), ("b", (outputs, lora.rank))):
+                axes = (*stack, *PARAM_AXES[f"{name}_{end}"])
+                array = _start(matrix_key, (*depth, *matrix), axes, mesh, is_drawn=end == "a")
+                setattr(layers, f"{name}_{end}", nnx.LoRAParam(array))
         layers.lora = lora
+
+
+# Compiled once for all matrices of a shape.
+@partial(jax.jit, static_argnames=("shape", "axes", "mesh", "is_drawn"))
+def _start(
+    key: jax.Array, shape: Sequence[int], axes: Sequence[str], mesh: Mesh | None, *, is_drawn: bool
+) -> jax.Array:
+    start = jax.random.normal(key, shape) * shape[-1] ** -0.5 if is_drawn else jnp.zeros(shape)
+    return constrain(start, axes, mesh)
 
 
 def described(config: ModelConfig, *, lora: LoraConfig | None = None, **kinds: Any) -> Decoder:
