@@ -35,8 +35,8 @@ _TILE = 32
 # A CPU takes as long as there are rows and tokens, and compiles a program in seconds. Others read
 # all weights in the time that hundreds of rows take, and compile for minutes.
 ROWS = {"cpu": (4, 8, 16, 32, 64, 128, 256), "gpu": (), "tpu": ()}
-# The largest bounds the scores' memory. Each is a program; on a CPU more sizes would save a tenth of
-# a long prompt.
+# The largest bounds the scores' memory. Each is a program; more of them would save a CPU a tenth of
+# a long prompt's time.
 _PIECES = {"cpu": (64, 256), "gpu": (128, 512), "tpu": (128, 512)}
 
 

@@ -520,6 +520,16 @@ def test_programs_write_in_place_and_no_device_asks_another_for_a_token(shape):
     assert any(name in text for name in names) == ("tensor" in shape)
 
 
+def test_a_layer_is_traced_once_whatever_the_depth():
+    def products(layers: int) -> int:
+        sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, itemsize=4, mesh=None, room=1e9)
+        return (
+            lowered_programs(toy.model(layers=layers), sizes)["decode"].as_text().count("dot_gen")
+        )
+
+    assert products(2) == products(3) > 0
+
+
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_copy_is_split_over_as_few_devices_as_have_the_memory(tensor):
     params = nnx.state(toy.model())
