@@ -10,21 +10,21 @@ is far below the rounding of W. Only what is exported has the sum, in float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 
 from minirl.config import LoraConfig
 from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder, Layer
-from minirl.model.sharding import MATRICES, PARAM_AXES, constrain
+from minirl.model.sharding import MATRICES, PARAM_AXES, axes_sharding
 
 
 def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
@@ -58,19 +58,22 @@ def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
             matrix_key = jax.random.fold_in(key, MATRICES.index(name) + number * len(MATRICES))
             stack = ("layer",) * len(depth)
             for end, matrix in (("a", (lora.rank, inputs)), ("b", (outputs, lora.rank))):
-                axes = (*stack, *PARAM_AXES[f"{name}_{end}"])
-                array = _start(matrix_key, (*depth, *matrix), axes, mesh, is_drawn=end == "a")
-                setattr(layers, f"{name}_{end}", nnx.LoRAParam(array))
+                axes, shape = (*stack, *PARAM_AXES[f"{name}_{end}"]), (*depth, *matrix)
+                start = _start(shape, axes_sharding(axes, shape, mesh), is_drawn=end == "a")
+                setattr(layers, f"{name}_{end}", nnx.LoRAParam(start(matrix_key)))
         layers.lora = lora
 
 
-# Compiled once for all matrices of a shape.
-@partial(jax.jit, static_argnames=("shape", "axes", "mesh", "is_drawn"))
+@cache
 def _start(
-    key: jax.Array, shape: Sequence[int], axes: Sequence[str], mesh: Mesh | None, *, is_drawn: bool
-) -> jax.Array:
-    start = jax.random.normal(key, shape) * shape[-1] ** -0.5 if is_drawn else jnp.zeros(shape)
-    return constrain(start, axes, mesh)
+    shape: Sequence[int], sharding: NamedSharding | None, *, is_drawn: bool
+) -> Callable[[jax.Array], jax.Array]:
+    """Return the program that makes adapters of a shape of a key, one for all such matrices."""
+
+    def start(key: jax.Array) -> jax.Array:
+        return jax.random.normal(key, shape) * shape[-1] ** -0.5 if is_drawn else jnp.zeros(shape)
+
+    return jax.jit(start, out_shardings=sharding)
 
 
 def described(config: ModelConfig, *, lora: LoraConfig | None = None, **kinds: Any) -> Decoder:

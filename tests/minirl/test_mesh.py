@@ -14,7 +14,7 @@ from minirl.config.algorithms import Gspo
 from minirl.exchange import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import add_adapters
+from minirl.model.lora import add_adapters, trained
 from minirl.model.sharding import PARAM_AXES, make_mesh, param_path, param_shardings, row_parts
 from minirl.run.checkpoint import Checkpoints, read_params
 from tests.plain_model import arrays, assert_close, assert_near, assert_same
@@ -108,6 +108,16 @@ def test_the_table_knows_every_parameter():
     paths = [param_path(path) for path, _ in leaves]
     assert {path.rpartition(".")[2] for path in paths} == set(PARAM_AXES)
     assert {"layers.q", "layers.linear.in_qkv"} <= {*paths}
+
+
+def test_adapters_begin_in_their_places():
+    """As they are named there: to XLA the same place by another name is another program."""
+    model = toy.model()
+    model.mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    add_adapters(model, LoraConfig(), seed=0)
+    adapters = trained(model)
+    places = jax.tree.leaves(param_shardings(adapters, model.mesh))
+    assert [leaf.sharding for leaf in jax.tree.leaves(adapters)] == places
 
 
 def test_specs():
