@@ -112,11 +112,11 @@ def test_the_table_knows_every_parameter():
 
 def test_adapters_begin_in_their_places():
     """As they are named there: to XLA the same place by another name is another program."""
-    model = toy.model()
-    model.mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    model = toy.spread(toy.model(), mesh)
     add_adapters(model, LoraConfig(), seed=0)
     adapters = trained(model)
-    places = jax.tree.leaves(param_shardings(adapters, model.mesh))
+    places = jax.tree.leaves(param_shardings(adapters, mesh))
     assert [leaf.sharding for leaf in jax.tree.leaves(adapters)] == places
 
 

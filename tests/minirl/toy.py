@@ -103,9 +103,14 @@ class Tokenizer:
         return "".join(chr(61 + i) for i in ids)
 
 
-@functools.cache
 def model(seed: int = 0, layers: int = 2, *, hybrid: bool = False) -> Decoder:
-    """Make a decoder with clear preferences; drawn by NumPy, which compiles nothing.
+    """Make a decoder with clear preferences, whose modules no other test has changed."""
+    return nnx.merge(*_drawn(seed, layers, hybrid))
+
+
+@functools.cache
+def _drawn(seed: int, layers: int, hybrid: bool) -> tuple[Any, Any]:
+    """Draw its graph and parameters by NumPy, which compiles nothing.
 
     A hybrid's memory lasts: strong decays, whose logs sum to hundreds in a chunk, are rounded.
     """
@@ -117,7 +122,7 @@ def model(seed: int = 0, layers: int = 2, *, hybrid: bool = False) -> Decoder:
         mean = -3.0 if param_path(path).endswith("a_log") else 0.0
         return jnp.asarray(rng.normal(mean, 0.3, leaf.shape), jnp.float32)
 
-    return nnx.merge(graphdef, jax.tree.map_with_path(draw, shapes))
+    return graphdef, jax.tree.map_with_path(draw, shapes)
 
 
 def spread(source: Decoder, mesh: Any) -> Decoder:
