@@ -18,7 +18,7 @@ from sqlenv.config import AnswerConfig
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import first_refuting, is_right, judge_reply, witnesses_of
 from sqlenv.executor import Executor
-from sqlenv.types import Answer, Attempt, Example, MatchMode, Numbers, Table
+from sqlenv.types import Answer, Attempt, Example, MatchMode, Numbers, Table, describe_failure
 from sqlenv.witness.store import WitnessStore
 
 MODES: tuple[MatchMode, ...] = get_args(MatchMode)
@@ -70,6 +70,7 @@ class Workbench:
         alignment = self._progressive.align(example, sql)
         return {
             "status": predicted.status if is_transpiled else "not_transpiled",
+            **({"message": message} if (message := describe_failure(predicted)) else {}),
             **({"nondeterministic": True} if by_chance else {}),
             "ex": ex,
             "progress": {

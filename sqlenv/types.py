@@ -126,7 +126,17 @@ def describe_failure(result: Result) -> str:
         return result.message
     if isinstance(result, Denied):
         return f"not allowed: {result.what}"
-    return "the query takes too long or returns too much"
+    if isinstance(result, TimedOut):
+        return "the query takes too long"
+    return _TOO_LARGE[result.what]
+
+
+_TOO_LARGE: Mapping[str, str] = {
+    "rows": "the query returns too many rows",
+    "bytes": "the query returns too much",
+    "memory": "the query needs too much memory",
+    "sql": "the query is too long",
+}
 
 
 Observation = tuple[Message, ...]

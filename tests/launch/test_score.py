@@ -52,7 +52,13 @@ LOOP = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i FROM r) SELECT count
 
 def test_the_time_limit(database, capsys):
     main(["--db", str(database), "--gold", "SELECT 1", "--pred", LOOP, "--timeout-s", "0.2"])
-    assert json.loads(capsys.readouterr().out)["status"] == "timeout"
+    found = json.loads(capsys.readouterr().out)
+    assert (found["status"], found["message"]) == ("timeout", "the query takes too long")
+
+
+def test_a_failing_prediction_has_sqlite_s_message(database, capsys):
+    main(["--db", str(database), "--gold", "SELECT 1", "--pred", "SELECT no_such FROM emp"])
+    assert json.loads(capsys.readouterr().out)["message"] == "no such column: no_such"
 
 
 def test_a_failing_gold_is_named(database, capsys, caplog):

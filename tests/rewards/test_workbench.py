@@ -81,6 +81,8 @@ def test_all_families_say_the_same_of_last_bits(case, numbers, shifts, executor)
 def test_records(bench, database, case):
     record = bench.score(example(database, case["gold"]), case["pred"])
     assert record.pop("seconds") >= 0
+    message = record.pop("message", "")
+    assert bool(message) == (record["status"] != "ok")
     assert list(record) == ["status", "ex", "progress", "expo", "paverl", "astra"]
     rewards = [[each["clause"], each["reward"]] for each in record["expo"]["rewards"]]
     expected: dict[str, Any] = case["record"]
