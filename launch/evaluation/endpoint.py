@@ -337,7 +337,7 @@ class EndpointSource(Source):
         """Name the model, whose server may move, and how it is asked; not how replies are read."""
         calls = set(type(self.config.endpoint).model_fields) - _MANNERS
         limits = set(type(self.config.evaluation).model_fields) - {"wrapping"}
-        return {"endpoint": self.facts.model, **self._of_job(endpoint=calls, evaluation=limits)}
+        return {"model": self.facts.model, **self._of_job(endpoint=calls, evaluation=limits)}
 
     def answers(
         self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress

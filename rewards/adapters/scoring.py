@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from threading import Lock
 from typing import Annotated, Any, Literal
@@ -37,6 +37,7 @@ from sqlenv.types import (
     Table,
     describe_failure,
 )
+from sqlenv.witness.store import open_store
 
 _log = logging.getLogger(__name__)
 
@@ -106,15 +107,20 @@ class Scorer:
         # Of the forms that `any` reads the paper's own.
         form = "fence" if config.env.wrapping == "fence" else "sql_tag"
         self.feedback = partial(feedback, form=form)
+        self._witnesses = open_store(config.env)
         # What a trainer scores is over: nobody reads a diagnosis.
         self._judging = self.environment(config.env, lambda *_: ((), ""))
         self._told: set[object] = set()
 
     def environment(self, env: EnvConfig, told: Feedback | None = None) -> BaseEnvironment:
-        """Build an environment whose first prompt is the trainer's: it stands in the data."""
-        return build_environment(
+        """Build an environment whose first prompt is the trainer's: it stands in the data.
+
+        All share their witnesses, so that those of a question are made once.
+        """
+        made = build_environment(
             env, executor=self._executor, first_prompt=lambda _: (), feedback=told or self.feedback
         )
+        return replace(made, witnesses=self._witnesses)
 
     def score(self, example: Example, replies: Sequence[str]) -> Scored:
         """Score the replies of one episode, one a turn; no reply whatever raises.

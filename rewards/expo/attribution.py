@@ -68,15 +68,32 @@ def find_blamed(steps: Steps, golds: Steps, sought: Differences) -> frozenset[in
 
 
 def _blame_cut(steps: Steps, golds: Steps, sought: Differences) -> frozenset[int]:
-    """Blame LIMIT, or the ORDER BY before it, where the rows that they choose from are right."""
+    """Blame LIMIT, the ORDER BY before it, or both, where the rows that they choose from are
+    right.
+    """
     order, limit = steps.plan.order, steps.plan.limit
     is_cut = limit or (order and golds.plan.limit)
     if not is_cut or sought & OF_COLUMNS or not _is_right_before(steps, golds):
         return frozenset()
     is_size = len(steps.result.rows) == len(golds.result.rows)
     is_window = steps.window == golds.window if golds.plan.limit else is_size
+    if order and limit and not is_window and not _is_right_order(order, steps, golds):
+        return frozenset((*order.clauses, *limit.clauses))
     chosen = order if order and (is_window or not limit) else limit
     return frozenset(chosen.clauses if chosen else ())
+
+
+def _is_right_order(order: Step, steps: Steps, golds: Steps) -> bool:
+    """Tell whether the gold query's rows are those that its own LIMIT would take from the rows as
+    the prediction orders them; True where that cannot be told.
+    """
+    rows, gold = steps.rows(order), golds.result
+    start = int(golds.window[1]) if golds.window[1].isdigit() else 0
+    if rows is None or len(rows.rows) < start + len(gold.rows):
+        return True
+    chosen = Table(rows.columns, rows.rows[start : start + len(gold.rows)])
+    found = steps.differences(gold, order, steps.named(order, chosen))
+    return not (found if golds.plan.order else found - _ORDER)
 
 
 def _is_right_before(steps: Steps, golds: Steps) -> bool:

@@ -42,7 +42,10 @@ INCORRECT = (-0.5, 0.5)  # of blamed and of other clauses where the result is wr
 ERROR = (-1.5, -0.5)  # the same where the query fails (equation 3)
 FORMAT_FAIL = -1.5  # reward of a whole reply that breaks the format
 MAX_STEPS = 20_000_000
-"""Steps of SQLite's virtual machine that an intermediate query may take: 0.1 to 0.2 s."""
+"""Steps of SQLite's virtual machine that an intermediate query may take, 0.1 to 0.2 s; a share of
+them where a query has more than `MANY_CLAUSES`, so that their number costs nothing.
+"""
+MANY_CLAUSES = 16
 _REMEMBERED = 4096
 
 
@@ -162,7 +165,8 @@ class ExpoReward:
             blamed = with_items(sql, blamed) if len(blamed) == 1 else frozenset[int]()
             return ClauseVerdict("incorrect", clauses, blamed, sought)
 
-        ask = partial(self._executor.execute, max_steps=MAX_STEPS)
+        max_steps = MAX_STEPS * MANY_CLAUSES // max(len(clauses), MANY_CLAUSES)
+        ask = partial(self._executor.execute, max_steps=max_steps)
         run = partial(run_in_dialect, ask, example)
         steps = Steps(sql, predicted, run, self._numbers)
         if self._config.attribution == "execution":

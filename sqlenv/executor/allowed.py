@@ -33,8 +33,10 @@ WHERE sql NOT LIKE 'create index %' AND sql NOT LIKE 'create unique index %'
     AND sql NOT LIKE 'create trigger %'
 """
 CHANCE = frozenset({"random", "randomblob"})  # functions whose value cannot be foreseen
-SCANS = frozenset({"glob", "instr", "like", "replace"})
-"""Those that look at one text from each place of another."""
+SCANS = frozenset({"glob", "instr", "like", "ltrim", "replace", "rtrim", "trim"})
+"""Those whose one call may take milliseconds: they look at one text from each place of another, or,
+to trim, at each character in Python.
+"""
 SQUARES = frozenset({"json_patch", "json_pretty", "jsonb_patch"})
 """Those that look at one member of an object for each of another, or indent each level anew."""
 _NAMES = """

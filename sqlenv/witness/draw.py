@@ -47,10 +47,13 @@ def draw_witnesses(
 
     Raises:
         UserError: The file is no readable database.
+        apsw.NoMemError: Queries of models have had all the memory for seconds.
     """
     try:
         found = with_memory(lambda: list(_draw(gold, database, mode, count + _SPARE)))
         why = "the gold query cannot be parsed, fails or is undecided on every variant"
+    except apsw.NoMemError:
+        raise
     except (apsw.Error, UnicodeDecodeError) as error:
         found, why = [], f"SQLite cannot make a variant: {error}"
     if not found:
@@ -157,6 +160,8 @@ def _limited(gold: str) -> tuple[tuple[str, int, int], ...]:
         is_plain = not (select.args.get("distinct") or select.args.get("offset"))
         if order and is_plain and isinstance(limit, exp.Limit) and limit.expression.is_int:
             keys = [one.this for one in order.expressions]
+            if select.is_star and any(key.is_int for key in keys):
+                continue  # the number of a column of `*`
             keys = [select.selects[int(key.name) - 1] if key.is_int else key for key in keys]
             whole = select.select(*(key.unalias() for key in keys))
             whole.set("limit", None)

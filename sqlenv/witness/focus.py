@@ -31,12 +31,14 @@ class Focus:
         constants: What it compares columns with, and the next numbers.
         longer_texts: Texts that contain one of these.
         links: Pairs of columns that it says to be equal.
+        divisors: Columns that it divides by, which are never 0 to whoever wrote it.
     """
 
     tables: frozenset[str]
     constants: Mapping[ColumnKey, tuple[Value, ...]]
     longer_texts: Mapping[ColumnKey, tuple[str, ...]]
     links: tuple[tuple[ColumnKey, ColumnKey], ...]
+    divisors: frozenset[ColumnKey]
 
 
 def focus_of(sql: str, source: SourceDatabase) -> Focus | None:
@@ -59,6 +61,7 @@ def focus_of(sql: str, source: SourceDatabase) -> Focus | None:
             place: tuple(_containing(found, values[place])) for place, found in fitting.items()
         },
         links=tuple(_links(tree, columns)),
+        divisors=frozenset(_divisors(tree, columns)),
     )
 
 
@@ -135,11 +138,18 @@ def _links(tree: exp.Expression, columns: ColumnNames) -> Iterator[tuple[ColumnK
     for node in tree.find_all(exp.EQ, exp.In):
         other = node.args.get("expression")
         if (query := node.args.get("query")) and isinstance(query.this, exp.Select):
-            other = query.this.selects[0]
+            other = next(iter(query.this.selects), None)
         if isinstance(node.this, exp.Column) and isinstance(other, exp.Column):
             one, two = column_key(node.this, columns), column_key(other, columns)
             if one and two and one[0] != two[0]:
                 yield one, two
+
+
+def _divisors(tree: exp.Expression, columns: ColumnNames) -> Iterator[ColumnKey]:
+    for division in tree.find_all(exp.Div):
+        for column in division.expression.find_all(exp.Column):
+            if place := column_key(column, columns):
+                yield place
 
 
 def read_tree(sql: str, columns: ColumnNames) -> exp.Expression | None:

@@ -21,6 +21,7 @@ _SAMPLED = 120  # rows of a table that variants choose from
 _SCANNED = 20_000
 _FEWEST_NUMBERS = 3
 _INVENTED = 50  # rows of an empty table
+_LONGEST = 2_000  # characters or bytes of a value: no condition looks at more, and photos are large
 _FEWEST_ROWS = 100  # of fewer, chance alone may keep the values of a column apart
 
 
@@ -38,7 +39,8 @@ class SourceTable:
         has_null: By column, whether the rows hold NULL.
         beyond: By column, numbers that a condition which all rows meet may leave out: 0 where all
             are above it, and the one above the largest; none of what has few numbers, as flags do.
-        rows: Some of the rows, from all over the table; of an empty one such as its types allow.
+        rows: Some of the rows, from all over the table, the beginnings of long values; of an empty
+            one such as its types allow.
     """
 
     name: str
@@ -129,7 +131,9 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
     unique = tuple(dict.fromkeys(_declared(connection, name, keys)))
     step = max(1, total // _SAMPLED)  # rows at even distances
     rows = connection.execute(f"SELECT {cells} FROM {quoted(name)}")
-    some = tuple(itertools.islice(rows, 0, _SAMPLED * step, step))
+    some = tuple(
+        tuple(map(_shortened, row)) for row in itertools.islice(rows, 0, _SAMPLED * step, step)
+    )
 
     def repeats(these: str) -> bool:
         distinct = f"SELECT DISTINCT {these} FROM {scanned}"
@@ -150,6 +154,10 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
         tuple(_beyond({row[at] for row in some} - {None}) for at in range(len(columns))),
         some,
     )
+
+
+def _shortened(value: Value) -> Value:
+    return value[:_LONGEST] if isinstance(value, str | bytes) else value
 
 
 def _invented(types: Mapping[str, str]) -> Iterator[Row]:

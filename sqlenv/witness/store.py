@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import get_args
+
+import apsw
 
 from sqlenv.cache import DiskCache, content_key, shared_cache
 from sqlenv.config import AnswerConfig
@@ -15,7 +18,9 @@ from sqlenv.executor.database import fingerprint
 from sqlenv.types import ExecutionMatch, MatchMode
 from sqlenv.witness.draw import draw_witnesses
 
-VERSION = 11
+_log = logging.getLogger(__name__)
+
+VERSION = 12
 """Of how witnesses are made: another one makes them anew."""
 _MODE_OF: Mapping[ExecutionMatch, MatchMode] = {
     "bird_ex": "set",
@@ -48,7 +53,8 @@ class WitnessStore:
 
     def of(self, database: Path, gold: str) -> tuple[Path, ...]:
         """Return the witnesses of a gold query of SQLite, as database files; none where none can
-        be made, and the question is judged on its own database alone.
+        be made, and the question is judged on its own database alone. What lacks memory now is made
+        when it is asked for again.
 
         Raises:
             UserError: The database cannot be read.
@@ -61,7 +67,11 @@ class WitnessStore:
         if found is None or not all(map(Path.exists, found)):  # the cache drops the oldest
             # Of one gold query at a time; others do not wait.
             with self._making.setdefault(key, threading.Lock()):
-                found = self._found[key] = self._files(key, database, gold)
+                try:
+                    found = self._found[key] = self._files(key, database, gold)
+                except apsw.NoMemError:
+                    _log.warning("%s: no memory for witnesses of a gold query", database.stem)
+                    return ()
         return found
 
     def _files(self, key: str, database: Path, gold: str) -> tuple[Path, ...]:

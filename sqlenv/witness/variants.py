@@ -74,7 +74,8 @@ def _rows(table: SourceTable, focus: Focus, draw: random.Random) -> TableRows:
     for at, column in enumerate(table.columns):
         place = (name, column.lower())
         constants = focus.constants.get(place, ())
-        others = (*focus.longer_texts.get(place, ()), *table.beyond[at])
+        beyond = [one for one in table.beyond[at] if one or place not in focus.divisors]
+        others = (*focus.longer_texts.get(place, ()), *beyond)
         others = others if draw.random() < _WITH_OTHERS else ()
         values = [row[at] for row in rows]
         if (at,) in table.unique:

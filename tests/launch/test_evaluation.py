@@ -11,8 +11,9 @@ from launch import cli
 from launch import eval as command
 from launch.config import load_config
 from launch.evaluation.answers import GREEDY, Sampled
+from launch.evaluation.endpoint import EndpointSource
 from launch.evaluation.questions import own_set, rule_of
-from launch.evaluation.results import as_json, read_report, write_result
+from launch.evaluation.results import ModelFacts, as_json, read_report, write_result
 from launch.evaluation.sampling import CheckpointSource
 from launch.policy import policy_in
 from launch.records import answer_line, write_answers
@@ -133,6 +134,16 @@ def test_other_settings_are_another_evaluation(measure, words, name):
     measure()
     with pytest.raises(UserError, match=rf"other settings \({name} is .* there and .* here\)"):
         measure(*words)
+
+
+def test_another_model_of_an_endpoint_is_another_evaluation(place):
+    config = load_config(str(place / "job.yaml"), ())
+    url = "http://127.0.0.1:9/v1"
+    one, other = (
+        EndpointSource(config, GREEDY, ModelFacts("same", name), url).settings("test")
+        for name in ("m/one", "m/two")
+    )
+    assert {key for key in one if one[key] != other[key]} == {"model"}
 
 
 @pytest.mark.parametrize(

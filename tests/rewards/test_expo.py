@@ -20,7 +20,7 @@ from rewards.expo.attribution import find_blamed
 from rewards.expo.clauses import KINDS, WHOLE, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
-from rewards.expo.reward import ExpoReward
+from rewards.expo.reward import MAX_STEPS, ExpoReward
 from rewards.expo.steps import Steps, plan_steps
 from sqlenv.config import AnswerConfig
 from sqlenv.envs.single_turn import judge_reply
@@ -306,6 +306,22 @@ def test_rewards_by_setting(settings, wrong, failing, play, executor):
     reward = reward_of(executor, **settings)
     for sql, expected in ((WRONG, wrong), (FAILING, failing), (GOLD, [1.5] * 3)):
         assert reward.clause_rewards(verdict_of(reward, play(REPLY.format(sql)))) == expected
+
+
+def test_a_query_of_many_clauses_costs_no_more_steps_of_sqlite(play, executor, monkeypatch):
+    asked = []
+
+    def execute(path, sql, *, max_steps=None, run=executor.execute):
+        asked.append(max_steps)
+        return run(path, sql, max_steps=max_steps)
+
+    monkeypatch.setattr(executor, "execute", execute)
+    for operands in (2, 200):
+        query = " UNION ALL ".join(f"SELECT {n} FROM emp WHERE sal > 40" for n in range(operands))
+        verdict_of(reward_of(executor), play(REPLY.format(query)))
+    spent = [steps for steps in asked if steps]
+    assert len(spent) > 200
+    assert sum(spent) < 40 * MAX_STEPS
 
 
 @pytest.mark.parametrize("reply", ["I do not know.", "<sql>SELECT 1", "<sql> \n </sql>"])

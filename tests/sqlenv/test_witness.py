@@ -142,7 +142,7 @@ def test_an_empty_table_gets_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ODD)
 def test_odd_databases_have_witnesses(tmp_path: Path, name: str) -> None:
     script, gold = ODD[name]
-    database = make_file(tmp_path / "odd.sqlite", script)
+    database = make_file(tmp_path / "odd.sqlite", script or SHOP)
     found = draw_witnesses(gold, database)
     assert found
 
@@ -210,6 +210,31 @@ def test_a_query_that_has_all_memory_for_a_moment_costs_no_witness(tmp_path: Pat
             assert draw_witnesses("SELECT name FROM owner", database) == wanted
         finally:
             timer.join()
+
+
+def test_what_lacks_memory_is_made_when_it_is_asked_for_again(
+    shop: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starve(*_: object, **__: object) -> tuple[bytes, ...]:
+        raise apsw.NoMemError("out of memory")
+
+    store = WitnessStore(cache, match="set", count=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("sqlenv.witness.store.draw_witnesses", starve)
+        assert store.of(shop, SUM) == ()
+    assert len(store.of(shop, SUM)) == 2
+
+
+def test_witnesses_of_photos_are_small(tmp_path: Path) -> None:
+    script = (
+        "CREATE TABLE photo (id INTEGER PRIMARY KEY, name TEXT, body BLOB); WITH r(n) AS (SELECT 1 "
+        "UNION ALL SELECT n + 1 FROM r LIMIT 40) "
+        "INSERT INTO photo SELECT n, 'p' || n, randomblob(100000) FROM r"
+    )
+    database = make_file(tmp_path / "photos.sqlite", script)
+    found = draw_witnesses("SELECT name FROM photo WHERE body IS NOT NULL AND id > 3", database)
+    assert len(found) == 8
+    assert max(map(len, found)) < 200_000
 
 
 def test_witnesses_of_spiders_rule_know_no_distinct(shop: Path, cache: DiskCache) -> None:
