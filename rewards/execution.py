@@ -48,8 +48,9 @@ def gold_result(executor: Executor, example: Example) -> Result:
 
 
 def on_witness(example: Example, attempt: Attempt) -> tuple[Example, Attempt]:
-    """Return a question and an attempt at it as every family scores them: on the question's own
-    database or, where a witness refutes the query, on that witness.
+    """Return a question and an attempt at it as families score them: on the question's own
+    database or, where a witness refutes the query, on that witness. Whether it runs is asked on its
+    own.
     """
     if (found := attempt.refuted) is None:
         return example, attempt

@@ -33,7 +33,7 @@ SUITED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "su
 """Comparators that run on a test suite."""
 WITNESS = "witness"
 """Measure: right by the first rule of execution that is asked for (`rule_of`), on the question's
-database and on small ones that tell its gold query from those near it (`sqlenv.witness`)."""
+database and on its gold query's witnesses (`sqlenv.witness`)."""
 MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL, *TEXTUAL, WITNESS)
 """All measures."""
 

@@ -37,7 +37,7 @@ def test_other_scores_have_the_bootstraps_interval():
     assert mean_interval([0.5, 0.0] * 4, seed=3) == (1 / 16, 7 / 16)
     gain = paired_difference([0.0] * 8, [0.5, 0.0] * 4)
     assert gain.ci95 == (1 / 16, 7 / 16)
-    # Where all are alike there is nothing to draw from; what may be above 1 (R-VES) is no share.
+    # Where all are alike there is nothing to draw from; what may be above 1 is no share.
     assert mean_interval([0.5] * 4) == wilson(0.5, 4)
     assert mean_interval([1.25] * 4) == (1.25, 1.25)
     alike = paired_difference([0.5] * 4, [0.75] * 4)
