@@ -1,8 +1,8 @@
 """Hugging Face folders of models: safetensors files and their index, PEFT adapters.
 
 Parameters have the shapes of the files, so that reading, writing and pushing weights to servers is
-a matter of names: `_NAMES` is the only table. A parameter that stacks layers is one tensor a layer
-in the files.
+a matter of names (`minirl.model.sharding.FILE_NAMES`). A parameter that stacks layers is one tensor
+a layer in the files.
 
 Of Qwen3.5 the decoder is read and written: its vision tower and its prediction of several tokens
 are passed over, and what is written is the decoder alone, as transformers writes it.
@@ -45,6 +45,7 @@ from minirl.model.config import (
 from minirl.model.decoder import Decoder
 from minirl.model.lora import described, merged_tensors, split
 from minirl.model.sharding import (
+    FILE_NAMES,
     MATRICES,
     constrain_params,
     param_path,
@@ -55,46 +56,11 @@ from minirl.run.files import appearing, naming
 
 _log = logging.getLogger(__name__)
 
-# Last part of a parameter's path -> its name in the files, for layers within `model.layers.N.`.
-_NAMES = {
-    "embed": "model.embed_tokens.weight",
-    "unembed": "lm_head.weight",
-    "final_norm": "model.norm.weight",
-    "attn_norm": "input_layernorm.weight",
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "o": "self_attn.o_proj.weight",
-    "q_bias": "self_attn.q_proj.bias",
-    "k_bias": "self_attn.k_proj.bias",
-    "v_bias": "self_attn.v_proj.bias",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "in_qkv": "linear_attn.in_proj_qkv.weight",
-    "in_z": "linear_attn.in_proj_z.weight",
-    "in_b": "linear_attn.in_proj_b.weight",
-    "in_a": "linear_attn.in_proj_a.weight",
-    "conv": "linear_attn.conv1d.weight",
-    "a_log": "linear_attn.A_log",
-    "dt_bias": "linear_attn.dt_bias",
-    "out_norm": "linear_attn.norm.weight",
-    "out": "linear_attn.out_proj.weight",
-}
 # What files in 16 bits have in 32.
-_FULL = tuple(_NAMES[name] for name in ("a_log", "out_norm"))
+_FULL = tuple(FILE_NAMES[name] for name in ("a_log", "out_norm"))
 # Before the names of a decoder that has a vision tower beside it, and without one.
 _INNER, _OUTER = "model.language_model.", "model."
-# Adapters have PEFT's names.
-for _name in MATRICES:
-    for _end in "ab":
-        _suffix = f"lora_{_end.upper()}.weight"
-        _NAMES[f"{_name}_{_end}"] = _NAMES[_name].removesuffix("weight") + _suffix
-
-# Before them, in files of adapters.
+# Before those of adapters.
 _PEFT = "base_model.model."
 
 MAX_SHARD_BYTES = 2_000_000_000
@@ -121,24 +87,22 @@ Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Iterable[tuple[str, np.ndarray]]
 
 
-def tensor_names(path: str, shape: tuple[int, ...]) -> list[str]:
-    """Return the names in the files of a parameter: one, or one a layer where it is stacked."""
+def tensor_names(path: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the names in the files of a parameter, each with where that tensor lies in it: one, or
+    one a layer where it is stacked.
+    """
     owner, _, last = path.rpartition(".")
     stack = shape[: stack_axes(path, len(shape))]
     if not stack:
-        return [f"model.{owner}.{_NAMES[last]}" if owner else _NAMES[last]]
+        return {f"model.{owner}.{FILE_NAMES[last]}" if owner else FILE_NAMES[last]: ()}
     # Of a hybrid: whole periods, with several linear layers before one of full attention.
     layers = range(math.prod(stack))
     if owner == "layers.full":
         layers = [PERIOD * period + PERIOD - 1 for period in layers]
     elif owner == "layers.linear":
         layers = [PERIOD * period + n for period in range(stack[0]) for n in range(stack[1])]
-    return [f"model.layers.{layer}.{_NAMES[last]}" for layer in layers]
-
-
-def stack_indices(path: str, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield where each of a parameter's tensors (`tensor_names`) lies in it; () for one."""
-    return np.ndindex(shape[: stack_axes(path, len(shape))])
+    names = (f"model.layers.{layer}.{FILE_NAMES[last]}" for layer in layers)
+    return dict(zip(names, np.ndindex(stack), strict=True))
 
 
 def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
@@ -156,12 +120,9 @@ def tensors(params: nnx.State) -> Iterator[tuple[str, np.ndarray]]:
     files, one by one.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
-        name = param_path(path)
-        names = tensor_names(name, leaf.shape)
         # Not by iteration: JAX would copy a hundred layers at a time.
-        indices = stack_indices(name, leaf.shape)
-        for tensor_name, index in zip(names, indices, strict=True):
-            yield tensor_name, np.asarray(leaf[(*index, ...)])
+        for name, index in tensor_names(param_path(path), leaf.shape).items():
+            yield name, np.asarray(leaf[(*index, ...)])
 
 
 def shapes_of(folder: Path) -> nnx.State:
@@ -217,15 +178,14 @@ def load(
 
     def read(path: Any, leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
         name = param_path(path)
-        names = zip(stack_indices(name, leaf.shape), tensor_names(name, leaf.shape), strict=True)
         # No mesh splits what stacks layers.
-        names, depth = [*names], stack_axes(name, leaf.ndim)
+        names, depth = tensor_names(name, leaf.shape), stack_axes(name, leaf.ndim)
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             index = index or (slice(None),) * leaf.ndim
             cuts = [slice(*cut.indices(size)) for cut, size in zip(index, leaf.shape, strict=True)]
             array = np.empty([cut.stop - cut.start for cut in cuts], leaf.dtype)
-            for layer, tensor in names:
+            for tensor, layer in names.items():
                 array[(*layer, ...)] = _read_tensor(files, tensor, cuts[depth:])
             return array
 
@@ -407,7 +367,7 @@ def write_adapter(
 
 def full_matrices() -> list[str]:
     """Return the names in the files of the matrices of layers with full attention."""
-    names = (_NAMES[name] for name in MATRICES)
+    names = (FILE_NAMES[name] for name in MATRICES)
     return [name for name in names if not name.startswith("linear_attn.")]
 
 
@@ -416,7 +376,7 @@ def target_modules(lora: LoraConfig, names: Iterable[str]) -> list[str]:
     has tensors of these names.
     """
     there = {part for name in names for part in name.split(".")}
-    modules = (_NAMES[name].split(".")[1] for name in dict.fromkeys(lora.targets))
+    modules = (FILE_NAMES[name].split(".")[1] for name in dict.fromkeys(lora.targets))
     return [module for module in modules if module in there]
 
 

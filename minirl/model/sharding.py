@@ -19,58 +19,54 @@ MESH_AXES = ("data", "fsdp", "tensor")
 # Logical axis -> the mesh axes that split it; None is never split.
 _SPLIT_BY: dict[str, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
-    "layer": None,
-    # The model's width in activations; that of weights is split.
-    "model": None,
-    "vocab": "tensor",
     "width": "fsdp",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "head_size": None,
-    "position": None,
-    "ff": "tensor",
-    "norm": None,
-    "rank": None,
-    "tap": None,
+    **dict.fromkeys(("vocab", "heads", "kv_heads", "ff"), "tensor"),
+    # `model` is the model's width in activations; that of weights is split.
+    **dict.fromkeys(("layer", "model", "head_size", "position", "norm", "rank", "tap")),
 }
 
-# Last part of a parameter's path -> its logical axes, in the order of its shape; those of stacked
-# layers have "layer" before them. `heads` and `kv_heads` count heads times their size here.
-PARAM_AXES: dict[str, tuple[str, ...]] = {
-    "embed": ("vocab", "width"),
-    "unembed": ("vocab", "width"),
-    "final_norm": ("norm",),
-    "attn_norm": ("norm",),
-    "q": ("heads", "width"),
-    "k": ("kv_heads", "width"),
-    "v": ("kv_heads", "width"),
-    "o": ("width", "heads"),
-    "q_bias": ("heads",),
-    "k_bias": ("kv_heads",),
-    "v_bias": ("kv_heads",),
-    "q_norm": ("norm",),
-    "k_norm": ("norm",),
-    "mlp_norm": ("norm",),
-    "gate": ("ff", "width"),
-    "up": ("ff", "width"),
-    "down": ("width", "ff"),
+# Last part of a parameter's path -> its name in Hugging Face's files, for layers within
+# `model.layers.N.`, and its logical axes, in the order of its shape; those of stacked layers have
+# "layer" before them. `heads` and `kv_heads` count heads times their size here.
+_PARAMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "embed": ("model.embed_tokens.weight", ("vocab", "width")),
+    "unembed": ("lm_head.weight", ("vocab", "width")),
+    "final_norm": ("model.norm.weight", ("norm",)),
+    "attn_norm": ("input_layernorm.weight", ("norm",)),
+    "q": ("self_attn.q_proj.weight", ("heads", "width")),
+    "k": ("self_attn.k_proj.weight", ("kv_heads", "width")),
+    "v": ("self_attn.v_proj.weight", ("kv_heads", "width")),
+    "o": ("self_attn.o_proj.weight", ("width", "heads")),
+    "q_bias": ("self_attn.q_proj.bias", ("heads",)),
+    "k_bias": ("self_attn.k_proj.bias", ("kv_heads",)),
+    "v_bias": ("self_attn.v_proj.bias", ("kv_heads",)),
+    "q_norm": ("self_attn.q_norm.weight", ("norm",)),
+    "k_norm": ("self_attn.k_norm.weight", ("norm",)),
+    "mlp_norm": ("post_attention_layernorm.weight", ("norm",)),
+    "gate": ("mlp.gate_proj.weight", ("ff", "width")),
+    "up": ("mlp.up_proj.weight", ("ff", "width")),
+    "down": ("mlp.down_proj.weight", ("width", "ff")),
     # Of linear attention.
-    "in_qkv": ("heads", "width"),
-    "in_z": ("heads", "width"),
-    "in_b": ("heads", "width"),
-    "in_a": ("heads", "width"),
-    "conv": ("heads", "tap", "tap"),
-    "a_log": ("heads",),
-    "dt_bias": ("heads",),
-    "out_norm": ("norm",),
-    "out": ("width", "heads"),
+    "in_qkv": ("linear_attn.in_proj_qkv.weight", ("heads", "width")),
+    "in_z": ("linear_attn.in_proj_z.weight", ("heads", "width")),
+    "in_b": ("linear_attn.in_proj_b.weight", ("heads", "width")),
+    "in_a": ("linear_attn.in_proj_a.weight", ("heads", "width")),
+    "conv": ("linear_attn.conv1d.weight", ("heads", "tap", "tap")),
+    "a_log": ("linear_attn.A_log", ("heads",)),
+    "dt_bias": ("linear_attn.dt_bias", ("heads",)),
+    "out_norm": ("linear_attn.norm.weight", ("norm",)),
+    "out": ("linear_attn.out_proj.weight", ("width", "heads")),
 }
-# The matrices of a layer, [out, in], that are trained as such; each may have an adapter B A.
+# The matrices of a layer, [out, in], that are trained as such; each may have an adapter B A, under
+# PEFT's names.
 MATRICES: tuple[str, ...] = get_args(Matrix)
 for _name in MATRICES:
-    _out, _in = PARAM_AXES[_name]
-    PARAM_AXES[f"{_name}_a"] = ("rank", _in)
-    PARAM_AXES[f"{_name}_b"] = (_out, "rank")
+    _file, (_out, _in) = _PARAMS[_name]
+    for _end, _axes in (("a", ("rank", _in)), ("b", (_out, "rank"))):
+        _own = _file.removesuffix("weight") + f"lora_{_end.upper()}.weight"
+        _PARAMS[f"{_name}_{_end}"] = (_own, _axes)
+FILE_NAMES = {name: file for name, (file, _) in _PARAMS.items()}
+PARAM_AXES = {name: axes for name, (_, axes) in _PARAMS.items()}
 
 
 def make_mesh(sizes: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:

@@ -20,7 +20,6 @@ from minirl.model.config import Hybrid
 from minirl.model.huggingface import (
     file_type,
     full_matrices,
-    stack_indices,
     target_modules,
     tensor_names,
     tensor_shapes,
@@ -143,12 +142,11 @@ def whole_tensors(params: nnx.State, dtype: Any) -> Iterator[tuple[str, jax.Arra
     Parameters that hold all layers are gathered one layer at a time.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
-        sharding, name = leaf.sharding, param_path(path)
+        sharding = leaf.sharding
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
-        names, indices = tensor_names(name, leaf.shape), stack_indices(name, leaf.shape)
-        gather = _gather(file_type(names[0], dtype), sharding)
-        for tensor, index in zip(names, indices, strict=True):
+        for tensor, index in tensor_names(param_path(path), leaf.shape).items():
+            gather = _gather(file_type(tensor, dtype), sharding)
             whole = gather(leaf, index)
             # One that is not computed yet has memory of its own already.
             yield tensor, whole.block_until_ready().addressable_data(0)
