@@ -11,6 +11,7 @@ of its own and numbers both from 0: nothing of the cache travels. Heads are spli
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ def plan_cache(
     config: SamplerConfig,
     *,
     group_size: int,
-    itemsize: int,
+    dtype: Any,
     mesh: Mesh | None,
     room: float,
 ) -> CacheShape:
@@ -107,18 +108,15 @@ def plan_cache(
     lengths = [_rounded(config.max_prompt_tokens - 1), _rounded(config.max_response_tokens)]
     platform = platform_of(mesh)
     pieces = tuple(sorted({min(size, lengths[0]) for size in _PIECES[platform]}))
-    of_token = token_bytes(model, itemsize=itemsize, mesh=mesh)
-    row_bytes = _row_bytes(model, itemsize=itemsize, mesh=mesh)
 
     def shape(slots: int) -> CacheShape:
         group = min(group_size, slots)
         prompts = min(slots, 2 * -(-slots // group))
         rows = (*(size for size in ROWS[platform] if size < slots), slots)
-        return CacheShape(parts, slots, group, prompts, *lengths, rows, pieces, row_bytes > 0)
+        return CacheShape(parts, slots, group, prompts, *lengths, rows, pieces, bool(model.hybrid))
 
     def size(slots: int) -> float:
-        planned = shape(slots)
-        return planned.tokens * of_token + (planned.prompts + planned.slots) * row_bytes
+        return device_bytes(cache_shapes(shape(slots), model, dtype=dtype, mesh=mesh))
 
     least = size(1)
     limit = max(room, least) if config.cache_gb is None else config.cache_gb * GB
@@ -129,7 +127,7 @@ def plan_cache(
             f"{math.ceil(least / GB * 100) / 100:g} or more, or lower sampler.max_prompt_tokens "
             "and sampler.max_response_tokens"
         )
-    return shape(next(n for n in range(most, 0, -1) if size(n) <= limit))
+    return shape(bisect(range(1, most + 1), limit, key=size))
 
 
 def _rounded(tokens: int) -> int:
@@ -142,14 +140,6 @@ def token_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int:
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     heads = heads if heads % tensor else heads // tensor
     return 2 * model.full_layers * heads * model.head_dim * itemsize
-
-
-def _row_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int:
-    """Return the bytes of the states of a prompt or slot, in all layers, on each device."""
-    if model.hybrid is None:
-        return 0
-    of_parts = state_shapes(model, row_parts(mesh), f"uint{8 * itemsize}", mesh)
-    return (model.num_hidden_layers - model.full_layers) * int(device_bytes(of_parts))
 
 
 def cache_room(memory_bytes: float, *, held_bytes: float, platform: str) -> float:

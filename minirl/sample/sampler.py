@@ -74,9 +74,8 @@ def size_cache(
     copy, platform = copy_shapes(nnx.state(model), mesh, model.dtype), platform_of(mesh)
     held_bytes += device_bytes(copy)
     room = cache_room(memory_bytes, held_bytes=held_bytes, platform=platform)
-    itemsize = np.dtype(model.dtype).itemsize
     shape = plan_cache(
-        model.config, config, group_size=group_size, itemsize=itemsize, mesh=mesh, room=room
+        model.config, config, group_size=group_size, dtype=model.dtype, mesh=mesh, room=room
     )
     return shape, room
 

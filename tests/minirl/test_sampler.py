@@ -418,7 +418,7 @@ TOKEN_BYTES = 2 * 2 * 2 * 8 * 4
 
 def plan(config, gb, *, mesh=None, room=1e9):
     settings = SIZES.model_copy(update={"cache_gb": gb})
-    return plan_cache(config, settings, group_size=4, itemsize=4, mesh=mesh, room=room)
+    return plan_cache(config, settings, group_size=4, dtype=np.float32, mesh=mesh, room=room)
 
 
 # Groups that share a prompt and single episodes, sampled and greedy. The order of the cache is that
@@ -506,7 +506,7 @@ def test_programs_write_in_place_and_no_device_asks_another_for_a_token(shape):
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), weights)
     model = nnx.merge(graph, with_shardings(like, mesh))
     model.mesh = mesh
-    sizes = plan_cache(toy.HYBRID, SIZES, group_size=2, itemsize=4, mesh=mesh, room=1e9)
+    sizes = plan_cache(toy.HYBRID, SIZES, group_size=2, dtype=np.float32, mesh=mesh, room=1e9)
     calls = lowered_programs(model, sizes)
     fill, decode = (calls[name].compile() for name in ("fill", "decode"))
     arrays = cache_shapes(sizes, toy.HYBRID, dtype=np.float32, mesh=mesh)
@@ -522,7 +522,7 @@ def test_programs_write_in_place_and_no_device_asks_another_for_a_token(shape):
 
 def test_a_layer_is_traced_once_whatever_the_depth():
     def products(layers: int) -> int:
-        sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, itemsize=4, mesh=None, room=1e9)
+        sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, dtype=np.float32, mesh=None, room=1e9)
         decode = lowered_programs(toy.model(layers=layers), sizes)["decode"]
         return decode.as_text().count("dot_general")
 
