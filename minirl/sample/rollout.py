@@ -68,8 +68,9 @@ def flatten(trajectory: Trajectory) -> TokenRow:
 
 @dataclass(slots=True)
 class _Play:
-    """An episode being played; `ended` is None until it is over."""
+    """An episode being played, of the example `n`; `ended` is None until it is over."""
 
+    n: int
     number: int
     state: Any
     observation: list[int]
@@ -77,10 +78,6 @@ class _Play:
     prompt_length: int
     turns: list[Turn] = field(default_factory=list)
     ended: Literal["done", "budget", "failed"] | None = None
-
-    def finished(self, state: Any) -> None:
-        """Keep what was made of the state of an episode that is over."""
-        self.state = state
 
     def trajectory(self) -> Trajectory:
         assert self.ended in ("done", "budget")
@@ -214,23 +211,17 @@ class Rollout:
         results = list(compress(self._calls, is_taken))
         self._calls = [call for call, taken in zip(self._calls, is_taken, strict=True) if not taken]
         for n, then, future, _ in results:
-            is_dropped = n in self._groups and not self._groups[n]
-            if not is_dropped and (error := self._failure(future)) is not None:
-                self._drop(n, error)
-            elif not is_dropped:
+            if n in self._groups and not self._groups[n]:  # dropped since
+                continue
+            error = future.exception()
+            if self.failed is not None and isinstance(error, Exception):
+                self.failed(n, error)
+                self._drop(n)
+            else:  # raises an error for which no group may be dropped
                 then(future.result())
 
-    def _failure(self, future: Future[Any]) -> Exception | None:
-        """Return what an environment raised; what is no failure, or nobody's to drop, is raised."""
-        error = future.exception()
-        if error is not None and (self.failed is None or not isinstance(error, Exception)):
-            raise error
-        return error
-
-    def _drop(self, n: int, error: Exception) -> None:
+    def _drop(self, n: int) -> None:
         """Drop the group of an environment that has failed."""
-        assert self.failed is not None
-        self.failed(n, error)
         for episode in self._groups.pop(n, []):
             if episode.ended is None:
                 episode.ended = "failed"
@@ -252,7 +243,7 @@ class Rollout:
         ):
             if not ids or shown != messages:
                 shown, ids = messages, self.tokenizer.encode_chat(messages)
-            group.append(_Play(number, state, list(ids), list(ids), len(ids)))
+            group.append(_Play(n, number, state, list(ids), list(ids), len(ids)))
         longest = max(episode.prompt_length for episode in group)
         if longest > self.config.max_prompt_tokens:
             self._too_long.append((longest, self.examples[n]))
@@ -290,9 +281,8 @@ class Rollout:
         episode.ids += reply.ids
         if is_last := self._is_last(episode):
             self.sampler.release(episode.number)
-        step, n = self.environment.step, self._group_of(episode)
-        then = partial(self._observe, episode)
-        self._call(n, then, step, episode.state, reply.text, idles=not is_last)
+        step, then = self.environment.step, partial(self._observe, episode)
+        self._call(episode.n, then, step, episode.state, reply.text, idles=not is_last)
 
     def _is_thinking(self, episode: _Play) -> bool:
         """Tell whether the prompt has opened a thought."""
@@ -320,7 +310,5 @@ class Rollout:
             if not was_last:
                 self.sampler.release(episode.number)
             if self.finish is not None:
-                self._call(self._group_of(episode), episode.finished, self.finish, episode.state)
-
-    def _group_of(self, episode: _Play) -> int:
-        return (episode.number - self.first_episode) // self.group_size
+                keep = partial(setattr, episode, "state")
+                self._call(episode.n, keep, self.finish, episode.state)
