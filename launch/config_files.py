@@ -16,8 +16,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from minirl.config.algorithms import Grpo
-from minirl.errors import describe
 from minirl.exchange import UserError
+from minirl.run.files import describe
 from rewards.config import ProgressiveConfig
 from sqlenv.config import DiagnosedConfig
 

@@ -30,8 +30,7 @@ from launch.evaluation.results import ModelFacts
 from launch.policy import PolicySource
 from launch.records import RECORDED_SAMPLES, group_line
 from minirl.config import SamplerConfig
-from minirl.errors import LostError
-from minirl.exchange import Score, UserError
+from minirl.exchange import LostError, Score, UserError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.tokenizer import ChatTokenizer

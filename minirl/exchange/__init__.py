@@ -15,6 +15,10 @@ class UserError(Exception):
     """A mistake of the user: one line with what is wrong, where, and what to do."""
 
 
+class LostError(UserError):
+    """Servers or environments are gone; what is done can be saved, to go on from later."""
+
+
 @contextmanager
 def named(key: str) -> Generator[None]:
     """Lead mistakes that are found by the setting or option that they are of."""

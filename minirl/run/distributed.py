@@ -25,8 +25,7 @@ import numpy as np
 from jax._src import distributed  # the store of the processes has no public name
 from jax.experimental import multihost_utils
 
-from minirl.errors import LostError
-from minirl.exchange import UserError
+from minirl.exchange import LostError, UserError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 

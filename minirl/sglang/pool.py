@@ -17,8 +17,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from minirl.config import SglangConfig
-from minirl.errors import LostError
-from minirl.exchange import UserError
+from minirl.exchange import LostError, UserError
 from minirl.sglang.answers import Generated
 from minirl.sglang.metrics import EVENTS, IN_USE
 from minirl.sglang.server import PushedWeights, RejectedError, Server, ServerError

@@ -23,8 +23,7 @@ import numpy as np
 from flax import nnx
 
 from minirl.config import SamplerConfig, TrainConfig
-from minirl.errors import LostError
-from minirl.exchange import Score
+from minirl.exchange import LostError, Score
 from minirl.model.decoder import Decoder
 from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch

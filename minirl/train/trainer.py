@@ -21,7 +21,7 @@ from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
 from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainConfig
-from minirl.errors import LostError
+from minirl.exchange import LostError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.sharding import row_parts

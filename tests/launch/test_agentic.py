@@ -13,8 +13,7 @@ from launch.evaluation import sampling
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode
 from launch.tiny import make_tiny
 from minirl.config import SamplerConfig
-from minirl.errors import LostError
-from minirl.exchange import Message, UserError
+from minirl.exchange import LostError, Message, UserError
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import Rollout, flatten
 from minirl.types import Decoding, Reply

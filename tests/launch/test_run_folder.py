@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import minirl.errors
 from launch.config import JobConfig, dump, load_config
 from launch.files import (
     check_alike,
@@ -132,7 +131,7 @@ def test_versions_that_changed_since_are_named(job, caplog):
 def test_damaged_files_are_named(job, name, text):
     folder = claim(job(), work=True)
     (folder / name).write_text(text)
-    with pytest.raises((UserError, minirl.errors.UserError), match=name):
+    with pytest.raises(UserError, match=name):
         claim_data(claim(job()), fingerprints({"train": []}))
 
 

@@ -25,8 +25,7 @@ from minirl.run import distributed, preemption
 folder, coordinator, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
 from tests.minirl import toy
-from minirl.errors import LostError
-from minirl.exchange import UserError
+from minirl.exchange import LostError, UserError
 from minirl.model.sharding import MESH_AXES, make_mesh
 from minirl.sample.weights import local_mesh, local_params
 from minirl.run.checkpoint import Checkpoints

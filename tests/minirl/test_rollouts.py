@@ -7,7 +7,7 @@ from operator import itemgetter
 import pytest
 
 from minirl.config import RolloutConfig, SglangConfig
-from minirl.errors import LostError
+from minirl.exchange import LostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers

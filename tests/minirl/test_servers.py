@@ -27,8 +27,7 @@ from pydantic import ValidationError
 from safetensors.numpy import load_file
 
 from minirl.config import SGLANG_PYTHON, LoraConfig, SamplerConfig, SglangConfig
-from minirl.errors import LostError
-from minirl.exchange import UserError
+from minirl.exchange import LostError, UserError
 from minirl.model import huggingface
 from minirl.model.lora import add_adapters, trained
 from minirl.model.sharding import make_mesh

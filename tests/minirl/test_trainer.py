@@ -20,8 +20,7 @@ from flax import nnx
 
 from minirl.config import BatchingConfig, OptimizerConfig
 from minirl.config.algorithms import Expo, Grpo
-from minirl.errors import LostError
-from minirl.exchange import CreditSpan, UserError
+from minirl.exchange import CreditSpan, LostError, UserError
 from minirl.run import distributed, preemption
 from minirl.run.checkpoint import read_raw_params
 from minirl.run.preemption import Preempted
