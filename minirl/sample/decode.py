@@ -21,10 +21,16 @@ from jaxtyping import Array, Float, Int
 from minirl.model.decoder import Decoder, Layer, layers_of, with_layers
 from minirl.model.linear_attention import State
 from minirl.model.sharding import with_shardings
-from minirl.sample.attention import CacheRows, attend_to_cache, copied
+from minirl.sample.attention import (
+    CacheRows,
+    attend_to_cache,
+    closed,
+    copied,
+    opened,
+    recur_from_cache,
+)
 from minirl.sample.cache import CacheShape, cache_shapes
 from minirl.sample.slots import SlotState, no_tokens
-from minirl.sample.states import closed, opened, recur_from_cache
 
 # Longest run of the decode loop.
 MAX_STEPS = 32
