@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minirl.sglang.answers import TESTED
+from minirl.sglang.server import TESTED
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

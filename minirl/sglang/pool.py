@@ -18,9 +18,8 @@ from typing import Any
 
 from minirl.config import SglangConfig
 from minirl.exchange import LostError, UserError
-from minirl.sglang.answers import Generated
 from minirl.sglang.metrics import EVENTS, IN_USE
-from minirl.sglang.server import PushedWeights, RejectedError, Server, ServerError
+from minirl.sglang.server import Generated, PushedWeights, RejectedError, Server, ServerError
 from minirl.types import Request
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -28,10 +29,9 @@ from minirl.config import LoraConfig, SamplerConfig, SglangConfig
 from minirl.model.config import read_config
 from minirl.run import distributed, preemption
 from minirl.sglang import process
-from minirl.sglang.answers import Generated, Requirements
 from minirl.sglang.pool import ServerPool
 from minirl.sglang.process import ChildServer
-from minirl.sglang.server import PushedWeights, Server, make_session
+from minirl.sglang.server import Generated, PushedWeights, Server, make_session
 from minirl.sglang.transfer import lora_options, remove_versions, write_adapters, write_version
 from minirl.types import Reply, Request, Tokenizer
 
@@ -69,8 +69,7 @@ class Servers:
             mark = zlib.crc32(str(folder.absolute()).encode())
             self.root = config.weights.absolute() / f"{folder.name}-{mark:08x}"
         self._hybrid = read_config(model).hybrid
-        context = sampler.max_prompt_tokens + sampler.max_response_tokens
-        self.requirements = Requirements(context, has_adapters=lora is not None)
+        self._context = sampler.max_prompt_tokens + sampler.max_response_tokens
         self.pool: ServerPool
         self.times: dict[str, float] = {}
         # Servers may still have weights of another run.
@@ -172,10 +171,8 @@ class Servers:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._session = make_session()
         launched, given = ((child.url, child) for child in children), ((url, None) for url in urls)
-        servers = [
-            Server(url, self._session, config, self.requirements, child)
-            for url, child in (*launched, *given)
-        ]
+        made = partial(Server, context=self._context, has_adapters=self._lora is not None)
+        servers = [made(url, self._session, config, child) for url, child in (*launched, *given)]
         self.pool = ServerPool(servers, config)
         await self.pool.check()
 

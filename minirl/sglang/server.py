@@ -1,29 +1,44 @@
-"""One SGLang server over HTTP (written for SGLang 0.5.23): its endpoints, and how it stands.
+"""One SGLang server over HTTP (written for SGLang 0.5.23): endpoints, answers, and how it stands.
 
-Every request has a deadline and every answer is checked. What follows from a failure is for the
-pool to decide.
+Every request has a deadline, and every answer is checked for what cannot be true. What follows from
+a failure is for the pool to decide.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import to_json
 
 from minirl.config import SglangConfig
-from minirl.sglang.answers import Generated, Requirements, ServerInfo
+from minirl.exchange import UserError
 from minirl.sglang.metrics import Failure
 from minirl.sglang.process import ChildServer
 from minirl.types import Request
 
+TESTED = "0.5.23"
+_OLDEST = (0, 5)
+# The context length less `max_req_input_len`, which is about prompts alone.
+_INPUT_MARGIN = 4
 # Longest wait for what a server does at once.
 BRIEF_S = 30.0
 _CONNECT_S = 10.0
@@ -58,6 +73,95 @@ class PushedWeights:
     folder: Path
 
 
+class ServerInfo(BaseModel):
+    """What a server says of itself and its model."""
+
+    version: str
+    weight_version: str = ""
+    dp_size: PositiveInt = 1
+    max_req_input_len: NonNegativeInt | None = None
+    max_model_len: NonNegativeInt = Field(validation_alias=AliasPath("data", 0, "max_model_len"))
+
+    @property
+    def context(self) -> int:
+        """Return the longest prompt and reply together: a small cache holds less than the model."""
+        held = math.inf if self.max_req_input_len is None else self.max_req_input_len
+        return int(min(self.max_model_len, held + _INPUT_MARGIN))
+
+    def check(self, url: str, *, context: int, has_adapters: bool) -> None:
+        """Raise a `UserError` for a server that cannot serve the model, in episodes of so many
+        tokens, and with adapters if it is given any.
+        """
+        version = tuple(int(part) for part in self.version.split(".")[:2] if part.isdigit())
+        flaws = {
+            f"is SGLang {self.version}; use {TESTED}": version < _OLDEST,
+            f"takes {self.context} tokens, and episodes have up to {context}; start it with "
+            "a larger --context-length, or a larger cache (--max-total-tokens, "
+            "--mem-fraction-static)": self.context < context,
+            "loads no adapters with --dp-size; start several servers in its place": (
+                has_adapters and self.dp_size > 1
+            ),
+        }
+        for words, is_so in flaws.items():
+            if is_so:
+                raise UserError(f"rollout.sglang: {url} {words}")
+
+
+class _Span(BaseModel):
+    """Which ids some weights have sampled."""
+
+    version: str
+    start: NonNegativeInt
+    end: NonNegativeInt
+
+
+def _meta(*path: str) -> Any:
+    return Field(validation_alias=AliasPath("meta_info", *path))
+
+
+_IdLogprob = tuple[FiniteFloat, NonNegativeInt, Any]
+
+
+class Generated(BaseModel):
+    """What a server sampled, validated with the request as context.
+
+    Of each id, `scored` has the log-probability under softmax(logits / temperature), the id, and
+    text or null. Without `spans`, `version` has sampled all.
+    """
+
+    ids: Annotated[tuple[NonNegativeInt, ...], Field(validation_alias="output_ids")]
+    finish: Annotated[Literal["stop", "length"], _meta("finish_reason", "type")]
+    cached: Annotated[NonNegativeInt, _meta("cached_tokens")] = 0
+    version: Annotated[str, _meta("weight_version")]
+    spans: Annotated[list[_Span], _meta("weight_versions")] = []
+    scored: Annotated[list[_IdLogprob], _meta("output_token_logprobs")]
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Return the log-probability of each id."""
+        return tuple(value for value, *_ in self.scored)
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Return the name of the weights that sampled each id."""
+        spans = self.spans or [_Span(version=self.version, start=0, end=len(self.ids))]
+        return tuple(span.version for span in spans for _ in range(span.start, span.end))
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Generated:
+        assert info.context is not None
+        ids, most = self.ids, info.context.max_tokens
+        flaws = {
+            f"{len(ids)} ids, not 1 to {most}": not 0 < len(ids) <= most,
+            "log-probabilities of other ids": list(ids) != [i for _, i, _ in self.scored],
+            "weight versions of other tokens": len(self.versions) != len(ids),
+        }
+        for flaw, is_so in flaws.items():
+            if is_so:
+                raise ValueError(flaw)
+        return self
+
+
 def make_session() -> aiohttp.ClientSession:
     """Open what all servers are talked to by; to be called in a running event loop."""
     return aiohttp.ClientSession(
@@ -74,6 +178,10 @@ class Server:
     Methods that ask it raise `ServerError` where it does not answer, or its answer cannot be true;
     that is a `RejectedError` where it will never do what was asked.
 
+    Args:
+        context: Tokens of the longest episode.
+        has_adapters: Whether it is given adapters.
+
     Attributes:
         child: Its process, if this process started it.
         slots: For replies under way.
@@ -88,11 +196,14 @@ class Server:
         url: str,
         session: aiohttp.ClientSession,
         config: SglangConfig,
-        requirements: Requirements,
         child: ChildServer | None = None,
+        *,
+        context: int,
+        has_adapters: bool,
     ) -> None:
         self.url, self.child = url.rstrip("/"), child
-        self._session, self._config, self._requirements = session, config, requirements
+        self._session, self._config = session, config
+        self._context, self._has_adapters = context, has_adapters
         # Adapters that it is asked with, and those before, with which replies are under way; and
         # the version, as it calls it, of the weights below them.
         self._adapter: str | None = None
@@ -158,15 +269,15 @@ class Server:
             with suppress(ValueError, TypeError):  # what is missing then, validation tells
                 facts |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
         info = self._read(ServerInfo, to_json(facts))
-        self._requirements.check(info, self.url)
-        if self._requirements.has_adapters:
+        info.check(self.url, context=self._context, has_adapters=self._has_adapters)
+        if self._has_adapters:
             self._base = self._base or info.weight_version
             if info.weight_version != self._base:
                 raise self.error("stale", f"has weights {info.weight_version} below its adapters")
 
     async def load(self, weights: PushedWeights) -> None:
         """Bring it to these weights."""
-        load = self._load_adapters if self._requirements.has_adapters else self._load_weights
+        load = self._load_adapters if self._has_adapters else self._load_weights
         try:
             await load(weights.name, str(weights.folder))
         except ServerError:

@@ -35,10 +35,9 @@ from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import Rollout
 from minirl.sglang import process, transfer
-from minirl.sglang.answers import Generated, Requirements, ServerInfo
 from minirl.sglang.process import ChildServer, close, free_ports, launch
 from minirl.sglang.sampler import Servers
-from minirl.sglang.server import PushedWeights
+from minirl.sglang.server import Generated, PushedWeights, ServerInfo
 from minirl.sglang.transfer import (
     lora_options,
     remove_versions,
@@ -376,10 +375,12 @@ RIGHT = {"version": "0.5.23", "data": [{"max_model_len": 64}]}
     ],
 )
 def test_a_server_that_cannot_serve_the_model_is_refused(change, words):
-    requirements = Requirements(64, has_adapters=True)
-    requirements.check(ServerInfo.model_validate(RIGHT), "http://one")
+    def check(info):
+        ServerInfo.model_validate(info).check("http://one", context=64, has_adapters=True)
+
+    check(RIGHT)
     with pytest.raises(UserError, match=f"http://one .*{words}"):
-        requirements.check(ServerInfo.model_validate(RIGHT | change), "http://one")
+        check(RIGHT | change)
 
 
 @pytest.mark.parametrize(
