@@ -403,24 +403,17 @@ class Decoder(nnx.Module):
                 None for no cache. New caches have the same form.
             recur: The recurrence of linear attention, from there too.
         """
-        mixing = Mixing(self._angles(positions_BT), attend, recur)
+        frequency_E = rotary_frequencies(self.config)
+        angles_BTE = positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
+        mixing = Mixing(angles_BTE, attend, recur)
 
         def body(layer: Layer, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
             return layer(x_BTD, mixing, cache, self.mesh)
 
-        x_BTD, new_caches = self._run_layers(body, self._embed(tokens_BT), caches)
-        return self._final_norm(x_BTD), new_caches
-
-    def _angles(self, positions_BT: Array) -> Array:
-        frequency_E = rotary_frequencies(self.config)
-        return positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
-
-    def _embed(self, tokens_BT: Array) -> Array:
-        return constrain(look_up(self.embed[...], tokens_BT, self.dtype), _ROWS, self.mesh)
-
-    def _final_norm(self, x_BTD: Array) -> Array:
+        x_BTD = constrain(look_up(self.embed[...], tokens_BT, self.dtype), _ROWS, self.mesh)
+        x_BTD, new_caches = self._run_layers(body, x_BTD, caches)
         scale_D = norm_scale(self.config, self.final_norm)
-        return rms_norm(x_BTD, scale_D, self.config.rms_norm_eps)
+        return rms_norm(x_BTD, scale_D, self.config.rms_norm_eps), new_caches
 
     def _run_layers(self, body: _Body, carry: Any, caches: Any) -> tuple[Any, Any]:
         if isinstance(self.layers, nnx.List):

@@ -57,15 +57,11 @@ class Checkpoints:
         self._folder = folder.absolute()
         with _writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-        newest, best = (
-            ocp.checkpoint_managers.LatestN(_KEPT),
-            ocp.checkpoint_managers.BestN(
-                get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False
-            ),
-        )
+        policies = ocp.checkpoint_managers
+        best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             best_fn=_score,
-            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy([newest, best]),
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(_KEPT), best]),
             enable_async_checkpointing=True,
             # What a kill inside a save left, up to all of a state, of a step that none may save
             # again.
@@ -88,7 +84,8 @@ class Checkpoints:
         """
         self.wait()
         # Of all processes: in Orbax the others would wait for one that stops here.
-        distributed.gather(lambda: self._check_disk(_bytes(tree)))
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        distributed.gather(lambda: self._check_disk(needed))
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
@@ -252,10 +249,6 @@ def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
         if step.name.isdigit():  # and not what a kill inside a save left
             read_json(scores, _Scores, advice=f"delete {step} to resume from the one before")
     return ocp.CheckpointManager(_plain(folder), **settings)
-
-
-def _bytes(tree: Tree) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def _saved(tree: Tree) -> ocp.args.StandardSave:

@@ -7,6 +7,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from minirl.types import Decoding, Request
 _TURN_PIECE = 128
 # Fewer tokens are as soon computed as copied.
 _LEAST_COPY = 32
+# What the order of prompts goes by.
+_IDS = attrgetter("ids")
 
 
 def _no_rows(rows: int, prompts: int, group_size: int) -> CacheRows:
@@ -117,10 +120,6 @@ class SlotEpisode:
         rows.prompt_tokens_N[part] = len(self.prompt_ids)
 
 
-def _by_ids(prompt: KeptPrompt) -> tuple[int, ...]:
-    return prompt.ids
-
-
 class _Part:
     """The slots and prompts of a part of the mesh.
 
@@ -196,7 +195,7 @@ class _Part:
         In the order of ids it stands next to them: the time grows with the logarithm of the number
         of prompts.
         """
-        at = bisect_right(self.filled, ids, key=_by_ids)
+        at = bisect_right(self.filled, ids, key=_IDS)
         near = self.filled[max(at - 1, 0) : at + 1]
         found = [(_shared(prompt.ids, ids), prompt) for prompt in near]
         return max(found, key=lambda pair: pair[0], default=(0, None))
@@ -286,7 +285,7 @@ class Slots:
         tokens = self._next_piece(prompts, self._shape.pieces)
         for part, prompt in zip(self._parts, prompts, strict=True):
             if prompt is not None and not prompt.missing:
-                insort(part.filled, prompt, key=_by_ids)
+                insort(part.filled, prompt, key=_IDS)
         return tokens
 
     def fill_slots(self) -> tuple[np.ndarray, CacheRows] | None:

@@ -59,11 +59,8 @@ class _Facts(BaseModel):
 
 def learner_of(model: Decoder, config: TrainConfig, *, temperature: float) -> Learner:
     """Return what learns from trajectories that were sampled at a temperature."""
-    loss, optimizer = (
-        partial(losses.policy_loss, config.algorithm),
-        make_optimizer(config.optimizer),
-    )
-    return Learner(model, loss, optimizer, temperature=temperature)
+    loss = partial(losses.policy_loss, config.algorithm)
+    return Learner(model, loss, make_optimizer(config.optimizer), temperature=temperature)
 
 
 class Trainer:
