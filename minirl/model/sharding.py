@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from minirl.config.train import Matrix
+from minirl.config import Matrix
 from minirl.exchange import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
