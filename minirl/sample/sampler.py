@@ -281,7 +281,6 @@ class NativeSampler:
                 "model.dtype=float32"
             )
         episode.ids += ids
-        episode.new_ids += ids
         episode.logprobs += logprobs
         episode.versions += [self._version] * len(ids)
         episode.filled += len(ids)
@@ -290,7 +289,7 @@ class NativeSampler:
         if episode.left and not is_stopped:
             return None
         episode.left = 0
-        new_ids = tuple(episode.new_ids)
+        new_ids = tuple(episode.ids[-len(episode.logprobs) :])
         text = self._tokenizer.decode(new_ids[:-1] if is_stopped else new_ids)
         finish = "stop" if is_stopped else "length"
         return Reply(new_ids, tuple(episode.logprobs), text, finish, tuple(episode.versions))

@@ -88,14 +88,13 @@ class KeptPrompt:
 
 @dataclass(slots=True, eq=False)
 class SlotEpisode:
-    """What the sampler knows of an episode; `new_ids`, `logprobs` and `versions` of its reply."""
+    """What the sampler knows of an episode; `logprobs` and `versions` are of its reply."""
 
     number: int
     prompt_ids: tuple[int, ...]  # those of its ids that are kept as a prompt
     ids: list[int] = field(default_factory=list)
     left: int = 0  # tokens that the reply may still take; 0 between two requests
     decoding: Decoding = field(default_factory=Decoding)
-    new_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     part: int = 0  # of the mesh
@@ -107,7 +106,7 @@ class SlotEpisode:
         """Begin a reply."""
         self.ids = list(request.ids)
         self.left, self.decoding = request.max_tokens, request.decoding
-        self.new_ids, self.logprobs, self.versions = [], [], []
+        self.logprobs, self.versions = [], []
 
     @property
     def missing(self) -> Sequence[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from itertools import islice
@@ -219,14 +219,13 @@ class Learner:
             `learning_rate`, and what the objective adds (see `losses.policy_loss`; `kl` where there
             is a reference); and what `logprobs` yields, of the weights before.
         """
-        waiting, totals, losses = map(self._put, batches), list[nnx.State](), list[Array]()
-        numbers: list[dict[str, Array]] = []
+        waiting, totals, numbers = map(self._put, batches), list[nnx.State](), list[Any]()
         lanes = self._lanes(state.params)
         with ThreadPoolExecutor(lanes) as pool:
             while chunk := list(islice(waiting, lanes)):
                 # Keep one micro-batch queued; otherwise all are dispatched and a signal waits for
                 # the whole update.
-                jax.block_until_ready(losses[:-lanes][-1:])
+                jax.block_until_ready([part["loss"] for part in numbers[:-lanes][-1:]])
                 check()
                 totals += [self._zeros(state.params) for _ in range(len(chunk) - len(totals))]
                 # Without a reference another array of its shape: one program serves both.
@@ -241,9 +240,9 @@ class Learner:
                 results = [one.result() for one in running]
                 totals[: len(chunk)] = [total for total, _ in results]
                 numbers += [stats for _, stats in results]
-                losses += [stats["loss"] for _, stats in results]
         gradient, logp = reduce(self._add, totals), [part.pop(_LOGPROBS) for part in numbers]
-        stats = _summed([jax.device_get(part) for part in numbers])
+        parts = jax.device_get(numbers)
+        stats = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
         weights = state.params, state.opt_state
         params, opt_state, added = self._apply(*weights, gradient, np.float32(rate))
         stats |= {name: float(value) for name, value in added.items()}
@@ -303,8 +302,3 @@ def abstract_batch(shape: BatchShape, mesh: Mesh | None) -> Batch:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
     return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh)))
-
-
-def _summed(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Add the statistics of micro-batches."""
-    return {name: float(sum(part[name] for part in stats)) for name in stats[0]}
