@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -83,7 +83,6 @@ class ChatTokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         controls = control_tokens(self._backend, template)
-        self._controls = controls.keys()
         self.vocab_size: int = len(self._chat)
         _check_rows(folder, max(self._chat.get_vocab().values()))
         self.stop_ids = _stop_ids(folder, self._chat.eos_token_id)
@@ -91,7 +90,7 @@ class ChatTokenizer:
         # Where one begins, also inside of another.
         marks = "|".join(map(re.escape, [*controls.values(), *self._roles()]))
         self._marks = re.compile(f"(?={marks or '(?!)'})(?s:.)")
-        self._check_end_of_turn(folder)
+        self._check_end_of_turn(controls)
         pad_id = self._chat.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
 
@@ -164,19 +163,17 @@ class ChatTokenizer:
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
 
-    def _check_end_of_turn(self, folder: Path) -> None:
+    def _check_end_of_turn(self, controls: Collection[int]) -> None:
         after = self._render([*_BEFORE, _BEFORE[0]]).partition(_REPLY)[2]
-        first = next((i for i in self._encode(after) if i in self._controls), None)
+        first = next((i for i in self._encode(after) if i in controls), None)
         if first not in self.stop_ids:
+            end = "no control token"
+            if first is not None:
+                end = f"{self.decode([first])} ({first}), which is no stop token"
             _warn(
-                f"{folder}: the chat template ends a turn with {self._end(first)}, so that replies "
-                "run on; see that its end is in eos_token_id of generation_config.json"
+                f"{self._folder}: the chat template ends a turn with {end}, so that replies run "
+                "on; see that its end is in eos_token_id of generation_config.json"
             )
-
-    def _end(self, first: int | None) -> str:
-        if first is None:
-            return "no control token"
-        return f"{self.decode([first])} ({first}), which is no stop token"
 
 
 def dated(template: str, now: datetime) -> str:
