@@ -143,7 +143,6 @@ class Rollout:
         # environment has failed.
         self._groups: dict[int, list[_Play]] = {}
         self._episodes: dict[int, _Play] = {}
-        self._over = 0  # episodes that have ended
         self._too_long: list[tuple[int, Any]] = []
         self._calls: list[_Call] = []  # of which nothing has been taken yet, in order
 
@@ -183,7 +182,7 @@ class Rollout:
         self._take_results()
         few, longest = _STEPS_BESIDE_ENVIRONMENTS, self._longest_reply
         steps = max(few, min(_MOST_STEPS, int(longest * _IDLE_SHARE)))
-        while self._calls or self._over < len(self._episodes):
+        while self._calls or any(one.ended is None for one in self._episodes.values()):
             self.check()
             idles = any(call.idles for call in self._calls)
             replies = self.sampler.advance(max_steps=few if idles else steps)
@@ -225,7 +224,6 @@ class Rollout:
         for episode in self._groups.pop(n, []):
             if episode.ended is None:
                 episode.ended = "failed"
-                self._over += 1
                 self.sampler.release(episode.number)
         self._groups[n] = []
 
@@ -306,7 +304,6 @@ class Rollout:
                 episode.ids += observation
                 self._ask(episode)
         if episode.ended is not None:
-            self._over += 1
             if not was_last:
                 self.sampler.release(episode.number)
             if self.finish is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -124,7 +123,6 @@ class _Part:
 
     Attributes:
         episodes: By slot; None where it is free.
-        free: The free slots, as a heap.
         kept: Prompts by their ids, which several rows may have.
         unused: Prompts that nobody samples from, the longest unused first.
         to_fill: Prompts in the order in which they are filled, and perhaps some that are.
@@ -133,7 +131,6 @@ class _Part:
 
     def __init__(self, shape: CacheShape) -> None:
         self.episodes: list[SlotEpisode | None] = [None] * shape.slots
-        self.free = list(range(shape.slots))
         rows = range(shape.prompts)
         self._prompts = [KeptPrompt(row, [None] * shape.group_size) for row in rows]
         self.kept: dict[tuple[int, ...], list[KeptPrompt]] = {}
@@ -167,7 +164,7 @@ class _Part:
         if prompt.missing and not prompt.is_in_use:
             self.to_fill.append(prompt)
         self.unused.pop(prompt, None)
-        slot = heapq.heappop(self.free)
+        slot = self.episodes.index(None)
         prompt.slots[prompt.slots.index(None)] = slot
         self.episodes[slot] = episode
         episode.slot, episode.prompt, episode.filled = slot, prompt, 0
@@ -180,7 +177,6 @@ class _Part:
         if not prompt.is_in_use:
             self.unused[prompt] = None
         self.episodes[slot] = episode.slot = None
-        heapq.heappush(self.free, slot)
 
     def unfilled(self) -> KeptPrompt | None:
         """Return the prompt that is filled next, if any."""
@@ -241,10 +237,11 @@ class Slots:
         """
         candidates = []
         for number, part in enumerate(self._parts):
-            prompt = part.row_for(episode.prompt_ids) if part.free else None
+            free = part.episodes.count(None)
+            prompt = part.row_for(episode.prompt_ids) if free else None
             if prompt is not None:
                 is_kept = prompt.ids == episode.prompt_ids
-                rank = (not (is_kept and prompt.is_in_use), not is_kept, -len(part.free), number)
+                rank = (not (is_kept and prompt.is_in_use), not is_kept, -free, number)
                 candidates.append((rank, prompt))
         if not candidates:
             return False
