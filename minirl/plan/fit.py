@@ -41,9 +41,8 @@ from minirl.model.lora import described, split, trained
 from minirl.model.sharding import device_bytes, row_parts, with_shardings
 from minirl.plan.compile import Program, compile_program
 from minirl.run import memory
-from minirl.sample.cache import GB, CacheShape, cache_shapes
+from minirl.sample.cache import GB, CacheShape, cache_room, cache_shapes, plan_cache
 from minirl.sample.decode import lowered_programs
-from minirl.sample.sampler import size_cache
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train import supervised, trainer
 from minirl.train.batching import BatchShape, largest_shape
@@ -336,17 +335,19 @@ class Learning(Phase):
             The model that samples first; its cache, the larger of those of rollouts and of
             evaluations; and the bytes that the cache may take.
         """
-        mesh, room = self._sampler_mesh, self._devices.room
-        sizes = partial(size_cache, self._model, mesh, memory_bytes=room, held_bytes=held_bytes)
-        sized = [sizes(config, group_size=group) for config, group in self._sampled]
-        cache, cache_room = max(sized, key=lambda one: one[0].tokens)
-        first = self._first
+        mesh, model, first = self._sampler_mesh, self._model, self._first
+        held_bytes += device_bytes(copy_shapes(nnx.state(model), mesh, model.dtype))
+        own = self._devices.own[0].platform
+        room = cache_room(self._devices.room, held_bytes=held_bytes, platform=own)
+        plan = partial(plan_cache, model.config, dtype=model.dtype, mesh=mesh, room=room)
+        caches = (plan(config, group_size=group) for config, group in self._sampled)
+        cache = max(caches, key=lambda one: one.tokens)
         # On no mesh the sampler's own program makes the copy, of the learner's weights.
         if mesh is not None:
             graph, weights = nnx.split(first)
             first = nnx.merge(graph, copy_shapes(weights, mesh, first.dtype))
             first.mesh = mesh
-        return first, cache, cache_room
+        return first, cache, room
 
     def _beside(self, held: Memory) -> tuple[Memory, dict[str, Any]]:
         if not self._has_sampler:

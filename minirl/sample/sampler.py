@@ -17,7 +17,6 @@ from threading import Event
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
 
 from minirl.config import SamplerConfig
 from minirl.exchange import UserError
@@ -28,7 +27,6 @@ from minirl.sample import decode
 from minirl.sample.cache import (
     GB,
     Cache,
-    CacheShape,
     cache_room,
     cache_shapes,
     device_memory,
@@ -57,27 +55,6 @@ class Work:
     steps: int = 0
     decoded: int = 0
     filled: int = 0
-
-
-def size_cache(
-    model: Decoder,
-    mesh: Mesh | None,
-    config: SamplerConfig,
-    *,
-    group_size: int,
-    memory_bytes: float,
-    held_bytes: float,
-) -> tuple[CacheShape, float]:
-    """Size the cache of a process's devices, `mesh`, beside the copy of a model's weights and what
-    the learner holds of each; return also the bytes that the cache may take.
-    """
-    copy, platform = copy_shapes(nnx.state(model), mesh, model.dtype), platform_of(mesh)
-    held_bytes += device_bytes(copy)
-    room = cache_room(memory_bytes, held_bytes=held_bytes, platform=platform)
-    shape = plan_cache(
-        model.config, config, group_size=group_size, dtype=model.dtype, mesh=mesh, room=room
-    )
-    return shape, room
 
 
 class NativeSampler:
@@ -114,15 +91,14 @@ class NativeSampler:
         known = config.repeatable
         self.is_repeatable = platform_of(self._mesh) == "cpu" if known is None else known
         self._woken = Event()
-        shape, _ = size_cache(
-            model,
-            self._mesh,
-            config,
-            group_size=group_size,
-            memory_bytes=device_memory(self._mesh),
-            held_bytes=device_bytes(nnx.state(model)),
+        weights, kind = nnx.state(model), {"dtype": model.dtype, "mesh": self._mesh}
+        room = cache_room(
+            device_memory(self._mesh),
+            held_bytes=device_bytes((weights, copy_shapes(weights, self._mesh, model.dtype))),
+            platform=platform_of(self._mesh),
         )
-        self._arrays = cache_shapes(shape, model.config, dtype=model.dtype, mesh=self._mesh)
+        shape = plan_cache(model.config, config, group_size=group_size, room=room, **kind)
+        self._arrays = cache_shapes(shape, model.config, **kind)
         if (slots := shape.parts * shape.slots) < config.slots:
             _log.info(
                 "sampler: %d of %d slots fit into the cache, %.3g GB on each device; set "

@@ -359,7 +359,7 @@ def test_a_resumed_run_has_the_cache_that_was_planned_and_none_with_servers(
     free(2.0**40)
     assert plan.plan_memory(asked, shape, tmp_path) == planned
     free(2.0**32)
-    monkeypatch.setattr("minirl.plan.fit.size_cache", None)
+    monkeypatch.setattr("minirl.plan.fit.plan_cache", None)
     served = tmp_path / "served"
     assert plan.plan_memory(config(*SERVERS), shape, served).sampler.cache_gb is None
     kept = kept_plan(served)
