@@ -9,7 +9,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from minirl.config import Matrix
 from minirl.exchange import UserError
@@ -119,9 +119,7 @@ def axes_sharding(
     return None if mesh is None else NamedSharding(mesh, axes_spec(axes, shape, mesh))
 
 
-def axes_spec(
-    axes: Sequence[str], shape: Sequence[int], mesh: Mesh | AbstractMesh
-) -> PartitionSpec:
+def axes_spec(axes: Sequence[str], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
     """Return the mesh axes that split each dimension; None where they do not divide its size."""
     sizes = zip(axes, shape, strict=True)
     return PartitionSpec(
@@ -129,7 +127,7 @@ def axes_spec(
     )
 
 
-def _parts(axis: str, mesh: Mesh | AbstractMesh) -> int:
+def _parts(axis: str, mesh: Mesh) -> int:
     """Return the number of parts of a logical axis."""
     split = _SPLIT_BY[axis]
     over = (split,) if isinstance(split, str) else split or ()

@@ -68,7 +68,9 @@ def whole_file(path: Path) -> Generator[TextIOWrapper]:
             target.parent.mkdir(parents=True, exist_ok=True)
             with scratch.open("w", encoding="utf-8") as file:
                 yield file
-            settle(scratch, target)
+            sync(scratch)
+            scratch.replace(target)
+            sync(target.parent)
     except OSError as error:
         if error.filename != str(scratch):
             raise
@@ -76,13 +78,6 @@ def whole_file(path: Path) -> Generator[TextIOWrapper]:
     finally:
         with suppress(OSError):
             scratch.unlink()
-
-
-def settle(scratch: Path, path: Path) -> None:
-    """Replace a file by a finished one; a power failure leaves either of them."""
-    sync(scratch)
-    scratch.replace(path)
-    sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -135,7 +135,7 @@ class MicroBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for layout in self._layouts:
-            yield _fill(layout, self._weight_of, pad_id=self._pad_id)
+            yield fill(layout, self._weight_of, pad_id=self._pad_id)
 
     def read_back(self, values: Iterable[Any]) -> list[list[np.ndarray]]:
         """Bring numbers of the targets of all micro-batches, BC each, back to the rows.
@@ -158,11 +158,6 @@ class MicroBatches:
         return 1 - sum(piece.tokens for piece in pieces) / length if length else 0.0
 
 
-def empty_batch(shape: BatchShape, *, parts: int = 1) -> Batch:
-    """Return a batch of a shape without tokens."""
-    return _fill(BatchLayout(shape, [[]] * parts), {}, pad_id=0)
-
-
 def _answers(layout: BatchLayout) -> Iterator[tuple[int, int, TokenRow]]:
     """Yield the number of the prompt's row, that of the answer's row, and the trajectory."""
     for part, pieces in enumerate(layout.parts):
@@ -171,7 +166,7 @@ def _answers(layout: BatchLayout) -> Iterator[tuple[int, int, TokenRow]]:
                 yield n, b, row
 
 
-def _fill(layout: BatchLayout, weight_of: Mapping[int, float], *, pad_id: int) -> Batch:
+def fill(layout: BatchLayout, weight_of: Mapping[int, float], *, pad_id: int) -> Batch:
     """Write trajectories to the rows of a layout, with weights by their identity."""
     shape, X = layout.shape, len(layout.parts)
     N, B = X * shape.prompts, X * shape.prompts * shape.answers

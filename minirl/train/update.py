@@ -22,7 +22,7 @@ from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import split
 from minirl.model.sharding import axes_sharding, constrain_params, row_parts, split_rows
 from minirl.run import distributed
-from minirl.train.batching import Batch, BatchShape, empty_batch
+from minirl.train.batching import Batch, BatchLayout, BatchShape, fill
 
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
 # for three layers on a CPU), but compile time grows with depth.
@@ -294,11 +294,12 @@ class Learner:
 
 
 def abstract_batch(shape: BatchShape, mesh: Mesh | None) -> Batch:
-    """Return the shapes and shardings of a micro-batch, on all devices (`empty_batch`)."""
+    """Return the shapes and shardings of a micro-batch, on all devices."""
 
     def abstract(array: Any) -> Any:
         axes = ("batch", *("position",) * (array.ndim - 1))
         sharding = axes_sharding(axes, array.shape, mesh)
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
-    return jax.tree.map(abstract, empty_batch(shape, parts=row_parts(mesh)))
+    empty = fill(BatchLayout(shape, [[]] * row_parts(mesh)), {}, pad_id=0)
+    return jax.tree.map(abstract, empty)
