@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -49,8 +49,8 @@ from minirl.model.sharding import (
     MATRICES,
     constrain_params,
     param_path,
-    param_shardings,
     stack_axes,
+    with_shardings,
 )
 from minirl.run.files import appearing, naming
 
@@ -173,10 +173,10 @@ def load(
     """
     config = read_config(folder)
     model = described(config, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
-    shapes = nnx.state(model)
+    shapes = with_shardings(nnx.state(model), mesh)
     files = _checked_files(folder, shapes)
 
-    def read(path: Any, leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
+    def read(path: Any, leaf: Any) -> jax.Array:
         name = param_path(path)
         # No mesh splits what stacks layers.
         names, depth = tensor_names(name, leaf.shape), stack_axes(name, leaf.ndim)
@@ -191,12 +191,11 @@ def load(
 
         # Not jnp.asarray, which copies twice. Each is waited for: copies run behind, and those of a
         # whole model could be under way at once.
-        if sharding is None:
+        if leaf.sharding is None:
             return jax.device_put(part(None)).block_until_ready()
-        return jax.make_array_from_callback(leaf.shape, sharding, part).block_until_ready()
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part).block_until_ready()
 
-    rest = () if mesh is None else (param_shardings(shapes, mesh),)
-    nnx.update(model, jax.tree.map_with_path(read, shapes, *rest))
+    nnx.update(model, jax.tree.map_with_path(read, shapes))
     return model
 
 
