@@ -190,7 +190,8 @@ class TrainConfig(_Phase):
             raise contradiction(
                 "group_size", "a group of one has no advantage; use 2, or estimator=direct"
             )
-        if size < 2 and algorithm.is_filtered:
+        is_filtered = algorithm.correctness_filter != "none" or algorithm.equal_groups != "keep"
+        if size < 2 and is_filtered:
             raise contradiction("group_size", "a group of one cannot be filtered; use 2 or more")
         if self.mini_batches > self.prompts_per_step:
             raise contradiction(

@@ -64,11 +64,6 @@ class AlgorithmConfig(Settings):
     max_rounds: PositiveInt = 1
     """Dynamic sampling: maximum number of rollouts until enough groups pass the filters."""
 
-    @property
-    def is_filtered(self) -> bool:
-        """Return whether groups may be left out of the update."""
-        return self.correctness_filter != "none" or self.equal_groups != "keep"
-
     @model_validator(mode="after")
     def _check(self) -> AlgorithmConfig:
         has_kl = self.kl_coef > 0
