@@ -1,4 +1,6 @@
-"""Sharding: parameters name their logical axes, and one table maps those to axes of the mesh."""
+"""Sharding: one table has the logical axes of each parameter, beside its name in files, and another
+one maps those to axes of the mesh.
+"""
 
 from __future__ import annotations
 
