@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
@@ -28,13 +27,13 @@ from minirl.model.decoder import Attend
 from minirl.model.kernels import MASKED, Attended, attend_to_keys, join
 from minirl.model.linear_attention import Inputs, Kernels, Recur, State
 from minirl.model.sharding import axis_parts, on_parts, platform_of
-from minirl.sample import gpu_attention
 from minirl.sample.cache import KeyValues
 
 # Rows, slots and prompts are split alike.
 ROWS = Spec(("data", "fsdp"))
 # Keys of a row that are attended to at a time.
 _BLOCK = 256
+_LEAST_HEAD = 16  # a product's on tensor cores
 
 # How to attend to rows of the cache: a function of queries XKQE, keys, the rows X (None for all in
 # order), and how many keys each new token sees, XT.
@@ -89,12 +88,17 @@ def copied(
     return on_parts(copy, mesh, inputs=(spec, ROWS, ROWS), outputs=spec)(keys, source_B, row_B)
 
 
+def has_kernel(head_size: int, mesh: Mesh | None) -> bool:
+    """Tell whether `gpu_attention` takes heads of a size here: a power of two, on GPUs."""
+    return platform_of(mesh) == "gpu" and head_size >= _LEAST_HEAD and head_size.bit_count() == 1
+
+
 def _ways(q_BTHE: Array, mesh: Mesh | None) -> tuple[_Way, _Way]:
     """Return how to attend to the rows that are written, and how to prompts.
 
     By the device: the host of a GPU would have to wait for the length of every loop.
     """
-    if q_BTHE.shape[1] == 1 and gpu_attention.serves(q_BTHE.shape[-1], mesh):
+    if q_BTHE.shape[1] == 1 and has_kernel(q_BTHE.shape[-1], mesh):
         return _to_first, _to_first
     if platform_of(mesh) == "gpu":
         return _to_seen, _to_seen
@@ -148,6 +152,9 @@ def _to_seen(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> Att
 
 def _to_first(q_XKQE: Array, keys: KeyValues, row_X: Any, count_X1: Array) -> Attended:
     """Attend by a kernel, from one new token."""
+    # With Pallas, which other platforms are not to need.
+    from minirl.sample import gpu_attention
+
     return gpu_attention.attend_to_first(q_XKQE, *_rows(keys, row_X), count_X1[:, 0])
 
 
@@ -165,7 +172,7 @@ def _to_blocks(q_XKQE: Array, keys: KeyValues, row_X: Any, count_XT: Array) -> A
         block = KeyValues(*(_positions(array, row_X, start, size) for array in keys))
         return join([known, _masked(q_XKQE, block, is_seen_XTL)])
 
-    blocks = pl.cdiv(jnp.minimum(count_XT.max(), length), size)
+    blocks = jax.lax.div(jnp.minimum(count_XT.max(), length) + (size - 1), size)
     return jax.lax.fori_loop(0, blocks, add, _nothing(q_XKQE))
 
 

@@ -14,21 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from minirl.model.kernels import MASKED, Attended
-from minirl.model.sharding import platform_of
 
 # Rows of a product on tensor cores, and keys of one.
 _ROWS, _KEYS = 16, 64
 # Where there is a key, the likeliest one alone adds 1.
 _LEAST_TOTAL = 1e-30
-
-
-def serves(head_size: int, mesh: Mesh | None) -> bool:
-    """Tell whether the kernel takes heads of a size on these devices: a power of two, on GPUs."""
-    return platform_of(mesh) == "gpu" and head_size >= _ROWS and head_size.bit_count() == 1
 
 
 def attend_to_first(

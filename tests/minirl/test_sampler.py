@@ -17,7 +17,7 @@ from minirl.exchange import UserError
 from minirl.model.kernels import MASKED, attend_to_keys
 from minirl.model.lora import add_adapters, split, trained
 from minirl.model.sharding import MESH_AXES, device_bytes, make_mesh, with_shardings
-from minirl.sample import cache, gpu_attention
+from minirl.sample import attention, cache, gpu_attention
 from minirl.sample.cache import ROWS, cache_room, cache_shapes, device_memory, plan_cache
 from minirl.sample.decode import compilations, lowered_programs, sample
 from minirl.sample.slots import SlotEpisode, Slots
@@ -640,7 +640,7 @@ def test_a_sampler_with_it_draws_the_same(monkeypatch):
         called.append(True)
         return kernel(*arrays, interpret=True)
 
-    monkeypatch.setattr(gpu_attention, "serves", lambda *_: True)
+    monkeypatch.setattr(attention, "has_kernel", lambda *_: True)
     monkeypatch.setattr(gpu_attention, "attend_to_first", interpreted)
     assert_same_replies(replies(96), expected)
     assert called
