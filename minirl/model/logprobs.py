@@ -64,7 +64,7 @@ def project(
     return logp.reshape(target_BC.shape), jax.lax.stop_gradient(entropy.reshape(B, C))
 
 
-def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
+def _of_logits(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
     """Return log-probabilities of the targets, and entropies; any dimensions before V."""
     total_T = jax.nn.logsumexp(logits_TV, axis=-1)
     logp_T = jnp.take_along_axis(logits_TV, target_T[..., None], axis=-1)[..., 0] - total_T
@@ -128,7 +128,7 @@ def _in_chunks(
     cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
 ) -> tuple[Array, Array]:
     table_VD = _ready(cut, hidden_XTD, table_VD)
-    return _judge_chunks(_Chunks(cut, hidden_XTD, table_VD, target_XT, is_trained_XT))
+    return _of_chunks(_Chunks(cut, hidden_XTD, table_VD, target_XT, is_trained_XT))
 
 
 def _ready(cut: _Cut, hidden_XTD: Array, table_VD: Array) -> Array:
@@ -138,10 +138,10 @@ def _ready(cut: _Cut, hidden_XTD: Array, table_VD: Array) -> Array:
     return constrain(table_VD, ("vocab", "model"), cut.mesh)
 
 
-def _judge_chunks(chunks: _Chunks) -> tuple[Array, Array]:
+def _of_chunks(chunks: _Chunks) -> tuple[Array, Array]:
     def add(n: Array, results: tuple[Array, Array]) -> tuple[Array, ...]:
         _, is_trained_XQ, _, target_XQ, logits_XQV = chunks[n]
-        found = (jnp.where(is_trained_XQ, one, 0.0) for one in _judge(logits_XQV, target_XQ))
+        found = (jnp.where(is_trained_XQ, one, 0.0) for one in _of_logits(logits_XQV, target_XQ))
         return tuple(_write(result, n, one) for result, one in zip(results, found, strict=True))
 
     empty = chunks.zeros(), chunks.zeros()
@@ -154,7 +154,7 @@ def _in_chunks_forward(cut: _Cut, *primals: Any) -> tuple[tuple[Array, Array], A
     hidden_XTD, table_VD, *tokens = (primal.value for primal in primals)
     arrays = (hidden_XTD, _ready(cut, hidden_XTD, table_VD), *tokens)
     table_is_trained = jnp.zeros(()) if primals[1].perturbed else None
-    return _judge_chunks(_Chunks(cut, *arrays)), (arrays, table_is_trained)
+    return _of_chunks(_Chunks(cut, *arrays)), (arrays, table_is_trained)
 
 
 def _in_chunks_backward(cut: _Cut, known: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:

@@ -44,8 +44,8 @@ Accept = Callable[[str], bool]
 _PRIME = 2**31 - 1
 _READ = "position, file, number, start, length, level"
 """What `Pool._example` makes a question of, led by its position."""
-_JUDGED = """
-WITH judged AS (SELECT *, CASE
+_LABELLED = """
+WITH labelled AS (SELECT *, CASE
     WHEN db_id IN (SELECT value FROM json_each(:excluded)) THEN 'in exclude_databases'
     WHEN :levels <> '[]' AND level NOT IN (SELECT value FROM json_each(:levels))
         OR style IN (SELECT value FROM json_each(:styles)) THEN 'of other levels or styles'
@@ -54,7 +54,7 @@ WITH judged AS (SELECT *, CASE
     WHEN db_id NOT IN (SELECT value FROM json_each(:there)) THEN 'missing database'
     WHEN is_blank THEN 'blank'
     END AS issue FROM {table}),
-candidate AS (SELECT * FROM judged WHERE db_id IN (SELECT value FROM json_each(:accepted))
+candidate AS (SELECT * FROM labelled WHERE db_id IN (SELECT value FROM json_each(:accepted))
     AND (issue IS NULL OR issue = 'blank' AND :takes_blank))
 """
 """What keeps a question from being asked, and the questions that may be."""
@@ -169,8 +169,8 @@ class Pool:
             "summand": rng.randrange(_PRIME),
         }
         values = {name: json.dumps(given) for name, given in lists.items()} | numbers
-        judged = _JUDGED.format(table=self._table)
-        counts = f"{judged} SELECT issue, count(*), min(position) FROM judged GROUP BY issue"
+        labelled = _LABELLED.format(table=self._table)
+        counts = f"{labelled} SELECT issue, count(*), min(position) FROM labelled GROUP BY issue"
         for issue, count, first in self._ask(f"{counts} HAVING issue <> ''", values):
             self.found[issue] += count
             if issue == "missing database" and not self._config.drop_missing_database:
@@ -179,13 +179,13 @@ class Pool:
         source = _FIRST if is_once else "candidate"
         order = _BY_SEED if self._config.total else "position"
         self._ask(
-            f"{judged} INSERT INTO waiting SELECT position, db_id, text FROM {source} "
+            f"{labelled} INSERT INTO waiting SELECT position, db_id, text FROM {source} "
             f"ORDER BY {order}",
             values,
         )
         size = self._db.changes()
         if is_once:
-            ((every,),) = self._ask(f"{judged} SELECT count(*) FROM candidate", values)
+            ((every,),) = self._ask(f"{labelled} SELECT count(*) FROM candidate", values)
             self.found["duplicate"] += every - size
         return size
 
