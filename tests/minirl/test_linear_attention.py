@@ -57,7 +57,7 @@ def pulled_back(run, arguments, count_B, slopes):
 
 
 # Whole chunks and cut ones; other lengths are those of `test_models.py`.
-@pytest.mark.parametrize(("length", "decay"), [(3, 0.05), (130, 0.05), (128, 16.0)])
+@pytest.mark.parametrize(("length", "decay"), [(3, 0.05), (128, 0.05), (128, 16.0)])
 def test_chunks_equal_token_by_token_with_gradients(length, decay):
     """From a state, with padding inside of a chunk, also where all memory is lost at once: sums of
     logs over a chunk are then 1,000, and rounded as such.

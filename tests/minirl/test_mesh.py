@@ -23,7 +23,7 @@ from . import toy
 
 # Weights are what they have moved by.
 RATE = 1024.0
-WIDE = {"micro_batch_tokens": 1024, "answer_multiple": 384}
+WIDE = {"micro_batch_tokens": 512, "answer_multiple": 192}
 
 
 def update(shape, options, **sizes):

@@ -5,7 +5,6 @@ from functools import partial
 
 import jax
 import pytest
-from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache
 
 from minirl.config import (
@@ -137,7 +136,7 @@ def compiled(tmp_path):
 
 def test_a_run_reads_what_its_plan_compiled(tmp_path, compiled):
     """The programs of the model that is measured first, and those of the warm start."""
-    model, lora = nnx.clone(toy.model()), LoraConfig(rank=2)
+    model, lora = toy.model(layers=1), LoraConfig(rank=2)
     sizes = BatchingConfig(micro_batch_tokens=64)
     warm = SftConfig(steps=1, groups_per_step=2, group_size=2, lora=lora, batching=sizes)
     limits = SamplerConfig(slots=2, max_prompt_tokens=20, max_response_tokens=20)

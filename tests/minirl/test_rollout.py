@@ -236,7 +236,7 @@ def test_an_environments_failure_drops_its_group_or_is_raised_and_the_sampler_is
                     raise sqlite3.OperationalError("database is locked")
             return super().step(episode, reply)
 
-    sampler, failed = toy.sampler(toy.model()), {}
+    sampler, failed = toy.sampler(toy.model(layers=1)), {}
     groups = play(
         sampler, Failing(3), ["A", "K", "L", "B"], group_size=3,
         failed=lambda n, error: failed.update({n: str(error)}),
@@ -256,7 +256,7 @@ def test_runs_agree_whatever_the_environments_take():
     """
 
     def once(delay_s, **settings):
-        sampler = toy.sampler(toy.model(), **settings)
+        sampler = toy.sampler(toy.model(layers=1), **settings)
         assert sampler.is_repeatable == settings.get("repeatable", True)
         environment, limits = Turns(2, delay_s=delay_s), {"max_reply_tokens": 9}
         groups = play(sampler, environment, ["AB", "CDE"], group_size=4, limits=limits)

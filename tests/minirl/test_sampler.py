@@ -440,7 +440,7 @@ def test_a_mesh_samples_the_same(shape, platform, hybrid, monkeypatch):
     # The last episodes leave slots empty, not the same number in every part.
     for name in ("cpu", platform):
         monkeypatch.setitem(ROWS, name, (2,) if hybrid else (1, 2))
-    model = toy.model(hybrid=hybrid)
+    model = toy.model(layers=1, hybrid=hybrid)
     alone = toy.run(toy.sampler(model, slots=7, group_size=4), requests)
     monkeypatch.setattr("minirl.sample.cache.platform_of", lambda _: platform)
     monkeypatch.setattr("minirl.sample.weights.local_mesh", lambda *_, **__: make_mesh(shape))
@@ -544,8 +544,8 @@ def test_a_copy_is_split_over_as_few_devices_as_have_the_memory(tensor):
 
 def test_a_process_with_one_device_of_several_compiles_each_program_once(caplog):
     """Its cache lies as the weights do, also before a program has written to it."""
-    sampler = toy.sampler(toy.spread(shallow(), make_mesh({}, jax.devices()[:1])), slots=2)
-    jax.clear_caches()  # another test may have compiled the same
+    # Of a size that no other test has compiled.
+    sampler = toy.sampler(toy.spread(shallow(), make_mesh({}, jax.devices()[:1])), slots=3)
     with jax.log_compiles(), caplog.at_level("WARNING", logger="jax"):
         for n in range(3):
             toy.run(sampler, [Request(n, (2, 3, 4 + n, 5), 3, PLAIN)])
