@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from launch.config import load_config
 from launch.evaluation.answers import GREEDY, Sampled
 from launch.evaluation.endpoint import EndpointSource
 from launch.evaluation.questions import own_set, rule_of
-from launch.evaluation.results import ModelFacts, as_json, read_report, write_result
+from launch.evaluation.results import ModelFacts, read_report, write_result
 from launch.evaluation.sampling import CheckpointSource
 from launch.policy import policy_in
 from launch.records import answer_line, write_answers
@@ -25,15 +24,6 @@ from sqlenv.types import Example
 from .conftest import write_job
 from .report_cases import summary, verdict
 from .small_sets import make_spider
-
-
-def test_a_result_is_read_as_it_was_written(tmp_path):
-    right = verdict(1, scores={"set": 1.0, "ex_f": 0.5}, reply="So: SELECT 1")
-    written = summary(right, verdict(2))
-    write_result(tmp_path / "folder", written)
-    (tmp_path / "one.json").write_text(as_json(written))
-    for path in (tmp_path / "folder", tmp_path / "one.json"):
-        assert asdict(read_report(path))["questions"] == asdict(written)["questions"]
 
 
 @pytest.mark.parametrize("content", [b'{"pred": "SELECT 1"}\n', b"[1]\n", b"{\n", b"\xff\n"])

@@ -2,7 +2,6 @@
 
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 
 import jax
 import pytest
@@ -12,10 +11,8 @@ from jax.sharding import PartitionSpec
 from minirl.config import LoraConfig
 from minirl.config.algorithms import Gspo
 from minirl.exchange import UserError
-from minirl.model.config import ModelConfig
-from minirl.model.decoder import Decoder
-from minirl.model.lora import add_adapters, trained
-from minirl.model.sharding import PARAM_AXES, make_mesh, param_path, param_shardings, row_parts
+from minirl.model.lora import add_adapters, described, trained
+from minirl.model.sharding import make_mesh, param_path, param_shardings, row_parts
 from minirl.run.checkpoint import Checkpoints, read_params
 from tests.plain_model import arrays, assert_close, assert_near, assert_same
 
@@ -81,12 +78,9 @@ def test_a_checkpoint_is_read_on_another_mesh_and_on_none(tmp_path):
 # Parameters are split along named axes, and kept whole where the mesh does not divide them.
 
 
-def param_shapes(config: ModelConfig = toy.CONFIG) -> nnx.State:
-    return nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
-
-
-def specs(mesh, config: ModelConfig = toy.CONFIG) -> dict[str, PartitionSpec]:
-    leaves = jax.tree.leaves_with_path(param_shardings(param_shapes(config), mesh))
+def specs(mesh, **changes):
+    shapes = nnx.state(described(replace(toy.CONFIG, **changes)))
+    leaves = jax.tree.leaves_with_path(param_shardings(shapes, mesh))
     return {param_path(path): sharding.spec for path, sharding in leaves}
 
 
@@ -95,19 +89,6 @@ def test_axes_of_a_mesh():
     assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 2}
     with pytest.raises(UserError, match="data 1 x fsdp 3 x tensor 1 is not the 4 devices"):
         make_mesh({"fsdp": 3}, jax.devices()[:4])
-
-
-def test_the_table_knows_every_parameter():
-    def make(config: ModelConfig) -> Decoder:
-        model = Decoder(config, key=jax.random.key(0))
-        add_adapters(model, LoraConfig(), seed=0)
-        return model
-
-    models = [nnx.eval_shape(partial(make, config)) for config in (toy.CONFIG, toy.HYBRID)]
-    leaves = [leaf for model in models for leaf in jax.tree.leaves_with_path(nnx.state(model))]
-    paths = [param_path(path) for path, _ in leaves]
-    assert {path.rpartition(".")[2] for path in paths} == set(PARAM_AXES)
-    assert {"layers.q", "layers.linear.in_qkv"} <= {*paths}
 
 
 def test_adapters_begin_in_their_places():
@@ -128,10 +109,7 @@ def test_specs():
     assert found["layers.down"] == PartitionSpec(None, "fsdp", "tensor")
     assert found["embed"] == PartitionSpec("tensor", "fsdp")
     assert found["layers.q_norm"] == PartitionSpec(None, None)
-
-
-def test_what_does_not_divide_stays_whole():
-    config = replace(toy.CONFIG, intermediate_size=26)
-    found = specs(make_mesh({"fsdp": 2, "tensor": 4}), config)
+    # What does not divide stays whole.
+    found = specs(make_mesh({"fsdp": 2, "tensor": 4}), intermediate_size=26)
     assert found["layers.q"] == PartitionSpec(None, "tensor", "fsdp")
     assert found["layers.gate"] == PartitionSpec(None, None, "fsdp")

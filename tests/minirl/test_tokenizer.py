@@ -54,16 +54,6 @@ def plain(tmp_path_factory) -> ChatTokenizer:
     return ChatTokenizer(write_folder(tmp_path_factory.mktemp("plain"), PLAIN))
 
 
-def test_control_tokens(plain):
-    ids = plain.encode_chat(QUESTION)
-    text = plain.decode(ids)
-    assert text.startswith("<|im_start|>")
-    assert text.endswith("<|im_start|>assistant\n")
-    assert plain.decode(plain.stop_ids) == "<|im_end|>"
-    assert plain.decode([plain.pad_id]) == "<|endoftext|>"
-    assert plain.vocab_size <= 400
-
-
 @pytest.mark.parametrize("template", [PLAIN, DEFAULT_SYSTEM])
 @pytest.mark.parametrize("following", [FEEDBACK, TOOL])
 def test_appending_equals_rendering_the_whole(tmp_path, template, following):
