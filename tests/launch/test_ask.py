@@ -5,14 +5,11 @@ import sys
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from launch import ask
 from launch.evaluation import sampling
 from launch.evaluation.answers import Outcomes, Sampled
-from launch.tables import result_view
 from minirl.exchange import UserError
-from sqlenv.types import Table
 
 # What the model says to each question, and lines of what is printed.
 REPLIES = {
@@ -127,22 +124,3 @@ def test_the_command_answers_with_a_real_policy(command, place, database):
     assert done.returncode == (0 if "┏" in done.stdout else 1), done.stderr
     assert done.stdout.strip()
     assert "Traceback" not in done.stderr
-
-
-def view(result) -> str:
-    written = io.StringIO()
-    console = Console(file=written, width=40, force_terminal=True, color_system=None, markup=False)
-    console.print(result_view(result))
-    return written.getvalue()
-
-
-def test_cells_are_text_and_nothing_a_terminal_or_rich_would_obey():
-    row = (None, 1.5, b"\x00", "[red]a[/red]", "\x1b[31mb")
-    shown = view(Table(("[b]", "c"), (row[3:],)))
-    assert "[b]" in shown
-    assert "[red]a[/red]" in shown
-    assert "\x1b[31mb" not in shown
-    first = view(Table(("a", "b", "c"), (row[:3],)))
-    assert "NULL" in first
-    assert "1.5" in first
-    assert "b'\\x00'" in first

@@ -205,39 +205,27 @@ def test_dry_run_says_in_six_lines_what_the_run_would_be(dry_run):
         assert told["prompt"].startswith("about ")
 
 
-def set_json(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_dry_run_looks_into_a_model_folder(command, dry_run, place, tiny, tmp_path):
+def make_models(folder: Path) -> dict[str, str]:
+    """Make a model, and others that break off where they are looked into; give their faults."""
     shape = TinyConfig(
         vocab_size=300, hidden_size=16, intermediate_size=16, layers=1, heads=2, kv_heads=1
     )
-    whole = tmp_path / "whole"
-    make_tiny(whole, ["select name"], shape, 0)
-    models = {
-        name: shutil.copytree(whole, tmp_path / name) for name in ("quantised", "missing", "larger")
+    make_tiny(folder / "model", ["select name"], shape, 0)
+    sizes = {"deeper": {"num_hidden_layers": 2}, "narrower": {"vocab_size": 200}}
+    for name, changes in sizes.items():
+        path = shutil.copytree(folder / "model", folder / name) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    embedding = {"model.embed_tokens.weight": np.zeros((200, 16), np.float32)}
+    path = folder / "narrower" / "model.safetensors"
+    save_file(load_file(path) | embedding, path)
+    return {
+        "deeper": "tensor model.layers.1.input_layernorm.weight is missing, config.json says",
+        "narrower": "an embedding of 200 rows",
     }
-    method = {"quant_method": "fp8"}
-    set_json(models["quantised"] / "config.json", quantization_config=method)
-    set_json(models["missing"] / "config.json", num_hidden_layers=2)
-    set_json(models["larger"] / "config.json", vocab_size=200)
-    embedding = np.zeros((200, 16), np.float32)
-    path = models["larger"] / "model.safetensors"
-    save_file(load_file(path) | {"model.embed_tokens.weight": embedding}, path)
-    line = ["launch.train", "--cfg", str(tiny), *ROOT, "model.tiny=null", "--dry-run"]
-    cases = [
-        ("quantised", "quantised (quantization_config: fp8)"),
-        ("missing", "tensor model.layers.1.input_layernorm.weight is missing, config.json says"),
-        ("larger", "an embedding of 200 rows"),
-    ]
-    lines = [[*line, f"model.path={models[name]}"] for name, _ in cases]
-    check_mistakes(told_by(command, *lines, cwd=place), [message for _, message in cases])
-    told = dry_run(*line[3:], f"model.path={whole}")
-    assert " tokens of " in told.splitlines()[-1]
 
 
-def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
+def test_dry_run_says_what_the_run_would_miss(command, dry_run, place, tiny, tmp_path):
+    faults = make_models(tmp_path)
     for name in ("whole", "no-database", "text", "cut"):
         shutil.copytree(place / "data", tmp_path / name)
     missing = min((tmp_path / "no-database" / "database").rglob("*.sqlite"))
@@ -268,11 +256,14 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
         (served, "rollout.sglang.weights"),
         ([*train, "data.root=whole", "mesh.tensor=3"], "mesh"),
         *(([*model, f"model.path=no-{name}"], name) for name in files),
+        *(([*model, f"model.path={name}"], fault) for name, fault in faults.items()),
     ]
     before = snapshot(tmp_path)
     told = told_by(command, *(case for case, _ in cases), cwd=tmp_path)
     check_mistakes(told, [key for _, key in cases])
     assert snapshot(tmp_path) == before
+    told = dry_run(*ROOT, "model.tiny=null", f"model.path={tmp_path / 'model'}", "--dry-run")
+    assert " tokens of " in told.splitlines()[-1]
 
 
 def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_path):

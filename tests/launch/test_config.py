@@ -3,10 +3,7 @@
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import yaml
 
@@ -16,8 +13,6 @@ from launch.config_files import packaged
 from launch.evaluation.answers import Decode
 from launch.files import check_place, claimed
 from minirl.exchange import UserError
-from minirl.run.checkpoint import Checkpoints, best_step, read_params
-from minirl.train.update import TrainState
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import SingleTurnConfig
 from tests.vectors import read
@@ -244,23 +239,6 @@ def test_a_setting_is_the_path_that_was_written(tiny, tmp_path, name, monkeypatc
         (folder / "result.json").write_text("{}")
     assert report._split_name(f"m={name}") == ("m", config.folder)
     assert report._split_name(name) == ("", config.folder)
-
-
-def test_checkpoints_come_back_from_a_folder_of_any_name(tmp_path):
-    weights: Any = {"w": jnp.arange(3.0)}
-    name = "p[x]*/r 1ü?"
-    folder = tmp_path / name / "checkpoints"
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(2, TrainState(weights, {"m": jnp.ones(2)}), {"seen": 5}, score=0.5)
-    checkpoints.close()
-    checkpoints = Checkpoints(folder)
-    state, facts = checkpoints.restore_newest(TrainState(weights, {"m": jnp.zeros(2)}), dict)
-    checkpoints.close()
-    assert facts == {"seen": 5}
-    moved = (tmp_path / name).rename(tmp_path / "plain") / "checkpoints"
-    assert best_step(moved) == 2
-    for found in (state.params, read_params(moved / "2", weights)):
-        np.testing.assert_array_equal(found["w"], np.arange(3.0))
 
 
 def test_a_home_is_the_same_in_files_settings_and_options(tiny, tmp_path):

@@ -51,14 +51,30 @@ def test_what_may_pass_is_asked_for_again(name):
     assert (answer, chat.requests) == (ModelResponse("fine", 2, 3), 2)
 
 
-TEXTS = ("[1]", "", "{", "[" * 200_000, '{"choices": []}', '{"choices": [null]}')
-TEXTS += ('{"choices": "abc"}', '{"choices": [{"message": null}]}')
+def ended(reason: str, message: str) -> str:
+    """Write a completion without a reply."""
+    return f'{{"choices": [{{"finish_reason": "{reason}", "message": {message}}}]}}'
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:24] or "nothing")
+# What is no completion though the server says that all went well, and what is told of it.
+STRANGE: dict[str, str] = dict.fromkeys(("[1]", "", "{", "[" * 200_000, '{"choices": []}'), "")
+STRANGE |= dict.fromkeys(('{"choices": [null]}', '{"choices": "abc"}'), "")
+STRANGE |= {
+    '{"choices": [{"message": null}]}': "",
+    ended("SAFETY", '{"content": null}'): "no reply, but SAFETY",
+    ended("network_error", "{}"): "no reply, but network_error",
+    ended("sensitive", '{"content": ""}'): "no reply, but sensitive",
+    '{"detail": "no such deployment"}': "no such deployment",
+    '{"error": "boom"}': "boom",
+    "null": "no chat completion: None",
+}
+
+
+@pytest.mark.parametrize("text", STRANGE, ids=lambda text: text[:48] or "nothing")
 def test_what_is_no_completion_is_a_failure_of_the_server(text):
     answer, chat = ask(Failure(200, text), retries=1)
     assert (answer.text, answer.end, chat.requests) == (None, "failed", 1)
+    assert STRANGE[text] in answer.problem
 
 
 @pytest.mark.parametrize("usage", ["null", "7", "{}", '{"prompt_tokens": 1e999}'])
@@ -146,33 +162,6 @@ def test_servers_of_this_host_are_known():
     hosts = ["localhost", "LOCALHOST", "127.0.0.1", "0.0.0.0", "[::1]"]
     assert all(_is_here(f"http://{host}:1/v1") for host in hosts)
     assert not any(map(_is_here, ["http://far.invalid/v1", "http://203.0.113.1/v1", "http:///v1"]))
-
-
-# What is no completion though the server says that all went well, and what is told of it.
-STRANGE = [
-    (
-        {"choices": [{"finish_reason": "SAFETY", "message": {"content": None}}]},
-        "no reply, but SAFETY",
-    ),
-    (
-        {"choices": [{"finish_reason": "network_error", "message": {}}]},
-        "no reply, but network_error",
-    ),
-    (
-        {"choices": [{"finish_reason": "sensitive", "message": {"content": ""}}]},
-        "no reply, but sensitive",
-    ),
-    ({"detail": "no such deployment"}, "no such deployment"),
-    ({"error": "boom"}, "boom"),
-    ("null", "no chat completion: None"),
-]
-
-
-@pytest.mark.parametrize(("body", "reason"), STRANGE, ids=str)
-def test_what_is_no_reply_is_told(body, reason):
-    answer, _ = ask(told(200, body))
-    assert answer.text is None
-    assert reason in answer.problem
 
 
 def test_marks_of_turns_in_a_question_are_text():

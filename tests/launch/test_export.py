@@ -145,20 +145,12 @@ def test_adapters_are_merged(place, tmp_path):
 
 def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):
     out = write(place.folder / "lora", tmp_path / "out", "--adapter")
-    assert {path.name for path in out.iterdir()} == {
-        "adapter_config.json", "adapter_model.safetensors"
-    }  # fmt: skip
-    config = json.loads((out / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(place.base)
-    assert (config["r"], config["lora_alpha"]) == (3, 6)
-    assert config["target_modules"] == ["q_proj", "o_proj", "up_proj"]
-    stored = load_file(out / "adapter_model.safetensors")
-    factors = arrays(trained(place.lora))
-    start = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
-    for end in "AB":
-        expected = factors[f"layers.q_{end.lower()}"][1]
-        np.testing.assert_array_equal(stored[f"{start}{end}.weight"], expected)
-    assert len(stored) == 2 * 2 * 3
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["adapter_config.json", "adapter_model.safetensors"]
+    params = trained(place.lora)
+    shapes, tensors = huggingface.tensor_shapes(params), huggingface.tensors(params)
+    huggingface.write_adapter(tmp_path / "peft", shapes, tensors, LORA, base=str(place.base))
+    assert filecmp.cmpfiles(out, tmp_path / "peft", names, shallow=False)[0] == names
     assert "adapters" in mistake(write, place.folder / "full", tmp_path / "x", "--adapter")
 
 

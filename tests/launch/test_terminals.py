@@ -56,6 +56,14 @@ def test_texts_are_printed_as_they_are(printed, text):
     assert text in shown.getvalue()
 
 
+def test_cells_are_text_and_nothing_a_terminal_would_obey(printed):
+    file = printed(80, terminal=True)
+    row = (None, 1.5, b"\x00", "\x1b[31mb")
+    cli.output.print(tables.result_view(Table(("a", "b", "c", "d"), (row,))))
+    assert all(shown in file.getvalue() for shown in ("NULL", "1.5", "b'\\x00'"))
+    assert row[3] not in file.getvalue()
+
+
 @pytest.mark.parametrize("width", [20, 40, 59, 80])
 def test_tables_fit_a_terminal_of_any_width(printed, width):
     """Columns that do not fit come below, with the names."""

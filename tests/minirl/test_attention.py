@@ -341,26 +341,20 @@ def test_splash_attention_over_several_blocks(splash, monkeypatch):
     assert_close(ours, plain, tolerance=1e-4)
 
 
-# Of a key to each query, and of one to several.
-@pytest.mark.parametrize("heads", ["grouped", "one"])
-def test_cudnn_attention(cudnn, heads):
+@pytest.mark.parametrize(
+    ("heads", "shape"),
+    # On a mesh key/value heads are repeated; heads that the mesh does not divide.
+    [("grouped", {"tensor": 4}), ("one", {"fsdp": 2, "tensor": 2})],
+)
+def test_cudnn_attention_on_a_device_and_on_a_mesh(cudnn, heads, shape):
     arrays = arrays_of(heads, dtype=jnp.float16)
     wide = [array.astype(jnp.float32) for array in arrays]
     plain = value_and_gradients(written_out, ROWS, wide)
-    assert_close(value_and_gradients(attended, ROWS, arrays), plain, tolerance=2e-2)
-
-
-@pytest.mark.parametrize(
-    ("heads", "shape"),
-    # Key/value heads are repeated; heads that the mesh does not divide.
-    [("grouped", {"tensor": 4}), ("one", {"fsdp": 2, "tensor": 2})],
-)
-def test_cudnn_attention_on_a_mesh(cudnn, heads, shape):
-    arrays = arrays_of(heads, dtype=jnp.float16)
-    expected = value_and_gradients(attended, ROWS, arrays)
+    alone = value_and_gradients(attended, ROWS, arrays)
+    assert_close(alone, plain, tolerance=2e-2)
     devices = jax.devices()[: math.prod(shape.values())]
     ours = functools.partial(attended, mesh=make_mesh(shape, devices))
-    assert_close(value_and_gradients(ours, ROWS, arrays), expected, tolerance=5e-3)
+    assert_close(value_and_gradients(ours, ROWS, arrays), alone, tolerance=5e-3)
 
 
 def test_splash_attention_on_a_mesh_computed_again(splash):
