@@ -11,6 +11,7 @@ from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions
 from minirl.exchange import UserError
 from sqlenv.data.layouts import TEST_SETS, set_name
+from tests.vectors import read
 from tests.worlds import write
 
 from .conftest import mistake
@@ -47,25 +48,12 @@ def test_no_config_of_a_paper_chooses_checkpoints_by_a_test_set(name):
     assert data.overlap == "refuse"
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides", "steps"),
-    [
-        # Ten epochs in batches of 1,024 (84 = 10 * 8600 / 1024), of as many as there are.
-        ("paverl.yaml", [], 84),
-        ("paverl.yaml", ["data.train.total=8000", "data.held_out=648"], 78),
-        ("paverl.yaml", ["train.epochs=1"], 8),
-        ("paverl.yaml", ["data.train.total=1024"], 10),
-        ("paverl.yaml", ["train.steps=20"], 20),
-        # One pass over 20,000, five over 5,000, five over 8,758.
-        ("progress.yaml", [], 312),
-        ("expo.yaml", [], 391),
-        ("astra.yaml", [], 342),
-    ],
-)
-def test_steps_follow_the_number_of_questions(name, overrides, steps, tmp_path):
-    config = load_config(name, overrides)
-    assert config.train.steps == steps
-    assert config.train.all_steps == steps * (2 if name == "paverl.yaml" else 1)  # two stages
+@pytest.mark.parametrize("case", read("settings")["steps"], ids=lambda case: case["why"])
+def test_steps_follow_the_number_of_questions(case, tmp_path):
+    config = load_config(case["config"], case["settings"])
+    assert config.train.steps == case["steps"]
+    stages = 2 if case["config"] == "paverl.yaml" else 1
+    assert config.train.all_steps == case["steps"] * stages
     # A run's own config has the number of steps, whatever is said of epochs.
     (tmp_path / "config.yaml").write_text(dump(config))
     assert load_config(str(tmp_path / "config.yaml"), []) == config

@@ -33,6 +33,7 @@ from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
 from tests import plain_model
 from tests.plain_model import arrays
+from tests.vectors import read
 
 from .conftest import TINY, mistake
 
@@ -227,26 +228,10 @@ def tokenizer():
     return train_tokenizer(TEXTS, vocab_size=512)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("name", [" name"]),
-        (" name", [" name"]),
-        ("t1.name", [" t", "1", ".", " name"]),
-        ("avg(name)", [" avg", "(", " name", ")"]),
-        ("a\nname", [" a", "\n", " name"]),
-        ("\n\nname", ["\n", "\n", " name"]),
-        ("band_id", [" band_id"]),
-        ("<sql>name</sql>", ["<sql>", " name", "</sql>"]),
-        ("<think>age</think>\n", ["<think>", " age", "</think>", "\n"]),
-        ("<|im_start|>name", ["<|im_start|>", " name"]),
-        ("12.5", ["1", "2", ".", "5"]),
-        ("),", [")", ","]),
-    ],
-)
-def test_tokens(tokenizer, text, expected):
-    shown = [tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.encode(text).ids]
-    assert shown == expected
+@pytest.mark.parametrize("case", read("tiny_tokens"), ids=lambda case: repr(case["text"]))
+def test_tokens(tokenizer, case):
+    ids = tokenizer.encode(case["text"]).ids
+    assert [tokenizer.decode([i], skip_special_tokens=False) for i in ids] == case["tokens"]
 
 
 def test_marks_are_text_and_spaces_do_not_change_what_sql_means(tokenizer):

@@ -18,6 +18,7 @@ from .conftest import mistake
 from .report_cases import verdict
 from .small_sets import ASKED, GOLDS, make_bird, make_spider
 
+CASES = read("predictions")
 FORMS = {
     "lines.sql": "\n".join(GOLDS) + "\n",
     "windows.sql": "\r\n".join(GOLDS) + "\r\n",
@@ -87,35 +88,21 @@ def test_a_file_in_reversed_order_is_matched_by_what_it_carries(numbered, tmp_pa
         assert read_samples(path, examples, GREEDY, asked=examples) == [(g,) for g in GOLDS], name
 
 
-# Fields of five records in order, with the number of each for #, and by what they are matched.
-FIELDS = [
-    ('"index": #', "index looks like an id"),
-    ('"task_id": "t#"', "task_id looks like an id"),
-    ('"questionId": #', "questionId looks like an id"),
-    ('"example-no": #', "example-no looks like an id"),
-    ('"question_id": 70#, "index": #', "by id"),
-    ('"idx": #, "key": "k#"', "by id"),
-    ('"QID": 70#', "QID looks like an id"),
-    ('"question": "in other words #"', "question looks like an id"),
-    ('"question_id": 70#.0', "by id"),  # as data frames write numbers beside missing ones
-    ('"id": NaN, "qid": 70#', "by id"),
-    ('"id": #, "question_id": 70#', "by id"),  # a row's own number, which names no question
-    ('"model_id": "m", "is_valid": #, "grid": #', "by order"),
-]
+# Of records, `fields` with the number of each for #, and by what they are matched.
 
 
-@pytest.mark.parametrize(("fields", "told"), FIELDS, ids=str)
-def test_it_is_said_by_what_records_are_matched(numbered, tmp_path, caplog, fields, told):
+@pytest.mark.parametrize("case", CASES["matched"], ids=lambda case: case["fields"])
+def test_it_is_said_by_what_records_are_matched(numbered, tmp_path, caplog, case):
     examples, path = find("bird-dev", numbered)[1], tmp_path / "p.jsonl"
     lines = (
-        f'{{{fields.replace("#", str(n))}, "sql": {json.dumps(gold)}}}\n'
+        f'{{{case["fields"].replace("#", str(n))}, "sql": {json.dumps(gold)}}}\n'
         for n, gold in enumerate(GOLDS)
     )
     path.write_text("".join(lines))
     with caplog.at_level("INFO"):
         assert read_samples(path, examples, GREEDY, asked=examples) == [(g,) for g in GOLDS]
-    assert told in caplog.text
-    assert ("looks like" in caplog.text) == ("looks like" in told)
+    assert case["told"] in caplog.text
+    assert ("looks like" in caplog.text) == ("looks like" in case["told"])
 
 
 def test_an_id_that_two_questions_share_names_none(numbered, tmp_path):
@@ -127,10 +114,7 @@ def test_an_id_that_two_questions_share_names_none(numbered, tmp_path):
     assert "703 is of no question" in mistake(read_samples, path, examples, GREEDY, asked=examples)
 
 
-CASES = read("predictions")
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", CASES["damaged"], ids=lambda case: case["id"])
 def test_predictions_that_do_not_fit_are_told_with_their_line(numbered, tmp_path, case):
     examples, path = find("bird-dev", numbered)[1], tmp_path / case["file"]
     path.write_bytes(case["content"].encode())
@@ -193,55 +177,24 @@ def root(tmp_path: Path) -> Path:
 INSIDE = "downloads/spider_data/dev_visible.json"
 
 
-@pytest.mark.parametrize(
-    ("questions", "place", "file"),
-    [
-        # An absolute path, or one from here, of a file below the root or outside of it.
-        (INSIDE, "downloads/spider_data", f"HERE/{INSIDE}"),
-        (INSIDE, "downloads", f"HERE/{INSIDE}"),
-        (INSIDE, "downloads/spider_data", INSIDE),
-        (INSIDE, "downloads", INSIDE),
-        (INSIDE, "", INSIDE),
-        ("mine.json", "downloads/spider_data", "HERE/mine.json"),
-        ("mine.json", "downloads", "HERE/mine.json"),
-        ("mine.json", "downloads", "mine.json"),
-        # A name below the root, in the folder of the databases or in another one.
-        ("downloads/a_copy/dev_visible.json", "downloads", "dev_visible.json"),
-        ("downloads/questions/mine.json", "downloads", "mine.json"),
-        ("downloads/questions/mine.json", "downloads", "questions/mine.json"),
-    ],
-)
-def test_a_file_is_taken_by_name_or_path(root, tmp_path, monkeypatch, questions, place, file):
+@pytest.mark.parametrize("case", CASES["files"], ids=lambda case: case["id"])
+def test_a_file_is_taken_by_name_or_path(root, tmp_path, monkeypatch, case):
     """What lies below the root goes before what lies here; databases are those below the root."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / questions, json.loads((tmp_path / INSIDE).read_text()))
+    write(tmp_path / case["questions"], json.loads((tmp_path / INSIDE).read_text()))
     write(tmp_path / "dev_visible.json", [])
-    found, file = folder_and_file(
-        Path(place) if place else None, file.replace("HERE", str(tmp_path))
-    )
+    place = Path(case["place"]) if case["place"] else None
+    found, file = folder_and_file(place, case["file"].replace("HERE", str(tmp_path)))
     assert found is not None
     _, examples = find("spider-dev", tmp_path / found, file)
     assert len(examples) == 5
     assert all(one.database.is_relative_to(root / "spider_data") for one in examples)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "file", "words"),
-    [
-        ("spider-dev", "downloads", "none.json", r"^--file none\.json: "),
-        ("spider-dev", "downloads", "HERE/none.json", r"^--file \S*/none\.json: "),
-        ("spider-dev", "none", "", r"^--data-root \S*none: "),
-        ("spider-dev", "downloads/spider_data", "", r"^--data-root: .*; .*--file NAME$"),
-        # Nobody is told to put databases into the folder of another data set.
-        (
-            *("spider-dev", "downloads", "HERE/downloads/bird_data/dev.json"),
-            r"^--file \S*: spider-dev: .* records are of bird ",
-        ),
-    ],
-)
-def test_what_is_not_there_is_told_by_its_option(root, tmp_path, name, place, file, words):
-    with pytest.raises(UserError, match=words):
-        find(name, tmp_path / place, file.replace("HERE", str(tmp_path)))
+@pytest.mark.parametrize("case", CASES["absent"], ids=lambda case: case["id"])
+def test_what_is_not_there_is_told_by_its_option(root, tmp_path, case):
+    with pytest.raises(UserError, match=case["told"]):
+        find("spider-dev", tmp_path / case["place"], case["file"].replace("HERE", str(tmp_path)))
 
 
 def test_the_option_that_was_given_is_named(root):

@@ -27,6 +27,7 @@ from sqlenv.schema import values
 from sqlenv.types import Example
 from sqlenv.witness.draw import ties_broken
 from tests.forked import Copy
+from tests.vectors import read
 from tests.waiting import is_alive, wait_until
 from tests.worlds import make_file, write
 
@@ -221,28 +222,6 @@ def test_databases_that_are_not_learned_from_are_left_out(root: Path, run):
 
 # Gold queries that teach something wrong.
 
-CHECKED = {
-    "SELECT name FROM emp": "",
-    "SELECT name FROM emp ORDER BY name LIMIT 2": "",
-    "SELECT nope FROM emp": "fails",
-    "SELECT name FROM emp WHERE sal < 0": "empty",
-    "SELECT random()": "varies",
-    "SELECT CURRENT_TIMESTAMP": "",
-    'SELECT julianday("now") > 0': "",
-    "SELECT name FROM emp WHERE name <> 'now' AND date(name) IS NULL": "",
-    "SELECT name FROM emp LIMIT 1": "row_order",
-    "SELECT name, count(*) FROM emp": "row_order",
-    "SELECT name FROM emp WHERE sal = 20 ORDER BY sal LIMIT 1": "ties",
-    "SELECT name FROM emp ORDER BY sal -- rising": "ties",
-    "SELECT name FROM (SELECT name, sal FROM emp ORDER BY sal)": "",
-    "SELECT name FROM emp WHERE sal IN (SELECT sal FROM emp ORDER BY dept LIMIT 3)": "ties",
-}
-SCALAR = [
-    "SELECT random()", "SELECT CURRENT_TIMESTAMP", 'SELECT julianday("now") > 0',
-    "SELECT name FROM emp LIMIT 1", "SELECT name FROM emp WHERE sal = 20 ORDER BY sal LIMIT 1",
-]  # fmt: skip
-ISSUES = {"": (), "fails": ("failing",), "empty": ("empty",), "ties": ("tied",)}
-
 
 @pytest.fixture
 def check(tmp_path):
@@ -253,14 +232,12 @@ def check(tmp_path):
 
 
 def test_issues_of_gold_queries(database, check, monkeypatch):
-    examples = [example(database, gold) for gold in CHECKED]
+    cases = read("doubtful_golds")
+    examples = [example(database, case["gold"]) for case in cases]
     found = check(examples)
-    for (gold, kind), one in zip(CHECKED.items(), found, strict=True):
-        assert one.example.gold_sql == gold
-        issues = [issue for issue in one.issues if issue != "scalar"]
-        assert issues == [*ISSUES.get(kind, ("varying",))], gold
-        assert one.note.partition(":")[0] == (kind if kind != "empty" else ""), gold
-    assert [one.example.gold_sql for one in found if "scalar" in one.issues] == SCALAR
+    for case, one in zip(cases, found, strict=True):
+        told = {"gold": one.example.gold_sql, "issues": sorted(one.issues)}
+        assert case == told | {"note": one.note.partition(":")[0]}
     # What is known is not run again; what is found of another database is another fact.
     monkeypatch.setattr("sqlenv.executor.executor.Executor.execute", None)
     assert check(examples) == found

@@ -17,6 +17,7 @@ from launch.files import (
 )
 from minirl.exchange import UserError
 from sqlenv.types import Example
+from tests.vectors import read
 
 
 @pytest.fixture
@@ -44,50 +45,14 @@ def test_a_folder_of_other_settings_is_refused_and_kept(job):
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("settings", "others", "refused"),
-    [
-        # Another number of devices; servers of a cluster come and go.
-        ((), ("mesh={fsdp: 4, tensor: 2}",), "train.steps=9"),
-        (
-            ("rollout.sglang.launch=2",),
-            ("rollout.sglang.urls=[http://a:1, http://b:1]", "rollout.sglang.wait_s=5"),
-            "rollout.lag=1",
-        ),
-        # Another number of cores.
-        (
-            ("executor.workers=2", "train.env_workers=4"),
-            ("executor.workers=null", "train.env_workers=8"),
-            "executor.timeout_s=1",
-        ),
-        # A smaller memory, by what is advised where it is too small.
-        (
-            (),
-            ("train.batching.micro_batch_tokens=512", "model.remat=full", "sampler.slots=2"),
-            "sampler.temperature=0.5",
-        ),
-        (
-            ("sampler.cache_gb=1",),
-            ("sampler.cache_gb=0.5", "warm_start.batching.micro_batch_tokens=256"),
-            "train.optimizer.moments=bfloat16",
-        ),
-        # The same model and data in other places; their contents are compared apart.
-        (
-            ("model={path: one/model}", "data.root=one", "data.demo=null"),
-            ("model={path: other/model}", "data.root=other", "data.demo=null"),
-            "model.dtype=float32",
-        ),
-    ],
-)
-def test_a_run_may_go_on_with_other_devices_servers_cores_and_places(
-    job, settings, others, refused
-):
-    folder = claim(job(*settings), work=True)
-    other = job(*others)
+@pytest.mark.parametrize("case", read("settings")["elsewhere"], ids=lambda case: case["why"])
+def test_a_run_may_go_on_with_other_devices_servers_cores_and_places(job, case):
+    folder = claim(job(*case["settings"]), work=True)
+    other = job(*case["others"])
     assert claim(other) == folder
     assert load_config(str(folder / "config.yaml"), []) == other
-    with pytest.raises(UserError, match=refused.split("=")[0]):
-        claim(job(*others, refused))
+    with pytest.raises(UserError, match=case["refused"].split("=")[0]):
+        claim(job(*case["others"], case["refused"]))
 
 
 def test_a_run_may_go_on_in_another_place(job, tmp_path):
