@@ -34,7 +34,6 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Call a method of the debugging protocol."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": parameters, **self._session}
         os.write(self._send, json.dumps(message).encode() + b"\0")
@@ -68,7 +67,6 @@ class Browser:
             self.requests.append(given["request"]["url"])
 
     def resize(self, width: int, height: int = 900, *, dark: bool = False) -> None:
-        """Give the page a size and a colour scheme."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
@@ -106,17 +104,14 @@ class Browser:
         return self.js(f"[...document.querySelectorAll({selector!r})].map(e => e.innerText.trim())")
 
     def click(self, selector: str) -> None:
-        """Click the first element that a selector finds."""
         self.js(f"document.querySelector({selector!r}).click()")
 
     def press(self, key: str) -> None:
-        """Press a key."""
         text = {"text": key} if len(key) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def picture(self, path: Path) -> None:
-        """Write what is seen as a picture."""
         path.write_bytes(b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 

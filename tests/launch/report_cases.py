@@ -40,7 +40,6 @@ _THOUGHT = "The question asks for one thing, and the table has it; then I filter
 
 
 def question(number: int, kind: str) -> dict[str, Any]:
-    """Make up what is asked."""
     value = 10 + number % 50
     return {
         "id": f"{kind}/{number}",
@@ -83,7 +82,6 @@ def member(
     asked: Mapping[str, Any], *, right: bool, turns: int, rng: Random, advantage: float | None,
     step: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make up an episode."""
     said = [turn(asked, right=False, number=n, rng=rng) for n in range(turns - 1)]
     said.append(turn(asked, right=right, number=turns - 1, rng=rng))
     last = said[-1]
@@ -103,7 +101,7 @@ def member(
     }
 
 
-def group(number: int, step: int, *, turns: int, rng: Random, share: float) -> dict[str, Any]:
+def group(number: int, step: int, *, rng: Random, share: float) -> dict[str, Any]:
     """Make up a group; all right or all wrong ones are left out of the update."""
     asked = question(number, "train")
     rights = [rng.random() < share for _ in range(SIZE)]
@@ -116,7 +114,7 @@ def group(number: int, step: int, *, turns: int, rng: Random, share: float) -> d
         "prompt": f"<|im_start|>user\nCREATE TABLE item (name, price);\n{asked['question']}",
         "trajectories": [
             member(
-                asked, right=right, turns=turns, rng=rng, step=step,
+                asked, right=right, turns=2, rng=rng, step=step,
                 advantage=round((right - mean) / scale, 6) if scale else None,
             )
             for right in rights
@@ -136,11 +134,6 @@ def write_page(*runs: str | Path, **options: str | Path) -> Path:
     named = [text for name, value in given.items() for text in (f"--{name}", str(value))]
     report.main([*map(str, runs), *named])
     return Path(given["out"])
-
-
-def change(run: Path, **settings: object) -> None:
-    path = run / "config.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | settings))
 
 
 def unfinish(run: Path) -> None:
@@ -187,7 +180,7 @@ def opened(page: Path) -> dict[str, Any]:
     return {name: json.loads(gzip.decompress(b64decode(text))) for name, text in found}
 
 
-def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int = 0) -> list[bool]:
+def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int = 0) -> None:
     """Write an evaluation's answers, and perhaps sampled ones: of each question one more than half
     of them is right where the greedy answer is, else one less.
     """
@@ -216,7 +209,6 @@ def answers(folder: Path, rights: Sequence[bool], *, rng: Random, samples: int =
         found = summarise(replace(settings, decode=f"pass@{samples}"), sampled)
         write_result(folder / "samples", found)
     write_lines(folder / "trajectories.jsonl", lines)
-    return list(rights)
 
 
 def write_screening(folder: Path) -> None:
@@ -227,9 +219,8 @@ def write_screening(folder: Path) -> None:
 
 
 def make_run(
-    folder: Path, *, steps: int = 8, groups: int = 4, turns: int = 2, questions: int = 40,
-    sample_every: int = 4, seed: int = 0, rate: float = 0.001, live: float = 0.9,
-    samples: int = 0,
+    folder: Path, *, steps: int = 8, groups: int = 4, questions: int = 40, seed: int = 0,
+    rate: float = 0.001, live: float = 0.9, samples: int = 0,
 ) -> Path:  # fmt: skip
     """Write a whole run; one with samples began with a warm start, too."""
     rng = Random(seed)
@@ -263,9 +254,9 @@ def make_run(
                 **({"validation/accuracy": share} if step % 2 == 0 else {}),
             }
         )
-        if step == 1 or step % sample_every == 0:
+        if step == 1 or step % 4 == 0:
             places = range(step * groups, (step + 1) * groups)
-            sampled += [group(n, step, turns=turns, rng=rng, share=share) for n in places]
+            sampled += [group(n, step, rng=rng, share=share) for n in places]
     write_lines(folder / "trajectories.jsonl", sampled)
     write_lines(folder / "metrics.jsonl", numbers)
     scores = {place: [float(right) for right in part] for place, part in rights.items()}

@@ -18,7 +18,6 @@ from .small_sets import GOLDS, make_spider, write_golds
 
 EVAL = "launch.eval"
 DATABASE = Path("database", "pets", "pets.sqlite")
-SHOP = Path("database", "shop", "shop.sqlite")
 
 
 @pytest.fixture
@@ -43,7 +42,6 @@ def arguments(root: Path) -> list[str]:
 
 @pytest.fixture
 def run(ended) -> Callable[[list[str]], tuple[int | str | None, str, str]]:
-    """Return what runs the command."""
     return lambda words: ended(evaluating.main, *words)
 
 
@@ -91,14 +89,6 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def overwritten(name: Path | str, content: bytes) -> Callable[[Path], object]:
-    return lambda root: (root / name).write_bytes(content)
-
-
-def changed(name: str, old: str, new: str) -> Callable[[Path], object]:
-    return lambda root: replace(root / name, old, new)
-
-
 # What breaks the folder, and what the line has to name. Whatever else may be wrong with a database
 # or a question file: tests/sqlenv/test_executor.py and test_damage.py.
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -110,10 +100,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no databases": (lambda r: shutil.rmtree(r / "database"), "database"),
     "another suite": (lambda r: shutil.rmtree(r / "test_suite_database" / "pets"), "pets"),
     "no root": (shutil.rmtree, "spider_data"),
-    "UTF-16": (overwritten("dev.json", "[{}]".encode("utf-16")), "dev.json: "),
-    "blank gold": (changed("dev.json", GOLDS[2], " "), "dev/2"),
-    "prediction of another": (changed("p.sql", GOLDS[3], f"{GOLDS[3]}\tpets"), "p.sql:4: "),
-    "Latin-1": (overwritten("p.sql", b"SELECT '\xc4'\n"), "p.sql: "),
+    "UTF-16": (lambda r: (r / "dev.json").write_bytes("[{}]".encode("utf-16")), "dev.json: "),
+    "blank gold": (lambda r: replace(r / "dev.json", GOLDS[2], " "), "dev/2"),
+    "prediction of another": (
+        lambda r: replace(r / "p.sql", GOLDS[3], f"{GOLDS[3]}\tpets"), "p.sql:4: "
+    ),
+    "Latin-1": (lambda r: (r / "p.sql").write_bytes(b"SELECT '\xc4'\n"), "p.sql: "),
     "no predictions": (lambda r: (r / "p.sql").unlink(), "p.sql: "),
 }  # fmt: skip
 

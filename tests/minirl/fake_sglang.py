@@ -5,7 +5,6 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-VOCAB = 64
 STOP = 1
 
 

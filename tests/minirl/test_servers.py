@@ -616,7 +616,6 @@ from pathlib import Path
 from minirl.sglang.process import ChildServer
 line = [sys.executable, "-c", sys.argv[2]]
 child = ChildServer(line, {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
-print("up", flush=True)
 if sys.argv[3] == "close":
     while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
     child.close()
@@ -642,18 +641,15 @@ time.sleep(600)
 @pytest.mark.parametrize("end", ["close", "SIGKILL"])
 def test_children_end_with_the_run_however_it_ends(tmp_path, end):
     server = SERVER.replace("FOLDER", repr(str(tmp_path)))
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path), server, end],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-    )
+    line = [sys.executable, "-c", PARENT, str(tmp_path), server, end]
+    parent = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT)})
     pids = tmp_path / "pids"
     wait_until(pids.exists)
     one, other, word = pids.read_text().split()
     assert word == "x"
     if end == "SIGKILL":
         parent.kill()
-    parent.communicate(timeout=30)
+    parent.wait(30)
     wait_until(lambda: not is_alive(one) and not is_alive(other))
 
 
