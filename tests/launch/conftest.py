@@ -44,6 +44,14 @@ CREATE TABLE singer (name TEXT, age INTEGER); INSERT INTO singer VALUES ('Ada', 
 """
 OVER_20 = "SELECT name FROM singer WHERE age > 20"
 
+# What is looked for before a run.
+MODEL_FILES = {
+    "config.json": "{}",
+    "tokenizer.json": "{}",
+    "model.safetensors.index.json": '{"weight_map": {"w": "model-1.safetensors"}}',
+    "model-1.safetensors": "",
+}
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 # Runs many command lines in one process: the status, what each one printed, and whether JAX came.
@@ -194,10 +202,17 @@ def loaded(out: Path) -> dict[str, Any]:
 
 
 def write_lines(path: Path, records: Iterable[Any]) -> Path:
-    """Write JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
     return path
+
+
+def look_like_a_model(folder: Path, *, but: str = "") -> None:
+    """Make a folder with the files of a model in two parts, one of them left out."""
+    folder.mkdir(parents=True)
+    for name, text in MODEL_FILES.items():
+        if name != but:
+            (folder / name).write_text(text)
 
 
 def write_job(path: Path, root: Path, **sections: Any) -> Path:

@@ -19,7 +19,7 @@ from launch.tiny import make_tiny
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 
-from .conftest import MANY, check_mistakes, told_by
+from .conftest import MANY, MODEL_FILES, check_mistakes, look_like_a_model, told_by
 from .small_sets import make_bird, make_spider, write_golds
 
 ROOT = "data.demo=null", "data.root=data"
@@ -233,17 +233,8 @@ def test_dry_run_says_what_the_run_would_miss(command, dry_run, place, tiny, tmp
     min((tmp_path / "text" / "database").rglob("*.sqlite")).write_text("CREATE TABLE t (a);")
     questions = tmp_path / "cut" / "test.json"
     questions.write_text(questions.read_text()[:-20])
-    files = {
-        "config.json": "{}",
-        "tokenizer.json": "{}",
-        "model.safetensors.index.json": '{"weight_map": {"w": "model-1.safetensors"}}',
-        "model-1.safetensors": "",
-    }
-    for left_out in files:
-        (tmp_path / f"no-{left_out}").mkdir()
-        for name, text in files.items():
-            if name != left_out:
-                (tmp_path / f"no-{left_out}" / name).write_text(text)
+    for name in MODEL_FILES:
+        look_like_a_model(tmp_path / f"no-{name}", but=name)
     train = ["launch.train", "--cfg", str(tiny), "--dry-run", "data.demo=null"]
     model = [*train, "data.root=whole", "model.tiny=null"]
     served = [*train, "data.root=whole", "rollout.sglang.urls=[http://a:1]"]
@@ -255,7 +246,7 @@ def test_dry_run_says_what_the_run_would_miss(command, dry_run, place, tiny, tmp
         ([*train, "data.root=cut"], "data.test"),
         (served, "rollout.sglang.weights"),
         ([*train, "data.root=whole", "mesh.tensor=3"], "mesh"),
-        *(([*model, f"model.path=no-{name}"], name) for name in files),
+        *(([*model, f"model.path=no-{name}"], name) for name in MODEL_FILES),
         *(([*model, f"model.path={name}"], fault) for name, fault in faults.items()),
     ]
     before = snapshot(tmp_path)

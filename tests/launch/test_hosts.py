@@ -34,7 +34,7 @@ def test_two_processes_of_which_one_is_killed_run_as_one_device_does(
     first = toy.take_course(folder, course)
     toy.arm(first, "advance", 2, toy.be_told)
     with preemption.watched(), pytest.raises(preemption.Preempted):
-        first.run(lambda *_: None)
+        first.run(toy.ignore)
     assert first.steps_done == 1
     survivor, killed = ends(processes(copies, [folder, course, "advance", 4], code=RUN))
     assert killed[0] == -signal.SIGKILL, killed[2]

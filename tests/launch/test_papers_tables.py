@@ -26,6 +26,7 @@ from launch.evaluation.questions import check_databases
 from minirl.exchange import UserError
 from tests.worlds import write
 
+from .conftest import look_like_a_model
 from .downloads import make_database, records
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
@@ -35,12 +36,6 @@ LINES = re.findall(r"^- (.*?): `(.*?)` \((.*?)\): .*$", SECTION, re.MULTILINE)
 SIX = ", ".join(re.findall(r"`([\w-]+)`", SECTION.partition("*The six sets*")[2].partition(".")[0]))
 BOTH = ", ".join(re.findall(r"`(.*?)`", SECTION.partition("*both*")[2].partition(".")[0]))
 (THREE,) = re.findall(r"\*All three\* are `(.*?)`", SECTION)
-WEIGHTS = {
-    "config.json": "{}",
-    "tokenizer.json": "{}",
-    "model.safetensors.index.json": '{"weight_map": {"w": "model-1.safetensors"}}',
-    "model-1.safetensors": "",
-}
 
 
 class Row(NamedTuple):
@@ -115,9 +110,7 @@ def place(downloads, tmp_path_factory):
     place = tmp_path_factory.mktemp("tables")
     data = shutil.copytree(downloads, place / "data")
     for name in set(re.findall(r"models/[\w.-]+", SECTION)):
-        for file, text in WEIGHTS.items():
-            (place / name).mkdir(parents=True, exist_ok=True)
-            (place / name / file).write_text(text)
+        look_like_a_model(place / name)
     for words in TRAINED:
         with suppress(UserError):  # which the line's own test shows
             (place / folder(*words)).mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +11,7 @@ from launch.job import restart, rise_p_value, second_optimizer, train_second_sta
 from minirl.config import OptimizerConfig
 from minirl.train.optimizer import learning_rate
 from tests.minirl import toy
+from tests.minirl.toy import copied
 from tests.plain_model import assert_same
 from tests.vectors import read
 
@@ -24,10 +24,6 @@ def ramp():
         schedule="ramp_cosine",
         final_fraction=CASES["ramp_cosine"]["final_fraction"],
     )
-
-
-def copy(params):
-    return jax.tree.map(jnp.copy, params)
 
 
 @pytest.mark.parametrize("case", CASES["p_values"], ids=lambda case: case["id"])
@@ -93,7 +89,7 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, av
     changes["average"] = average
 
     def validate(params, version):
-        weights[version] = copy(params)
+        weights[version] = copied(params)
         return accuracy[version]
 
     trainer = toy.trainer(tmp_path, validate=validate, **changes)
@@ -102,7 +98,7 @@ def test_the_second_stage_starts_from_the_best_weights(tmp_path, monkeypatch, av
     set_weights, init = trainer._sampler.set_weights, trainer._learner.init
 
     def spy(params, *, version):
-        sampled[version] = copy(params)
+        sampled[version] = copied(params)
         set_weights(params, version=version)
 
     def init_alone(params, **options):

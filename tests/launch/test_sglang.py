@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +45,7 @@ from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.types import Decoding, Reply, Request, Sampler
 from sqlenv.types import Observation
 from tests.minirl import toy
+from tests.waiting import wait_until
 
 from .conftest import ROOT, TINY, json_lines, loaded, verbal_folder
 from .sglang_server import ARGUMENTS, VARIABLES, serve
@@ -163,9 +163,7 @@ def test_a_reply_of_two_weights_has_the_log_probabilities_of_both(sglang_python,
             sampler.set_weights(old, version=3)
             for request in asked:
                 sampler.submit(request)
-            end = time.monotonic() + 60
-            while running(url) < EPISODES // 2:
-                assert time.monotonic() < end
+            wait_until(lambda: running(url) >= EPISODES // 2, limit_s=60)
             sampler.set_weights(new, version=4)
             while len(replies) < EPISODES:
                 replies.update(sampler.advance(max_steps=1))
@@ -381,14 +379,9 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return json_lines(path) if path.exists() else []
 
 
-def wait_for(
-    is_so: Callable[[], object], job: subprocess.Popen[bytes] | None = None, *, limit_s: float
-) -> None:
-    end = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end
-        assert job is None or job.poll() is None
-        time.sleep(0.1)
+def wait_for(is_so: Callable[[], object], job: subprocess.Popen[bytes], *, limit_s: float) -> None:
+    wait_until(lambda: is_so() or job.poll() is not None, limit_s=limit_s)
+    assert is_so()
 
 
 def commands() -> dict[int, str]:
@@ -427,7 +420,7 @@ def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tm
     assert len(servers(run)) == 2
     job.kill()
     job.wait()
-    wait_for(lambda: not servers(run), limit_s=20)
+    wait_until(lambda: not servers(run), limit_s=20)
 
     job = start(config, run)
     before = len(metrics(run))

@@ -25,6 +25,7 @@ from minirl.plan.compile import compile_program
 from minirl.sample import attention as sampler_attention
 from minirl.sample import gpu_attention
 from minirl.sample.cache import KeyValues
+from tests import plain_model
 
 E = 8
 HEADS = {"grouped": (4, 2), "all": (2, 2), "one": (3, 1)}
@@ -114,10 +115,7 @@ def value_and_gradients(function, rows, arrays):
 
 
 def assert_close(ours, theirs, *, tolerance=5e-5):
-    for pair in zip(ours, theirs, strict=True):
-        one, other = (np.asarray(array, np.float32) for array in pair)
-        assert np.isfinite(one).all()
-        np.testing.assert_allclose(one, other, atol=tolerance, rtol=tolerance)
+    plain_model.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
 # Several blocks, of heads that are taken together; and all at once.

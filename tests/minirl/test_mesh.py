@@ -18,8 +18,6 @@ from tests.plain_model import arrays, assert_close, assert_near, assert_same
 
 from . import toy
 
-# Weights are what they have moved by.
-RATE = 1024.0
 WIDE = {"micro_batch_tokens": 512, "answer_multiple": 192}
 
 
@@ -29,7 +27,8 @@ def update(shape, options, **sizes):
     state = learner.init(state.params, has_average=True)
     began = arrays(state.average)
     batches = toy.batches(parts=row_parts(learner._mesh) if shape else 1, **sizes)
-    return learner, began, *learner.update(state, batches, rate=RATE)[:2]
+    # Weights are what they have moved by.
+    return learner, began, *learner.update(state, batches, rate=toy.RATE)[:2]
 
 
 # A hybrid has the layers of all models. Two micro-batches of one shape, in rows so wide that each

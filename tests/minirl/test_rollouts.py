@@ -15,7 +15,7 @@ from minirl.train.rollouts import Rollouts, examples_of_step
 from tests.waiting import wait_until
 
 from . import toy
-from .toy import metrics_of
+from .toy import ignore, metrics_of
 
 pytestmark = pytest.mark.usefixtures("soon")
 STEPS, PROMPTS, GROUP, REQUESTS = 4, 4, 2, "sglang/requests"
@@ -42,10 +42,6 @@ def begin(fake, served, tmp_path):
 
         yield start
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
-
-
-def ignore(*_):
-    pass
 
 
 def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_path):

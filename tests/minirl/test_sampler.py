@@ -1,6 +1,7 @@
 """The native sampler against the learner's forward pass, and its schedule."""
 
 import gc
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,6 @@ from minirl.types import Decoding, Request
 from . import toy
 
 PLAIN, GREEDY = Decoding(), Decoding(temperature=0.0)
-# Of full attention alone, and of linear attention too.
-BOTH = pytest.mark.parametrize("hybrid", [False, True])
 # Programs that draw are compiled layer by layer; most of what is tested here is as true of one.
 shallow = partial(toy.model, layers=1)
 
@@ -82,27 +81,17 @@ def test_a_hybrids_replies_of_several_turns_have_the_learners_log_probabilities(
     """Of prompts shared and not, of one token, and longer than a chunk; a reply that ends early is
     gone on from while its neighbours decode, and slots and prompt rows are taken again.
     """
-    model = toy.model(layers=1, hybrid=True)
+    model, finishes = toy.model(layers=1, hybrid=True), set()
     sampler = toy.sampler(model, slots=6, group_size=2, max_prompt_tokens=80)
     prompts = [prompt(75), prompt(75), prompt(1, seed=2), prompt(2, seed=3), prompt(40, seed=4)]
-    requests = {e: Request(e, ids, 5 + e, PLAIN) for e, ids in enumerate(prompts)}
-    for request in requests.values():
-        sampler.submit(request)
-    turns, finishes = dict.fromkeys(requests, 0), set()
-    while requests:
-        for episode, reply in sampler.advance(max_steps=32):
-            request = requests.pop(episode)
-            check(model, request, reply)
-            turns[episode] += 1
-            finishes.add(reply.finish)
-            if turns[episode] == 3:
-                sampler.release(episode)
-                continue
-            # Of other lengths than a piece, and one of a single token.
-            observation = prompt((1, 9)[episode % 2], seed=50 + episode)
-            ids = request.ids + reply.ids + observation
-            requests[episode] = Request(episode, ids, 4 + turns[episode], PLAIN)
-            sampler.submit(requests[episode])
+
+    def look(request, reply):
+        check(model, request, reply)
+        finishes.add(reply.finish)
+
+    # Observations are of other lengths than a piece, and one of a single token.
+    asked = [Request(e, ids, 5 + e, PLAIN) for e, ids in enumerate(prompts)]
+    later_turns(sampler, asked, lengths=(1, 9), look=look)
     assert finishes == {"stop", "length"}
 
 
@@ -159,7 +148,7 @@ def test_a_free_slot_is_taken_at_once_and_a_group_computes_its_prompt_once():
     assert sampler.work.filled - before == 9 + 9
 
 
-@BOTH
+@pytest.mark.parametrize("hybrid", [False, True])
 def test_what_prompts_share_is_computed_once(hybrid):
     """As questions about one database do: they begin with its schema. Of a hybrid nothing is."""
     model, schema = toy.model(layers=1, hybrid=hybrid), prompt(40)
@@ -261,23 +250,24 @@ def test_a_cache_without_room_for_an_episode_is_refused():
         toy.sampler(toy.model(), cache_gb=2e-5)
 
 
-def later_turns(sampler, requests, *, turns=3):
+def later_turns(sampler, requests, *, turns=3, lengths=(4,), look=lambda *_: None):
     """Answer every reply with an observation of its own, for so many turns; return all ids."""
     ids, turn = {}, dict.fromkeys((r.episode for r in requests), 1)
-    by_number = {r.episode: r for r in requests}
+    last = {r.episode: r for r in requests}
     for request in requests:
         sampler.submit(request)
     while turn:
         for e, reply in sampler.advance(max_steps=8):
-            ids[e] = (*(ids.get(e) or by_number[e].ids), *reply.ids)
+            look(last[e], reply)
+            ids[e] = last[e].ids + reply.ids
             if turn[e] == turns:
                 del turn[e]
                 sampler.release(e)
                 continue
             turn[e] += 1
-            ids[e] += prompt(4, seed=100 + e)
-            old = by_number[e]
-            sampler.submit(Request(e, ids[e], old.max_tokens, old.decoding))
+            observation = prompt(lengths[e % len(lengths)], seed=100 + e)
+            last[e] = replace(last[e], ids=ids[e] + observation)
+            sampler.submit(last[e])
     return ids
 
 

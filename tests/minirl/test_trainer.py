@@ -32,7 +32,7 @@ from minirl.types import Decoding, Request
 from tests.plain_model import assert_same
 
 from . import toy
-from .toy import metrics_of
+from .toy import copied, ignore, metrics_of
 
 RETRIES = "sglang/retries"
 MIXED = Grpo(correctness_filter="mixed", max_rounds=3)
@@ -46,21 +46,13 @@ def nothing(params, version):
     return 0.0
 
 
-def ignore(*_):
-    pass
-
-
-def copy(params):
-    return jax.tree.map(jnp.copy, params)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The run that nothing befell, and the weights at each of its evaluations."""
     found = SimpleNamespace(folder=tmp_path_factory.mktemp("finished"), weights={}, seen=[])
 
     def validate(params, version):
-        found.weights[version] = copy(params)
+        found.weights[version] = copied(params)
         return toy.ACCURACY[version]
 
     found.trainer = toy.trainer(found.folder, validate=validate)
@@ -172,15 +164,15 @@ def test_an_average_is_measured_and_kept_and_the_weights_are_trained(finished, t
     decay, measured, trained = 0.75, {}, []
 
     def validate(params, version):
-        measured[version] = copy(params)
+        measured[version] = copied(params)
         return toy.ACCURACY[version]
 
     trainer = toy.trainer(tmp_path, steps=4, validate=validate, average=decay)
-    expected = [copy(trainer.params)]
+    expected = [copied(trainer.params)]
     follow = trainer._learner.average
 
     def spy(state, **options):
-        trained.append(copy(state.params))
+        trained.append(copied(state.params))
         mix = lambda old, new: decay * old + (1 - decay) * new  # noqa: E731
         expected.append(jax.tree.map(mix, expected[-1], state.params))
         return follow(state, **options)
@@ -206,7 +198,7 @@ def test_an_average_is_measured_and_kept_and_the_weights_are_trained(finished, t
 )
 def test_without_a_group_to_train_on_weights_stay(tmp_path, changes):
     trainer = toy.trainer(tmp_path, steps=1, validate=nothing, **changes)
-    before = copy(trainer.params)
+    before = copied(trainer.params)
     trainer.run(ignore)
     (record,) = metrics_of(tmp_path)
     assert record["groups/trained"] == 0
@@ -238,7 +230,7 @@ def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path)
     changes = {"steps": 4, "optimizer": falling, "algorithm": Grpo(equal_groups="drop")}
     trainer = toy.trainer(tmp_path, validate=nothing, judge=judge, **changes)
     trainers.append(trainer)
-    start = copy(trainer.params)
+    start = copied(trainer.params)
     trainer.run(ignore)
     moved = jax.tree.map(lambda new, old: jnp.abs(new - old).max(), trainer.params, start)
     # A tenth of the peak, 0.1, and of the other nine tenths (1 + cos(3 pi / 4)) / 2.
@@ -336,7 +328,7 @@ def test_mini_batches_are_updates_one_after_the_other(tmp_path):
     token_rows = trainer._token_rows
 
     def spy(episodes):
-        before.setdefault("params", copy(trainer.params))
+        before.setdefault("params", copied(trainer.params))
         rows, numbers = token_rows(episodes)
         batches.append(rows)
         return rows, numbers
@@ -345,7 +337,7 @@ def test_mini_batches_are_updates_one_after_the_other(tmp_path):
     trainer.run(ignore)
     reference = nnx.state(toy.model(layers=1))
     learner, rate = trainer._learner, learning_rate(falling, steps=2)
-    state, clipped = learner.init(copy(before["params"])), []
+    state, clipped = learner.init(copied(before["params"])), []
     for step, rows in enumerate(batches):
         parts = [one_batch([group]) for group in rows]
         start = learner.logprobs(state.params, parts)
@@ -508,7 +500,7 @@ def test_a_run_of_everything_that_ends_five_times(tmp_path):
     `test_checkpoint.py`.
     """
     whole = toy.take_course(tmp_path / "whole", "all")
-    toy.run_course(whole, "all", lambda *_: None)
+    toy.run_course(whole, "all")
     lines = toy.metrics_of(tmp_path / "whole")
     assert {line["update/skipped"] for line in lines} > {0.0}
     # Dynamic sampling fills the batch or gives up.
@@ -521,7 +513,7 @@ def test_a_run_of_everything_that_ends_five_times(tmp_path):
         trainer = toy.take_course(folder, "all")
         toy.arm(trainer, moment, step, end, nth=nth)
         with preemption.watched(), pytest.raises(DiedError if end is die else Preempted):
-            toy.run_course(trainer, "all", lambda *_: None)
+            toy.run_course(trainer, "all")
         assert sorted(path.name for path in (folder / "checkpoints").glob("[0-9]*")) == saved
     trainer = toy.take_course(folder, "all")
     assert trainer.steps_done == whole.steps_done == 6

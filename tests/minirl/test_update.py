@@ -1,5 +1,6 @@
 """The update's gradient, against an objective and an attention written out plainly."""
 
+import copy
 import dataclasses
 import functools
 import math
@@ -22,17 +23,15 @@ from minirl.sample.decode import sample
 from minirl.train import batching, update
 from minirl.train.batching import MicroBatches
 from minirl.train.optimizer import learning_rate, make_optimizer
-from minirl.train.update import Learner, batch_loss
+from minirl.train.update import Learner
 from minirl.types import TokenRow
 from tests.plain_model import assert_near, logits
 from tests.vectors import read
 
 from . import toy
+from .toy import gradient_of
 
-VOCAB = 64
 TEMPERATURE = 0.8
-RATE = 1024.0
-G = 3
 # Prompt lengths, and lengths of the turns of each row: sampled, observed, sampled, ...
 GROUPS = (
     (6, ((4,), (9,), (3, 4, 5))),
@@ -80,39 +79,12 @@ def row_ids(rng, prompt, turns):
     return ids, is_action
 
 
-class Scene:
-    """A policy, and the compiled functions of this file."""
-
-    def __init__(self, model):
-        self.graph, self.params = nnx.split(model)
-        gradient = jax.value_and_grad(self._loss, has_aux=True)
-        self.gradient = jax.jit(gradient, static_argnames="remat")
-
-    def _loss(self, params, batch, remat):
-        model = nnx.merge(self.graph, params)
-        model.remat = remat
-        arguments = (params, nnx.State({}), batch, batch.sampler_logp_BC)
-        graph = nnx.graphdef(model)
-        return batch_loss(*arguments, graph=graph, function=weighted, temperature=TEMPERATURE)
-
-    def loss_and_gradient(self, batch, *, remat="none"):
-        (loss, stats), gradient = self.gradient(self.params, batch, remat=remat)
-        stats.pop("logprobs")
-        return float(loss), {key: float(value) for key, value in stats.items()}, gradient
-
-
-def learner_of(scene, *, remat="none"):
-    model = nnx.merge(scene.graph, scene.params)
+@functools.cache
+def learner_of(*, hybrid, remat="none"):
+    """Return a learner whose step is the gradient itself, times the rate."""
+    model = toy.model(hybrid=hybrid)
     model.remat = remat
     return Learner(model, weighted, optax.sgd(1.0), temperature=TEMPERATURE)
-
-
-scene_of = functools.cache(lambda hybrid: Scene(toy.model(hybrid=hybrid)))
-
-
-def made(*, hybrid=False, lengths=GROUPS):
-    """Make a scene, and its groups."""
-    return scene_of(hybrid), make_groups(lengths)
 
 
 def stack(rows):
@@ -147,72 +119,57 @@ def batches_of(groups, *, sizes=SIZES, aggregation="sequence_mean", pad_id=0):
 # Of full attention alone, and of linear attention too; later tests have one, with all layers.
 @pytest.mark.parametrize(("hybrid", "lengths"), [(False, GROUPS), (True, LONG_GROUPS)])
 def test_shared_prompts_equal_rows_of_their_own(hybrid, lengths):
-    scene, groups = made(hybrid=hybrid, lengths=lengths)
-    rows = [row for group in groups for row in group]
-    plain = partial(plain_loss, graph=scene.graph, rows=rows)
-    expected = jax.jit(jax.value_and_grad(plain))(scene.params)
-    (batch,) = batches_of(groups)
-    loss, _, gradient = scene.loss_and_gradient(batch)
-    assert loss == pytest.approx(float(expected[0]), rel=1e-5)
+    graph, params = nnx.split(toy.model(hybrid=hybrid))
+    groups = make_groups(lengths)
+    plain = partial(plain_loss, graph=graph, rows=[row for group in groups for row in group])
+    expected = jax.jit(jax.value_and_grad(plain))(params)
+    found, gradient = gradient_of(learner_of(hybrid=hybrid), params, batches_of(groups))
+    assert found["loss"] == pytest.approx(float(expected[0]), rel=1e-5)
     assert_near(gradient, expected[1], rtol=5e-5)
 
 
 def test_what_is_computed_again_does_not_change_the_gradient():
-    scene, groups = made()
-    (batch,) = batches_of(groups)
-    *_, expected = scene.loss_and_gradient(batch)
+    params, batches = nnx.state(toy.model()), batches_of(make_groups(GROUPS))
+    _, expected = gradient_of(learner_of(hybrid=False), params, batches)
     # Of "full", and of linear attention, tells the test of micro-batches.
-    *_, found = scene.loss_and_gradient(batch, remat="dots")
+    _, found = gradient_of(learner_of(hybrid=False, remat="dots"), params, batches)
     apart = jax.tree.map(jnp.subtract, found, expected)
     assert optax.tree.norm(apart) < 1e-5 * optax.tree.norm(expected)
 
 
 def test_a_signal_in_the_middle_of_an_update_is_noticed_there():
     """Not after all micro-batches were ordered: all but the last two are done when it is asked."""
-    scene, groups = made()
-    batches = [*batches_of(groups, aggregation="token_mean")] * 4
-    learner, waited = learner_of(scene), []
+    batches = [*batches_of(make_groups(GROUPS), aggregation="token_mean")] * 4
+    learner, waited, counts = copy.copy(learner_of(hybrid=False)), [], []
     learner._lanes = lambda params: 1
-    state = learner.init(jax.tree.map(jnp.copy, scene.params))
     ready = jax.block_until_ready
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "block_until_ready", lambda x: (waited.append(x), ready(x))[1])
-        counts = []
-        learner.update(
-            state, batches, rate=1e-2,
+        gradient_of(
+            learner, nnx.state(toy.model()), batches,
             check=lambda: counts.append(sum(len(x) for x in waited if isinstance(x, list))),
         )  # fmt: skip
     assert counts == [max(0, n - 1) for n in range(4)]
 
 
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(monkeypatch):
-    scene, groups = made(hybrid=True, lengths=LONG_GROUPS)
+    params, reference = (nnx.state(toy.model(hybrid=True, seed=seed)) for seed in (0, 5))
+    groups, learner = make_groups(LONG_GROUPS), learner_of(hybrid=True)
     (batch,) = batches_of(groups)
-    reference = nnx.split(toy.model(hybrid=True, seed=5))[1]
-
-    @jax.jit
-    def logp_of(params, batch):
-        model = nnx.merge(scene.graph, params)
-        return update.token_logprobs(model, batch, temperature=TEMPERATURE)[0]
-
-    known = batch._replace(sampler_logp_BC=logp_of(reference, batch))
-    _, stats, whole = scene.loss_and_gradient(known)
+    (known,) = learner.logprobs(reference, [batch])
+    stats, whole = gradient_of(learner, params, [batch._replace(sampler_logp_BC=known)])
     # Each row is computed alone, among as many cells: one program serves all.
     monkeypatch.setattr(batching, "_LIST_LENGTHS", 1)
     small = BatchingConfig(micro_batch_tokens=216, prompt_multiple=240, answer_multiple=120)
     alone = [*batches_of(groups, sizes=small)]
     assert len(alone) == 3 * len(groups)
-    # A learner whose step is the gradient itself, times a rate that drowns rounding; nothing of a
-    # layer is kept.
-    learner = learner_of(scene, remat="full")
-    state = learner.init(jax.tree.map(jnp.copy, scene.params))
-    state, found, _ = learner.update(state, alone, reference=reference, rate=RATE)
-    parts = jax.tree.map(
-        lambda old, new: (np.asarray(old) - np.asarray(new)) / RATE, scene.params, state.params
+    # Nothing of a layer is kept.
+    found, parts = gradient_of(
+        learner_of(hybrid=True, remat="full"), params, alone, reference=reference
     )
     assert_near(parts, whole, rtol=5e-5)
-    assert (found.pop("skipped"), found.pop("learning_rate")) == (0, RATE)
-    assert found.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
+    assert (found["skipped"], found["learning_rate"]) == (0, toy.RATE)
+    assert found["grad_norm"] == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
     assert found == pytest.approx(stats, rel=1e-4)
 
 
@@ -225,8 +182,7 @@ def test_programs_of_the_shapes_of_latest_use_are_kept(monkeypatch):
         assert by_shape(batch)(batch) == length
         counts.append(by_shape.programs)
     assert counts == [1, 1, 2, 2, 3, 3, 4]
-    learner = learner_of(scene_of(hybrid=False))
-    assert {type(function) for function in learner._by_shape} == {update._ByShape}
+    assert {type(function) for function in learner_of(hybrid=False)._by_shape} == {update._ByShape}
 
 
 # What a model in bfloat16 sums in fp32: logits in learner and sampler, the embedding's gradient.

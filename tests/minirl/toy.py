@@ -241,6 +241,21 @@ def learner(
     return found, found.init(trained(source))
 
 
+# It drowns what weights round.
+RATE = 1024.0
+
+
+def gradient_of(learner: Learner, params: Any, batches: Any, **options: Any) -> tuple[Any, Any]:
+    """Return the numbers of an update by `optax.sgd(1.0)`, and its gradient."""
+    state = learner.init(copied(params))
+    state, numbers, _ = learner.update(state, batches, rate=RATE, **options)
+
+    def moved(old, new):
+        return (np.asarray(old) - np.asarray(new)) / RATE
+
+    return numbers, jax.tree.map(moved, params, state.params)
+
+
 def batches(*, parts: int = 1, **sizes: int) -> MicroBatches:
     """Make eight groups of four one- and two-turn rows around a policy that the model is not."""
     rng = np.random.default_rng(0)
@@ -435,13 +450,22 @@ def take_course(folder, course):
     return trainer(folder, validate=validate, judge=judge, hybrid=course == "hybrid", **changes)
 
 
-def run_course(trainer, course, progress=lambda *_: None):
+def ignore(*_):
+    """Look at no progress."""
+
+
+def run_course(trainer, course, progress=ignore):
     """Run all stages of a trainer's course."""
     config, (*_, second) = trainer._config, COURSES[course]
     trainer.run(progress)
     if second:
         trainer.begin_stage(config.optimizer, first=config.steps, steps=second, start=2)
         trainer.run(progress)
+
+
+def copied(params):
+    """Copy weights, which an update will take over."""
+    return jax.tree.map(jnp.copy, params)
 
 
 def without_times(folder):
