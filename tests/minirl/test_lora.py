@@ -23,7 +23,6 @@ from minirl.model import huggingface
 from minirl.model.config import read_config
 from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import param_path
-from minirl.sample.cache import ROWS
 from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
 from minirl.train.update import Learner
@@ -183,8 +182,7 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_a_run_learns_with_adapters_and_saves_them_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(ROWS, "cpu", ())  # one program for rows of any number
+def test_a_run_learns_with_adapters_and_saves_them_alone(tmp_path):
     model = fresh()
     # Louder, so that a turn of the last hidden state, all that adapters can do, decides on letters.
     model.unembed[...] = 6 * model.unembed[...]

@@ -36,6 +36,7 @@ from minirl.model.lora import add_adapters, described, split, trained
 from minirl.model.sharding import make_mesh, param_path, param_shardings
 from minirl.run import distributed
 from minirl.run.metrics import JsonLines
+from minirl.sample.cache import ROWS
 from minirl.sample.sampler import NativeSampler
 from minirl.train.batching import MicroBatches
 from minirl.train.losses import policy_loss
@@ -431,7 +432,9 @@ def trainer(
     mesh = make_mesh(OF_SEVERAL) if distributed.count() > 1 else mesh
     source = spread(source or model(layers=1, hybrid=hybrid), mesh)
     settings = (config.algorithm, config.optimizer, SAMPLER.temperature)
-    with patch("minirl.train.trainer.Learner", partial(known_learner, settings)):
+    known = patch("minirl.train.trainer.Learner", partial(known_learner, settings))
+    # One program of the sampler serves rows of any number.
+    with known, patch.dict(ROWS, cpu=()):
         return Trainer(
             source, Tokenizer(), task, config, SAMPLER,
             seed=seed, folder=folder, servers=servers, rollout=rollout,
