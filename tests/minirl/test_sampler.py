@@ -19,7 +19,7 @@ from minirl.model.kernels import MASKED, attend_to_keys
 from minirl.model.lora import add_adapters, split, trained
 from minirl.model.sharding import MESH_AXES, device_bytes, make_mesh, with_shardings
 from minirl.sample import attention, cache, gpu_attention
-from minirl.sample.cache import ROWS, cache_room, cache_shapes, device_memory, plan_cache
+from minirl.sample.cache import cache_room, cache_shapes, device_memory, plan_cache
 from minirl.sample.decode import compilations, lowered_programs, sample
 from minirl.sample.slots import SlotEpisode, Slots
 from minirl.sample.weights import (
@@ -287,7 +287,7 @@ def test_episodes_that_had_to_wait_say_the_same():
     assert later_turns(toy.sampler(shallow(), seed=1, **sizes), requests) != found
 
 
-def test_a_reply_that_has_ended_is_not_computed_beside_others(monkeypatch):
+def test_a_reply_that_has_ended_is_not_computed_beside_others():
     # Three episodes a prompt; those that go on are of all prompts, and not the first ones.
     requests = [
         Request(e, prompt(9 + e // 3, seed=e // 3), 3 + 4 * (e % 3), Decoding(float(e % 2)))
@@ -295,8 +295,7 @@ def test_a_reply_that_has_ended_is_not_computed_beside_others(monkeypatch):
     ]
 
     def replies(rows):
-        monkeypatch.setitem(cache.ROWS, "cpu", rows)
-        sampler = toy.sampler(shallow(), slots=12, group_size=3, stop_ids=toy.NEVER)
+        sampler = toy.sampler(shallow(), slots=12, group_size=3, stop_ids=toy.NEVER, rows=rows)
         found = {}
         for request in requests:
             sampler.submit(request)
@@ -313,7 +312,7 @@ def test_a_reply_that_has_ended_is_not_computed_beside_others(monkeypatch):
 
 def test_few_programs_serve_many_lengths():
     sizes = {"slots": 8, "max_prompt_tokens": 512, "max_response_tokens": 256}
-    sampler = toy.sampler(shallow(), stop_ids=(1, 59), group_size=4, **sizes)
+    sampler = toy.sampler(shallow(), stop_ids=(1, 59), group_size=4, rows=(4,), **sizes)
     rng, before = np.random.default_rng(0), compilations()
     for start in range(0, 36, 12):
         requests = [
@@ -428,14 +427,13 @@ def test_a_mesh_samples_the_same(shape, platform, hybrid, monkeypatch):
     requests = [Request(e, prompts[e // 4], 12, Decoding(float(e % 4 < 3))) for e in range(18)]
     requests = requests[:10] if hybrid else requests
     # The last episodes leave slots empty, not the same number in every part.
-    for name in ("cpu", platform):
-        monkeypatch.setitem(ROWS, name, (2,) if hybrid else (1, 2))
+    sizes: Any = {"slots": 7, "group_size": 4, "rows": (2,) if hybrid else (1, 2)}
     model = toy.model(layers=1, hybrid=hybrid)
-    alone = toy.run(toy.sampler(model, slots=7, group_size=4), requests)
+    alone = toy.run(toy.sampler(model, **sizes), requests)
     monkeypatch.setattr("minirl.sample.cache.platform_of", lambda _: platform)
     monkeypatch.setattr("minirl.sample.weights.local_mesh", lambda *_, **__: make_mesh(shape))
     model = toy.spread(model, make_mesh({"fsdp": 4, "tensor": 2}))
-    assert_same_replies(toy.run(toy.sampler(model, slots=7, group_size=4), requests), alone)
+    assert_same_replies(toy.run(toy.sampler(model, **sizes), requests), alone)
 
 
 @pytest.mark.parametrize("shape", [None, {"fsdp": 4, "tensor": 2}], ids=str)

@@ -193,11 +193,16 @@ def sampler(
     group_size: int = 1,
     seed: int = 0,
     stop_ids: Any = STOP_IDS,
+    rows: Sequence[int] = (),
     **settings: Any,
 ) -> NativeSampler:
+    """Make a sampler with weights, and with programs for these numbers of rows beside that of all
+    its slots.
+    """
     sizes: dict[str, Any] = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
     config = SamplerConfig(**{**sizes, **settings})
-    found = NativeSampler(source, config, Tokenizer(stop_ids), group_size=group_size, seed=seed)
+    with patch.dict(ROWS, dict.fromkeys(ROWS, rows)):
+        found = NativeSampler(source, config, Tokenizer(stop_ids), group_size=group_size, seed=seed)
     found.set_weights(trained(source), version=0)
     return found
 
