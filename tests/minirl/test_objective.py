@@ -42,32 +42,14 @@ def test_group_normalised(case):
     np.testing.assert_allclose(advantages, [case["advantages"]], rtol=2e-6, atol=1e-6)
 
 
-# Rewards and correctness of groups of two, by what the rules look at.
-GROUPS = {
-    "mixed": ((2.0, 0.5), (True, False)),
-    "all right": ((2.75, 2.5), (True, True)),
-    "all wrong, shaped apart": ((0.75, 0.25), (False, False)),
-    "mixed, equal rewards": ((1.0, 1.0), (True, False)),
-    "all wrong, equal rewards": ((0.0, 0.0), (False, False)),
-}
-
-
-@pytest.mark.parametrize(
-    ("equal_groups", "correctness_filter", "kept"),
-    [
-        ("keep", "none", list(GROUPS)),
-        ("drop", "none", ["mixed", "all right", "all wrong, shaped apart"]),
-        # Shaping alone moves the rewards of the second and third group: the filter asks execution.
-        ("keep", "mixed", ["mixed", "mixed, equal rewards"]),
-        ("drop", "mixed", ["mixed"]),
-    ],
-)
-def test_groups_to_train(equal_groups, correctness_filter, kept):
-    rewards, correct = map(np.array, zip(*GROUPS.values(), strict=True))
-    numbers = groups_to_train(
-        rewards, correct, equal_groups=equal_groups, correctness_filter=correctness_filter
+@pytest.mark.parametrize("case", OBJECTIVE["kept"], ids=lambda case: case["id"])
+def test_groups_to_train(case):
+    groups = OBJECTIVE["groups"]
+    rewards, correct = (
+        np.array([group[name] for group in groups.values()]) for name in ("rewards", "correct")
     )
-    assert [list(GROUPS)[number] for number in numbers] == kept
+    numbers = groups_to_train(rewards, correct, **case["rules"])
+    assert [list(groups)[number] for number in numbers] == case["kept"]
     assert (Dapo().correctness_filter, Dapo().max_rounds > 1) == ("mixed", True)
 
 
@@ -101,22 +83,13 @@ def test_clipped_objective(case):
         np.testing.assert_allclose(stats["clip_fraction"], clipped, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "divisor", "expected"),
-    [
-        ("sequence_mean", 1, OBJECTIVE["aggregation"]["sequence_mean"]),
-        ("token_mean", 1, OBJECTIVE["aggregation"]["token_mean"]),
-        # The sums 6.3 and -1, over 2 rows and the constant.
-        ("constant", 1, 2.65),
-        ("constant", 10, 0.265),
-    ],
-)
-def test_aggregation(aggregation, divisor, expected):
-    terms = OBJECTIVE["aggregation"]["terms"]
+@pytest.mark.parametrize("case", OBJECTIVE["aggregations"], ids=lambda case: case["id"])
+def test_aggregation(case):
+    terms = OBJECTIVE["terms"]
     lengths = [len(row) for row in terms]
-    weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
+    weights = token_weights(lengths, aggregation=case["aggregation"], divisor=case["divisor"])
     mean = sum(weight * sum(row) for weight, row in zip(weights, terms, strict=True))
-    assert mean == pytest.approx(expected, abs=1e-6)
+    assert mean == pytest.approx(case["mean"], abs=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])

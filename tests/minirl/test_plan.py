@@ -25,11 +25,13 @@ from minirl.train.batching import BatchShape
 from minirl.train.supervised import Demonstration, Lessons, supervise
 from minirl.train.update import abstract_batch
 from minirl.types import Decoding, Request
+from tests.vectors import read
 
 from . import toy
 
 SHAPE = replace(toy.CONFIG, hidden_size=128, intermediate_size=512, head_dim=32, qk_norm=False)
 LIMITS = SamplerConfig()
+TOPOLOGIES = read("topologies")
 
 
 def learning(shape, mesh=None, *, dtype="float32", remat="full", moments="float32", **more):
@@ -177,32 +179,15 @@ def test_more_devices_than_prompts_share_layers():
     assert choose(80, prompts=64, heads=28) == {"data": 5, "fsdp": 8, "tensor": 2}
 
 
-# Its devices, their memory, and those of a process.
-@pytest.mark.parametrize(
-    ("name", "size", "memory", "part"),
-    [
-        ("v5e:1x1", 1, 15.75, "v5e:1x1"),
-        ("v5e:4x4", 16, 15.75, None),
-        ("v5p:4x4x4", 64, 95.74, "v5p:2x2x1"),
-        ("h100x1", 1, 79.1, "h100x1"),
-        ("h100x16", 16, 79.1, "h100x8"),
-        ("h200x8", 8, 139.8, None),
-        ("a800x32", 32, 79.3, None),
-        ("a100x8", 8, 79.3, None),
-        ("a100-40x1", 1, 39.4, None),
-        ("a100-40x16", 16, 39.4, "a100-40x8"),
-    ],
-)
-def test_topologies(name, size, memory, part):
-    topology = parse_topology(name)
-    assert topology.size == size
-    assert topology.chip.memory_bytes / 2**30 == pytest.approx(memory, abs=0.1)
-    assert part in (None, topology.host.name)
+@pytest.mark.parametrize("case", TOPOLOGIES["known"], ids=lambda case: case["name"])
+def test_topologies(case):
+    topology = parse_topology(case["name"])
+    assert topology.size == case["size"]
+    assert topology.chip.memory_bytes / 2**30 == pytest.approx(case["memory"], abs=0.1)
+    assert case.get("part") in (None, topology.host.name)
 
 
-@pytest.mark.parametrize(
-    "name", ["v9:4x4", "h100:8", "v5ex8", "v5e:0x4", "h100x12", "a100-60x8", ""]
-)
+@pytest.mark.parametrize("name", TOPOLOGIES["unknown"])
 def test_unknown_topologies_are_refused(name):
     with pytest.raises(UserError, match="--topology"):
         parse_topology(name)
