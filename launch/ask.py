@@ -43,8 +43,8 @@ def main(
     status = 1
     questions = cli.lines("question: ") if question is None else [question]
     for said, result in _answers(checkpoint, cfg, db, questions):
-        cli.output.print(clean(said), soft_wrap=True)
-        cli.output.print(result_view(result))
+        cli.output.print(clean(said))
+        cli.output.print(result_view(result), soft_wrap=False)
         status = 0 if isinstance(result, Table) else status
     sys.exit(status)
 

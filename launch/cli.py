@@ -41,7 +41,8 @@ if os.environ.get("COLUMNS") == "0":  # of a terminal that does not know its siz
 # Progress goes to standard error, results to standard output.
 # What is printed is text of users and models: nothing in it is rich's markup.
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-output = Console(highlight=False, markup=False, emoji=False)
+# A line of a result is as long as it is, wherever it is printed; tables fit the terminal.
+output = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 LINE_S = 30.0
 """Seconds between two lines of a log that say what is being done."""
 _NAMED = 3

@@ -20,6 +20,7 @@ run, judges them, and the best one answers. Run the same command again to resume
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -32,24 +33,20 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from launch import cli, options
-from launch.config import SPLITS, Split
-from launch.evaluation.answers import Decode
+from launch.config import SPLITS, JobConfig, Split
+from launch.evaluation.answers import Decode, Source
 from minirl.exchange import UserError
 from sqlenv.config import OFFICIAL, DataConfig
 from sqlenv.data.layouts import TEST_SETS
 from sqlenv.dialects import dialect_of
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
+from sqlenv.types import Example
 
 # What a mistake or --help does not need is imported where it is used.
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from launch.config import JobConfig
-    from launch.evaluation.answers import Source
     from launch.evaluation.questions import QuestionSet
     from launch.evaluation.results import Report
-    from sqlenv.types import Example
 
 # Modules and queries' trees are many objects that stay: the collector would look through them again
 # and again.
@@ -263,7 +260,7 @@ def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
         return
     place = given.path or folder
     show_report(report, given.by)
-    cli.output.print(f"Verdicts of all questions: {place}", soft_wrap=True)
+    cli.output.print(f"Verdicts of all questions: {place}")
 
 
 def _is_own(given: EvalOptions) -> bool:

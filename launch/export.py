@@ -92,7 +92,7 @@ def _export(source: PolicySource, out: Path, *, dtype: str | None, adapter: bool
                 generation=_generation(source),
             )  # fmt: skip
     told = f"Adapters of {source.model}: {out}" if adapter else f"Model: {out} ({kind})"
-    cli.output.print(told, soft_wrap=True)
+    cli.output.print(told)
 
 
 def _own_dtype(source: PolicySource) -> str:

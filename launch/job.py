@@ -72,7 +72,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         own = screen(config, folder, sql, examples, source) if config.learns_own else []
         start_from = start_model(config, folder, sql, examples, source, own)
         if only:
-            cli.output.print(f"Model: {start_from}", soft_wrap=True)
+            cli.output.print(f"Model: {start_from}")
             return
         if config.data.train.pass_rate is not None:
             screened = own or screen(config, folder, sql, examples, start_from)

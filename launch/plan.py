@@ -281,13 +281,13 @@ def _show(plan: dict[str, Any]) -> None:
         f"{section}.batching.micro_batch_tokens={phase['micro_batch_tokens']}"
         for section, phase in plan["phases"].items()
     )
-    cli.output.print(f"Micro-batch of a device: {batch}", soft_wrap=True)
+    cli.output.print(f"Micro-batch of a device: {batch}")
     if sampler_mesh := train["sampler_mesh"]:
         axes = [f"{axis} {size}" for axis, size in sampler_mesh.items() if size > 1]
         each = " x ".join(axes) or "one device"
         cli.output.print(f"Samplers: {plan['processes']}, each on {each}")
     for place, server in plan["servers"].items():
-        cli.output.print(_server_line(place, server), soft_wrap=True)
+        cli.output.print(_server_line(place, server))
     cli.output.print(f"This plan took {plan['plan_s']:.0f} s")
 
 

@@ -93,9 +93,9 @@ def main(
         return
     with whole_file(out) as file:
         for told in check_sets(job, sources, lambda line: file.write(line + "\n")):
-            cli.output.print(told, soft_wrap=True)
-    cli.output.print(f"Golds to look at, one a line: {out}", soft_wrap=True)
-    cli.output.print(f"Cache of all runs: {cache_folder('sql')}", soft_wrap=True)
+            cli.output.print(told)
+    cli.output.print(f"Golds to look at, one a line: {out}")
+    cli.output.print(f"Cache of all runs: {cache_folder('sql')}")
 
 
 def _sources(
@@ -143,14 +143,14 @@ def _export(
             held = held_out(job, root, executor)
             loaded = load_split(job, "train", root, executor, held=held)
     for line in loaded.lines():
-        cli.output.print(line, soft_wrap=True)
+        cli.output.print(line)
     prompts.describe(loaded.descriptions)
     written = rows(trainer, loaded.examples, prompts.training)
     _write_rows(out, written)
-    cli.output.print(f"{len(written):,} rows for {trainer}: {out}", soft_wrap=True)
+    cli.output.print(f"{len(written):,} rows for {trainer}: {out}")
     if job.prompt.template:
         setting = _TEMPLATE[trainer]
-        cli.output.print(f"prompt.template: set {setting} to {job.prompt.template}", soft_wrap=True)
+        cli.output.print(f"prompt.template: set {setting} to {job.prompt.template}")
 
 
 def rows(

@@ -65,7 +65,7 @@ def main(
     write_text(out, text)
     size = f"Page: {out} ({len(text) / _BYTES:.1f} MB)"
     for line in () if is_quiet else (*page.answer, *page.notes, size):
-        cli.output.print(line, soft_wrap=True)
+        cli.output.print(line)
 
 
 def _named(runs: Sequence[str], against: str | None) -> list[tuple[str, Path]]:

@@ -58,7 +58,7 @@ def show_table(
         table = RichTable(*heads, title=title)
         for number, row in enumerate(zip(*(column[1:] for column in shown), strict=True), 1):
             table.add_row(*row, end_section=number in sections)
-        cli.output.print(table)
+        cli.output.print(table, soft_wrap=False)
 
 
 def _width(columns: Sequence[Cells]) -> int:
@@ -74,28 +74,24 @@ def show_report(report: Report, by: Collection[str] = ()) -> None:
         _show_measures(report, by)
     if report.mismatch and "tag" in by:
         shares = ", ".join(f"{name} {_percent(rate)}" for name, rate in report.mismatch.items())
-        cli.output.print(f"Structural mismatch with the gold query, %: {shares}", soft_wrap=True)
+        cli.output.print(f"Structural mismatch with the gold query, %: {shares}")
     if report.pass_at:
         shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in report.pass_at.items())
-        cli.output.print(f"{report.first}: {shares}", soft_wrap=True)
+        cli.output.print(f"{report.first}: {shares}")
     notes, outcomes = report.notes, report.outcomes
-    cli.output.print(outcomes.line(), soft_wrap=True)
+    cli.output.print(outcomes.line())
     if advice := notes.get("hint"):
         _log.warning("%s", advice)
     for kind, cost in notes.get("cost", {}).items():
         told = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in cost.items())
-        cli.output.print(f"{kind}: {told}", soft_wrap=True)
+        cli.output.print(f"{kind}: {told}")
     if "attempts" in notes:
         cli.output.print(
             f"{notes['attempts']:,} attempts, {notes['executable']:,} with a query that ran; "
-            f"{notes['judged']:,} judgements, {notes['left_out']:,} left out",
-            soft_wrap=True,
+            f"{notes['judged']:,} judgements, {notes['left_out']:,} left out"
         )
     if lost := notes.get("refused", 0) or outcomes.failed:
-        cli.output.print(
-            f"{lost:,} requests without an answer: the same command asks those again.",
-            soft_wrap=True,
-        )
+        cli.output.print(f"{lost:,} requests without an answer: the same command asks those again.")
     cli.warn_of(report.failing_golds, "gold queries do not run, and nothing is right there")
     cli.warn_of(report.late, "verdicts met a limit of time and may vary with load")
 

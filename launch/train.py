@@ -61,7 +61,7 @@ def main(
     if result.exists() and not dry_run:
         from launch.reporting.answer import show_run
 
-        cli.output.print(f"This run is complete: {result}", soft_wrap=True)
+        cli.output.print(f"This run is complete: {result}")
         show_run(config.folder)
         cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
@@ -125,7 +125,7 @@ def _describe(config: JobConfig, accelerator: str, settings: str | None) -> None
         cli.output.out(settings, end="")
     for name, line in lines.items():
         start = "" if settings is None else "# "
-        cli.output.print(f"{start}{name:<10} {line}", soft_wrap=True)
+        cli.output.print(f"{start}{name:<10} {line}")
 
 
 def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:

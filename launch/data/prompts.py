@@ -126,7 +126,7 @@ def show_prompt(
     """Print a prompt and how many tokens it has."""
     text, size = measure(prompt, tokenizer, limit=limit)
     cli.output.out(text)
-    cli.output.print(f"Question {example.id}: {size}", soft_wrap=True)
+    cli.output.print(f"Question {example.id}: {size}")
 
 
 MARKS = ("<think>", "</think>", "<sql>", "</sql>")

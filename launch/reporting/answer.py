@@ -29,7 +29,7 @@ def show_run(folder: Path) -> None:
     command = cli.command_line("launch.report", folder)
     said = answer([run], [metrics_of(run)])
     for line in (*said, f"Run folder: {folder}", f"To look at it: {command}"):
-        cli.output.print(line, soft_wrap=True)
+        cli.output.print(line)
 
 
 def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:
