@@ -94,12 +94,9 @@ class SqlSide(AbstractContextManager["SqlSide"]):
 
     def environment(self, tokenizer: ChatTokenizer | None = None) -> BaseEnvironment:
         """Build the training environment; with a tokenizer, prompts are shortened to fit."""
-
+        prompt = partial(self.training_prompt, tokenizer=tokenizer)
         # The episodes of a group ask the same question.
-        @lru_cache(maxsize=_PROMPTS)
-        def first_prompt(example: Example) -> Observation:
-            return self.training_prompt(example, tokenizer)
-
+        first_prompt = lru_cache(maxsize=_PROMPTS)(prompt)
         return self._environment(self._config.env, first_prompt=first_prompt)
 
     def evaluation_environment(self) -> BaseEnvironment:

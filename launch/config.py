@@ -70,9 +70,6 @@ class ModelSection(ModelSource):
     """Make a tiny model in the run folder instead."""
 
 
-Tracker = Literal["tensorboard", "wandb", "trackio"]
-
-
 class RunConfig(Settings):
     """Where a run lives."""
 
@@ -80,7 +77,7 @@ class RunConfig(Settings):
     """Name of the run."""
     dir: Place | None = None
     """Run folder; None for runs/<name>-seed<seed>."""
-    tracker: Tracker | None = None
+    tracker: Literal["tensorboard", "wandb", "trackio"] | None = None
     """Also log each step to `tensorboard` (a folder in the run folder), or to `wandb` or `trackio`
     (a project of the run's name); the package must be installed."""
 

@@ -177,13 +177,14 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
 
 def _show_prompt(source: Source, split: Split) -> None:
     from launch.build import SqlSide
-    from launch.data.prompts import show_prompt
+    from launch.data.prompts import read_tokenizer, show_prompt
 
     config = source.config
     with TemporaryDirectory() as spare, SqlSide(config, Path(spare)) as sql:
         example = source.questions(split, sql)[0]
         limit = config.evaluation_sampler.max_prompt_tokens
-        show_prompt(example, source.prompt(example, sql), source.tokenizer(), limit=limit)
+        tokenizer = read_tokenizer(config, source.folder) if source.folder else None
+        show_prompt(example, sql.evaluation_prompt(example), tokenizer, limit=limit)
 
 
 def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Path | None) -> None:
@@ -201,7 +202,8 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         limits = limits.model_copy(update={"timeout_s": given.timeout_s})
     with Executor(limits) as executor, ExitStack() as stack:
         if out:
-            settings = yaml.safe_dump(source.settings(given.data), sort_keys=False)
+            deciding = {"split": given.data, "decode": source.decode.name, **source.deciding()}
+            settings = yaml.safe_dump(deciding, sort_keys=False)
             stack.enter_context(claimed(out, settings, key="--out"))
         if given.path:
             check_place(given.path.parent, key="--json")
@@ -216,7 +218,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
             samples, notes = source.answers(examples, sql, out or Path(), show)
-        prompts = [source.prompt(example, sql) for example in examples] if out else []
+        prompts = [sql.evaluation_prompt(example) for example in examples] if out else []
         if source.is_asked and out:
             notes = {**notes, "seconds": round(perf_counter() - start, 1)}
         report = judge_answers(

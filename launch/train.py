@@ -75,7 +75,11 @@ def main(
     if config.mesh != "auto":
         make_mesh(config.mesh.model_dump())
     if dry_run:
-        _describe(config, accelerator, resolved if yaml else None)
+        told = describe_run(config, accelerator)
+        if yaml:
+            cli.output.out(resolved, end="")
+        for name, line in told.items():  # beside the settings, as comments of these
+            cli.output.print(f"{'# ' if yaml else ''}{name:<10} {line}")
         return
     from launch import job
 
@@ -116,16 +120,6 @@ def _show_prompt(config: JobConfig) -> None:
         example = sql.examples("train")[0]
         prompt = sql.training_prompt(example, tokenizer)
         show_prompt(example, prompt, tokenizer, limit=config.sampler.max_prompt_tokens)
-
-
-def _describe(config: JobConfig, accelerator: str, settings: str | None) -> None:
-    """Print what the run would be, with its settings as comments of those."""
-    lines = describe_run(config, accelerator)
-    if settings is not None:
-        cli.output.out(settings, end="")
-    for name, line in lines.items():
-        start = "" if settings is None else "# "
-        cli.output.print(f"{start}{name:<10} {line}")
 
 
 def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import islice
@@ -57,13 +57,7 @@ def check_for(data: DataConfig, executor: Executor | None) -> Check | None:
     """Make the check that tells what `data.exclude` names; None without an executor."""
     if executor is None or _RERUN.isdisjoint(data.exclude):
         return by_running(executor)
-    plain, disk = executor, shared_cache()
-
-    def look(examples: Sequence[Example]) -> Iterator[Checked]:
-        with ThreadPoolExecutor(plain.config.threads) as threads:
-            yield from threads.map(lambda one: check_gold(one, plain, disk), examples)
-
-    return look
+    return partial(executor.map, partial(check_gold, plain=executor, disk=shared_cache()))
 
 
 def check_gold(example: Example, plain: Executor, disk: DiskCache) -> Checked:

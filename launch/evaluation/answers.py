@@ -20,13 +20,12 @@ from minirl.exchange import UserError
 from minirl.run.files import keep_lines, naming
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Answer, Example, Observation, Wrapping
+from sqlenv.types import Answer, Example, Wrapping
 
 if TYPE_CHECKING:
     from launch.build import SqlSide
     from launch.config import JobConfig, Split
     from launch.evaluation.results import ModelFacts
-    from minirl.model.tokenizer import ChatTokenizer
     from minirl.types import Progress
 
 VOTE_TIMEOUT_S = 10.0
@@ -152,11 +151,6 @@ class Outcomes:
         """Add outcomes up."""
         found, names = list(parts), [one.name for one in fields(cls)]
         return cls(*(sum(getattr(one, name) for one in found) for name in names))
-
-    @property
-    def without_query(self) -> int:
-        """Count what there is no query of, for whatever reason."""
-        return self.no_query + self.failed + self.too_long
 
     def line(self) -> str:
         """Say it in a line; what did not happen is left out."""
@@ -298,7 +292,8 @@ def look(outcomes: Outcomes, replies: Sequence[str], wrapping: Wrapping, *, stop
         UserError: None of them holds a query; without `stops` this is only told.
     """
     _log.info("first %s", outcomes.line())
-    if outcomes.replies < FIRST or outcomes.without_query < outcomes.replies:
+    lost = outcomes.no_query + outcomes.failed + outcomes.too_long
+    if outcomes.replies < FIRST or lost < outcomes.replies:
         return
     written = [text for text in replies if text]
     shown = f", such as {_short(written[0])}" if written else ""
@@ -342,17 +337,9 @@ class Source(ABC):
         """Read the questions that are asked."""
         return sql.examples(split, limit=self.config.evaluation.of(split))
 
-    def prompt(self, example: Example, sql: SqlSide) -> Observation:
-        """Put a question as the model is shown it."""
-        return sql.evaluation_prompt(example)
-
     @property
     def folder(self) -> Path | None:
-        """Return the model's folder, if it is here."""
-        return None
-
-    def tokenizer(self) -> ChatTokenizer | None:
-        """Return the model's tokenizer, if it is here."""
+        """Return the folder of the model and its tokenizer, if it is here."""
         return None
 
     @abstractmethod
@@ -363,11 +350,9 @@ class Source(ABC):
 
     @abstractmethod
     def deciding(self) -> Mapping[str, Any]:
-        """List what decides the answers, beside the questions and the decoding."""
-
-    def settings(self, data: str) -> Mapping[str, Any]:
-        """List what decides the answers: an evaluation goes on where these are the same."""
-        return {"split": data, "decode": self.decode.name, **self.deciding()}
+        """List what decides the answers, beside the questions and the decoding: an evaluation goes
+        on where all of these are the same.
+        """
 
     def _of_job(self, **sections: Any) -> dict[str, Any]:
         used = {"seed": True, "data": True, "prompt": True, "executor": True, **sections}

@@ -16,9 +16,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from launch.build import SqlSide
 from launch.config import EndpointConfig
 from launch.evaluation.answers import (
     FIRST,
@@ -33,17 +35,12 @@ from launch.evaluation.answers import (
 )
 from launch.files import bytes_digest
 from minirl.exchange import UserError, broken, reply_text
+from minirl.types import Progress
 from rewards import verbal
 from rewards.verbal import ReplyRequest
 from sqlenv.dialects import run_many
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Example, Observation, Result, Wrapping
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launch.build import SqlSide
-    from minirl.types import Progress
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
@@ -363,7 +360,7 @@ class EndpointSource(Source):
 
     async def _once(self, endpoint: Endpoint, sql: SqlSide, example: Example) -> Sampled:
         """Ask a question for all samples, each for itself."""
-        prompt = self.prompt(example, sql)
+        prompt = sql.evaluation_prompt(example)
         asked = [ReplyRequest("generate", number, prompt) for number in range(self.decode.samples)]
         answers = await endpoint.ask(example.id, asked)
         return Sampled.of(
@@ -379,7 +376,7 @@ class EndpointSource(Source):
             return run_many(sql.executor.execute_many, [(example, query) for query in queries])
 
         task = verbal.Task(
-            prompt=self.prompt(example, sql),
+            prompt=sql.evaluation_prompt(example),
             judge_prompt=partial(sql.prompts.judge, example),
             extract=lambda text: answer_of(text, self.config.answer_wrapping).sql,
             execute=execute,

@@ -9,21 +9,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from launch.build import SqlSide
+from launch.config import Split
 from launch.data.preflight import sample
 from launch.evaluation.answers import Decode, Outcomes, Sampled, Source, SourceOutput
 from launch.evaluation.results import PREDICTIONS, QuestionVerdict
 from launch.files import read_text, write_text
 from minirl.exchange import UserError
+from minirl.types import Progress
 from sqlenv.sql.answers import answer_of, begins_query
 from sqlenv.sql.lexer import one_line
 from sqlenv.types import Example
-
-if TYPE_CHECKING:
-    from launch.build import SqlSide
-    from launch.config import Split
-    from minirl.types import Progress
 
 BIRD_MARK = "\t----- bird -----\t"
 """Stands between query and database in BIRD's file."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from launch.build import SqlSide, load_model, serving
 from launch.config import JobConfig
-from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import (
     GREEDY,
     AnswerFile,
@@ -147,7 +146,7 @@ class Evaluator:
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers, sampled as validations are; 0 for no question."""
-        found = self._sample(examples, self._validation, None, first=0)
+        found = self.sample(examples, first=0, decode=self._validation, has_records=False)
         self.free_memory()
         return sum(one.right[0] for one in found) / max(len(found), 1)
 
@@ -182,17 +181,19 @@ class Evaluator:
         return found
 
     def sample(
-        self, examples: Sequence[Example], *, first: int, decode: Decode | None = None
+        self,
+        examples: Sequence[Example],
+        *,
+        first: int,
+        decode: Decode | None = None,
+        has_records: bool = True,
     ) -> list[Sampled]:
-        """Sample replies to questions, of which the first has this number."""
-        return self._sample(examples, decode or self._decode, self._record, first=first)
-
-    def _sample(
-        self, examples: Sequence[Example], decode: Decode, record: Recorder | None, *, first: int
-    ) -> list[Sampled]:
-        """Sample episodes, each process those of its share of the questions."""
+        """Sample replies to questions, of which the first has this number; each process samples
+        those of its share.
+        """
         if self._start is not None:
             self.set_weights(self._start, version=0)
+        how, record = decode or self._decode, self._record if has_records else None
         share = distributed.process_share(len(examples))
 
         def groups() -> list[Sampled]:
@@ -202,14 +203,14 @@ class Evaluator:
                 self._environment,
                 [examples[place] for place in share],
                 config=self._config,
-                group_size=decode.samples,
-                first_episode=FIRST_EPISODE + (first + share.start) * decode.samples,
-                decoding=Decoding(decode.temperature, decode.top_p),
+                group_size=how.samples,
+                first_episode=FIRST_EPISODE + (first + share.start) * how.samples,
+                decoding=Decoding(how.temperature, how.top_p),
                 max_turns=self._max_turns,
                 failed=_fail,
                 finish=partial(Answered.of, record=record),
             ).play()
-            return [self._read(group, decode.samples) for group in found]
+            return [self._read(group, how.samples) for group in found]
 
         return [one for part in distributed.gather(groups) for one in part]
 
@@ -287,10 +288,6 @@ class CheckpointSource(Source):
     def folder(self) -> Path:
         """Return the folder of structure, tokenizer and, without a checkpoint, weights."""
         return self.policy.model
-
-    def tokenizer(self) -> ChatTokenizer:
-        """Read the tokenizer from the policy's folder."""
-        return read_tokenizer(self.config, self.policy.model)
 
     def deciding(self) -> Mapping[str, Any]:
         """Name the folder of the weights, and all settings of the sampler."""

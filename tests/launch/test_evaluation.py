@@ -130,7 +130,7 @@ def test_another_model_of_an_endpoint_is_another_evaluation(place):
     config = load_config(str(place / "job.yaml"), ())
     url = "http://127.0.0.1:9/v1"
     one, other = (
-        EndpointSource(config, GREEDY, ModelFacts("same", name), url).settings("test")
+        EndpointSource(config, GREEDY, ModelFacts("same", name), url).deciding()
         for name in ("m/one", "m/two")
     )
     assert {key for key in one if one[key] != other[key]} == {"model"}
