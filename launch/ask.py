@@ -55,7 +55,8 @@ def _answers(
     """Yield the query for each question, or a reply without one, and what came of it."""
     from launch.build import load_model
     from launch.data.prompts import Prompts
-    from launch.evaluation.sampling import GREEDY, Evaluator, TakenAsTheyAre
+    from launch.evaluation.answers import GREEDY
+    from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
 
     policy = policy_in(where)
     config = load_config(cfg, ()) if cfg else policy.run or load_config(PLAIN, ())
@@ -67,7 +68,7 @@ def _answers(
     with Executor(limits) as executor:
         with cli.console.status("reading the model"):
             model = load_model(config, policy.model, lora=policy.lora, checkpoint=policy.checkpoint)
-            asked = Evaluator(*model, env, sampler, GREEDY, seed=config.seed)
+            asked = Evaluator(*model, env, sampler, GREEDY, config)
         for question in questions:
             with cli.console.status("writing a query"):
                 (found,) = asked.sample([Example("", question, "", database, "")], first=0)

@@ -139,14 +139,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         config = find_subject(
             given.cfg, settings, checkpoint=given.checkpoint, endpoint=given.endpoint
         )
-    limits = config.evaluation
-    decode = Decode.parse(
-        given.decode,
-        vote_temperature=limits.vote_temperature,
-        top_p=limits.top_p,
-        candidates=config.endpoint.candidates,
-        vote_by=given.vote_by,
-    )
+    decode = Decode.parse(given.decode, config, given.vote_by)
     if decode.kind == "judge":
         asked = config.endpoint.model_copy(update={"candidates": decode.samples})
         config = config.model_copy(update={"endpoint": asked})

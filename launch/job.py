@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -146,20 +146,10 @@ def _evaluator(
     servers: Servers | None,
 ) -> Evaluator:
     """Make what answers the test and validation questions."""
-    limits = config.evaluation
     return Evaluator(
-        model,
-        tokenizer,
-        sql.evaluation_environment(),
-        config.evaluation_sampler,
-        GREEDY,
-        validation=Decode(1, limits.validation_temperature, top_p=limits.top_p),
-        seed=config.seed,
-        max_turns=sql.evaluation_turns,
-        servers=servers,
-        record=sql.record_scored,
-        wrapping=config.answer_wrapping,
-    )
+        model, tokenizer, sql.evaluation_environment(), config.evaluation_sampler, GREEDY, config,
+        max_turns=sql.evaluation_turns, servers=servers, record=sql.record_scored,
+    )  # fmt: skip
 
 
 def _measure_base(
@@ -292,33 +282,19 @@ def train_second_stage(
     It starts from the best checkpoint of the first stage, at a rate that depends on whether the
     first stage's accuracy rose (PaVeRL-SQL, section III-C).
     """
-    first, stage = config.steps, config.second_stage
-    if stage is None:
+    if config.second_stage is None:
         return None
     # Resumed, it is decided again, by the same accuracies.
-    start = restart(
-        [point for point in trainer.curve if point[0] <= first],
-        config.optimizer,
-        steps=first,
-        saved={*range(0, first, config.checkpoint_every), first},
-        alpha=stage.alpha,
-    )
+    start = restart(trainer.curve, config, config.second_stage)
     _log.info("%s", start)
-    optimizer = second_optimizer(config.optimizer, stage, start)
-    trainer.begin_stage(optimizer, first=first, steps=config.second_steps, start=start.step)
+    optimizer = second_optimizer(config.optimizer, config.second_stage, start)
+    trainer.begin_stage(optimizer, first=config.steps, steps=config.second_steps, start=start.step)
     trainer.run(progress)
     return start
 
 
-def restart(
-    curve: Curve,
-    optimizer: OptimizerConfig,
-    *,
-    steps: int,
-    saved: Collection[int],
-    alpha: float = 0.05,
-) -> Restart:
-    """Decide how the second stage begins, from the first stage's evaluations and saved steps.
+def restart(curve: Curve, config: CourseConfig, stage: SecondStage) -> Restart:
+    """Decide how the second stage begins, from the evaluations and the checkpoints of the first.
 
     It starts from the most accurate checkpoint, of equals the newest; at the maximal rate if the
     accuracy rose (`rise_p_value` at most alpha; fewer than four accuracies never show it at the
@@ -328,12 +304,14 @@ def restart(
         The paper tells a plateau from fluctuation, and not what follows on an accuracy that still
         rises: the maximal rate too.
     """
-    points = [point for point in curve if point[0] in saved]
-    step, accuracy = max(points, key=lambda point: (point[1], point[0]))
-    p_value = rise_p_value([value for _, value in curve])
-    rose, rate = p_value <= alpha, optimizer.learning_rate
+    steps, every = config.steps, config.checkpoint_every
+    points = [point for point in curve if point[0] <= steps]
+    saved = [(value, step) for step, value in points if step % every == 0 or step == steps]
+    accuracy, step = max(saved)
+    p_value = rise_p_value([value for _, value in points])
+    rose, rate = p_value <= stage.alpha, config.optimizer.learning_rate
     if not rose:
-        rate = float(learning_rate(optimizer, steps=steps)(step - 1)) / 2
+        rate = float(learning_rate(config.optimizer, steps=steps)(step - 1)) / 2
     return Restart(step, accuracy, rose, p_value, rate)
 
 

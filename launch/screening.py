@@ -150,9 +150,8 @@ def _sample(
         cli.progress_bar("screening") as progress,
     ):
         evaluator = Evaluator(
-            decoder, tokenizer, sql.environment(tokenizer), limits, decode,
-            seed=config.seed, max_turns=max_replies(config.env), servers=servers,
-            wrapping=config.env.wrapping,
+            decoder, tokenizer, sql.environment(tokenizer), limits, decode, config,
+            max_turns=max_replies(config.env), servers=servers,
         )  # fmt: skip
         found = evaluator.answers(asked, AnswerFile(folder / _ANSWERS), progress, stops=False)
         evaluator.free_memory()

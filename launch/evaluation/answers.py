@@ -63,23 +63,17 @@ class Decode:
         return f"{self.kind}@{self.samples}" if self.temperature else "greedy"
 
     @classmethod
-    def parse(
-        cls,
-        text: str,
-        *,
-        vote_temperature: float,
-        top_p: float = 1.0,
-        candidates: int = 0,
-        vote_by: VoteBy = "set",
-    ) -> Decode:
-        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`."""
+    def parse(cls, text: str, config: JobConfig, vote_by: VoteBy = "set") -> Decode:
+        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes as many candidates as
+        the job's settings say.
+        """
         if text == "greedy":
             return cls(1, 0.0)
-        if text == "judge" and candidates:
-            text = f"judge@{candidates}"
+        if text == "judge":
+            text = f"judge@{config.endpoint.candidates}"
         if match := re.fullmatch("(vote|pass|judge)@([1-9][0-9]{0,5})", text):
-            kind = cast("DecodeKind", match[1])
-            return cls(int(match[2]), vote_temperature, kind, top_p, vote_by)
+            kind, drawn = cast("DecodeKind", match[1]), config.evaluation
+            return cls(int(match[2]), drawn.vote_temperature, kind, drawn.top_p, vote_by)
         raise UserError(f"--decode {text}: write greedy, vote@n, pass@n or judge@n, such as vote@8")
 
 

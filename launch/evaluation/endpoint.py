@@ -21,10 +21,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from launch.build import SqlSide
-from launch.config import EndpointConfig
+from launch.config import JobConfig
 from launch.evaluation.answers import (
     FIRST,
     AnswerFile,
+    Decode,
     End,
     Outcomes,
     Sampled,
@@ -40,7 +41,7 @@ from rewards import verbal
 from rewards.verbal import ReplyRequest
 from sqlenv.dialects import run_many
 from sqlenv.sql.answers import answer_of
-from sqlenv.types import Example, Observation, Result, Wrapping
+from sqlenv.types import Example, Observation, Result
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
@@ -100,7 +101,10 @@ class Endpoint:
     The `openai` client waits, and repeats what fails and may pass (408, 409, 429, 5xx, no
     connection). A request that is refused, or at which the server still fails, has no answer, and
     the others go on: it may be the request's fault. That is known until the end of the process
-    only. Queries are looked for by the wrapping.
+    only.
+
+    The temperature is that of the decoding, and with `judge@K` that of the settings; where these
+    say null, none is sent.
 
     Attributes:
         cost: Calls and tokens by kind of request, thinking included; whoever answers may not count
@@ -109,21 +113,15 @@ class Endpoint:
     """
 
     def __init__(
-        self,
-        url: str,
-        model: str,
-        config: EndpointConfig,
-        file: AnswerFile,
-        *,
-        seed: int = 0,
-        top_p: float = 1.0,
-        template: Mapping[str, Any] | None = None,
-        wrapping: Wrapping = "any",
+        self, url: str, model: str, job: JobConfig, decode: Decode, file: AnswerFile
     ) -> None:
         self._openai: Any = import_module("openai")  # of an extra, which launch.eval looks for
-        self._url, self._model, self._config, self._seed = url, model, config, seed
-        self._top_p, self._template = top_p if top_p < 1 else None, template
-        self._wrapping: Wrapping = wrapping
+        self._url, self._model, self._config, self._seed = url, model, job.endpoint, job.seed
+        self._template, self._wrapping = job.prompt.template, job.answer_wrapping
+        is_judge, self._temperature = decode.kind == "judge", job.endpoint.temperature
+        if not is_judge and self._temperature is not None:
+            self._temperature = decode.temperature
+        self._top_p = decode.top_p if decode.top_p < 1 and not is_judge else None
         self._file, self._known = file, dict[_AnswerKey, ModelResponse]()
         self._warned: set[str] = set()
         self._limit = _LIMITS[0]
@@ -277,7 +275,7 @@ class Endpoint:
         stream = f"{self._seed} {' '.join(map(str, key[:3]))}"
         seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
         optional = {
-            "temperature": config.temperature,
+            "temperature": self._temperature,
             "top_p": self._top_p,
             "seed": seed if config.send_seed else None,
         }
@@ -323,10 +321,7 @@ _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
 
 @dataclass(frozen=True, slots=True)
 class EndpointSource(Source):
-    """A model behind an endpoint; every answer is paid for once.
-
-    Its temperature is that of the decoding unless that of the settings is null, where none is sent.
-    """
+    """A model behind an endpoint; every answer is paid for once."""
 
     url: str
 
@@ -340,15 +335,8 @@ class EndpointSource(Source):
         self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
     ) -> SourceOutput:
         """Ask what has no answer yet."""
-        config, decode, calls = self.config, self.decode, self.config.endpoint
-        is_judge = decode.kind == "judge"
-        if not is_judge and calls.temperature is not None:
-            calls = calls.model_copy(update={"temperature": decode.temperature})
-        top_p = 1.0 if is_judge or not decode.temperature else decode.top_p
-        endpoint = Endpoint(
-            self.url, self.facts.model or "", calls, AnswerFile(out), seed=config.seed,
-            top_p=top_p, template=config.prompt.template, wrapping=config.answer_wrapping,
-        )  # fmt: skip
+        config, is_judge = self.config, self.decode.kind == "judge"
+        endpoint = Endpoint(self.url, self.facts.model or "", config, self.decode, AnswerFile(out))
         play = self._judged if is_judge else self._once
         found = endpoint.run(examples, partial(play, endpoint, sql), show)
         notes: dict[str, Any] = {"hint": hint(endpoint.unread, config.answer_wrapping)}

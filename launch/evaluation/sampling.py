@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from launch.build import SqlSide, load_model, serving
 from launch.config import JobConfig
 from launch.evaluation.answers import (
-    GREEDY,
     AnswerFile,
     Decode,
     End,
@@ -99,8 +98,8 @@ class Evaluator:
     """Samples replies with one sampler, so that it compiles once.
 
     Servers, if there are any, sample in place of the native sampler. `decode` is how questions are
-    answered, `validation` how those of `accuracy` are; `record` writes an episode down; `wrapping`
-    is where the environment looks for queries.
+    answered, but for those of `accuracy`, for which the job's settings say that; `record` writes an
+    episode down.
     """
 
     def __init__(
@@ -108,23 +107,19 @@ class Evaluator:
         model: Decoder,
         tokenizer: ChatTokenizer,
         environment: Environment,
-        config: SamplerConfig,
+        limits: SamplerConfig,
         decode: Decode,
+        config: JobConfig,
         *,
-        seed: int,
-        validation: Decode = GREEDY,
         max_turns: int = 1,
         servers: Servers | None = None,
         record: Recorder | None = None,
-        wrapping: Wrapping = "sql_tag",
     ) -> None:
-        self._wrapping: Wrapping = wrapping
-        self._tokenizer, self._environment = tokenizer, environment
-        self._record = record
-        self._config, self._decode, self._validation = config, decode, validation
+        self._tokenizer, self._environment, self._record = tokenizer, environment, record
+        self._limits, self._decode, self._config = limits, decode, config
         self._max_turns = max_turns
         self._sampler = make_sampler(
-            model, config, tokenizer, group_size=decode.samples, seed=seed, servers=servers
+            model, limits, tokenizer, group_size=decode.samples, seed=config.seed, servers=servers
         )
         # Told when they are first needed: whoever sets others first does without a copy of these.
         self._start: Any = trained(model)
@@ -146,7 +141,9 @@ class Evaluator:
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers, sampled as validations are; 0 for no question."""
-        found = self.sample(examples, first=0, decode=self._validation, has_records=False)
+        own = self._config.evaluation
+        validation = Decode(1, own.validation_temperature, top_p=own.top_p)
+        found = self.sample(examples, first=0, decode=validation, has_records=False)
         self.free_memory()
         return sum(one.right[0] for one in found) / max(len(found), 1)
 
@@ -168,13 +165,13 @@ class Evaluator:
         decode = decode or self._decode
         found = distributed.from_first(lambda: file.read(examples))
         show(len(found), len(examples), "")
-        replies = max(CHUNK, _ROUNDS * self._config.slots) * distributed.count()
+        replies = max(CHUNK, _ROUNDS * self._limits.slots) * distributed.count()
         size = -(-replies // decode.samples)
         for place in parts_of(len(examples), decode.samples, size=size, start=len(found)):
             new = self.sample(examples[place], first=first + place.start, decode=decode)
             if place.start == 0:  # nothing is kept of what is asked in another way
                 counted = Outcomes.total(one.outcomes for one in new)
-                look(counted, unread_of(new), self._wrapping, stops=stops)
+                look(counted, unread_of(new), self._config.answer_wrapping, stops=stops)
             distributed.from_first(partial(file.write, examples[place], new))
             found += new
             show(len(found), len(examples), "")
@@ -202,7 +199,7 @@ class Evaluator:
                 self._tokenizer,
                 self._environment,
                 [examples[place] for place in share],
-                config=self._config,
+                config=self._limits,
                 group_size=how.samples,
                 first_episode=FIRST_EPISODE + (first + share.start) * how.samples,
                 decoding=Decoding(how.temperature, how.top_p),
@@ -326,14 +323,12 @@ class CheckpointSource(Source):
         # Few questions need no cache for more.
         slots = min(limits.slots, len(examples) * self.decode.samples)
         limits = limits.model_copy(update={"slots": slots})
-        wrapping = config.answer_wrapping
-        taken = TakenAsTheyAre(sql.evaluation_prompt, wrapping)
+        taken = TakenAsTheyAre(sql.evaluation_prompt, config.answer_wrapping)
         with serving(config, where, out, limits, lora=lora) as servers:
             evaluator = Evaluator(
                 model, tokenizer, sql.evaluation_environment() if is_trained else taken,
-                limits, self.decode, seed=config.seed, max_turns=sql.evaluation_turns,
+                limits, self.decode, config, max_turns=sql.evaluation_turns,
                 servers=servers, record=sql.record_scored if is_trained else None,
-                wrapping=wrapping,
             )  # fmt: skip
             samples = evaluator.answers(examples, file, show, stops=True)
             evaluator.free_memory()

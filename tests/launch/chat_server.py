@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from launch.config import EndpointConfig
-from launch.evaluation.answers import AnswerFile, Sampled
+from launch.config import load_config
+from launch.evaluation.answers import GREEDY, AnswerFile, Sampled
 from launch.evaluation.endpoint import Endpoint, ModelResponse
 from minirl.exchange import Message
 from rewards.verbal import ReplyRequest
@@ -152,8 +152,9 @@ def serve(chat: Chat) -> Generator[Chat]:
 def ask(url: str, text: str = "?", **settings: Any) -> ModelResponse:
     """Ask a server once, of which others had an answer."""
     with TemporaryDirectory() as folder:
-        config = EndpointConfig(parallel=1, **settings)
-        endpoint = Endpoint(url, "m", config, AnswerFile(Path(folder)))
+        calls = [f"endpoint.{key}={value}" for key, value in {"parallel": 1, **settings}.items()]
+        job = load_config("plain.yaml", calls)
+        endpoint = Endpoint(url, "m", job, GREEDY, AnswerFile(Path(folder)))
         assert endpoint.cost["generate"] == {}
         return ask_endpoint(endpoint, text)
 

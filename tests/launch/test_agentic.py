@@ -113,9 +113,10 @@ def script(tokenizer, monkeypatch):
     return sampler
 
 
-def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, **more: Any):
+def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, *settings: str):
     model: Any = None
-    return sampling.Evaluator(model, tokenizer, env, LIMITS, decode, seed=0, max_turns=3, **more)
+    job = load_config("plain.yaml", settings)
+    return sampling.Evaluator(model, tokenizer, env, LIMITS, decode, job, max_turns=3)
 
 
 def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, singer, env, script, tmp_path):
@@ -157,7 +158,8 @@ def test_an_environment_that_fails_ends_a_validation_after_which_the_run_is_save
 
 def test_validations_are_sampled_as_the_settings_say(tokenizer, singer, env, script):
     """SQL-ASTRA, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
-    asks = evaluator(tokenizer, env, GREEDY, validation=Decode(1, 0.6, top_p=0.95))
+    drawn = ("evaluation.validation_temperature=0.6", "evaluation.top_p=0.95")
+    asks = evaluator(tokenizer, env, GREEDY, *drawn)
     assert asks.accuracy([singer]) == 1
     assert script.requests[0].episode == sampling.FIRST_EPISODE
     assert set(script.drawn) == {Decoding(0.6, 0.95)}
@@ -172,8 +174,8 @@ def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
 ):
     made = []
 
-    def note(*arguments: Any, **named: Any) -> None:
-        made.append((arguments[4], named["validation"]))
+    def note(*arguments: Any, **_: Any) -> None:
+        made.append(arguments[4:])
         raise KeyboardInterrupt  # where the run's evaluator would be made
 
     monkeypatch.setattr(job, "Evaluator", note)
@@ -182,7 +184,8 @@ def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
     config = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}", *drawn])
     with pytest.raises(KeyboardInterrupt):
         job.train(config, accelerator="cpu")
-    assert made == [(GREEDY, Decode(1, 0.6, top_p=0.95))]
+    ((decode, settings),) = made
+    assert (decode, settings.evaluation) == (GREEDY, config.evaluation)
 
 
 # A whole run.

@@ -32,10 +32,10 @@ RUNS = ("names", "many")
 class Scripted:
     """Takes the place of an `Evaluator`: the policy says what the question asks for."""
 
-    configs: list = []  # noqa: RUF012 - what each was made with
+    limits: list = []  # noqa: RUF012 - what each was made with
 
-    def __init__(self, model, tokenizer, environment, config, decode, *, seed):
-        self.configs.append(config)
+    def __init__(self, model, tokenizer, environment, limits, decode, config):
+        self.limits.append(limits)
         self._environment = environment
 
     def sample(self, examples, *, first):
@@ -84,7 +84,7 @@ def test_lines_of_standard_input_are_questions_and_one_that_runs_is_enough(asked
 
 def test_a_run_is_asked_with_its_own_limits_in_one_slot(asked):
     asked("names")
-    sampler = Scripted.configs[-1]
+    sampler = Scripted.limits[-1]
     assert (sampler.slots, sampler.max_reply_tokens, sampler.max_prompt_tokens) == (1, 16, 186)
 
 

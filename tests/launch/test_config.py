@@ -211,12 +211,14 @@ def test_another_kind_does_not_clash_with_the_bases_settings(written):
 
 
 def test_decoding_is_greedy_or_a_vote():
-    assert Decode.parse("greedy", vote_temperature=0.8) == Decode(1, 0.0)
-    assert Decode.parse("vote@8", vote_temperature=0.8) == Decode(8, 0.8)
-    assert Decode.parse("pass@2", vote_temperature=0.6, top_p=0.95) == Decode(2, 0.6, "pass", 0.95)
+    plain = load_config(DEMO, [])
+    assert Decode.parse("greedy", plain) == Decode(1, 0.0)
+    assert Decode.parse("vote@8", plain) == Decode(8, 0.8)
+    drawn = load_config(DEMO, ["evaluation.vote_temperature=0.6", "evaluation.top_p=0.95"])
+    assert Decode.parse("pass@2", drawn) == Decode(2, 0.6, "pass", 0.95)
     for text in ("vote", "vote@0", "vote@-1", "vote@x", "Greedy", "beam@4", ""):
         with pytest.raises(UserError, match="--decode"):
-            Decode.parse(text, vote_temperature=0.8)
+            Decode.parse(text, plain)
 
 
 # Paths of any name: each means one folder, wherever it is written.

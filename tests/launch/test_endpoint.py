@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from launch.config import EndpointConfig
-from launch.evaluation.answers import AnswerFile
+from launch.config import load_config
+from launch.evaluation.answers import GREEDY, AnswerFile
 from launch.evaluation.endpoint import Endpoint, ModelResponse, _is_here
 from minirl.exchange import UserError
 from tests.vectors import read
@@ -187,7 +187,7 @@ def test_answers_are_kept_by_request(tmp_path):
         return Failure(400, "too long") if is_long and not earlier else says('"é"')
 
     def client() -> Endpoint:
-        return Endpoint(chat.url, "m", EndpointConfig(), AnswerFile(tmp_path))
+        return Endpoint(chat.url, "m", load_config("plain.yaml", []), GREEDY, AnswerFile(tmp_path))
 
     paid = {"generate": {"calls": 1, "prompt_tokens": 2, "completion_tokens": 3}}
     with serve(Chat(answer)) as chat:

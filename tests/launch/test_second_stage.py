@@ -26,6 +26,10 @@ def ramp():
     )
 
 
+def course(steps: int, *, every: int) -> CourseConfig:
+    return CourseConfig(steps=steps, checkpoint_every=every, optimizer=ramp())
+
+
 @pytest.mark.parametrize("case", CASES["p_values"], ids=lambda case: case["id"])
 def test_p_value_of_a_rise(case):
     # Drawn from 5000 orders: within three standard errors of the exact share.
@@ -46,30 +50,30 @@ def curve_of(identifier):
 
 def test_after_a_rise_the_rate_is_the_maximum():
     curve = curve_of("up, then level")
-    start = restart(curve, ramp(), steps=200, saved={step for step, _ in curve})
+    start = restart(curve, course(200, every=20), SecondStage())
     assert (start.step, start.accuracy, start.rose) == (200, 0.72, True)
     assert start.learning_rate == 1e-5
 
 
 def test_after_fluctuation_the_rate_is_half_of_the_best_checkpoints():
     curve = curve_of("up and down")
-    start = restart(curve, ramp(), steps=200, saved={step for step, _ in curve})
-    assert start is not None
+    start = restart(curve, course(200, every=20), SecondStage())
     assert (start.step, start.rose) == (120, False)
     # The update that made it: 119 of 200 steps, of which 20 of warm-up.
     share = 0.01 + 0.99 * (1 + np.cos(np.pi * (119 - 20) / 180)) / 2
     assert start.learning_rate == pytest.approx(1e-5 * share / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize(("saved", "step"), [({2, 4, 6}, 6), ({2, 4}, 4), ({2}, 2)])
-def test_the_best_checkpoint_is_started_from_of_equals_the_newest(saved, step):
-    curve = [(2, 0.5), (4, 0.75), (6, 0.75), (8, 0.9)]
-    assert restart(curve, ramp(), steps=8, saved=saved).step == step
+@pytest.mark.parametrize(("every", "step"), [(2, 6), (3, 6), (4, 4), (7, 7)])
+def test_the_best_checkpoint_is_started_from_of_equals_the_newest(every, step):
+    """Step 5 has none, and what follows the last step is the second stage's."""
+    curve = [(2, 0.5), (4, 0.75), (5, 0.8), (6, 0.75), (7, 0.25), (8, 0.9)]
+    assert restart(curve, course(7, every=every), SecondStage()).step == step
 
 
 def test_the_second_cosine_starts_at_once():
     curve = curve_of("up, then level")
-    start = restart(curve, ramp(), steps=200, saved={200})
+    start = restart(curve, course(200, every=200), SecondStage())
     config = second_optimizer(ramp(), SecondStage(steps=100), start)
     rate = learning_rate(config, steps=100)
     # From the maximum to a tenth of it.
