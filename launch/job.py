@@ -32,7 +32,6 @@ from launch.reporting.runs import outcome
 from launch.screening import kept, screen
 from launch.warm_start import refuse_early, start_model
 from minirl.config import OptimizerConfig
-from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
@@ -60,22 +59,22 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
             distributed.held_by_first(claimed(config.folder, dump(config)))
         )
         sql = stack.enter_context(SqlSide(config, folder))
-        examples, validation, test = _questions(config, folder, sql)
+        examples, validation, test = _questions(config, sql)
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         _log.info("sampler: %s", describe_sampler(config, accelerator))
-        config = config if only else plan_memory(config, read_config(source), folder)
+        config = config if only else plan_memory(config, folder)
         tokenizer = read_tokenizer(config, source)
         sql.check_training_prompts(examples, tokenizer)
         sql.check_test_prompts(test, tokenizer)
-        refuse_early(config, folder, sql, examples)
-        measured = {} if only else _measure_base(config, test, sql, folder, source)
-        own = screen(config, folder, sql, examples, source) if config.learns_own else []
-        start_from = start_model(config, folder, sql, examples, source, own)
+        refuse_early(config, sql, examples)
+        measured = {} if only else _measure_base(config, test, sql, source)
+        own = screen(config, sql, examples, source) if config.learns_own else []
+        start_from = start_model(config, sql, examples, source, own)
         if only:
             cli.output.print(f"Model: {start_from}")
             return
         if config.data.train.pass_rate is not None:
-            screened = own or screen(config, folder, sql, examples, start_from)
+            screened = own or screen(config, sql, examples, start_from)
             examples = kept(config, examples, screened)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
         servers = stack.enter_context(
@@ -120,7 +119,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
 
 
 def _questions(
-    config: JobConfig, folder: Path, sql: SqlSide
+    config: JobConfig, sql: SqlSide
 ) -> tuple[Sequence[Example], Sequence[Example], Sequence[Example]]:
     """Load the questions to learn from, to choose checkpoints by and to test on; note them and the
     model.
@@ -133,7 +132,7 @@ def _questions(
     }
     distributed.from_first(lambda: check_overlap(config, splits))
     found = fingerprints(splits, config.model.path)
-    facts = distributed.from_first(lambda: claim_data(folder, found))
+    facts = distributed.from_first(lambda: claim_data(config.folder, found))
     distributed.gather(lambda: check_alike(found, facts))
     return splits["train"], splits["validation"], splits["test"]
 
@@ -153,15 +152,15 @@ def _evaluator(
 
 
 def _measure_base(
-    config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path, source: Path
+    config: JobConfig, test: Sequence[Example], sql: SqlSide, source: Path
 ) -> dict[str, Report]:
     """Measure the model that the warm start begins with, if it is a trained one."""
     if not config.has_base:
         return {}
     model, tokenizer = load_model(config, source)
-    with serving(config, source, folder, config.evaluation_sampler, lora=None) as servers:
+    with serving(config, source, config.folder, config.evaluation_sampler, lora=None) as servers:
         evaluator = _evaluator(config, sql, model, tokenizer, servers)
-        return _measure(evaluator, config, test, sql, folder / BEFORE)
+        return _measure(evaluator, config, test, sql, config.folder / BEFORE)
 
 
 # Questions that are sampled count from here: no test set has as many, so that their random streams

@@ -173,11 +173,7 @@ def phase_of(
 
 
 def plan_memory(
-    config: JobConfig,
-    shape: ModelConfig,
-    folder: Path,
-    section: Section = "train",
-    lessons: Lessons | None = None,
+    config: JobConfig, folder: Path, section: Section = "train", lessons: Lessons | None = None
 ) -> JobConfig:
     """Compile the largest programs of a phase for the devices that are here, and refuse what does
     not fit; return the job with micro-batches and a cache of a size where they had none.
@@ -196,7 +192,7 @@ def plan_memory(
     if path.exists():
         plan = read_json(path, Plan, advice="delete it to plan again")
     else:
-        plans = distributed.gather(lambda: plan_phase(config, shape, section, lessons))
+        plans = distributed.gather(lambda: plan_phase(config, section, lessons))
         plan = min(plans, key=lambda plan: plan.micro_batch_tokens)
         distributed.from_first(lambda: write_json(path, plan.model_dump()))
     _log.info("memory of %s: %s", SECTIONS[section], plan)
@@ -210,9 +206,7 @@ def plan_memory(
     return config.model_copy(update=changed)
 
 
-def plan_phase(
-    config: JobConfig, shape: ModelConfig, section: Section, lessons: Lessons | None = None
-) -> Plan:
+def plan_phase(config: JobConfig, section: Section, lessons: Lessons | None = None) -> Plan:
     """Plan a phase of a job for this process's devices."""
     import jax
 
@@ -229,6 +223,7 @@ def plan_phase(
     else:
         room = FILLED * free
     devices = Devices(own, room, taken)
+    shape = model_shape(config)
     phase = phase_of(config, shape, section, arrange(config, shape), devices, lessons)
     if sum(phase.memory.values()) < _SMALL_SHARE * room:
         return Plan(micro_batch_tokens=getattr(config, section).batching.budget)
@@ -238,7 +233,7 @@ def plan_phase(
     return plan
 
 
-def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
+def model_shape(config: JobConfig, name: str | None = None) -> ModelConfig:
     """Return the shape of the named model, or of the job's own."""
     from launch.tiny import tiny_shape
     from minirl.model.config import read_config

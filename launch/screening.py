@@ -79,14 +79,14 @@ class Screened:
 
 
 def screen(
-    config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example], model: Path
+    config: JobConfig, sql: SqlSide, train: Sequence[Example], model: Path
 ) -> list[Screened]:
     """Sample answers to training questions by the model of a folder, or what is left of it.
 
     The run folder has the answers so far and what they come to, and is read by a resumed run. What
     they come to is in the cache too, by the contents of all that decides it, for other runs.
     """
-    path = folder / SCREENING
+    path = config.folder / SCREENING
     if distributed.from_first(path.exists):
         return _read(path)
     strata = [example.db_id for example in train]
@@ -100,12 +100,12 @@ def screen(
         _log.info("screening: another run of these settings had the same, %s", cached)
         found = _read(cached)
     else:
-        sampled = _sample(config, folder, sql, asked, model)
+        sampled = _sample(config, sql, asked, model)
         found = [
             _screened(number, example, one)
             for number, example, one in zip(order, asked, sampled, strict=True)
         ]
-    distributed.from_first(lambda: _write(folder, found, cached))
+    distributed.from_first(lambda: _write(config.folder, found, cached))
     return found
 
 
@@ -140,9 +140,9 @@ def _digest(
 
 
 def _sample(
-    config: JobConfig, folder: Path, sql: SqlSide, asked: Sequence[Example], model: Path
+    config: JobConfig, sql: SqlSide, asked: Sequence[Example], model: Path
 ) -> list[Sampled]:
-    limits, samples = config.sampler, config.train.group_size
+    folder, limits, samples = config.folder, config.sampler, config.train.group_size
     decode = Decode(samples, limits.temperature, "pass", limits.top_p)
     decoder, tokenizer = load_model(config, model)
     with (

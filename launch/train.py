@@ -131,7 +131,7 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
     from launch.build import SqlSide
     from launch.data.preflight import check_questions, describe_sampler
     from launch.data.prompts import measure, read_tokenizer
-    from launch.plan import model_shape, plan_phase
+    from launch.plan import plan_phase
     from launch.warm_start import plan_early
     from minirl.model.huggingface import check_files
 
@@ -144,7 +144,7 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
         train = loaded["train"].examples
         sql.prompts.describe(loaded["train"].descriptions)
         first, limit = sql.prompts.training(train[0]), config.sampler.max_prompt_tokens
-        memory = str(plan_phase(config, model_shape(config, None), "train"))
+        memory = str(plan_phase(config, "train"))
         if config.warm_start is not None:
             memory += f"; for the warm start {plan_early(config, sql, train)}"
         return {

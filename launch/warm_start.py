@@ -17,12 +17,11 @@ from launch.config import JobConfig
 from launch.data.preflight import sample
 from launch.data.prompts import ReplyFormat, read_tokenizer
 from launch.files import WARM, WARM_MODEL
-from launch.plan import PLAN, model_shape, plan_memory, plan_phase
+from launch.plan import PLAN, plan_memory, plan_phase
 from launch.screening import Screened
 from minirl.exchange import UserError
 from minirl.exchange.memory import trim
 from minirl.model import huggingface
-from minirl.model.config import read_config
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.plan.fit import Plan
 from minirl.run import distributed
@@ -38,12 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def start_model(
-    config: JobConfig,
-    folder: Path,
-    sql: SqlSide,
-    train: Sequence[Example],
-    source: Path,
-    own: Sequence[Screened],
+    config: JobConfig, sql: SqlSide, train: Sequence[Example], source: Path, own: Sequence[Screened]
 ) -> Path:
     """Return the model folder that reinforcement learning starts from, after the warm start of the
     one in a folder, if there is one.
@@ -55,21 +49,21 @@ def start_model(
     """
     if config.warm_start is None:
         return source
-    target = folder / WARM_MODEL
+    target = config.folder / WARM_MODEL
     if distributed.from_first(target.exists):
         return target
     lessons = make_lessons(config, sql, read_tokenizer(config, source), train, own)
-    config = plan_memory(config, read_config(source), folder / WARM, "warm_start", lessons)
+    config = plan_memory(config, config.folder / WARM, "warm_start", lessons)
     # Each phase has a plan of its own, without what lay there before.
     trim()
-    _learn(lessons, config, source, folder)
+    _learn(lessons, config, source)
     trim()
     return target
 
 
-def _learn(lessons: Lessons, config: JobConfig, source: Path, folder: Path) -> None:
+def _learn(lessons: Lessons, config: JobConfig, source: Path) -> None:
     """Train the model of a folder, and write it into the run folder."""
-    warm = config.warm_start
+    warm, folder = config.warm_start, config.folder
     assert warm is not None
     model, _ = load_model(config, source, lora=warm.lora)
     with cli.progress_bar("warm start") as progress:
@@ -81,14 +75,14 @@ def _learn(lessons: Lessons, config: JobConfig, source: Path, folder: Path) -> N
     distributed.from_first(lambda: huggingface.save(model, folder / WARM_MODEL, source=source))
 
 
-def refuse_early(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> None:
+def refuse_early(config: JobConfig, sql: SqlSide, train: Sequence[Example]) -> None:
     """Look whether the warm start of a trained model fits before anything is measured or screened,
     which takes long. Nothing is kept: it is planned when it begins, with what the process has then.
 
     Raises:
         UserError: It needs more memory than there is.
     """
-    if config.has_base and not (folder / WARM / PLAN).exists():
+    if config.has_base and not (config.folder / WARM / PLAN).exists():
         distributed.gather(lambda: plan_early(config, sql, train))
 
 
@@ -100,7 +94,7 @@ def plan_early(config: JobConfig, sql: SqlSide, train: Sequence[Example]) -> Pla
     if config.model.path is not None and not config.learns_own:
         tokenizer = read_tokenizer(config, config.model.path)
         lessons = make_lessons(config, sql, tokenizer, train, ())
-    return plan_phase(config, model_shape(config, None), "warm_start", lessons)
+    return plan_phase(config, "warm_start", lessons)
 
 
 def make_lessons(

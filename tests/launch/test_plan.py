@@ -244,7 +244,7 @@ def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys, tmp_pat
 def test_a_model_that_is_not_there_can_be_named(tmp_path):
     lost = load_config("progress.yaml", [f"model.path={tmp_path}"])
     with pytest.raises(UserError, match=r"--model qwen2\.5-coder-7b"):
-        plan.model_shape(lost, None)
+        plan.model_shape(lost)
     assert plan.model_shape(lost, "qwen2.5-coder-7b").num_hidden_layers == 28
 
 
@@ -285,13 +285,12 @@ def kept_plan(folder):
 def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit(
     tmp_path, free, monkeypatch, caplog, phase, other, setting, tokens, part, named
 ):
-    asked, shape = config("sampler.cache_gb=0.001", setting), tiny_shape(config().model.tiny)
-    taken = 2.0**33
+    asked, taken = config("sampler.cache_gb=0.001", setting), 2.0**33
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: taken)
     folder = tmp_path / "run"
     free(2.0**30)
     with caplog.at_level(logging.INFO):
-        planned = plan.plan_memory(asked, shape, folder, phase)
+        planned = plan.plan_memory(asked, folder, phase)
     assert getattr(planned, phase).batching.micro_batch_tokens == tokens
     assert f"micro-batches of up to {tokens} tokens" in caplog.text
     assert getattr(planned, other) == getattr(asked, other)
@@ -302,10 +301,10 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
     assert 0 < sum(kept.values()) < 2**30 + taken / 8
     # A resumed run has the same micro-batches, whatever memory is free.
     free(10_000.0)
-    assert plan.plan_memory(asked, shape, folder, phase) == planned
+    assert plan.plan_memory(asked, folder, phase) == planned
     (folder / plan.PLAN).unlink()
     with pytest.raises(UserError, match=f"^{named} does not fit"):
-        plan.plan_memory(asked, shape, folder, phase)
+        plan.plan_memory(asked, folder, phase)
     assert not (folder / plan.PLAN).exists()
 
 
@@ -313,26 +312,26 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
 def test_a_warm_start_that_does_not_fit_is_refused_before_its_answers_are_known(tmp_path, free):
     """Measuring a trained model and screening by it take an hour."""
     own = ("warm_start.answers=own", "warm_start.mistake_share=0", "warm_start.repair_share=0")
-    asked = config(FEW, "model.tiny=null", f"model.path={QWEN}", *own)
+    asked = config(FEW, "model.tiny=null", f"model.path={QWEN}", f"run.dir={tmp_path}", *own)
     with SqlSide(asked, tmp_path) as sql:
         free(2.0**30)
-        refuse_early(asked, tmp_path, sql, ())
+        refuse_early(asked, sql, ())
         free(10_000.0)
         with pytest.raises(UserError, match="the warm start does not fit"):
-            refuse_early(asked, tmp_path, sql, ())
+            refuse_early(asked, sql, ())
 
 
 def test_a_warm_start_gives_back_what_it_took(tmp_path):
     """Learning has a plan of its own, without it; nothing waits for the garbage collector."""
     short = ("warm_start.steps=2", "warm_start.checkpoint_every=1", "warm_start.examples=16")
-    asked = config(FEW, *short)
+    asked = config(FEW, f"run.dir={tmp_path}", *short)
     with SqlSide(asked, tmp_path) as sql:
         train = sql.examples("train")
         before = {id(array) for array in jax.live_arrays()}
         gc.disable()
         try:
             source = model_folder(asked, tmp_path, sql, train)
-            made = start_model(asked, tmp_path, sql, train, source, ())
+            made = start_model(asked, sql, train, source, ())
             left = [array.shape for array in jax.live_arrays() if id(array) not in before]
         finally:
             gc.enable()
@@ -342,7 +341,7 @@ def test_a_warm_start_gives_back_what_it_took(tmp_path):
 
 def test_a_small_model_is_not_compiled_to_be_planned(tmp_path, monkeypatch):
     monkeypatch.setattr("minirl.plan.fit.compile_program", None)
-    planned = plan.plan_memory(config(AUTO), tiny_shape(config().model.tiny), tmp_path)
+    planned = plan.plan_memory(config(AUTO), tmp_path)
     assert planned.train.batching.micro_batch_tokens == 16_384
 
 
@@ -352,16 +351,16 @@ def test_a_resumed_run_has_the_cache_that_was_planned_and_none_with_servers(
 ):
     monkeypatch.setattr("minirl.run.memory.resident_bytes", lambda: 0)
     free(2.0**30)
-    asked, shape = config("sampler.cache_gb=null"), tiny_shape(config().model.tiny)
-    planned = plan.plan_memory(asked, shape, tmp_path)
+    asked = config("sampler.cache_gb=null")
+    planned = plan.plan_memory(asked, tmp_path)
     # A quarter of a CPU's memory, of which each of eight devices has a part.
     assert planned.sampler.cache_gb == pytest.approx(2.0**30 / 4 / 8 / 1e9)
     free(2.0**40)
-    assert plan.plan_memory(asked, shape, tmp_path) == planned
+    assert plan.plan_memory(asked, tmp_path) == planned
     free(2.0**32)
     monkeypatch.setattr("minirl.plan.fit.plan_cache", None)
     served = tmp_path / "served"
-    assert plan.plan_memory(config(*SERVERS), shape, served).sampler.cache_gb is None
+    assert plan.plan_memory(config(*SERVERS), served).sampler.cache_gb is None
     kept = kept_plan(served)
     assert {"weights", "gradient", "temporaries"} <= set(kept.update_memory_bytes)
     assert kept.generation_memory_bytes == {}

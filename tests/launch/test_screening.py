@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from launch import screening
-from launch.config import load_config
+from launch.config import JobConfig, load_config
 from launch.evaluation.answers import Sampled
 from launch.screening import OwnAnswer, Screened, by_part, kept, screen, shares
 from launch.warm_start import choose_answers
@@ -35,6 +35,10 @@ def job(tmp_path):
     return load_config("plain.yaml", [*lines, "screen.questions=6"])
 
 
+def in_folder(job: JobConfig, folder: Path) -> JobConfig:
+    return job.model_copy(update={"run": job.run.model_copy(update={"dir": folder})})
+
+
 def said(right: str, *queries: str, **more: Any) -> Sampled:
     """Samples, given whether each is right, as `+` or `-`."""
     ends = more.pop("ends", ("stop",) * len(right))
@@ -46,13 +50,13 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
     asked: list[list[str]] = []
     answers = said("+-++", "SELECT 1", "SELECT 2", "select  1;", "SELECT 3", turns=(1, 1, 2, 3))
 
-    def sample(_config, _folder, _sql, questions, _model):
+    def sample(_config, _sql, questions, _model):
         asked.append([example.id for example in questions])
         return [answers] * len(questions)
 
     monkeypatch.setattr(screening, "_sample", sample)
     monkeypatch.setattr(screening, "_digest", lambda _config, _sql, order, *_: f"of {len(order)}")
-    found = screen(job, tmp_path, cast(Any, None), TRAIN, Path("model"))
+    found = screen(in_folder(job, tmp_path), cast(Any, None), TRAIN, Path("model"))
     assert len(asked[0]) == len(found) == 6
     # Spread over the databases.
     assert sorted(example.db_id for example in found) == ["db0", "db0", "db1", "db1", "db2", "db2"]
@@ -64,7 +68,8 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
     assert first.answers == right
     # Neither a resumed run nor another one of these settings samples again.
     for folder in (tmp_path, tmp_path / "other"):
-        assert screen(job, folder, cast(Any, None), TRAIN, Path("model")) == found
+        again = screen(in_folder(job, folder), cast(Any, None), TRAIN, Path("model"))
+        assert again == found
     assert len(asked) == 1
     for name in ("screening.jsonl", "screening.json"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
@@ -73,7 +78,7 @@ def test_a_screening_is_made_once_and_keeps_two_different_right_queries(job, tmp
     found = screening._screened(0, TRAIN[0], cut)
     assert ([answer.sql for answer in found.answers], found.right) == (["SELECT 2"], 2)
     smaller = job.model_copy(update={"screen": job.screen.model_copy(update={"questions": 4})})
-    screen(smaller, tmp_path / "smaller", cast(Any, None), TRAIN, Path("model"))
+    screen(in_folder(smaller, tmp_path / "smaller"), cast(Any, None), TRAIN, Path("model"))
     assert asked[1] == asked[0][:4]
     assert json.loads((tmp_path / "screening.json").read_text())["all"]["sometimes"] == 1
 
