@@ -224,7 +224,6 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             seed=config.seed,
             prompts=prompts,
             folder=out,
-            path=given.path,
         )
         _finish(report, out, given)
 
@@ -243,11 +242,14 @@ def _check_result(path: Path) -> None:
 
 
 def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
-    """Print the numbers, say where the files are, and write official forms where they are asked."""
+    """Print the numbers, say where the files are, and write what else is asked for."""
     from launch.evaluation.predictions import write_official
     from launch.evaluation.results import as_json
+    from launch.files import write_text
     from launch.tables import show_report
 
+    if given.path:
+        write_text(given.path, as_json(report))
     if given.official and folder:
         write_official(report.questions, folder)
     if given.json == options.STDOUT:
@@ -268,10 +270,8 @@ def _questions(given: EvalOptions, config: JobConfig, examples: tuple[Example, .
 
     if _is_own(given):
         return own_set(given.data, examples, config.env)
-    root = config.data.root or Path()
-    place = config.data.of("test", root).sources[0]
     rule = {"comparators": given.comparators, "test_suite": given.test_suite}
-    return question_set(given.data, examples, place, root, **rule)
+    return question_set(given.data, examples, config.data, **rule)
 
 
 def _on_test_set(

@@ -228,8 +228,7 @@ def _test_set(config: JobConfig, test: tuple[Example, ...]) -> QuestionSet:
     name = set_name(source)
     if others or name not in TEST_SETS or config.data.root is None:
         return own
-    place = config.data.of("test", config.data.root).sources[0]
-    official = question_set(name, test, place, config.data.root)
+    official = question_set(name, test, config.data)
     measures = tuple(dict.fromkeys([*own.measures, *official.measures]))
     return replace(official, measures=measures, witnesses=own.witnesses)
 

@@ -75,14 +75,16 @@ def episode_record(
 def question(example: Example, gold: Mapping[str, Any] | None) -> dict[str, Any]:
     """Write a question down, with what its gold query gives, if that is known (`shown`)."""
     return {
-        "id": example.id,
-        "db_id": example.db_id,
-        "difficulty": example.difficulty,
-        "question": example.question,
+        **facts_of(example),
         **({"evidence": example.evidence} if example.evidence else {}),
-        "gold_sql": example.gold_sql,
         **({"gold_result": gold} if gold else {}),
     }
+
+
+def facts_of(one: Example | QuestionVerdict) -> dict[str, Any]:
+    """Take out of a record what says which question it is of."""
+    names = ("id", "db_id", "difficulty", "question", "gold_sql")
+    return {name: getattr(one, name) for name in names}
 
 
 def _witness(
@@ -290,14 +292,11 @@ def read_answers(
     kept = {str(one.get("id")): one for _, part in groups for one in part}
     found = []
     for one in report.questions:
-        asked = {key: getattr(one, key) for key in _ASKED}
         ended = {"status": one.status} if one.status else None
         turn = _answer(one.sql, one.tags, ended, correct=report.is_right(one))
-        found.append({**asked, "trajectories": [{"turns": [turn]}], **kept.get(one.id, {})})
+        line = {**facts_of(one), "trajectories": [{"turns": [turn]}]}
+        found.append(line | kept.get(one.id, {}))
     return found
-
-
-_ASKED = ("id", "db_id", "difficulty", "question", "gold_sql")
 
 
 def _answer(

@@ -27,12 +27,11 @@ from launch.evaluation.results import (
     QuestionVerdict,
     Report,
     ReportSettings,
-    as_json,
     summarise,
     write_result,
 )
-from launch.files import digest, versions, write_text
-from launch.records import answer_line, is_right, shown, write_answers
+from launch.files import digest, versions
+from launch.records import answer_line, facts_of, is_right, shown, write_answers
 from sqlenv.cache import shared_cache
 from sqlenv.data.loading import question_digest
 from sqlenv.dialects import run_many, transpile
@@ -60,9 +59,8 @@ def judge_answers(
     seed: int,
     prompts: Sequence[Observation],
     folder: Path | None,
-    path: Path | None = None,
 ) -> Report:
-    """Judge answers, and write the result: into a folder, a file, or both.
+    """Judge answers, and write the result into a folder, if there is one.
 
     Prompts are as the model was shown them, for the page.
     """
@@ -91,8 +89,6 @@ def judge_answers(
     if folder:
         write_answers(folder, lines, prompts)
         write_result(folder, report)
-    if path:
-        write_text(path, as_json(report))
     return report
 
 
@@ -146,11 +142,7 @@ def _verdict(
     members = sampled.line["trajectories"][episode:] if sampled.line else ()
     has_gold = example.gold_sql and next(iter(one.scores), "") not in REFERENCED
     return QuestionVerdict(
-        id=example.id,
-        db_id=example.db_id,
-        difficulty=example.difficulty,
-        question=example.question,
-        gold_sql=example.gold_sql,
+        **facts_of(example),
         sql=sql,
         scores=one.scores,
         status=one.predicted["status"] if one.predicted else "",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from launch.config import DataSection
 from minirl.exchange import UserError
 from sqlenv.config import AnswerConfig, SourceConfig
 from sqlenv.data.layouts import DATASETS, SETS, TEST_SETS, is_below, locate
@@ -142,18 +143,18 @@ class QuestionSet:
 def question_set(
     name: str,
     examples: tuple[Example, ...],
-    source: SourceConfig,
-    root: Path,
+    data: DataSection,
     *,
     comparators: str | None = None,
     test_suite: Path | None = None,
 ) -> QuestionSet:
-    """Find what the questions of a test set are judged by and on.
+    """Find what the questions of a test set, the data's only source of these, are judged by and on.
 
     Without comparators they are the test set's own; without a test suite it is looked for below the
     root and beside the source.
     """
-    place = locate(source).root
+    root = data.root or Path()
+    place = locate(data.of("test", root).sources[0]).root
     measures = _read_measures(comparators) if comparators else TEST_SETS[name].comparators
     _check_measures(examples, measures)
     suite: Mapping[str, tuple[Path, ...]] = {}
