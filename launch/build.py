@@ -16,6 +16,7 @@ from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
 from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
 from minirl.exchange import Score, UserError
+from minirl.model.config import ModelConfig, read_config
 from rewards.compose import build_reward
 from rewards.execution import gold_result
 from rewards.progress.diagnosis import feedback
@@ -33,7 +34,6 @@ from sqlenv.types import Episode, Example, Observation, Table
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from minirl.model.config import ModelConfig
     from minirl.model.decoder import Decoder
     from minirl.model.tokenizer import ChatTokenizer
     from minirl.sglang.sampler import Servers
@@ -255,7 +255,6 @@ def load_model(
     from flax import nnx
 
     from minirl.model import huggingface
-    from minirl.model.config import read_config
     from minirl.model.lora import add_adapters, trained
     from minirl.run.checkpoint import read_params
 

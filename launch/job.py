@@ -83,7 +83,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
                 lora=config.train.lora,
             )
         )  # fmt: skip
-        evaluator = _evaluator(config, sql, model, tokenizer, servers)
+        evaluator = _evaluator(config, sql, (model, tokenizer), servers)
         measured |= _measure(
             evaluator, config, test, sql, folder / (BETWEEN if config.has_base else BEFORE)
         )
@@ -138,15 +138,11 @@ def _questions(
 
 
 def _evaluator(
-    config: JobConfig,
-    sql: SqlSide,
-    model: Decoder,
-    tokenizer: ChatTokenizer,
-    servers: Servers | None,
+    config: JobConfig, sql: SqlSide, model: tuple[Decoder, ChatTokenizer], servers: Servers | None
 ) -> Evaluator:
     """Make what answers the test and validation questions."""
     return Evaluator(
-        model, tokenizer, sql.evaluation_environment(), config.evaluation_sampler, GREEDY, config,
+        *model, sql.evaluation_environment(), config.evaluation_sampler, GREEDY, config,
         max_turns=sql.evaluation_turns, servers=servers, record=sql.record_scored,
     )  # fmt: skip
 
@@ -157,9 +153,9 @@ def _measure_base(
     """Measure the model that the warm start begins with, if it is a trained one."""
     if not config.has_base:
         return {}
-    model, tokenizer = load_model(config, source)
+    model = load_model(config, source)
     with serving(config, source, config.folder, config.evaluation_sampler, lora=None) as servers:
-        evaluator = _evaluator(config, sql, model, tokenizer, servers)
+        evaluator = _evaluator(config, sql, model, servers)
         return _measure(evaluator, config, test, sql, config.folder / BEFORE)
 
 
@@ -248,9 +244,6 @@ def _gain(measured: Mapping[str, Report]) -> dict[str, Any]:
 # Orders that the test of a rise compares with; where there are fewer, all of them.
 _PERMUTATIONS = 5000
 
-# (updates done, greedy accuracy) of each evaluation
-Curve = Sequence[tuple[int, float]]
-
 
 @dataclass(frozen=True, slots=True)
 class Restart:
@@ -291,8 +284,11 @@ def train_second_stage(
     return start
 
 
-def restart(curve: Curve, config: CourseConfig, stage: SecondStage) -> Restart:
-    """Decide how the second stage begins, from the evaluations and the checkpoints of the first.
+def restart(
+    curve: Sequence[tuple[int, float]], config: CourseConfig, stage: SecondStage
+) -> Restart:
+    """Decide how the second stage begins, from the evaluations (updates done, accuracy) and the
+    checkpoints of the first.
 
     It starts from the most accurate checkpoint, of equals the newest; at the maximal rate if the
     accuracy rose (`rise_p_value` at most alpha; fewer than four accuracies never show it at the

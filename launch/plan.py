@@ -19,14 +19,15 @@ from launch import cli, options
 from launch.config import JobConfig, load_config
 from launch.files import write_json
 from launch.tables import show_table
+from minirl.config import LoraConfig
 from minirl.exchange import UserError
 from minirl.exchange.memory import trim
+from minirl.model.config import ModelConfig, read_config
+from minirl.run.files import read_json
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from minirl.config import LoraConfig
-    from minirl.model.config import ModelConfig
     from minirl.model.decoder import Decoder
     from minirl.plan.fit import Devices, Phase, Plan, Section
     from minirl.train.supervised import Lessons
@@ -186,7 +187,6 @@ def plan_memory(
     """
     from minirl.plan.fit import SECTIONS, Plan
     from minirl.run import distributed
-    from minirl.run.files import read_json
 
     path = folder / PLAN
     if path.exists():
@@ -236,7 +236,6 @@ def plan_phase(config: JobConfig, section: Section, lessons: Lessons | None = No
 def model_shape(config: JobConfig, name: str | None = None) -> ModelConfig:
     """Return the shape of the named model, or of the job's own."""
     from launch.tiny import tiny_shape
-    from minirl.model.config import read_config
     from minirl.plan.fit import published_shape
 
     if name is not None:
