@@ -204,15 +204,14 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         sql = stack.enter_context(SqlSide(config, out or Path()))
         examples = source.questions(split, sql)
         questions = _questions(given, config, examples)
-        if source.is_asked:  # before hours of sampling
+        if out and source.is_asked:  # before hours of sampling
             check_databases(questions.databases | questions.suite_files)
-            if out:
-                claim_data(out, fingerprints({given.data: examples}, source.folder))
+            claim_data(out, fingerprints({given.data: examples}, source.folder))
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
             samples, notes = source.answers(examples, sql, out or Path(), show)
         prompts = [sql.evaluation_prompt(example) for example in examples] if out else []
-        if source.is_asked and out:
+        if source.is_asked:
             notes = {**notes, "seconds": round(perf_counter() - start, 1)}
         report = judge_answers(
             questions,

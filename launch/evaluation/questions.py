@@ -148,7 +148,7 @@ def question_set(
     comparators: str | None = None,
     test_suite: Path | None = None,
 ) -> QuestionSet:
-    """Find what the questions of a test set, the data's only source of these, are judged by and on.
+    """Find what the questions of a test set, the first source of the data's, are judged by and on.
 
     Without comparators they are the test set's own; without a test suite it is looked for below the
     root and beside the source.

@@ -33,7 +33,7 @@ def show_run(folder: Path) -> None:
 
 
 def _of_one(run: Run, numbers: MetricSeries) -> Iterator[str]:
-    steps = max((step for step in numbers.get("step", ())), default=0)
+    steps = max(numbers.get("step", ()), default=0)
     before, after = run.reports.get("before"), run.reports.get("after")
     if own := run.reports.get("answers"):
         yield _accuracy(own)

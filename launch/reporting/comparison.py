@@ -94,7 +94,9 @@ def _rows(runs: Sequence[Run]) -> list[_Row]:
     for run in runs:
         report = run.final()
         said = report.settings
-        name = (run.row or said.model.name, said.decode)
+        # A training run's own name for its model is none that it has on the page.
+        own = f"{run.name}/after" if run.is_training else said.model.name
+        name = (run.row or own, said.decode)
         row = rows.setdefault(name, _Row(*name))
         if any(column.startswith(f"{said.data}/") for column in row.reports):
             raise UserError(

@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -140,20 +140,11 @@ def _read(name: str, row: str, path: Path) -> Run:
         raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
     if "train" not in settings and not any((path / one).exists() for one in (METRICS, *PLACES)):
         raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
-    places = {where: path / where for where in PLACES}
     reports = {
-        where: _named(read_place(place), row or f"{name}/{where}")
-        for where, place in places.items()
-        if (place / VERDICTS).exists()
+        where: read_place(path / where) for where in PLACES if (path / where / VERDICTS).exists()
     }
     files["result"] = read_mapping(path / RESULT)
     return Run(name, row, path, reports, **files)
-
-
-def _named(report: Report, name: str) -> Report:
-    """Call a report's model by the name of its run on the page."""
-    model = replace(report.settings.model, name=name)
-    return replace(report, settings=replace(report.settings, model=model))
 
 
 def scores_of(report: Report, rule: str) -> dict[str, float]:
