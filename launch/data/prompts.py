@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch import cli
-from launch.config import PromptConfig
+from launch.config import JobConfig, PromptConfig
 from sqlenv.cache import shared_cache
 from sqlenv.config import FROZEN_NOW, AgenticConfig, EnvConfig
 from sqlenv.prompts import (
@@ -32,7 +32,6 @@ from sqlenv.sql.extraction import tables_of
 from sqlenv.types import Example, Observation, ValueMatch, Wrapping
 
 if TYPE_CHECKING:
-    from launch.config import JobConfig
     from minirl.model.tokenizer import ChatTokenizer
 
 
