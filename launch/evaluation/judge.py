@@ -32,13 +32,21 @@ from launch.evaluation.results import (
 )
 from launch.files import digest, versions
 from launch.records import answer_line, facts_of, is_right, shown, write_answers
+from rewards import columns
+from rewards.execution import columns_of
+from rewards.progress.diagnosis import diagnose, labels_of
+from rewards.workbench import Workbench
 from sqlenv.cache import shared_cache
 from sqlenv.data.loading import question_digest
 from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, CaseVerdict, compare_cases
+from sqlenv.evaluators.hardness import clauses_of
+from sqlenv.evaluators.spider2 import as_read
 from sqlenv.evaluators.votes import VoteBy, votes
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Observation, Result, Table
+from sqlenv.witness.refutation import judge_on_witnesses
+from sqlenv.witness.store import WitnessStore
 
 _TOGETHER = 128
 """Queries that are judged together; their results are in memory at once."""
@@ -237,16 +245,16 @@ class _Judge:
             (names, compare_cases(self._executor, self._cases(asked, form), names, keep=shown))
             for form, names in (forms or {str: []}).items()
         ]
-        columns: dict[str, Sequence[float]] = {
+        found: dict[str, Sequence[float]] = {
             name: [one.scores[name] for one in judged] for names, judged in parts for name in names
         }
         if not {*PARTIAL}.isdisjoint(measures):
-            columns |= self._partial(asked, measures)
+            found |= self._partial(asked, measures)
         if not {*TEXTUAL}.isdisjoint(measures):
-            columns |= self._textual(asked)
+            found |= self._textual(asked)
         if WITNESS in measures:
-            columns[WITNESS] = self._on_witnesses(asked)
-        scores = zip(*(columns[name] for name in measures), strict=True)
+            found[WITNESS] = self._on_witnesses(asked)
+        scores = zip(*(found[name] for name in measures), strict=True)
         ends = zip(*(judged for _, judged in parts), strict=True)
         return [
             replace(own[0], scores=dict(zip(measures, each, strict=True)))
@@ -261,12 +269,8 @@ class _Judge:
         PaVeRL-SQL's measures are of the golden table, and of several the best counts, as in its
         released program.
         """
-        from rewards import columns
-
         results = run_many(self._executor.execute_many, asked)
         if references := self._questions.references:
-            from sqlenv.evaluators.spider2 import as_read
-
             results = [as_read(one) if isinstance(one, Table) else one for one in results]
             golds = [references[example.id].tables for example, _ in asked]
         else:
@@ -289,8 +293,6 @@ class _Judge:
 
     def _textual(self, asked: Sequence[_Asked]) -> dict[str, list[float]]:
         """Compare queries with the text of the gold query, as the reward families do."""
-        from rewards.workbench import Workbench
-
         bench = Workbench(self._executor)
         scored = [bench.score(example, sql) for example, sql in asked]
         return {
@@ -301,10 +303,6 @@ class _Judge:
 
     def _on_witnesses(self, asked: Sequence[_Asked]) -> list[float]:
         """Judge queries on witnesses too."""
-        # With sqlglot, as `_labels`.
-        from sqlenv.witness.refutation import judge_on_witnesses
-        from sqlenv.witness.store import WitnessStore
-
         rule = rule_of(self._questions.measures)
         store = WitnessStore(shared_cache(), match=rule, count=self._questions.witnesses)
         return judge_on_witnesses(self._cases(asked, _form_of(rule)), rule, self._executor, store)
@@ -341,11 +339,6 @@ def _labels(examples: Sequence[Example], answers: Sequence[str]) -> list[dict[st
     """Say what each gold query has, and in what the answer differs from it: tags of Progress-SQL's
     tree, or `none`; nothing where the gold query has no tree.
     """
-    # With sqlglot, which takes as long to import as the workers need for their first queries.
-    from rewards.execution import columns_of
-    from rewards.progress.diagnosis import diagnose, labels_of
-    from sqlenv.evaluators.hardness import clauses_of
-
     found = []
     for example, sql in zip(examples, answers, strict=True):
         clauses: tuple[str, ...] = ()
