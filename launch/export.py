@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from cyclopts import Parameter
 
 from launch import cli, options
@@ -20,9 +21,6 @@ from launch.policy import WHERE, PolicySource, policy_in
 from minirl.exchange import UserError
 from minirl.model.config import read_config, text_keys
 from minirl.run.files import read_json
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @options.command

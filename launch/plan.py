@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from launch import cli, options
+from launch.build import arrange, mesh_sizes
 from launch.config import JobConfig, load_config
 from launch.files import write_json
 from launch.tables import show_table
@@ -83,7 +84,6 @@ def make_plan(
 
     # Devices are described; the ones that are here are left alone.
     jax.config.update("jax_platforms", "cpu")
-    from launch.build import mesh_sizes
     from minirl.model.sharding import make_mesh
     from minirl.plan.compile import described_devices, parse_topology
     from minirl.plan.fit import FILLED, SECTIONS, Devices
@@ -210,7 +210,6 @@ def plan_phase(config: JobConfig, section: Section, lessons: Lessons | None = No
     """Plan a phase of a job for this process's devices."""
     import jax
 
-    from launch.build import arrange
     from minirl.plan.fit import FILLED, SECTIONS, Devices, Plan
     from minirl.run.memory import free_bytes, resident_bytes
 

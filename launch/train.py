@@ -15,9 +15,13 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from launch import cli, options
+from launch.build import SqlSide
 from launch.config import SPLITS, JobConfig, Split, dump, load_config
-from launch.data.preflight import check_data, check_inputs, check_model, describe_passes
+from launch.data import preflight
+from launch.data.prompts import measure, read_tokenizer, show_prompt
 from launch.files import RESULT, check_place, check_settings
+from launch.plan import plan_phase
+from launch.reporting.answer import show_run
 from minirl.exchange import UserError
 from minirl.run import preemption
 
@@ -59,13 +63,11 @@ def main(
     check_settings(config.folder, resolved)
     result = config.folder / RESULT
     if result.exists() and not dry_run:
-        from launch.reporting.answer import show_run
-
         cli.output.print(f"This run is complete: {result}")
         show_run(config.folder)
         cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
-    check_inputs(config)
+    preflight.check_inputs(config)
     check_place(config.folder, key="run.dir")
     others = (coordinator, processes, process)
     accelerator = cli.use_accelerator(accel, others)
@@ -104,12 +106,9 @@ def _limited(config: JobConfig, cfg: str, settings: Sequence[str], limit: int | 
 
 def _show_prompt(config: JobConfig) -> None:
     """Print a training prompt; a tiny model that is not made yet has no tokenizer."""
-    from launch.build import SqlSide
-    from launch.data.prompts import read_tokenizer, show_prompt
-
     for split in SPLITS:
-        check_data(config, split)
-    check_model(config)
+        preflight.check_data(config, split)
+    preflight.check_model(config)
     # Of all questions one is enough.
     one = config.data.train.model_copy(update={"total": 1})
     data = config.data.model_copy(update={"train": one, "held_out": config.data.held_out and 1})
@@ -128,10 +127,6 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
     Raises:
         UserError: The run would miss something.
     """
-    from launch.build import SqlSide
-    from launch.data.preflight import check_questions, describe_sampler
-    from launch.data.prompts import measure, read_tokenizer
-    from launch.plan import plan_phase
     from launch.warm_start import plan_early
     from minirl.model.huggingface import check_files
 
@@ -140,7 +135,7 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
         check_files(config.model.path)
         tokenizer = read_tokenizer(config, config.model.path)
     with TemporaryDirectory() as scratch, SqlSide(config, Path(scratch)) as sql:
-        loaded = check_questions(config, sql.root)
+        loaded = preflight.check_questions(config, sql.root)
         train = loaded["train"].examples
         sql.prompts.describe(loaded["train"].descriptions)
         first, limit = sql.prompts.training(train[0]), config.sampler.max_prompt_tokens
@@ -149,7 +144,7 @@ def describe_run(config: JobConfig, accelerator: str) -> dict[str, str]:
             memory += f"; for the warm start {plan_early(config, sql, train)}"
         return {
             **_course(config, {split: len(data.examples) for split, data in loaded.items()}),
-            "sampler": describe_sampler(config, accelerator),
+            "sampler": preflight.describe_sampler(config, accelerator),
             "memory": memory,
             "prompt": f"{measure(first, tokenizer, limit=limit)[1]} (--show-prompt prints it)",
         }
@@ -166,7 +161,7 @@ def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
     return {
         "questions": f"{found['train']:,} to learn from, {validation:,} of {found['validation']:,} "
         f"to choose checkpoints by, {test:,} of {found['test']:,} to test on",
-        "passes": describe_passes(config, found["train"]),
+        "passes": preflight.describe_passes(config, found["train"]),
         "steps": f"{warm}{train.all_steps:,} of {train.prompts_per_step} prompts x "
         f"{train.group_size} answers",
     }

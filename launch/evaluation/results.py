@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from launch.evaluation.answers import NO_REPLIES, Outcomes
 from launch.files import write_json, write_text
 from minirl.exchange import UserError
 from minirl.run.files import read_json, read_lines
-
-if TYPE_CHECKING:
-    import numpy as np
+from rewards.progress.diagnosis import UNPARSED, mismatch_rates
 
 PREDICTIONS = "predictions.jsonl"
 """The lines of the questions in a folder of results."""
@@ -251,8 +251,6 @@ def with_samples(report: Report, sampled: Report) -> Report:
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
     if not tags:
         return {}
-    from rewards.progress.diagnosis import UNPARSED, mismatch_rates
-
     unparsed = sum(UNPARSED in each for each in tags) / len(tags)
     rates = {**mismatch_rates(tags), UNPARSED: unparsed}
     return {category: round(rate, 6) for category, rate in rates.items()}
@@ -387,7 +385,6 @@ def _bootstrap(values: Sequence[float], seed: int) -> tuple[Interval, np.ndarray
     """Draw questions with replacement: return the 95 % percentile interval of their mean, and the
     means that were drawn.
     """
-    import numpy as np
     from scipy.stats import bootstrap
 
     if len({*values}) == 1:  # nothing to draw from
@@ -432,8 +429,6 @@ def database_interval(
     means = {*map(fmean, parts.values())}
     if len(parts) < LEAST_DATABASES or len(means) == 1:
         return None
-    import numpy as np
-
     sums, sizes = np.array([[math.fsum(each), len(each)] for each in parts.values()]).T
     chances = [1 / len(parts)] * len(parts)
     drawn = np.random.default_rng(seed).multinomial(len(parts), chances, size=RESAMPLES)
