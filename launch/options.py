@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.validators import Number
 
+from launch.config import JobConfig
 from launch.config_files import nearest, settings_named
 from launch.files import write_json
 from minirl.exchange import UserError
@@ -116,8 +117,6 @@ def run(words: Sequence[str]) -> None:
 
 def _as_setting(option: str) -> str:
     """Name the setting that an unknown option may mean."""
-    from launch.config import JobConfig  # much to import, for a mistake alone
-
     found = settings_named(JobConfig, option.lstrip("-").replace("-", "_"))
     return f"A setting is written without dashes: {found[0]}=VALUE." if found else ""
 

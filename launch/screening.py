@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -204,14 +204,10 @@ def shares(found: Sequence[Screened]) -> dict[str, Any]:
 
 def by_part(found: Sequence[Screened]) -> dict[str, dict[str, dict[str, Any]]]:
     """Give the `shares` by level of difficulty and by database."""
-    keys: dict[str, Callable[[Screened], str]] = {
-        "difficulty": lambda one: one.difficulty or "unknown",
-        "database": lambda one: one.db_id,
-    }
-    parts = {name: defaultdict[str, list[Screened]](list) for name in keys}
+    parts = {name: defaultdict[str, list[Screened]](list) for name in ("difficulty", "database")}
     for one in found:
-        for name, key in keys.items():
-            parts[name][key(one)].append(one)
+        parts["difficulty"][one.difficulty or "unknown"].append(one)
+        parts["database"][one.db_id].append(one)
     return {
         name: {key: shares(each) for key, each in sorted(part.items())}
         for name, part in parts.items()
