@@ -55,7 +55,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
     """
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
-        self._config, self._folder = config, folder
+        self.config, self._folder = config, folder
         own = config.folder / "data"  # equal settings make equal data
         self.root = config.data.root or (own if own.is_dir() else folder / "data")
         if config.data.demo is not None:
@@ -76,18 +76,18 @@ class SqlSide(AbstractContextManager["SqlSide"]):
 
     @cached_property
     def _held_out(self) -> frozenset[str] | None:
-        return held_out(self._config, self.root, self.executor)
+        return held_out(self.config, self.root, self.executor)
 
     def examples(self, split: Split, *, limit: int | None = None) -> tuple[Example, ...]:
         """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
         held = self._held_out if split != "test" else None
-        loaded = load_split(self._config, split, self.root, self.executor, held=held)
+        loaded = load_split(self.config, split, self.root, self.executor, held=held)
         for line in loaded.lines():
             _log.info(line)
         if split == "train":
-            _log.info("passes: %s", describe_passes(self._config, len(loaded.examples)))
+            _log.info("passes: %s", describe_passes(self.config, len(loaded.examples)))
         self.prompts.describe(loaded.descriptions)
-        found, count = sample(loaded.examples, limit, seed=self._config.seed), len(loaded.examples)
+        found, count = sample(loaded.examples, limit, seed=self.config.seed), len(loaded.examples)
         if len(found) < count:
             _log.info("%s: a sample of %d of %d questions", split, len(found), count)
         return tuple(found)
@@ -97,12 +97,12 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         prompt = partial(self.training_prompt, tokenizer=tokenizer)
         # The episodes of a group ask the same question.
         first_prompt = lru_cache(maxsize=_PROMPTS)(prompt)
-        return self._environment(self._config.env, first_prompt=first_prompt)
+        return self._environment(self.config.env, first_prompt=first_prompt)
 
     def evaluation_environment(self) -> BaseEnvironment:
         """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
-        env = self._config.env.model_copy(update={"wrapping": self._config.answer_wrapping})
-        if self._config.evaluation.episode != "agentic":
+        env = self.config.env.model_copy(update={"wrapping": self.config.answer_wrapping})
+        if self.config.evaluation.episode != "agentic":
             own = {name: getattr(env, name) for name in AnswerConfig.model_fields}
             env = SingleTurnConfig(**own)
         return self._environment(env, first_prompt=self.evaluation_prompt)
@@ -110,8 +110,8 @@ class SqlSide(AbstractContextManager["SqlSide"]):
     @property
     def evaluation_turns(self) -> int:
         """Return the most replies of an episode that accuracy is measured in."""
-        env = self._config.env
-        return max_replies(env) if self._config.evaluation.episode == "agentic" else 1
+        env = self.config.env
+        return max_replies(env) if self.config.evaluation.episode == "agentic" else 1
 
     def task(
         self,
@@ -133,11 +133,11 @@ class SqlSide(AbstractContextManager["SqlSide"]):
             write=recorder.write,
             train=train,
             validate=validate,
-            max_turns=max_replies(self._config.env),
+            max_turns=max_replies(self.config.env),
             stratum=attrgetter("db_id"),
             shares={
                 _NO_QUERY: "no query",
-                **({REFUTED: "right by luck"} if self._config.env.witnesses else {}),
+                **({REFUTED: "right by luck"} if self.config.env.witnesses else {}),
             },
             log=log,
         )
@@ -153,7 +153,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
 
     def evaluation_prompt(self, example: Example) -> Observation:
         """Put a question as `evaluation_environment` does."""
-        is_agentic = self._config.evaluation.episode == "agentic"
+        is_agentic = self.config.evaluation.episode == "agentic"
         prompts = self.prompts
         return (prompts.training if is_agentic else prompts.single_turn)(example)
 
@@ -164,7 +164,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         does this; evaluation never looks at the gold query.
         """
         whole, prompts = self.prompts.training(example), self.prompts
-        limit = self._config.sampler.max_prompt_tokens
+        limit = self.config.sampler.max_prompt_tokens
 
         def fits(prompt: Observation) -> bool:
             # A token is at least a byte, so most prompts need no count.
@@ -176,22 +176,22 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         schema = sample_columns(
             prompts.schema(example),
             example.gold_sql,
-            seed=self._config.seed,
+            seed=self.config.seed,
             fits=lambda text: fits(prompts.training(example, text)),
-            style=self._config.prompt.schema_style,
+            style=self.config.prompt.schema_style,
         )
         return prompts.training(example, prompts.render(schema))
 
     def check_training_prompts(self, train: Sequence[Example], tokenizer: ChatTokenizer) -> None:
         """Raise a `UserError` if no training prompt fits."""
         prompts = (self.training_prompt(example, tokenizer) for example in train)
-        limit = self._config.sampler.max_prompt_tokens
+        limit = self.config.sampler.max_prompt_tokens
         _check_prompts("training", prompts, tokenizer, key="sampler", limit=limit)
 
     def check_test_prompts(self, test: Sequence[Example], tokenizer: ChatTokenizer) -> None:
         """Raise a `UserError` if no prompt of an evaluation fits; one that does not is counted."""
-        key = "sampler" if self._config.evaluation.max_prompt_tokens is None else "evaluation"
-        limit = self._config.evaluation_sampler.max_prompt_tokens
+        key = "sampler" if self.config.evaluation.max_prompt_tokens is None else "evaluation"
+        limit = self.config.evaluation_sampler.max_prompt_tokens
         _check_prompts("test", map(self.evaluation_prompt, test), tokenizer, key=key, limit=limit)
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
@@ -203,11 +203,11 @@ class SqlSide(AbstractContextManager["SqlSide"]):
             "rollout/invalid_share": sum(invalid) / len(invalid),
             _NO_QUERY: float(not (answer and answer.sql)),
         }
-        if self._config.env.witnesses and answer and (answer.correct or answer.refuted):
+        if self.config.env.witnesses and answer and (answer.correct or answer.refuted):
             numbers[REFUTED] = float(answer.refuted is not None)  # of those that look right
         diagnostics = getattr(self.reward, "diagnostics", None)  # of some families
         numbers |= diagnostics(episode) if diagnostics else {}
-        if isinstance(self._config.env, AgenticConfig):
+        if isinstance(self.config.env, AgenticConfig):
             kinds = [attempt.kind for attempt in attempts if attempt.kind != "answer"]
             numbers["rollout/calls"] = float(len(kinds))
             numbers["rollout/bad_calls"] = float(kinds.count("bad_call"))

@@ -200,7 +200,6 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
             samples, notes = source.answers(examples, sql, out or Path(), show)
-        prompts = [sql.evaluation_prompt(example) for example in examples] if out else []
         if source.is_asked:
             notes = {**notes, "seconds": round(perf_counter() - start, 1)}
         report = judge_answers(
@@ -208,10 +207,9 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             samples,
             source.decode,
             executor,
+            sql,
             notes=notes,
             model=source.facts,
-            seed=config.seed,
-            prompts=prompts,
             folder=out,
         )
         _finish(report, out, given)

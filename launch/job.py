@@ -20,7 +20,7 @@ from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
 from launch.data.preflight import check_overlap, describe_sampler
 from launch.data.prompts import read_tokenizer
-from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled, hint, unread_of
+from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
 from launch.evaluation.judge import judge_answers
 from launch.evaluation.questions import QuestionSet, own_set, question_set
 from launch.evaluation.results import PLACES, SAMPLES, ModelFacts, Report, with_samples
@@ -59,7 +59,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
             distributed.held_by_first(claimed(config.folder, dump(config)))
         )
         sql = stack.enter_context(SqlSide(config, folder))
-        examples, validation, test = _questions(config, sql)
+        examples, validation, test = _questions(sql)
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         _log.info("sampler: %s", describe_sampler(config, accelerator))
         config = config if only else plan_memory(config, folder)
@@ -85,7 +85,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         )  # fmt: skip
         evaluator = _evaluator(config, sql, (model, tokenizer), servers)
         measured |= _measure(
-            evaluator, config, test, sql, folder / (BETWEEN if config.has_base else BEFORE)
+            evaluator, sql, test, folder / (BETWEEN if config.has_base else BEFORE)
         )
 
         def validate(params: Any, version: int) -> float:
@@ -104,7 +104,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
             second = train_second_stage(trainer, config.train, progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
-        measured |= _measure(evaluator, config, test, sql, folder / AFTER)
+        measured |= _measure(evaluator, sql, test, folder / AFTER)
         facts = {
             "best_step": best,
             **({"second_stage": str(second)} if second else {}),
@@ -118,13 +118,11 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         show_run(folder)
 
 
-def _questions(
-    config: JobConfig, sql: SqlSide
-) -> tuple[Sequence[Example], Sequence[Example], Sequence[Example]]:
+def _questions(sql: SqlSide) -> tuple[Sequence[Example], Sequence[Example], Sequence[Example]]:
     """Load the questions to learn from, to choose checkpoints by and to test on; note them and the
     model.
     """
-    limits = config.evaluation
+    config, limits = sql.config, sql.config.evaluation
     splits: dict[Split, Sequence[Example]] = {
         "train": sql.examples("train"),
         "validation": sql.examples("validation", limit=limits.validation_questions),
@@ -156,7 +154,7 @@ def _measure_base(
     model = load_model(config, source)
     with serving(config, source, config.folder, config.evaluation_sampler, lora=None) as servers:
         evaluator = _evaluator(config, sql, model, servers)
-        return _measure(evaluator, config, test, sql, config.folder / BEFORE)
+        return _measure(evaluator, sql, test, config.folder / BEFORE)
 
 
 # Questions that are sampled count from here: no test set has as many, so that their random streams
@@ -165,12 +163,12 @@ _SAMPLED = 2**16
 
 
 def _measure(
-    evaluator: Evaluator, config: JobConfig, test: Sequence[Example], sql: SqlSide, folder: Path
+    evaluator: Evaluator, sql: SqlSide, test: Sequence[Example], folder: Path
 ) -> dict[str, Report]:
     """Answer and judge the test questions, greedily and by samples where the job asks for these;
     return the report by its place, and nothing where this process is not the first.
     """
-    count, sampler = config.evaluation.samples, config.sampler
+    config, count, sampler = sql.config, sql.config.evaluation.samples, sql.config.sampler
     asked = {folder: (GREEDY, 0)}
     if count is not None:
         decode = Decode(count, sampler.temperature, "pass", sampler.top_p)
@@ -184,35 +182,25 @@ def _measure(
     evaluator.free_memory()
     if not distributed.is_first():
         return {}
-    reports = [
-        _judged(config, test, sql, place, asked[place][0], answers[place]) for place in asked
-    ]
+    reports = [_judged(sql, test, place, asked[place][0], answers[place]) for place in asked]
     return {folder.name: with_samples(*reports) if count else reports[0]}
 
 
 def _judged(
-    config: JobConfig,
-    test: Sequence[Example],
-    sql: SqlSide,
-    folder: Path,
-    decode: Decode,
-    samples: Sequence[Sampled],
+    sql: SqlSide, test: Sequence[Example], folder: Path, decode: Decode, samples: Sequence[Sampled]
 ) -> Report:
-    questions = _test_set(config, tuple(test))
+    config, questions = sql.config, _test_set(sql.config, tuple(test))
     base = config.model.path.name if config.model.path else "tiny"
     # By the run's name: its folder may be moved before the run goes on.
     place = folder.relative_to(config.folder)
     name = f"{config.run.name}-seed{config.seed}/{place}"
     model = ModelFacts(name, base=base, reward=config.reward.kind)
-    prompts = [sql.evaluation_prompt(example) for example in test]
-    notes: dict[str, Any] = {"hint": hint(unread_of(samples), config.answer_wrapping)}
-    if decode.temperature:
-        notes |= {"temperature": decode.temperature, "top_p": decode.top_p}
+    drawn = {"temperature": decode.temperature, "top_p": decode.top_p}
+    notes = drawn if decode.temperature else {}
     with Executor(config.executor if questions.name == "test" else OFFICIAL) as executor:
         report = judge_answers(
-            questions, samples, decode, executor, notes=notes,
-            model=model, seed=config.seed, prompts=prompts, folder=folder,
-        )  # fmt: skip
+            questions, samples, decode, executor, sql, notes=notes, model=model, folder=folder
+        )
     _log.info("accuracy %s: %s", place, report.outcomes.line())
     return report
 

@@ -9,8 +9,9 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launch.build import SqlSide
 from launch.cli import progress_bar
-from launch.evaluation.answers import VOTE_TIMEOUT_S, Decode, Sampled, choose
+from launch.evaluation.answers import VOTE_TIMEOUT_S, Decode, Sampled, choose, hint, unread_of
 from launch.evaluation.predictions import as_line
 from launch.evaluation.questions import (
     PARTIAL,
@@ -44,7 +45,7 @@ from sqlenv.evaluators.hardness import clauses_of
 from sqlenv.evaluators.spider2 import as_read
 from sqlenv.evaluators.votes import VoteBy, votes
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Observation, Result, Table
+from sqlenv.types import Example, Result, Table
 from sqlenv.witness.refutation import judge_on_witnesses
 from sqlenv.witness.store import WitnessStore
 
@@ -61,16 +62,14 @@ def judge_answers(
     samples: Sequence[Sampled],
     decode: Decode,
     executor: Executor,
+    sql: SqlSide,
     *,
     notes: Mapping[str, Any],
     model: ModelFacts,
-    seed: int,
-    prompts: Sequence[Observation],
     folder: Path | None,
 ) -> Report:
-    """Judge answers, and write the result into a folder, if there is one.
-
-    Prompts are as the model was shown them, for the page.
+    """Judge answers, and write the result into a folder, if there is one: for the page with the
+    prompts, as the model was shown them.
     """
     suite = questions.suite_files
     settings = ReportSettings(
@@ -85,7 +84,7 @@ def judge_answers(
         databases=digest(questions.databases),
         suite=digest(suite) if suite else None,
         model=model,
-        seed=seed,
+        seed=sql.config.seed,
         decode=decode.name,
         vote_by=decode.vote_by if decode.temperature else None,
         comparators={name: _origin(name, questions) for name in questions.measures},
@@ -93,8 +92,10 @@ def judge_answers(
         versions=versions("minirl-sql"),
     )
     verdicts, lines = judge(questions, samples, decode, executor)
-    report = summarise(settings, verdicts, notes)
+    told = {"hint": hint(unread_of(samples), sql.config.answer_wrapping)}
+    report = summarise(settings, verdicts, {**told, **notes})
     if folder:
+        prompts = [sql.evaluation_prompt(example) for example in questions.examples]
         write_answers(folder, lines, prompts)
         write_result(folder, report)
     return report

@@ -19,7 +19,6 @@ from launch.evaluation.answers import (
     Sampled,
     Source,
     SourceOutput,
-    hint,
     look,
     parts_of,
     unread_of,
@@ -306,8 +305,7 @@ class CheckpointSource(Source):
         show(len(found), len(examples), "")
         if len(found) < len(examples):
             found, notes = self._sample(examples, file, sql, out, show)
-        told = hint(unread_of(found), self.config.answer_wrapping)
-        return found, {**sampler, **notes, "hint": told}
+        return found, {**sampler, **notes}
 
     def _sample(
         self, examples: Sequence[Example], file: AnswerFile, sql: SqlSide, out: Path, show: Progress

@@ -74,8 +74,8 @@ def measured(config: JobConfig, sql: SqlSide, asked: Any) -> dict[str, Any]:
     for place in PLACES:
         asked.right = RIGHT[place]
         folder = config.folder / place
-        found = job._measure(asked, config, test, sql, folder)
-        assert found == job._measure(asked, config, test, sql, folder)
+        found = job._measure(asked, sql, test, folder)
+        assert found == job._measure(asked, sql, test, folder)
         reports |= found
     return reports
 
