@@ -55,7 +55,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
     """
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
-        self.config, self._folder = config, folder
+        self.config, self.folder = config, folder
         own = config.folder / "data"  # equal settings make equal data
         self.root = config.data.root or (own if own.is_dir() else folder / "data")
         if config.data.demo is not None:
@@ -124,7 +124,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         """Give the learner what it sees of the job."""
         from minirl.train.rollouts import TrainingTask
 
-        recorder = StepRecorder(self._folder, tokenizer.decode)
+        recorder = StepRecorder(self.folder, tokenizer.decode)
         return TrainingTask(
             environment=self.environment(tokenizer),
             score=self.reward,

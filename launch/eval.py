@@ -199,7 +199,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             claim_data(out, fingerprints({given.data: examples}, source.folder))
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
-            samples, notes = source.answers(examples, sql, out or Path(), show)
+            samples, notes = source.answers(examples, sql, show)
         if source.is_asked:
             notes = {**notes, "seconds": round(perf_counter() - start, 1)}
         report = judge_answers(

@@ -52,7 +52,7 @@ def start_model(
     target = config.folder / WARM_MODEL
     if distributed.from_first(target.exists):
         return target
-    lessons = make_lessons(config, sql, read_tokenizer(config, source), train, own)
+    lessons = make_lessons(sql, read_tokenizer(config, source), train, own)
     config = plan_memory(config, config.folder / WARM, "warm_start", lessons)
     # Each phase has a plan of its own, without what lay there before.
     trim()
@@ -93,23 +93,19 @@ def plan_early(config: JobConfig, sql: SqlSide, train: Sequence[Example]) -> Pla
     lessons = None
     if config.model.path is not None and not config.learns_own:
         tokenizer = read_tokenizer(config, config.model.path)
-        lessons = make_lessons(config, sql, tokenizer, train, ())
+        lessons = make_lessons(sql, tokenizer, train, ())
     return plan_phase(config, "warm_start", lessons)
 
 
 def make_lessons(
-    config: JobConfig,
-    sql: SqlSide,
-    tokenizer: ChatTokenizer,
-    train: Sequence[Example],
-    own: Sequence[Screened],
+    sql: SqlSide, tokenizer: ChatTokenizer, train: Sequence[Example], own: Sequence[Screened]
 ) -> Lessons:
     """Make what the warm start learns of training questions, and of a policy's own answers."""
-    warm = config.warm_start
+    config, warm = sql.config, sql.config.warm_start
     assert warm is not None
     with cli.progress_bar("demonstrations") as progress:
         taught = demonstrations(
-            choose_answers(config, sql, train, own), sql.environment(tokenizer),
+            choose_answers(sql, train, own), sql.environment(tokenizer),
             mistake_share=warm.mistake_share, repair_share=warm.repair_share,
             seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
         )  # fmt: skip
@@ -130,10 +126,10 @@ class TaughtAnswer:
 
 
 def choose_answers(
-    config: JobConfig, sql: SqlSide, train: Sequence[Example], own: Sequence[Screened]
+    sql: SqlSide, train: Sequence[Example], own: Sequence[Screened]
 ) -> list[TaughtAnswer]:
     """Choose what the warm start teaches, by `warm_start.answers`; `examples` of them."""
-    warm = config.warm_start
+    config, warm = sql.config, sql.config.warm_start
     assert warm is not None
 
     def gold(example: Example) -> TaughtAnswer:

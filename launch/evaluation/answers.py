@@ -337,10 +337,10 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def answers(
-        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
-    ) -> SourceOutput:
-        """Answer the questions, or what is left of them; a `UserError` if the model cannot."""
+    def answers(self, examples: Sequence[Example], sql: SqlSide, show: Progress) -> SourceOutput:
+        """Answer the questions, or what is left of them, in the SQL side's folder; a `UserError` if
+        the model cannot.
+        """
 
     @abstractmethod
     def deciding(self) -> Mapping[str, Any]:

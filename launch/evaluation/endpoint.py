@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from itertools import count
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -331,12 +330,11 @@ class EndpointSource(Source):
         limits = set(type(self.config.evaluation).model_fields) - {"wrapping"}
         return {"model": self.facts.model, **self._of_job(endpoint=calls, evaluation=limits)}
 
-    def answers(
-        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
-    ) -> SourceOutput:
+    def answers(self, examples: Sequence[Example], sql: SqlSide, show: Progress) -> SourceOutput:
         """Ask what has no answer yet."""
         config, is_judge = self.config, self.decode.kind == "judge"
-        endpoint = Endpoint(self.url, self.facts.model or "", config, self.decode, AnswerFile(out))
+        file, model = AnswerFile(sql.folder), self.facts.model or ""
+        endpoint = Endpoint(self.url, model, config, self.decode, file)
         play = self._judged if is_judge else self._once
         found = endpoint.run(examples, partial(play, endpoint, sql), show)
         notes: dict[str, Any] = {"hint": hint(endpoint.unread, config.answer_wrapping)}

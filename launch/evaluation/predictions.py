@@ -70,9 +70,7 @@ class FileSource(Source):
         limit = self.config.evaluation.of(split)
         return tuple(sample(self.every, limit, seed=self.config.seed))
 
-    def answers(
-        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
-    ) -> SourceOutput:
+    def answers(self, examples: Sequence[Example], sql: SqlSide, show: Progress) -> SourceOutput:
         """Read the file."""
         read = read_samples(self.path, self.every, self.decode, asked=examples)
         return [Sampled(one, outcomes=Outcomes.total(map(Outcomes.of, one))) for one in read], {}

@@ -296,19 +296,17 @@ class CheckpointSource(Source):
             **self._of_job(**how),
         }
 
-    def answers(
-        self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Progress
-    ) -> SourceOutput:
+    def answers(self, examples: Sequence[Example], sql: SqlSide, show: Progress) -> SourceOutput:
         """Sample replies to questions that have none yet; without any such nothing is loaded."""
-        sampler, file = {"sampler": self.config.rollout.sampler}, AnswerFile(out)
+        sampler, file = {"sampler": self.config.rollout.sampler}, AnswerFile(sql.folder)
         found, notes = file.read(examples), dict[str, Any]()
         show(len(found), len(examples), "")
         if len(found) < len(examples):
-            found, notes = self._sample(examples, file, sql, out, show)
+            found, notes = self._sample(examples, file, sql, show)
         return found, {**sampler, **notes}
 
     def _sample(
-        self, examples: Sequence[Example], file: AnswerFile, sql: SqlSide, out: Path, show: Progress
+        self, examples: Sequence[Example], file: AnswerFile, sql: SqlSide, show: Progress
     ) -> tuple[Sequence[Sampled], dict[str, Any]]:
         config = self.config
         # Weights that cannot be read leave nothing in the folder.
@@ -322,7 +320,7 @@ class CheckpointSource(Source):
         slots = min(limits.slots, len(examples) * self.decode.samples)
         limits = limits.model_copy(update={"slots": slots})
         taken = TakenAsTheyAre(sql.evaluation_prompt, config.answer_wrapping)
-        with serving(config, where, out, limits, lora=lora) as servers:
+        with serving(config, where, sql.folder, limits, lora=lora) as servers:
             evaluator = Evaluator(
                 model, tokenizer, sql.evaluation_environment() if is_trained else taken,
                 limits, self.decode, config, max_turns=sql.evaluation_turns,

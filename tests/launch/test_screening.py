@@ -128,7 +128,7 @@ def test_a_warm_start_learns_own_answers_and_gold_queries_where_there_are_none(j
         assert job.warm_start is not None
         warm = job.warm_start.model_copy(update={"answers": answers})
         config = job.model_copy(update={"warm_start": warm})
-        lessons = choose_answers(config, cast(Any, None), GOLDS, found)
+        lessons = choose_answers(cast(Any, SimpleNamespace(config=config)), GOLDS, found)
         assert all(lesson.reply == "" for lesson in lessons)  # the prompt asks for no reasoning
         return [(lesson.example.id, lesson.sql) for lesson in lessons]
 
