@@ -223,11 +223,11 @@ def _check_prompts(
         )
 
 
-def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:
+def model_folder(sql: SqlSide, train: Sequence[Example]) -> Path:
     """Return the Hugging Face folder of the policy; a tiny one is made in the run folder."""
+    config, made = sql.config, sql.folder / "model"
     if config.model.path is not None:
         return config.model.path
-    made = folder / "model"
     assert config.model.tiny is not None
     if not (made / "model.safetensors").exists():
         from launch.tiny import make_tiny

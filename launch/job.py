@@ -60,7 +60,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         )
         sql = stack.enter_context(SqlSide(config, folder))
         examples, validation, test = _questions(sql)
-        source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
+        source = distributed.from_first(lambda: model_folder(sql, examples))
         _log.info("sampler: %s", describe_sampler(config, accelerator))
         config = config if only else plan_memory(config, folder)
         tokenizer = read_tokenizer(config, source)

@@ -330,7 +330,7 @@ def test_a_warm_start_gives_back_what_it_took(tmp_path):
         before = {id(array) for array in jax.live_arrays()}
         gc.disable()
         try:
-            source = model_folder(asked, tmp_path, sql, train)
+            source = model_folder(sql, train)
             made = start_model(asked, sql, train, source, ())
             left = [array.shape for array in jax.live_arrays() if id(array) not in before]
         finally:
