@@ -27,27 +27,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
-import yaml
 from cyclopts import Parameter
 
 from launch import cli, options
-from launch.build import SqlSide
-from launch.config import SPLITS, JobConfig, Split, load_config
-from launch.data.preflight import check_data
-from launch.data.prompts import read_tokenizer, show_prompt
-from launch.evaluation import questions
+from launch.config import SPLITS, JobConfig, Split
 from launch.evaluation.answers import Decode, Source
-from launch.evaluation.endpoint import EndpointSource
-from launch.evaluation.judge import judge_answers
-from launch.evaluation.predictions import FileSource, write_official
-from launch.evaluation.questions import QuestionSet
-from launch.evaluation.results import ModelFacts, Report, as_json, read_report
-from launch.files import check_place, claim_data, claimed, fingerprints, write_text
-from launch.policy import PLAIN, WHERE, find_subject, policy_in
-from launch.tables import show_report
 from minirl.exchange import UserError
 from sqlenv.config import OFFICIAL, DataConfig
 from sqlenv.data.layouts import TEST_SETS
@@ -55,6 +42,11 @@ from sqlenv.dialects import dialect_of
 from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
 from sqlenv.types import Example
+
+# What a mistake or --help does not need is imported where it is used.
+if TYPE_CHECKING:
+    from launch.evaluation.questions import QuestionSet
+    from launch.evaluation.results import Report
 
 # Modules and queries' trees are many objects that stay: the collector would look through them again
 # and again.
@@ -136,6 +128,11 @@ def main(*overrides: options.Overrides, given: EvalOptions = EvalOptions()) -> N
 
 def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     """Find whose answers are judged: those in a file, of an endpoint, or of a policy of ours."""
+    from launch.config import load_config
+    from launch.data.preflight import check_data
+    from launch.evaluation.results import ModelFacts
+    from launch.policy import PLAIN, WHERE, find_subject, policy_in
+
     if given.predictions:
         config = load_config(PLAIN, [*settings, "prompt.example_values=0"])
     else:
@@ -150,9 +147,13 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     check_data(config, split)
     name = (given.model or "").replace("/", "-")  # names the folder too
     if given.predictions:
+        from launch.evaluation.predictions import FileSource
+
         facts = ModelFacts(name or given.predictions.stem)
         return FileSource(config, decode, facts, given.predictions, every), split
     if given.endpoint and given.model:
+        from launch.evaluation.endpoint import EndpointSource
+
         if config.evaluation.episode == "agentic":
             raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
         config = config.for_untrained()
@@ -162,13 +163,15 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         raise UserError(f"nothing to evaluate: give --checkpoint, {WHERE}, or --endpoint URL")
     policy = policy_in(given.checkpoint)
     accelerator = cli.use_accelerator(given.accel)
-    # JAX takes seconds to import, and nothing above needs it.
     from launch.evaluation.sampling import CheckpointSource
 
     return CheckpointSource.of(config, decode, policy, accelerator), split
 
 
 def _show_prompt(source: Source, split: Split) -> None:
+    from launch.build import SqlSide
+    from launch.data.prompts import read_tokenizer, show_prompt
+
     config = source.config
     with TemporaryDirectory() as spare, SqlSide(config, Path(spare)) as sql:
         example = source.questions(split, sql)[0]
@@ -178,6 +181,13 @@ def _show_prompt(source: Source, split: Split) -> None:
 
 
 def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Path | None) -> None:
+    import yaml
+
+    from launch.build import SqlSide
+    from launch.evaluation.judge import judge_answers
+    from launch.evaluation.questions import check_databases
+    from launch.files import check_place, claim_data, claimed, fingerprints
+
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
     limits = config.executor if _is_own(given) else OFFICIAL
@@ -193,9 +203,9 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             _check_result(given.path)
         sql = stack.enter_context(SqlSide(config, out or Path()))
         examples = source.questions(split, sql)
-        asked = _questions(given, config, examples)
+        questions = _questions(given, config, examples)
         if out and source.is_asked:  # before hours of sampling
-            questions.check_databases(asked.databases | asked.suite_files)
+            check_databases(questions.databases | questions.suite_files)
             claim_data(out, fingerprints({given.data: examples}, source.folder))
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
@@ -203,7 +213,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         if source.is_asked:
             notes = {**notes, "seconds": round(perf_counter() - start, 1)}
         report = judge_answers(
-            asked,
+            questions,
             samples,
             source.decode,
             executor,
@@ -217,6 +227,8 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
 
 def _check_result(path: Path) -> None:
     """Raise a `UserError` if a file is there that is no result: nothing else is written over."""
+    from launch.evaluation.results import read_report
+
     try:
         if path.exists():
             read_report(path)
@@ -228,6 +240,11 @@ def _check_result(path: Path) -> None:
 
 def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
     """Print the numbers, say where the files are, and write what else is asked for."""
+    from launch.evaluation.predictions import write_official
+    from launch.evaluation.results import as_json
+    from launch.files import write_text
+    from launch.tables import show_report
+
     if given.path:
         write_text(given.path, as_json(report))
     if given.official and folder:
@@ -246,10 +263,12 @@ def _is_own(given: EvalOptions) -> bool:
 
 
 def _questions(given: EvalOptions, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
+    from launch.evaluation.questions import own_set, question_set
+
     if _is_own(given):
-        return questions.own_set(given.data, examples, config.env)
+        return own_set(given.data, examples, config.env)
     rule = {"comparators": given.comparators, "test_suite": given.test_suite}
-    return questions.question_set(given.data, examples, config.data, **rule)
+    return question_set(given.data, examples, config.data, **rule)
 
 
 def _on_test_set(
@@ -260,11 +279,13 @@ def _on_test_set(
     """
     if splits := [split for split in SPLITS if split == given.data]:
         return config, splits[0], ()
-    root, file = questions.folder_and_file(given.data_root or config.data.root, given.file)
+    from launch.evaluation.questions import find, folder_and_file
+
+    root, file = folder_and_file(given.data_root or config.data.root, given.file)
     if root is None:
         raise UserError(f"--data {given.data}: give the folder of the data, --data-root DIR")
     key = "--data-root" if given.data_root else "data.root"
-    source, every = questions.find(
+    source, every = find(
         given.data, root, file, key=key, dialect=dialect_of(given.dialect),
         corrections=config.data.test.sources[0].corrections,
     )  # fmt: skip

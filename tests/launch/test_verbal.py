@@ -210,6 +210,6 @@ def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, t
 def test_without_the_package_the_extra_is_named(place, tmp_path, monkeypatch):
     """Before any gold query runs."""
     monkeypatch.setitem(sys.modules, "openai", None)
-    monkeypatch.setattr("launch.eval.find_subject", None)
+    monkeypatch.setattr("launch.config.load_config", None)
     with pytest.raises(UserError, match=r"pip install '\.\[openai\]'$"):
         launch(place, tmp_path / "out", Chat(Brain({}), url="http://127.0.0.1:9/v1"))
