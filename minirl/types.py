@@ -104,7 +104,7 @@ class Trajectory:
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether a token limit ended it: its last reply, or before another one."""
+        """Return whether a token limit cut the last reply, or left no room for the next."""
         return self.ended == "budget" or self.turns[-1].reply.finish == "length"
 
     @property

@@ -120,7 +120,7 @@ class Evaluator:
         self._sampler = make_sampler(
             model, limits, tokenizer, group_size=decode.samples, seed=config.seed, servers=servers
         )
-        # Told when they are first needed: whoever sets others first does without a copy of these.
+        # Pushed on first use, so that callers who set other weights never copy these.
         self._start: Any = trained(model)
 
     def set_weights(self, params: Any, *, version: int) -> None:

@@ -20,7 +20,7 @@ Remat = Literal["none", "dots", "full"]
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down", "in_qkv", "in_z", "out"]
 
 MOST_TOKENS = 16_384
-"""Of a micro-batch whose size is left to the program."""
+"""The most that `micro_batch_tokens: auto` takes."""
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 """Environment variable that names the interpreter where `rollout.sglang.python` does not."""
 _NAME = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"

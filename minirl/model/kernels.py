@@ -194,6 +194,6 @@ def _backward(
 def _product(a: Array, b: Array) -> Array:
     """Multiply in fp32, which softmax is computed in; products of numbers in bf16 are exact there.
 
-    XLA's CPU compiler may leave a product of bf16 into fp32 that its runtime does not have.
+    XLA's CPU compiler may emit a product of bf16 into fp32 that its runtime lacks.
     """
     return jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32))

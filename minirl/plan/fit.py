@@ -61,8 +61,8 @@ _LEVELS = {"tpu": "O1"}
 _UNRUN = {"cpu": {"xla_backend_optimization_level": 0}}
 # Those of a sampler and of an update.
 _PROGRAMS = 4
-# A CPU's process keeps its compiled programs in memory: a run has the sampler's two in about three
-# sizes, as many again to evaluate, and after forty steps as much of the update, in 24 sizes.
+# A CPU's process keeps its compiled programs in memory: about six of rollouts, six of evaluations,
+# and after forty steps the update's, in 24 sizes, which take as much as these together.
 _KEPT_PROGRAMS = 12
 # Sizes of a micro-batch that are tried, up to the largest.
 _SIZES = 8

@@ -126,8 +126,8 @@ def decode(
 ) -> tuple[list[Any], *tuple[Array, ...]]:
     """Draw `steps` tokens, at most `MAX_STEPS`, for every slot of `slots`.
 
-    What a slot draws after its reply has ended is dropped by the host: no device asks another
-    whether it has ended. Its keys are overwritten by a later turn's; a state would be lost, so that
+    What a slot draws after its reply has ended is dropped by the host: devices do not synchronise
+    on replies that have ended. A later turn overwrites its keys; a state could not be restored, so
     it stays as it is from the end on.
 
     Args:

@@ -100,8 +100,8 @@ class Rollout:
     """The episodes of examples, `group_size` of each: reset, sample, step, observe, to the end.
 
     Environments are called in threads. Where the sampler is repeatable, their results are awaited
-    in the order of the calls, so that time has no say in the schedule; else each is taken when it
-    is there, and a slow one delays nobody.
+    in the order of the calls, so that the schedule is deterministic; else each is taken when it is
+    there, and a slow one delays no other.
 
     Attributes:
         sampler: Draws the replies.
