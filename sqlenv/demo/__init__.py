@@ -13,7 +13,7 @@ from typing import Any
 from minirl.exchange import UserError
 from sqlenv.config import DemoConfig
 from sqlenv.demo.databases import Tables, build, draw_schema, fill
-from sqlenv.demo.questions import ask
+from sqlenv.demo.questions import draw_questions
 from sqlenv.demo.vocabulary import DOMAINS
 
 STAMP = "demo.json"
@@ -50,7 +50,7 @@ def _write(folder: Path, config: DemoConfig) -> None:
         with contextlib.closing(build(tables)) as connection:
             path.write_bytes(connection.serialize("main"))
             rng = Random(f"{config.seed} questions {db_id}")
-            questions = ask(tables, connection, config.questions_per_database, rng)
+            questions = draw_questions(tables, connection, config.questions_per_database, rng)
         records[split] += [{"db_id": db_id, **asked, "domain": domain} for asked in questions]
     for split, found in records.items():
         lines = ",\n".join(map(json.dumps, found))

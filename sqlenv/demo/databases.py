@@ -72,8 +72,7 @@ def fill(tables: Sequence[DemoTable], rng: Random) -> Tables:
     cities = rng.sample(POOLS["city"], 7)
     filled: dict[str, DemoTable] = {}
     for table in tables:
-        count = rng.randint(*(_LABELLED_ROWS if table.of_kind("label") else _ROWS))
-        rows = _draw_rows(table, count, filled, cities, rng)
+        rows = _draw_rows(table, filled, cities, rng)
         filled[table.name] = table._replace(rows=rows)
     return filled
 
@@ -126,12 +125,9 @@ def _keep_columns(columns: list[Concept], rng: Random) -> list[Concept]:
 
 
 def _draw_rows(
-    table: DemoTable,
-    count: int,
-    above: Tables,
-    cities: Sequence[str],
-    rng: Random,
+    table: DemoTable, above: Tables, cities: Sequence[str], rng: Random
 ) -> list[DemoRow]:
+    count = rng.randint(*(_LABELLED_ROWS if table.of_kind("label") else _ROWS))
     columns = {c.name: _draw_cells(c, count, cities, rng) for c in table.columns}
     for parent in table.parents:
         ids = [row["id"] for row in above[parent.table].rows]

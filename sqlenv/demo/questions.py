@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -26,41 +27,29 @@ Asked = dict[str, Any]
 """What a question file says of a question: its text and gold query, its difficulty and its kind."""
 
 
-def ask(tables: Tables, connection: apsw.Connection, count: int, rng: Random) -> list[Asked]:
+def draw_questions(
+    tables: Tables, connection: apsw.Connection, count: int, rng: Random
+) -> list[Asked]:
     """Draw different questions with different queries, mixed as `SHARES` says, in random order.
 
     There are fewer than `count` only where the database affords no more.
     """
-    found: list[Asked] = []
-    wanted = 0.0
-    for difficulty, share in SHARES.items():
-        wanted += share * count
-        kinds = [kind for kind in KINDS if kind.difficulty == difficulty]
-        _ask_kinds(found, kinds, round(wanted), tables, connection, rng)
-    _ask_kinds(found, KINDS, count, tables, connection, rng)
+    found, taken = list[Asked](), set[str]()
+    groups = ([kind for kind in KINDS if kind.difficulty == one] for one in SHARES)
+    sizes = map(round, accumulate(share * count for share in SHARES.values()))
+    # What one difficulty lacks is made up for by all kinds.
+    for kinds, size in (*zip(groups, sizes, strict=True), (KINDS, count)):
+        for kind in _turns(kinds, (size - len(found)) * _TURNS_PER_QUESTION, rng):
+            if len(found) == size:
+                break
+            for _ in range(_TRIES_PER_TURN):
+                asked = _draw_question(kind, tables, connection, rng)
+                if asked and taken.isdisjoint(asked[name] for name in _TEXTS):
+                    found.append(asked)
+                    taken |= {asked[name] for name in _TEXTS}
+                    break
     rng.shuffle(found)
     return found
-
-
-def _ask_kinds(
-    found: list[Asked],
-    kinds: Sequence[QuestionKind],
-    count: int,
-    tables: Tables,
-    connection: apsw.Connection,
-    rng: Random,
-) -> None:
-    """Add questions until there are so many."""
-    taken = {asked[name] for asked in found for name in _TEXTS}
-    for kind in _turns(kinds, (count - len(found)) * _TURNS_PER_QUESTION, rng):
-        if len(found) == count:
-            break
-        for _ in range(_TRIES_PER_TURN):
-            asked = _draw_question(kind, tables, connection, rng)
-            if asked and taken.isdisjoint(asked[name] for name in _TEXTS):
-                found.append(asked)
-                taken |= {asked[name] for name in _TEXTS}
-                break
 
 
 def _turns(kinds: Sequence[QuestionKind], count: int, rng: Random) -> Iterator[QuestionKind]:
