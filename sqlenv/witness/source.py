@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,10 +50,6 @@ class SourceTable:
     has_null: tuple[bool, ...]
     beyond: tuple[tuple[int, ...], ...]
     rows: tuple[Row, ...]
-
-    def places(self, columns: Sequence[str]) -> list[int]:
-        """Find columns by name."""
-        return [self.columns.index(column) for column in columns]
 
 
 @dataclass(frozen=True, slots=True)

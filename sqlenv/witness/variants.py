@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 import apsw
 
 from sqlenv.executor.functions import clock
-from sqlenv.schema.reading import ColumnKey
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Value
 from sqlenv.witness.focus import Focus
@@ -145,23 +144,19 @@ def _declared_links(source: SourceDatabase) -> Iterator[Link]:
     by_name = {table.name: table for table in source.tables}
     for key in source.keys:
         child, parent = by_name[key.table], by_name[key.ref_table]
-        yield child, child.places(key.columns), parent, parent.places(key.ref_columns)
+        own = [*map(child.columns.index, key.columns)]
+        yield child, own, parent, [*map(parent.columns.index, key.ref_columns)]
 
 
 def _other_links(source: SourceDatabase, focus: Focus) -> Iterator[Link]:
     """List what a gold query joins without a declared key; what is unique is named by the other."""
     by_name = {table.name.lower(): table for table in source.tables}
+    names = source.column_names
     declared = {(key.table.lower(), name.lower()) for key in source.keys for name in key.columns}
-
-    def end(place: ColumnKey) -> tuple[SourceTable, int]:
-        table = by_name[place[0]]
-        return table, [name.lower() for name in table.columns].index(place[1])
-
     for pair in focus.links:
         if declared.isdisjoint(pair):
-            (child, own), (parent, ref) = sorted(
-                map(end, pair), key=lambda one: (one[1],) in one[0].unique
-            )
+            ends = [(by_name[table], names[table].index(column)) for table, column in pair]
+            (child, own), (parent, ref) = sorted(ends, key=lambda end: (end[1],) in end[0].unique)
             yield child, [own], parent, [ref]
 
 
