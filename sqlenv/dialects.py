@@ -20,20 +20,20 @@ def dialect_of(name: str) -> Dialect:
     raise UserError(f"dialect {name}: should be one of {', '.join(NAMES)}")
 
 
-def run_in_dialect(ask: Callable[[Path, str], Result], example: Example, sql: str) -> Result:
+def run_in_dialect(run: Callable[[Path, str], Result], example: Example, sql: str) -> Result:
     """Run a query in its example's dialect by an executor's `execute` or `gold`."""
     text = transpile(sql, example.dialect)
-    return text if isinstance(text, SqlError) else ask(example.database, text)
+    return text if isinstance(text, SqlError) else run(example.database, text)
 
 
 def run_many(
-    ask: Callable[[Sequence[tuple[Path, str]]], Sequence[Result]],
+    run: Callable[[Sequence[tuple[Path, str]]], Sequence[Result]],
     queries: Sequence[tuple[Example, str]],
 ) -> list[Result]:
     """Run queries in their examples' dialects by an executor's `execute_many` or `gold_many`."""
     texts = [transpile(sql, example.dialect) for example, sql in queries]
     pairs = zip(queries, texts, strict=True)
-    ran = iter(ask([(e.database, text) for (e, _), text in pairs if isinstance(text, str)]))
+    ran = iter(run([(e.database, text) for (e, _), text in pairs if isinstance(text, str)]))
     return [text if isinstance(text, SqlError) else next(ran) for text in texts]
 
 

@@ -166,8 +166,8 @@ class ExpoReward:
             return ClauseVerdict("incorrect", clauses, blamed, sought)
 
         max_steps = MAX_STEPS * MANY_CLAUSES // max(len(clauses), MANY_CLAUSES)
-        ask = partial(self._executor.execute, max_steps=max_steps)
-        run = partial(run_in_dialect, ask, example)
+        execute = partial(self._executor.execute, max_steps=max_steps)
+        run = partial(run_in_dialect, execute, example)
         steps = Steps(sql, predicted, run, self._numbers)
         if self._config.attribution == "execution":
             blamed = blame_by_execution(steps, gold)

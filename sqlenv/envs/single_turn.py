@@ -10,7 +10,7 @@ from typing import Generic, TypeVar, cast, get_args
 
 from sqlenv.config import AnswerConfig, SingleTurnConfig
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.evaluators.comparators import Case, QueryRuns, ask
+from sqlenv.evaluators.comparators import Case, QueryRuns, outcome_of
 from sqlenv.evaluators.equality import like_gold, matches
 from sqlenv.executor import Executor
 from sqlenv.sql.answers import answer_of
@@ -171,7 +171,7 @@ def is_right(
         else:
             method = example.grading_method
             case = Case(str(predicted), gold, database, grading_method=method, numbers=compared)
-            right = ask(rule, case, QueryRuns(run, executor.gold)).score == 1
+            right = outcome_of(case, rule, QueryRuns(run, executor.gold)).score == 1
         if right:
             return True
     return False

@@ -161,13 +161,13 @@ def compare_case(
         judged = compare_case(replace(case, predicted=""), names, runs, keep=keep)
         scores, predicted = dict.fromkeys(names, 0.0), keep(TooLarge("sql"))
         return CaseVerdict(scores, predicted, judged.gold)
-    outcomes = {name: ask(name, case, runs) for name in names}
+    outcomes = {name: outcome_of(case, name, runs) for name in names}
     first = outcomes[names[0]] if names else _by_rule(case, runs, mode="set")
     scores = {name: outcome.score for name, outcome in outcomes.items()}
     return CaseVerdict(scores, keep(first.predicted), keep(first.gold))
 
 
-def ask(name: str, case: Case, runs: QueryRuns) -> Outcome:
+def outcome_of(case: Case, name: str, runs: QueryRuns) -> Outcome:
     """Ask a comparator about a case, by the gold query that the prediction agrees with most."""
     outcome = COMPARATORS[name].function(case, runs)
     for gold in case.alternatives:

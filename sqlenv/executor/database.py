@@ -101,7 +101,7 @@ def reading(path: Path) -> Generator[apsw.Connection]:
         yield connection
 
 
-def ask(connection: apsw.Connection, sql: str, *bindings: str) -> list[Any]:
+def fetch_all(connection: apsw.Connection, sql: str, *bindings: str) -> list[Any]:
     """Return the rows of a statement, which tells their types."""
     return connection.execute(sql, bindings).fetchall()
 

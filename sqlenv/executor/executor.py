@@ -101,11 +101,8 @@ class Executor(AbstractContextManager["Executor"]):
         Raises:
             UserError: The database cannot be used; see `check_database`.
         """
-        asked = (
-            (self._check_use(database), reverse_unordered),
-            sql,
-            max_steps or self.config.max_steps,
-        )
+        key = (self._check_use(database), reverse_unordered)
+        asked = (key, sql, max_steps or self.config.max_steps)
         self._askers.add(threading.get_ident())
         with self._free:
             result = self._attempt(*asked)
@@ -114,9 +111,9 @@ class Executor(AbstractContextManager["Executor"]):
         with self._alone:
             if self._askers != {threading.get_ident()}:
                 time.sleep(max(0.0, self._shared_until_s - time.monotonic()))
-            with ExitStack() as places:
+            with ExitStack() as others:
                 for _ in range(self.config.threads):
-                    places.enter_context(self._free)
+                    others.enter_context(self._free)
                 start_s = time.monotonic()
                 _close_all(self._idle)
                 trim()  # what threads have freed, a gigabyte for 32 of them

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import apsw
 
 from minirl.exchange import UserError
-from sqlenv.executor.database import Identity, ask, codec_of, identify, reading, with_memory
+from sqlenv.executor.database import Identity, codec_of, fetch_all, identify, reading, with_memory
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
 
@@ -160,7 +160,7 @@ def _read(identity: Identity, *, examples: int, profile: bool) -> DatabaseSchema
 
 def _tables(connection: apsw.Connection) -> Iterator[TableSchema]:
     """List what queries can read, without values; of a broken view SQLite knows no columns."""
-    rows = ask(
+    rows = fetch_all(
         connection,
         "SELECT m.name, l.type FROM sqlite_master AS m JOIN pragma_table_list AS l "
         "ON l.name = m.name WHERE l.schema = 'main' AND l.type IN ('table', 'view') "
@@ -176,7 +176,7 @@ def _tables(connection: apsw.Connection) -> Iterator[TableSchema]:
 def _columns(connection: apsw.Connection, table: str, kind: TableKind) -> tuple[Column, ...]:
     sql = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1"
     try:
-        return tuple(Column(*row) for row in ask(connection, sql, table))
+        return tuple(Column(*row) for row in fetch_all(connection, sql, table))
     except apsw.SQLError:
         if kind == "TABLE":
             raise
@@ -190,7 +190,7 @@ def _foreign_keys(
     by_name = {table.name.lower(): table for table in tables}
     sql = 'SELECT "table", "from", "to", id FROM pragma_foreign_key_list(?) ORDER BY id DESC, seq'
     for table in by_name.values():
-        rows = ask(connection, sql, table.name)
+        rows = fetch_all(connection, sql, table.name)
         for _, group in groupby(rows, key=itemgetter(3)):
             parents, children, ends, _ = zip(*group, strict=True)
             target = by_name.get(parents[0].lower())
@@ -234,7 +234,7 @@ def _profiled(connection: apsw.Connection, table: TableSchema, count: int) -> tu
     for column in table.columns:
         name = quoted(column.name)
         is_number = f"typeof({name}) IN ('integer', 'real')"
-        [(numbers, values, low, high)] = ask(
+        [(numbers, values, low, high)] = fetch_all(
             connection,
             f"SELECT total({is_number}), count({name}), min({name}) FILTER (WHERE {is_number}), "
             f"max({name}) FILTER (WHERE {is_number}) FROM {source}",

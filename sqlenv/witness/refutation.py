@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sqlenv.dialects import run_in_dialect, transpile
-from sqlenv.evaluators.comparators import Case, QueryRuns, ask, compare_case
+from sqlenv.evaluators.comparators import Case, QueryRuns, compare_case, outcome_of
 from sqlenv.executor import Executor
 from sqlenv.sql.extraction import tables_of
 from sqlenv.sql.lexer import quoted
@@ -47,6 +47,6 @@ def judge_on_witnesses(
             return own
         files = witnesses.of(case.database, case.gold)
         there = (replace(case, database=file, numbers="close") for file in files)
-        return float(all(ask(rule, one, runs).score == 1 for one in there))
+        return float(all(outcome_of(one, rule, runs).score == 1 for one in there))
 
     return executor.map(score, cases)

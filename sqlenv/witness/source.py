@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 
-from sqlenv.executor.database import Identity, ask, identify, reading
+from sqlenv.executor.database import Identity, fetch_all, identify, reading
 from sqlenv.schema.reading import ForeignKey, read_schema
 from sqlenv.sql.lexer import quoted
 from sqlenv.types import Row, Value
@@ -115,7 +115,7 @@ def _is_stored(key: ForeignKey, tables: Mapping[str, SourceTable]) -> bool:
 
 
 def _table(connection: apsw.Connection, name: str) -> SourceTable:
-    found = ask(
+    found = fetch_all(
         connection, "SELECT name, pk, type FROM pragma_table_xinfo(?) WHERE NOT hidden", name
     )
     keys = {column: place for column, place, _ in found}
@@ -123,7 +123,7 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
     cells = ", ".join(map(quoted, columns))
     counts = ", ".join(f"count({quoted(column)})" for column in columns)
     scanned = f"(SELECT {cells} FROM {quoted(name)} LIMIT {_SCANNED})"
-    [(total, *given)] = ask(connection, f"SELECT count(*), {counts} FROM {scanned}")
+    [(total, *given)] = fetch_all(connection, f"SELECT count(*), {counts} FROM {scanned}")
     unique = tuple(dict.fromkeys(_declared(connection, name, keys)))
     step = max(1, total // _SAMPLED)  # rows at even distances
     rows = connection.execute(f"SELECT {cells} FROM {quoted(name)}")
@@ -133,7 +133,7 @@ def _table(connection: apsw.Connection, name: str) -> SourceTable:
 
     def repeats(these: str) -> bool:
         distinct = f"SELECT DISTINCT {these} FROM {scanned}"
-        return ask(connection, f"SELECT count(*) FROM ({distinct})") != [(total,)]
+        return fetch_all(connection, f"SELECT count(*) FROM ({distinct})") != [(total,)]
 
     if not unique and total >= _FEWEST_ROWS and not repeats(quoted(columns[0])):
         unique = ((0,),)
@@ -187,7 +187,7 @@ def _declared(
     if primary := tuple(at for at, place in enumerate(keys.values()) if place):
         yield primary
     indexes = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
-    for (index,) in ask(connection, indexes, name):
-        found = ask(connection, "SELECT name FROM pragma_index_info(?)", index)
+    for (index,) in fetch_all(connection, indexes, name):
+        found = fetch_all(connection, "SELECT name FROM pragma_index_info(?)", index)
         if all(part in keys for (part,) in found):  # an expression has no name
             yield tuple(sorted(columns.index(part) for (part,) in found))
