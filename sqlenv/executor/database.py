@@ -138,13 +138,12 @@ def with_memory(function: Callable[[], _T]) -> _T:
     return function()
 
 
-def check_database(database: str | Path) -> None:
+def check_database(path: Path) -> None:
     """Make sure that a file is a complete SQLite database which nobody is writing.
 
     Raises:
         UserError: It is not, or has unfinished writes beside it.
     """
-    path = Path(database)
     identify(path)
     try:
         with path.open("rb") as file:

@@ -162,13 +162,12 @@ def _tables(connection: apsw.Connection) -> Iterator[TableSchema]:
     """List what queries can read, without values; of a broken view SQLite knows no columns."""
     rows = fetch_all(
         connection,
-        "SELECT m.name, l.type FROM sqlite_master AS m JOIN pragma_table_list AS l "
+        "SELECT m.name, upper(l.type) FROM sqlite_master AS m JOIN pragma_table_list AS l "
         "ON l.name = m.name WHERE l.schema = 'main' AND l.type IN ('table', 'view') "
         "AND m.type IN ('table', 'view') "
         r"AND m.name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY m.rowid",
     )
-    for name, own in rows:
-        kind: TableKind = "VIEW" if own == "view" else "TABLE"
+    for name, kind in rows:
         if columns := _columns(connection, name, kind):
             yield TableSchema(name, columns, kind)
 

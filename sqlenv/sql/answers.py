@@ -101,18 +101,14 @@ def _marks(opening: str, *inside: str) -> _Marks:
     return _Marks(re.compile(opening, _FLAGS), tuple(compiled))
 
 
-def _tag(name: str) -> _Marks:
-    return _marks(f"<{name}>", f"(?P<open><{name}>)|(?P<close></{name}>)")
+def _tag(name: str) -> str:
+    return f"(?P<open><{name}>)|(?P<close></{name}>)"
 
 
-_CALL = _tag("tool_call")
+_CALL = _marks("<tool_call>", _tag("tool_call"))
 _SQL_FENCE = rf"(?P<open>{_MARK}[ \t]*(?P<language>{_SQL})(?!{_WORD}))"
 _MARKS: Mapping[Form, _Marks] = {
-    "sql_tag": _marks(
-        "<sql>",
-        rf"{_QUOTED}|(?P<open><sql>)|(?P<close></sql>)",
-        r"(?P<open><sql>)|(?P<close></sql>)",
-    ),
+    "sql_tag": _marks("<sql>", rf"{_QUOTED}|{_tag('sql')}", _tag("sql")),
     "fence": _marks(
         rf"{_MARK}[ \t]*(?P<language>{_WORD}*)",
         rf"{_QUOTED}|{_SQL_FENCE}|(?P<close>{_MARK})",
@@ -151,7 +147,8 @@ def answer_of(reply: str, wrapping: Wrapping) -> Answer:
 def block_of(reply: str, tag: str) -> str:
     """Return what stands in the last complete `<tag>…</tag>` that a reply says; "" without one."""
     said = reply[slice(*_said(reply))]
-    texts = [said[opening.end() : closing.start()] for opening, closing in _pairs(said, _tag(tag))]
+    pairs = _pairs(said, _marks(f"<{tag}>", _tag(tag)))
+    texts = [said[opening.end() : closing.start()] for opening, closing in pairs]
     return texts[-1] if texts else ""
 
 

@@ -114,11 +114,10 @@ def tokens(sql: str) -> tuple[str, ...]:
     """
     if len(sql) > MAX_CHARS:
         return ()
-    found = tokenize(sql)
-    last = len(found)
-    while last and found[last - 1].is_sign(";"):
-        last -= 1
-    raw = (sql[token.start : token.end] for token in found[:last])
+    found = list(tokenize(sql))
+    while found and found[-1].is_sign(";"):
+        found.pop()
+    raw = (sql[token.start : token.end] for token in found)
     return tuple(text if text[0] in "'\"" else text.lower() for text in raw)
 
 
