@@ -253,10 +253,10 @@ def _sorted(draw: Draw, number: str) -> list[str]:
     return [text.format(n=noun) for text in WORDS["sorted"][draw.sql["r" + number]]]
 
 
-def _extremes(draw: Draw, number: str, noun: str) -> list[str]:
+def _extremes(draw: Draw, number: str, the: str, noun: str) -> list[str]:
     """Say it by the column, or by its superlative unless another column has the same."""
     spoken, direction = _noun(draw, "n" + number), draw.sql["r" + number]
-    plain = [f"{noun} with the {word} {spoken}" for word in WORDS["extreme"][direction]]
+    plain = [f"{the} {noun} with the {word} {spoken}" for word in WORDS["extreme"][direction]]
     own = draw.columns["n" + number]
     found = {
         column.name: column.extremes[direction == "ASC"]
@@ -264,7 +264,7 @@ def _extremes(draw: Draw, number: str, noun: str) -> list[str]:
     }
     adjective = found.pop(own.name)
     is_told = adjective and adjective not in found.values()
-    return [*plain, *[f"{adjective} {noun}"] * len(plain)] if is_told else plain
+    return [*plain, *[f"{the} {adjective} {noun}"] * len(plain)] if is_told else plain
 
 
 def _like(draw: Draw, number: str) -> list[str]:
@@ -275,15 +275,6 @@ def _like(draw: Draw, number: str) -> list[str]:
     if not pattern.endswith("%"):
         return [f"ends with {letter}"]
     return [f"contains {letter}", f"contains the letter {letter}"]
-
-
-def _best(draw: Draw, number: str) -> list[str]:
-    return [f"the {words}" for words in _extremes(draw, number, _noun(draw, "S" + number))]
-
-
-def _top(draw: Draw, number: str) -> list[str]:
-    nouns, limit = plural(_noun(draw, "S" + number)), draw.sql["q" + number]
-    return [f"the {limit} {words}" for words in _extremes(draw, number, nouns)]
 
 
 # All the ways to say one thing.
@@ -299,8 +290,10 @@ _PHRASES: dict[str, Callable[[Draw, str], Sequence[str]]] = {
     "cmp": _compare,
     "beyond": lambda draw, number: WORDS["beyond"][draw.sql["e" + number]],
     "sorted": _sorted,
-    "best": _best,
-    "top": _top,
+    "best": lambda draw, number: _extremes(draw, number, "the", _noun(draw, "S" + number)),
+    "top": lambda draw, number: _extremes(
+        draw, number, f"the {draw.sql['q' + number]}", plural(_noun(draw, "S" + number))
+    ),
     "like": _like,
     "g": lambda draw, number: WORDS["functions"][draw.sql["g" + number]],
 }
