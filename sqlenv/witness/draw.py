@@ -32,18 +32,13 @@ _NUMBERING = (exp.RowNumber, exp.Lag, exp.Lead)
 def draw_witnesses(
     gold: str, database: Path, *, mode: MatchMode = "set", count: int = 8
 ) -> tuple[bytes, ...]:
-    """Draw witnesses of a gold query of SQLite; those on which it finds something go first.
+    """Draw witnesses of a gold query of SQLite, at most `count`; those on which it finds something
+    go first. `mode` says when two results are the same.
 
     Returns the databases as SQLite serialises them; none where none can be made, which is logged.
 
     A variant on which the gold fails, or on which its result depends on the order in which SQLite
     reads rows (a tie at a LIMIT), is none.
-
-    Args:
-        gold: The query.
-        database: Its database.
-        mode: When two results are the same.
-        count: The most witnesses.
 
     Raises:
         UserError: The file is no readable database.

@@ -37,12 +37,8 @@ def open_store(config: AnswerConfig) -> WitnessStore | None:
 
 
 class WitnessStore:
-    """Makes witnesses and keeps them in a cache. Threads may share one, and processes a cache.
-
-    Args:
-        cache: Where they are kept.
-        match: The rule by which they have to tell queries apart.
-        count: The most witnesses of a gold query.
+    """Makes witnesses that tell queries apart by the rule `match`, at most `count` of a gold query,
+    and keeps them in a cache. Threads may share one, and processes a cache.
     """
 
     def __init__(self, cache: DiskCache, *, match: ExecutionMatch, count: int = 8) -> None:
