@@ -173,11 +173,8 @@ def number_similarity(pred: int, gold: int) -> float:
     return 1.0 - min(1.0, abs(pred - gold) / max(1, gold))
 
 
-def _main_profile(root: Node) -> Profile:
-    node = root
-    while node.profile is None:
-        node = node.children[0]
-    return node.profile
+def _main_profile(node: Node) -> Profile:
+    return node.profile or _main_profile(node.children[0])
 
 
 def _clause_tags(pred: Profile, gold: Profile) -> list[str]:

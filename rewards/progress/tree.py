@@ -52,7 +52,7 @@ def build_tree(sql: str, schema: KnownColumns | None) -> Node | None:
     query = extraction.parse(sql)
     if query is None:
         return None
-    return Node("ROOT", _nodes_of(query, None, {}, schema))
+    return Node("ROOT", _nodes_of(query, None, {}, schema.tables if schema else {}))
 
 
 def ctes(node: Node) -> Iterator[Node]:
@@ -79,18 +79,19 @@ def _nodes_of(
     query: exp.Expression,
     outer: _SelectReader | None,
     ctes: Mapping[str, Features],
-    schema: KnownColumns | None,
+    known: Mapping[str, Features],
 ) -> tuple[Node, ...]:
     """Build what hangs under the owner of a query: its main node, then one CTE node a WITH item.
 
-    `outer` is the SELECT around it, `ctes` are the WITH items that it may read, with their columns.
+    `outer` is the SELECT around it, `ctes` are the WITH items that it may read, with their columns,
+    and `known` are those of the database's tables.
     """
     query = extraction.bare(query)
     items = query.ctes if isinstance(query, extraction.QueryTree) else []
     ctes = {**ctes, **{item.alias.lower(): _outputs(item) for item in items}}
 
     def nodes_of(inner: exp.Expression) -> tuple[Node, ...]:
-        return _nodes_of(inner, outer, ctes, schema)
+        return _nodes_of(inner, outer, ctes, known)
 
     below = [Node("CTE", nodes_of(item.this), item.alias.lower()) for item in items]
     if isinstance(query, exp.Subquery):  # bracketed, with a WITH of its own
@@ -99,7 +100,7 @@ def _nodes_of(
         children = (*nodes_of(query.this), *nodes_of(query.expression))
         return (Node("SET_OP", children, query.key), *below)
     if isinstance(query, exp.Select):
-        return (_SelectReader(query, outer, ctes, schema).node(), *below)
+        return (_SelectReader(query, outer, ctes, known).node(), *below)
     return (Node("SELECT", (), profile=_EMPTY), *below)  # VALUES
 
 
@@ -109,7 +110,8 @@ class _SelectReader:
 
     Nobody reads the texts: two are the same where the expressions are. `aggregate` tells whether an
     aggregate was written so far, those of windows aside; `sources` maps each alias to its base
-    table, None for a CTE or derived table; `outer` is the SELECT around.
+    table, None for a CTE or derived table, and `columns` to its columns, as far as the schema or
+    its query tells them; `outer` is the SELECT around.
     """
 
     def __init__(
@@ -117,14 +119,13 @@ class _SelectReader:
         select: exp.Select,
         outer: _SelectReader | None,
         ctes: Mapping[str, Features],
-        schema: KnownColumns | None,
+        known: Mapping[str, Features],
     ) -> None:
         self.aggregate = False
         self.sources: dict[str, str | None] = {}
-        self.outer, self.schema = outer, schema
-        self._known = schema.tables if schema else {}
-        self._select, self._ctes = select, ctes
-        self._inner_columns: dict[str, Features] = {}  # of sources that are no tables
+        self.columns: dict[str, Features] = {}
+        self.outer = outer
+        self._select, self._ctes, self._known = select, ctes, known
         self._children: list[Node] = []
         self._tables: set[str] = set()
         self._derived: list[exp.Expression] = []
@@ -146,12 +147,12 @@ class _SelectReader:
             table = inner.this.name.lower()
             name = alias or inner.alias.lower() or table
             self.sources[name] = None if table in self._ctes else table
-            self._inner_columns[name] = self._ctes.get(table, frozenset())
+            self.columns[name] = self._ctes.get(table, self._known.get(table, frozenset()))
             self._tables.add(table)
         else:
             name = alias or f"{SUBQUERY}{len(self.sources)}"
             self.sources[name] = None
-            self._inner_columns[name] = _outputs(source)
+            self.columns[name] = _outputs(source)
             self._tables.add(SUBQUERY)
             self._derived.append(inner)
         for join in joined:
@@ -201,7 +202,7 @@ class _SelectReader:
         ]
         shared = [column.name.lower() for column in join.args.get("using") or []]
         if join.method.upper() == "NATURAL":
-            shared += [name for name in self.columns(right) if self.nearest(name, right)]
+            shared += [name for name in self.columns[right] if self.nearest(name, right)]
         for name in shared:
             pair = (self.nearest(name, right) or left, right)
             sides = sorted(self.qualified(alias, name) for alias in pair)
@@ -218,18 +219,19 @@ class _SelectReader:
             name = node.name.lower()
             selected = self._select.expressions
             aliases = [i.alias.lower() if isinstance(i, exp.Alias) else "" for i in selected]
-            if name in aliases and (alias_first or not self.owners(name)):
-                # Of several with one name the last.
-                return items[len(aliases) - 1 - aliases[::-1].index(name)]
+            named = dict(zip(aliases, items, strict=True))  # of several with one name the last
+            if name in named and (alias_first or not self.owners(name)):
+                return named[name]
         return self.text(node)
 
-    def _ordered(self, node: exp.Expression, items: Sequence[str]) -> str:
-        target = node.this if isinstance(node, exp.Ordered) else node
-        direction = "desc" if node.args.get("desc") else "asc"
-        return f"{self._item(target, items, alias_first=True)} {direction}"
+    def _ordered(self, node: exp.Expression, items: Sequence[str] | None = None) -> str:
+        """Write an item of an ORDER BY; one of the SELECT's own may be a number or an alias."""
+        is_own = items is not None
+        text = self._item(node.this, items, alias_first=True) if is_own else self.text(node.this)
+        return f"{text} {'desc' if node.args.get('desc') else 'asc'}"
 
     def _add_child(self, query: exp.Expression, outer: _SelectReader | None) -> None:
-        nodes = _nodes_of(query, outer, self._ctes, self.schema)
+        nodes = _nodes_of(query, outer, self._ctes, self._known)
         self._children.append(Node("SUBQUERY", nodes))
 
     def _outward(self) -> Iterator[_SelectReader]:
@@ -241,7 +243,9 @@ class _SelectReader:
 
     def text(self, node: exp.Expression) -> str:
         """Write an expression in normal form."""
-        self.aggregate |= isinstance(node, exp.AggFunc) or _is_total(node)
+        # SQLite's `total` is an aggregate that sqlglot does not know.
+        is_total = isinstance(node, exp.Anonymous) and node.name.lower() == "total"
+        self.aggregate |= is_total or isinstance(node, exp.AggFunc)
         text = _WRITERS.get(type(node), _SelectReader._call)(self, node)
         return f"not({text})" if node.args.get("negate") else text
 
@@ -254,13 +258,7 @@ class _SelectReader:
         """Find the last source before another that has such a column, by the schema."""
         aliases = list(self.sources)
         before = aliases[: aliases.index(right)]
-        return next((alias for alias in reversed(before) if name in self.columns(alias)), None)
-
-    def columns(self, alias: str) -> Features:
-        """Name the columns of a source, as far as the schema or its query tells them."""
-        table = self.sources.get(alias)
-        known = self._known.get(table, frozenset()) if table else frozenset()
-        return self._inner_columns.get(alias) or known
+        return next((alias for alias in reversed(before) if name in self.columns[alias]), None)
 
     def owners(self, name: str) -> list[str]:
         """List the base tables with such a column in the nearest SELECT that has any."""
@@ -337,9 +335,6 @@ class _SelectReader:
         self.aggregate = outside
         return text
 
-    def _order_item(self, node: exp.Expression) -> str:
-        return f"{self.text(node.this)} {'desc' if node.args.get('desc') else 'asc'}"
-
 
 def _outputs(item: exp.Expression) -> Features:
     """Name the columns of a WITH item or derived table, as far as its query spells them."""
@@ -355,11 +350,6 @@ def _atoms(conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
 _EMPTY = Profile(0, 0, *[frozenset[str]()] * 7, distinct=False, aggregate=False)
 
 
-def _is_total(node: exp.Expression) -> bool:
-    """Tell the aggregate of SQLite that sqlglot does not know."""
-    return isinstance(node, exp.Anonymous) and node.name.lower() == "total"
-
-
 _FLIPPED = {"eq": "eq", "neq": "neq", "gt": "lt", "gte": "lte", "lt": "gt", "lte": "gte"}
 """Each comparison, and what it is with its sides exchanged."""
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
@@ -372,7 +362,7 @@ _WRITERS: dict[type, Callable[[_SelectReader, exp.Expression], str]] = {
     exp.And: _SelectReader._connected,
     exp.Or: _SelectReader._connected,
     exp.Window: _SelectReader._window,
-    exp.Ordered: _SelectReader._order_item,
+    exp.Ordered: _SelectReader._ordered,
     exp.NullSafeEQ: lambda writer, node: writer._call(node, "is"),
     exp.NullSafeNEQ: lambda writer, node: f"not({writer._call(node, 'is')})",
     **dict.fromkeys((exp.Literal, exp.Boolean), lambda _writer, _node: "?"),
