@@ -165,17 +165,12 @@ def _shown(value: object) -> str:
 
 def clashes(reward: RewardConfig, env: EnvConfig) -> list[Clash]:
     """List the pairs of settings of a reward and an environment that may not go together."""
-    is_agentic = env.kind == "agentic"
+    of_calls = {
+        "progressive": "a call with the right result would pay for a wrong answer after it",
+        "expo": "expo credits the clauses of answers, not of calls",
+    }
+    keys, is_agentic = ("reward.kind", "env.kind"), env.kind == "agentic"
     return [
-        Clash(
-            ("reward.kind", "env.kind"),
-            reward.kind == "progressive" and is_agentic,
-            "a call with the right result would pay for a wrong answer after it; use "
-            "reward.kind=astra",
-        ),
-        Clash(
-            ("reward.kind", "env.kind"),
-            reward.kind == "expo" and is_agentic,
-            "expo credits the clauses of answers, not of calls; use reward.kind=astra",
-        ),
+        Clash(keys, is_agentic and reward.kind == kind, f"{why}; use reward.kind=astra")
+        for kind, why in of_calls.items()
     ]
