@@ -17,7 +17,7 @@ from rewards.config import (
 )
 from rewards.execution import execution_reward
 from rewards.expo.reward import ExpoReward
-from rewards.progress.reward import OneShotReward, ProgressiveReward
+from rewards.progress.reward import ProgressiveReward, one_shot_reward
 from sqlenv.executor import Executor
 from sqlenv.types import Episode, Numbers
 
@@ -29,7 +29,7 @@ def build_reward(config: RewardConfig, executor: Executor, numbers: Numbers = "c
     if isinstance(config, ProgressiveConfig):
         return ProgressiveReward(config)
     if isinstance(config, OneShotConfig):
-        return OneShotReward()
+        return one_shot_reward
     if isinstance(config, ExecutionConfig):
         return execution_reward
     if isinstance(config, ExpoConfig):

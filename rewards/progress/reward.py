@@ -107,18 +107,18 @@ class ProgressiveReward:
         return STAGNATION
 
 
-class OneShotReward:
-    """Rewards the last query alone: match, executable, format (the paper's baseline)."""
+def one_shot_reward(episode: Episode) -> Score:
+    """Reward the last query alone: match, executable, format (the paper's baseline).
 
-    def __call__(self, episode: Episode) -> Score:
-        """Score an episode by its last attempt; without any, all parts are 0."""
-        attempts = episode.attempts[-1:]
-        parts = {
-            "match": MATCH * is_correct(episode),
-            "executable": EXECUTABLE * any(map(is_executable, attempts)),
-            "format": FORMAT * any(attempt.answer.in_form for attempt in attempts),
-        }
-        return Score(sum(parts.values()), is_correct(episode), parts)
+    Without any attempt all parts are 0.
+    """
+    attempts = episode.attempts[-1:]
+    parts = {
+        "match": MATCH * is_correct(episode),
+        "executable": EXECUTABLE * any(map(is_executable, attempts)),
+        "format": FORMAT * any(attempt.answer.in_form for attempt in attempts),
+    }
+    return Score(sum(parts.values()), is_correct(episode), parts)
 
 
 def lexical_similarity(pred_sql: str, gold_sql: str) -> float:

@@ -19,7 +19,12 @@ from rewards.progress.diagnosis import (
     local_similarity,
     mismatch_rates,
 )
-from rewards.progress.reward import Alignment, OneShotReward, ProgressiveReward, lexical_similarity
+from rewards.progress.reward import (
+    Alignment,
+    ProgressiveReward,
+    lexical_similarity,
+    one_shot_reward,
+)
 from rewards.progress.tree import build_tree
 from sqlenv.sql.answers import answer_of
 from sqlenv.types import Answer, Attempt, Episode, Example, Result, SqlError, Table, TimedOut
@@ -259,7 +264,6 @@ def test_the_format_is_that_of_the_last_reply():
     ],
 )
 def test_one_shot_sees_the_last_reply_only(last, total):
-    reward = OneShotReward()
-    score = reward(Episode(ASKED, (attempt("", correct=True), last)))
+    score = one_shot_reward(Episode(ASKED, (attempt("", correct=True), last)))
     assert score.total == total
     assert score.correct is last.correct
