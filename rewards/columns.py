@@ -119,18 +119,14 @@ def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
     pairs = gold.width * predicted.width
     if not pairs:
         return 0.0
-    gold_sets, columns = {frozenset(column) for column in _columns(gold)}, _columns(predicted)
+    gold_sets, columns = {*map(frozenset, gold.by_column())}, predicted.by_column()
     # A value that is not there ends the look at a column.
     found = sum(any(one.issuperset(c) and one == {*c} for c in columns) for one in gold_sets)
     return alpha * found**2 / pairs
 
 
-def _columns(table: Table) -> list[tuple[Value, ...]]:
-    return list(zip(*table.rows, strict=True)) if table.rows else [()] * table.width
-
-
 def _bags(table: Table) -> list[frozenset[tuple[Hashable, int]]]:
-    return [frozenset(Counter(map(_comparable, column)).items()) for column in _columns(table)]
+    return [frozenset(Counter(map(_comparable, column)).items()) for column in table.by_column()]
 
 
 def _comparable(value: Value) -> Hashable:
@@ -176,7 +172,7 @@ def released_accuracy(predicted: Result, gold: Result, *, row_cutoff: int = _ROW
     surplus = len(predicted.rows) - len(gold.rows)
     if abs(surplus) > row_cutoff or len(set(predicted.columns)) < predicted.width:
         return 0.0
-    found, wanted = ([_typed(column) for column in _columns(t)] for t in (predicted, gold))
+    found, wanted = ([*map(_typed, table.by_column())] for table in (predicted, gold))
     if surplus > 0:
         found = _common_rows(wanted, found)
     elif surplus < 0:

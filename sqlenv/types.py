@@ -78,6 +78,10 @@ class Table:
         """Count the columns."""
         return len(self.columns)
 
+    def by_column(self) -> list[tuple[Value, ...]]:
+        """List the values of each column."""
+        return list(zip(*self.rows, strict=True)) if self.rows else [()] * self.width
+
 
 @dataclass(frozen=True, slots=True)
 class SqlError:

@@ -76,8 +76,7 @@ def leads_away(gold: Table, before: Table, after: Table) -> bool:
 
 def _count_held(gold: Table, table: Table) -> int:
     """Count the values of the gold columns that some column of a table has, at best."""
-    held = [Counter(column) for column in zip(*table.rows, strict=True)]
-    wanted = [Counter(column) for column in zip(*gold.rows, strict=True)]
+    held, wanted = ([*map(Counter, one.by_column())] for one in (table, gold))
     return sum(max(((want & have).total() for have in held), default=0) for want in wanted)
 
 

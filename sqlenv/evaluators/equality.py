@@ -142,7 +142,7 @@ def _by_writing(row: Row) -> Row:
 def _matches_permuted(predicted: Table, gold: Table, *, in_order: bool) -> bool:
     if len(predicted.rows) != len(gold.rows) or predicted.width != gold.width:
         return False
-    wanted, found = _columns(gold), _columns(predicted)
+    wanted, found = gold.by_column(), predicted.by_column()
     if in_order:
         return Counter(wanted) == Counter(found)
     if Counter(predicted.rows) == Counter(gold.rows):
@@ -197,10 +197,6 @@ def _number_rows(
     )
     theirs = tuple([numbers.get(pair, -1) for pair in zip(right, found, strict=True)])
     return (ours, theirs) if Counter(ours) == Counter(theirs) else None
-
-
-def _columns(table: Table) -> list[_Column]:
-    return list(zip(*table.rows, strict=True))
 
 
 def _bag(column: _Column) -> _Bag:
