@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from sqlglot import exp
@@ -171,23 +172,18 @@ class _SelectReader:
         items = [text(item) for item in select.expressions]
         for derived in self._derived:
             self._add_child(derived, self.outer)
-        join = {atom for one in self._joins for atom in self._join_atoms(*one)}
-        where = {text(atom) for atom in _atoms(extraction.clause(select, "where"))}
-        groups = extraction.clause(select, "group")
-        group = {self._item(item, items, alias_first=False) for item in groups}
-        having = {text(atom) for atom in _atoms(extraction.clause(select, "having"))}
-        order = {self._ordered(item, items) for item in extraction.clause(select, "order")}
-        is_cut = select.args.get("limit") or select.args.get("offset")
+        clause = partial(extraction.clause, select)
+        cut = {"limit"} if select.args.get("limit") or select.args.get("offset") else set[str]()
         profile = Profile(
             joins=len(self._joins),
             items=len(items),
-            join=frozenset(join),
-            where=frozenset(where),
             select=frozenset(items),
             tables=frozenset(self._tables),
-            group=frozenset(group),
-            having=frozenset(having),
-            order=frozenset(order | {"limit"} if is_cut else order),
+            join=frozenset(atom for one in self._joins for atom in self._join_atoms(*one)),
+            where=frozenset(map(text, _atoms(clause("where")))),
+            group=frozenset(self._item(one, items, alias_first=False) for one in clause("group")),
+            having=frozenset(map(text, _atoms(clause("having")))),
+            order=frozenset(self._ordered(one, items) for one in clause("order")) | cut,
             distinct=bool(select.args.get("distinct")),
             aggregate=self.aggregate,
         )
