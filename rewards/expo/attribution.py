@@ -250,10 +250,9 @@ def _before_operators(clauses: Sequence[Clause], operands: int) -> frozenset[int
 def blame_by_execution(steps: Steps, gold: Table) -> frozenset[int]:
     """Number the clauses whose steps lead away from the gold result, without types (table 5)."""
     plan = steps.plan
-    if len(plan.operands) == 1:
-        chains = [[*plan.operands[0], *plan.tail]]
-    else:
-        chains = [list(chain) for chain in plan.operands] + [[plan.body, *plan.tail]]
+    chains = [(*plan.operands[0], *plan.tail)]
+    if len(plan.operands) > 1:
+        chains = [*plan.operands, (plan.body, *plan.tail)]
     blamed: set[int] = set()
     for chain in chains:
         blamed |= _blame_away(chain, steps, gold) | _blame_source(chain[0], steps, gold.width)

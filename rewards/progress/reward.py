@@ -41,8 +41,9 @@ class ProgressiveReward:
 
         Without any attempt the total is the stagnation reward, as for attempts that never rise.
         """
+        final = episode.final_attempt
         parts = {
-            "format": self._format(episode),
+            "format": FORMAT * (final is not None and final.answer.in_form),
             "execution": self._execution(episode),
             "latency": self._latency(episode),
             "alignment": self._alignment(episode),
@@ -77,10 +78,6 @@ class ProgressiveReward:
     def _ends(self, episode: Episode) -> tuple[Alignment, Alignment]:
         first, last = episode.attempts[0].sql, episode.attempts[-1].sql
         return self.align(episode.example, first), self.align(episode.example, last)
-
-    def _format(self, episode: Episode) -> float:
-        final = episode.final_attempt
-        return FORMAT if final is not None and final.answer.in_form else 0.0
 
     def _execution(self, episode: Episode) -> float:
         """Reward the change of execution status (equation 3)."""
