@@ -220,7 +220,6 @@ def _noun(draw: Draw, name: str) -> str:
     column = draw.columns.get(name)
     if name[0] == "S":
         own, *others = draw.tables[_place(name)].names
-        others = others[:1]
     elif column:
         own, *others = column.names
     else:

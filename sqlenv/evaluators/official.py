@@ -17,7 +17,7 @@ _WORDS = re.compile(
     r"""(?P<kept> (?:--|\#[ ])[^\r\n]* | /\*.*?\*/
         | '(?:''|\\'|[^'])*' | "(?:""|\\"|[^"])*" | `(?:``|[^`])*` | \xb4(?:\xb4\xb4|[^\xb4])*\xb4
         | (?<![\w\])])\[[^\]\[]+\] | [$:?\\@#]\w+ )
-    | (?<![\w$#])distinct(?![\w$#]) | (?P<end> ; )""",
+    | (?<![\w$#])distinct(?![\w$#]) | (?P<end> ; ).*""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
@@ -50,20 +50,9 @@ def as_spider_runs(sql: str) -> str:
     """
     for operator in (">", "<", "!"):
         sql = sql.replace(f"{operator} =", f"{operator}=")
-    return _CURRENT_YEAR.sub("2020", _drop_distinct(sql))
-
-
-def _drop_distinct(sql: str) -> str:
-    if "distinct" not in sql.lower() and ";" not in sql:
-        return sql
-    parts, at = [], 0
-    for found in _WORDS.finditer(sql):
-        if found["end"]:
-            return "".join([*parts, sql[at : found.end()]])
-        if not found["kept"]:
-            parts.append(sql[at : found.start()])
-            at = found.end()
-    return "".join([*parts, sql[at:]])
+    if "distinct" in sql.lower() or ";" in sql:
+        sql = _WORDS.sub(lambda found: found["kept"] or found["end"] or "", sql)
+    return _CURRENT_YEAR.sub("2020", sql)
 
 
 @cached(maxsize=8192)
