@@ -94,7 +94,8 @@ def _read(identity: Identity) -> SourceDatabase:
             for table in schema.tables
             if table.kind == "TABLE"
         }
-        keys = tuple(key for key in schema.foreign_keys if _is_stored(key, tables))
+        stored = {(table.name, name) for table in tables.values() for name in table.columns}
+        keys = tuple(key for key in schema.foreign_keys if key.ends <= stored)
         statements = tuple(_statements(connection, tables))
         encoding = str(connection.pragma("encoding"))
     return SourceDatabase(statements, tuple(tables.values()), keys, encoding)
@@ -107,11 +108,6 @@ def _statements(connection: apsw.Connection, tables: Mapping[str, SourceTable]) 
         "AND type IN ('table', 'index', 'view') ORDER BY type = 'view', rowid"
     )
     yield from (str(sql) for kind, table, sql in rows if kind == "view" or table in tables)
-
-
-def _is_stored(key: ForeignKey, tables: Mapping[str, SourceTable]) -> bool:
-    ends = ((key.table, key.columns), (key.ref_table, key.ref_columns))
-    return all(name in tables and {*columns} <= {*tables[name].columns} for name, columns in ends)
 
 
 def _table(connection: apsw.Connection, name: str) -> SourceTable:
