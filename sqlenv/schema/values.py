@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 
 import apsw
@@ -149,13 +150,14 @@ class ValueIndex:
         self._connection = connect(index)
 
     def matches(self, asked: str) -> tuple[ValueMatch, ...]:
-        """Find the values that a text names, the best first."""
-        found: dict[ValueMatch, None] = {}
-        for words in self._runs(asked):
-            found.update(dict.fromkeys(words))
+        """Find the values of which enough stands in a text: largest share first, then longest."""
+        found = list(dict.fromkeys(chain.from_iterable(self._runs(asked))))
         # Up to 2 MB of pages, which the queries of executors would lack: SQLite's heap is one.
         self._connection.release_memory()
-        return best(list(found), asked)
+        asked = fold(asked)
+        scored = [(share(match[2], asked), len(match[2]), at) for at, match in enumerate(found)]
+        kept = sorted((score for score in scored if score[0] > SHARE), reverse=True)
+        return tuple(found[at] for _, _, at in kept[:MOST])
 
     def _runs(self, asked: str) -> Iterator[list[ValueMatch]]:
         """Yield what each run of words finds, where both runs one word shorter found any."""
@@ -180,14 +182,6 @@ class ValueIndex:
         query = " ".join(f'"{word}"' for word in sorted(words))
         rows = self._connection.execute(_SEARCH, (query,))
         return [(str(table), str(column), str(text)) for text, table, column in rows]
-
-
-def best(found: Sequence[ValueMatch], asked: str) -> tuple[ValueMatch, ...]:
-    """Keep the values of which enough stands in the question: largest share first, then longest."""
-    asked = fold(asked)
-    scored = [(share(match[2], asked), len(match[2]), at) for at, match in enumerate(found)]
-    kept = sorted((score for score in scored if score[0] > SHARE), reverse=True)
-    return tuple(found[at] for _, _, at in kept[:MOST])
 
 
 def share(value: str, asked: str) -> float:
