@@ -65,7 +65,8 @@ def sample_columns(
         return schema
     gold = _gold_columns(schema, gold_sql)
     gold_tables = {table for table, _ in gold}
-    keys = _key_columns(schema)
+    primary = {(table.name, name) for table in schema.tables for name in table.primary_key}
+    keys = primary.union(*(key.ends for key in schema.foreign_keys))
     near_keys = {key for key in keys if key[0] in gold_tables}
     base = next((base for base in (gold | keys, gold | near_keys) if short(base)), gold)
     rest = [column for column in everything if column not in base]
@@ -74,11 +75,6 @@ def sample_columns(
     sizes = range(1, len(rest) + 1)
     fitting = bisect_left(sizes, 1, key=lambda size: int(not short(base.union(rest[:size]))))
     return schema.only(base.union(rest[:fitting]))
-
-
-def _key_columns(schema: DatabaseSchema) -> set[ColumnKey]:
-    primary = {(table.name, name) for table in schema.tables for name in table.primary_key}
-    return primary.union(*(key.ends for key in schema.foreign_keys))
 
 
 def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
