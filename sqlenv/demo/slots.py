@@ -224,8 +224,7 @@ def _noun(draw: Draw, name: str) -> str:
         own, *others = column.names
     else:
         own, others = draw.sql[name], []
-    swap = bool(others) and draw.rng.random() < _SYNONYM_RATE
-    if swap:
+    if others and draw.rng.random() < _SYNONYM_RATE:
         own = others[0] if name[0] == "S" else draw.rng.choice(others)
     draw.words[name] = own.replace("_", " ") if column or name[0] == "S" else own
     return draw.words[name]
