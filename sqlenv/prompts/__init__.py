@@ -49,7 +49,7 @@ def first_observation(example: Example, schema_text: str, *, style: PromptStyle)
 
     Evidence stands on a line of its own before the question; PaVeRL's prompt has a section for it.
     """
-    details = {"db_engine": _engine(example), "db_details": schema_text}
+    details = {"db_engine": ENGINES[example.dialect], "db_details": schema_text}
     templates = _templates(style)
     if style == "paverl":
         text = templates["user"].format(**details, **_paverl_fields(example))
@@ -104,14 +104,14 @@ def feedback_text(
         )
     else:
         issues = templates["generic_feedback"].format(generic=templates["generic"][undiagnosed])
-    return issues + templates["revise"][form].format(db_engine=_engine(example))
+    return issues + templates["revise"][form].format(db_engine=ENGINES[example.dialect])
 
 
 def judge_observation(example: Example, schema_text: str, queries: Sequence[str]) -> Observation:
     """Ask for a score between 0 and 1 of every query (PaVeRL-SQL, appendix A, prompt 2)."""
     numbered = [(f"SQL{index}", query) for index, query in enumerate(queries, start=1)]
     text = _templates("paverl")["judge"].format(
-        db_engine=_engine(example),
+        db_engine=ENGINES[example.dialect],
         db_details=schema_text,
         count=len(queries),
         queries="\n".join(f"{name}:\n```sql\n{query}\n```" for name, query in numbered),
@@ -119,10 +119,6 @@ def judge_observation(example: Example, schema_text: str, queries: Sequence[str]
         **_paverl_fields(example),
     )
     return (Message("user", text),)
-
-
-def _engine(example: Example) -> str:
-    return ENGINES.get(example.dialect, example.dialect)
 
 
 def _paverl_fields(example: Example) -> dict[str, str]:
