@@ -33,8 +33,6 @@ _FORMS: Mapping[Wrapping, tuple[Form, ...]] = {
     "fence": ("fence",),
     "any": ("sql_tag", "fence", "bare"),
 }
-_OTHER: Mapping[Form, Form] = {"sql_tag": "fence", "fence": "sql_tag"}
-"""What may stand inside of a block, around its query."""
 _ASKED: Mapping[Form, tuple[str, str]] = {
     "sql_tag": ("<sql>", "</sql>"),
     "fence": ("```sql", "```"),
@@ -292,7 +290,7 @@ def _inner(text: str, block: _Block) -> tuple[int, int]:
     start, end = _text_of(text, block)
     if block.form == "bare" or begins_query(text[start:end]):
         return start, end
-    other = _OTHER[block.form]
+    other: Form = "fence" if block.form == "sql_tag" else "sql_tag"
     inner = _best(text[start:end], _blocks(text[start:end], other))
     if inner is not None:
         return _text_of(text, _Block(other, *(start + place for place in inner[1:])))
