@@ -79,7 +79,9 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         return held_out(self.config, self.root, self.executor)
 
     def examples(self, split: Split, *, limit: int | None = None) -> tuple[Example, ...]:
-        """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
+        """Load and check the questions of a split, at most `limit` of them: a sample by seed, of
+        test questions the same for all seeds and models.
+        """
         held = self._held_out if split != "test" else None
         loaded = load_split(self.config, split, self.root, self.executor, held=held)
         for line in loaded.lines():
@@ -87,7 +89,8 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         if split == "train":
             _log.info("passes: %s", describe_passes(self.config, len(loaded.examples)))
         self.prompts.describe(loaded.descriptions)
-        found, count = sample(loaded.examples, limit, seed=self.config.seed), len(loaded.examples)
+        seed = 0 if split == "test" else self.config.seed
+        found, count = sample(loaded.examples, limit, seed=seed), len(loaded.examples)
         if len(found) < count:
             _log.info("%s: a sample of %d of %d questions", split, len(found), count)
         return tuple(found)

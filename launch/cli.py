@@ -241,7 +241,13 @@ def lines(prompt: str) -> Iterator[str]:
     """Yield the lines of standard input but blank ones; on a terminal each is asked for."""
     with suppress(EOFError, KeyboardInterrupt):
         while True:
-            if line := input(prompt if sys.stdin.isatty() else "").strip():
+            try:
+                line = input(prompt if sys.stdin.isatty() else "").strip()
+            except UnicodeDecodeError:
+                raise UserError(
+                    f"standard input: is no text in {sys.stdin.encoding}; convert it"
+                ) from None
+            if line:
                 yield line
 
 

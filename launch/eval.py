@@ -133,6 +133,8 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     from launch.evaluation.results import ModelFacts
     from launch.policy import PLAIN, WHERE, find_subject, policy_in
 
+    if given.data not in SPLITS:  # whole, unless a part is asked for here
+        settings = ["evaluation.questions=null", *settings]
     if given.predictions:
         config = load_config(PLAIN, [*settings, "prompt.example_values=0"])
     else:
@@ -149,7 +151,8 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     if given.predictions:
         from launch.evaluation.predictions import FileSource
 
-        facts = ModelFacts(name or given.predictions.stem)
+        file = given.predictions
+        facts = ModelFacts(name or (file.name if file.is_dir() else file.stem))
         return FileSource(config, decode, facts, given.predictions, every), split
     if given.endpoint and given.model:
         from launch.evaluation.endpoint import EndpointSource
@@ -161,7 +164,8 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
         return EndpointSource(config, decode, facts, given.endpoint), split
     if given.checkpoint is None:
         raise UserError(f"nothing to evaluate: give --checkpoint, {WHERE}, or --endpoint URL")
-    policy = policy_in(given.checkpoint)
+    moved = [setting for setting in settings if setting.startswith("model.path=")]
+    policy = policy_in(given.checkpoint, moved)
     accelerator = cli.use_accelerator(given.accel)
     from launch.evaluation.sampling import CheckpointSource
 
@@ -206,7 +210,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         questions = _questions(given, config, examples)
         if out and source.is_asked:  # before hours of sampling
             check_databases(questions.databases | questions.suite_files)
-            claim_data(out, fingerprints({given.data: examples}, source.folder))
+            claim_data(out, fingerprints({given.data: examples}, source.folder, source.checkpoint))
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
             samples, notes = source.answers(examples, sql, show)
@@ -331,6 +335,8 @@ def _check(given: EvalOptions) -> None:
         "data.root=FOLDER, or give a test set": is_split and has_place,
         f"--decode {given.decode}: needs a model that is asked; give --endpoint URL": is_judged
         and not url,
+        "--official: the official programs judge whole sets; leave out --limit": given.official
+        and given.limit,
         f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
         "--endpoint and --checkpoint: give one of the two": url and given.checkpoint,
         "--endpoint: say --model NAME too": url and not model,

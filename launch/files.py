@@ -47,7 +47,8 @@ _ELSEWHERE += ("model.path", "data.root")
 # What a smaller memory needs; numbers differ by rounding alone, as on another mesh.
 _ELSEWHERE += ("train.batching.", "warm_start.batching.", "model.remat")
 _ELSEWHERE += ("sampler.slots", "sampler.cache_gb")
-_MODEL = "model"  # in data.json
+_MODEL, _CHECKPOINT = "model", "checkpoint"  # in data.json
+_SMALL_BYTES = 2**20
 # With only these files a folder is still free.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS, DATA})
 _ADVICE = "delete it to go on"
@@ -139,12 +140,14 @@ def check_settings(folder: Path, settings: str, *, key: str = "run.dir") -> None
     """
     _check_no_file(folder, key)
     names = _names(folder)
-    if names and CONFIG not in names:
+    # Settings that somebody wrote by hand have no versions beside them.
+    others = names - _BEFORE_WORK if CONFIG in names else names - {VERSIONS, DATA}
+    if (others and CONFIG not in names) or names == {CONFIG}:
         raise UserError(
-            f"{folder}: holds files that are not a run (such as {min(names)}); "
+            f"{folder}: holds files that are not a run (such as {min(others or names)}); "
             f"set {key} to another folder"
         )
-    if names <= _BEFORE_WORK:
+    if not others:
         return
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
@@ -206,8 +209,10 @@ def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[P
     try:
         _lock(handle, folder, key=key)
         check_settings(folder, settings, key=key)
-        write_text(folder / CONFIG, settings)
+        if _names(folder) <= _BEFORE_WORK:
+            (folder / DATA).unlink(missing_ok=True)  # of a start that came to nothing
         _note_versions(folder / VERSIONS)
+        write_text(folder / CONFIG, settings)
         yield folder
     finally:
         if fresh and _names(folder) <= _BEFORE_WORK:
@@ -231,16 +236,25 @@ def _lock(handle: int, folder: Path, *, key: str) -> None:
 
 
 def fingerprints(
-    splits: Mapping[Any, Sequence[Example]], model: Path | None = None
+    splits: Mapping[Any, Sequence[Example]],
+    model: Path | None = None,
+    checkpoint: Path | None = None,
 ) -> dict[str, Any]:
-    """Return number and fingerprint of the questions of each split, and the fingerprint of a model
-    that is none of the run's own.
+    """Return number and fingerprint of the questions of each split, and the fingerprints of a model
+    that is none of the run's own and of a checkpoint.
     """
     facts: dict[str, Any] = {
         name: {"questions": len(each), "fingerprint": question_digest(each)}
         for name, each in splits.items()
     }
-    return facts if model is None else {**facts, _MODEL: {"fingerprint": model_digest(model)}}
+    if model is not None:
+        facts[_MODEL] = {"fingerprint": model_digest(model)}
+    if checkpoint is not None:
+        # No two saves have the same small files: one has its time. Arrays would take minutes.
+        files = [path for path in checkpoint.rglob("*") if path.is_file()]
+        small = [path for path in files if path.stat().st_size < _SMALL_BYTES]
+        facts[_CHECKPOINT] = {"fingerprint": digest(small)}
+    return facts
 
 
 def check_alike(found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -271,7 +285,7 @@ def claim_data(folder: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _told(name: str) -> str:
-    return "model.path" if name == _MODEL else f"data.{name}"
+    return {_MODEL: "model.path", _CHECKPOINT: "--checkpoint"}.get(name, f"data.{name}")
 
 
 def _note_versions(path: Path) -> None:

@@ -35,13 +35,15 @@ class PolicySource:
     lora: LoraConfig | None = None
 
 
-def policy_in(where: Path) -> PolicySource:
-    """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model folder."""
+def policy_in(where: Path, moved: Sequence[str] = ()) -> PolicySource:
+    """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model folder;
+    `moved` are settings that say where the model of a run is now.
+    """
     if (where / "config.json").is_file():
         return PolicySource(where.resolve().name, where)
     if run := run_of(where):
         if run != where:
-            return _of_run(run, where)
+            return _of_run(run, where, moved)
         # Orbax takes seconds to import, and a mistake above needs it not.
         from minirl.run.checkpoint import best_step
 
@@ -49,13 +51,13 @@ def policy_in(where: Path) -> PolicySource:
         step = best_step(checkpoints) if checkpoints.is_dir() else None
         if step is None:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
-        return _of_run(where, checkpoints / str(step))
+        return _of_run(where, checkpoints / str(step), moved)
     raise UserError(f"--checkpoint {where}: give {WHERE}")
 
 
-def _of_run(run: Path, checkpoint: Path) -> PolicySource:
+def _of_run(run: Path, checkpoint: Path, moved: Sequence[str]) -> PolicySource:
     """Take structure and tokenizer from the run's own model, whatever the job at hand says."""
-    config = load_config(str(run / CONFIG), ())
+    config = load_config(str(run / CONFIG), moved)
     path = config.model.path or run / "model"
     if (run / WARM_MODEL).is_dir():
         path = run / WARM_MODEL

@@ -262,6 +262,7 @@ def answer_line(
     if line is not None:
         # The verdicts of the evaluation take the place of the environment's.
         for member, found in zip(line["trajectories"], outcomes, strict=False):
+            member["correct"] = is_right(found)
             for turn in member["turns"][-1:]:
                 if turn.get("kind", "answer") == "answer":
                     turn["correct"] = is_right(found)

@@ -90,7 +90,7 @@ class ChatTokenizer:
         # Where one begins, also inside of another.
         marks = "|".join(map(re.escape, [*controls.values(), *self._roles()]))
         self._marks = re.compile(f"(?={marks or '(?!)'})(?s:.)")
-        self._check_end_of_turn(controls)
+        self._put_end_of_turn_first(controls)
         pad_id = self._chat.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
 
@@ -163,10 +163,15 @@ class ChatTokenizer:
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
 
-    def _check_end_of_turn(self, controls: Collection[int]) -> None:
+    def _put_end_of_turn_first(self, controls: Collection[int]) -> None:
+        """Let demonstrations end as the template ends a turn, whatever other stop tokens there are;
+        warn where that is none.
+        """
         after = self._render([*_BEFORE, _BEFORE[0]]).partition(_REPLY)[2]
         first = next((i for i in self._encode(after) if i in controls), None)
-        if first not in self.stop_ids:
+        if first in self.stop_ids:
+            self.stop_ids = tuple(dict.fromkeys([first, *self.stop_ids]))
+        else:
             end = "no control token"
             if first is not None:
                 end = f"{self.decode([first])} ({first}), which is no stop token"

@@ -39,6 +39,7 @@ _UNWRITABLE = (
 _TREE, _OPTIMIZER, _RAW, _FACTS = "tree", "optimizer", "raw", "facts"
 # Newest checkpoints that are kept.
 _KEPT = 2
+_ASIDE = "-replaced"
 Tree = Any
 _Kind = TypeVar("_Kind")
 
@@ -57,6 +58,7 @@ class Checkpoints:
         self._folder = folder.absolute()
         with _writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
+        distributed.from_first(self._settle)
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
@@ -95,8 +97,10 @@ class Checkpoints:
         metrics = None if score is None else {"score": score}
         with _writing(self._folder):
             if step in self._manager.all_steps():
-                # A stop came between the step and its evaluation.
-                self._manager.delete(step)
+                # A stop came between the step and its evaluation. Orbax writes over no step: the
+                # old one stays beside until the new one is whole.
+                distributed.from_first(lambda: self._place(step).rename(self._aside(step)))
+                self._manager.reload()
             self._manager.save(step, args=args, metrics=metrics, force=True)
 
     def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
@@ -143,9 +147,26 @@ class Checkpoints:
         """Wait for what is being written."""
         with _writing(self._folder):
             self._manager.wait_until_finished()
+            if distributed.is_first():
+                self._settle()
         older = sorted(self._manager.all_steps())[:-_KEPT]
         for step in older if distributed.is_first() else ():
             shutil.rmtree(self._folder / str(step) / _OPTIMIZER, ignore_errors=True)
+
+    def _place(self, step: int) -> Path:
+        return self._folder / str(step)
+
+    def _aside(self, step: int) -> Path:
+        return self._folder / f".{step}{_ASIDE}"
+
+    def _settle(self) -> None:
+        """Remove what a whole checkpoint took the place of; bring back what none did."""
+        for aside in self._folder.glob(f".*{_ASIDE}"):
+            place = self._folder / aside.name[1 : -len(_ASIDE)]
+            if place.exists():
+                shutil.rmtree(aside)
+            else:
+                aside.rename(place)
 
     def close(self) -> None:
         """Wait for what is being written, and end."""

@@ -76,8 +76,7 @@ class ServerPool:
         Weights may change meanwhile: the reply goes on with the new ones.
 
         Raises:
-            UserError: Servers refuse the request.
-            LostError: No server is left, or none has answered.
+            LostError: No server is left, none has answered, or they refuse the request.
         """
         places, failures = itertools.count(request.episode), 0
         while True:
@@ -90,7 +89,7 @@ class ServerPool:
                     if server.is_used:  # still
                         return await self._ask(server, request, stop_ids)
             except RejectedError as error:  # others would refuse it, too
-                raise UserError(f"{error}; the server's log says why") from None
+                raise LostError(f"{error}; the server's log says why") from None
             except ServerError as error:
                 failures += 1
                 self._events["retries"] += 1

@@ -21,7 +21,7 @@ from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
 from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainConfig
-from minirl.exchange import LostError
+from minirl.exchange import LostError, UserError
 from minirl.model.decoder import Decoder
 from minirl.model.lora import trained
 from minirl.model.sharding import row_parts
@@ -113,6 +113,11 @@ class Trainer:
         )
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self.steps_done = self._checkpoints.newest_step()
+        if not self.steps_done and (best := self._checkpoints.best_step()) is not None:
+            raise UserError(
+                f"{folder / 'checkpoints'}: {best} has weights and no optimizer to go on with; set "
+                "run.dir to another folder, or delete it to begin anew"
+            )
         self._facts = _Facts()
         self._last = config.steps
         if self.steps_done:

@@ -89,8 +89,10 @@ class ProgressiveReward:
         return self._config.deterioration if first else 0.0
 
     def _latency(self, episode: Episode) -> float:
-        """Reward a match, less for every turn it comes later (equation 2)."""
-        turn = first_match(episode)
+        """Reward a match, less for every turn it comes later (equation 2); nothing where a trainer
+        has gone on to a wrong answer.
+        """
+        turn = first_match(episode) if is_correct(episode) else None
         return MATCH * self._config.decay ** (turn - 1) if turn else 0.0
 
     def _alignment(self, episode: Episode) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import groupby
@@ -149,12 +150,12 @@ def _read(identity: Identity, *, examples: int, profile: bool) -> DatabaseSchema
     with reading(Path(identity[0])) as connection:
         tables = list(_tables(connection))
         look = _profiled if profile else _with_examples
-        shown = (
-            replace(table, columns=look(connection, table, examples))
-            if table.kind == "TABLE"
-            else table
-            for table in tables
-        )
+        shown = []
+        for table in tables:
+            with suppress(apsw.SQLError):  # of a generated column: then no values are shown
+                if table.kind == "TABLE":
+                    table = replace(table, columns=look(connection, table, examples))
+            shown.append(table)
         return DatabaseSchema(tuple(shown), tuple(_foreign_keys(connection, tables)))
 
 

@@ -162,14 +162,21 @@ def _bare_table(schema: DatabaseSchema, table: TableSchema) -> str:
     parts = []
     for column in table.columns:
         key = single.get(column.name)
-        parts.append(f"{_identifier(column.name)} {_reference(key) if key else ''}".rstrip())
+        reference = _reference(schema, key) if key else ""
+        parts.append(f"{_identifier(column.name)} {reference}".rstrip())
     parts += [
-        f"FOREIGN KEY ({_names(key.columns)}) {_reference(key)}"
+        f"FOREIGN KEY ({_names(key.columns)}) {_reference(schema, key)}"
         for key in keys
         if key != single.get(key.columns[0])
     ]
     return f"CREATE {table.kind} {_identifier(table.name)} ({', '.join(parts)});"
 
 
-def _reference(key: ForeignKey) -> str:
-    return f"REFERENCES {_identifier(key.ref_table)}"
+def _reference(schema: DatabaseSchema, key: ForeignKey) -> str:
+    """Name the table, and the columns unless they are its primary key, as SQL does."""
+    is_key = any(
+        table.name == key.ref_table and table.primary_key == key.ref_columns
+        for table in schema.tables
+    )
+    columns = "" if is_key else f" ({_names(key.ref_columns)})"
+    return f"REFERENCES {_identifier(key.ref_table)}{columns}"

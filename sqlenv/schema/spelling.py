@@ -29,7 +29,11 @@ def spelled(sql: str, schema: DatabaseSchema) -> str:
         for column in table.columns
     }
     tables_first, columns_first = columns | tables, tables | columns
-    aliases = {after.text for token, after in pairwise(found) if token.is_word("as")}
+    aliases = {
+        after.text
+        for token, after in pairwise(found)
+        if token.is_word("as", "end") or token.is_sign(")") or token.text in columns
+    }
     parts, end = list[str](), 0
     nothing = Token("sign", "", 0, 0, 0)
     for before, token, after in zip((nothing, *found), found, (*found[1:], nothing), strict=False):

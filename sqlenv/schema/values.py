@@ -16,6 +16,7 @@ import re
 import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -93,10 +94,11 @@ def _texts(database: Path) -> Iterator[ValueMatch]:
                 f"SELECT DISTINCT CAST({name} AS BLOB) FROM {quoted(table.name)} NOT INDEXED "
                 f"WHERE typeof({name}) = 'text' AND length({name}) BETWEEN 1 AND {VALUE_CHARACTERS}"
             )
-            for (value,) in rows:
-                text = value.decode(codec, "ignore") if isinstance(value, bytes) else ""
-                if text and not _is_number(text):
-                    yield table.name, column.name, text
+            with suppress(apsw.SQLError):  # of a generated column, for one of the rows
+                for (value,) in rows:
+                    text = value.decode(codec, "ignore") if isinstance(value, bytes) else ""
+                    if text and not _is_number(text):
+                        yield table.name, column.name, text
 
 
 def fold(text: str) -> str:

@@ -8,6 +8,7 @@ the same writer. `tests/data/dialects.json` shows what is equal.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from sqlglot import exp
@@ -30,6 +31,9 @@ from sqlenv.types import ENGINES, SqlError
 
 _QUOTED = (TokenType.STRING, TokenType.IDENTIFIER, TokenType.HEREDOC_STRING)
 _PARTS = {"year": "%Y", "month": "%m", "day": "%d", "dayofmonth": "%d"}
+# Of SQLite's strftime.
+_MARKS = re.compile("%[deFfGgHIjJklmMpPRsSTuUVwWY%]")
+_STEPS = frozenset({"DAY", "MONTH", "YEAR"})
 _DATES = (exp.DataType.Type.DATE, exp.DataType.Type.DATETIME, exp.DataType.Type.TIMESTAMP)
 
 
@@ -45,12 +49,14 @@ def transpiled(sql: str, dialect: str) -> str | SqlError:
     try:
         tree = _read(sql, Dialect.get_or_raise(dialect))
         for node in reversed(list(tree.walk())):  # from the leaves
+            _check_dates(node, dialect)
             rewrite = _REWRITES.get(type(node))
             new = rewrite(node) if rewrite else node
             new = _folded(new) if dialect == "mysql" else new
             if new is not node:
                 node.replace(new)
-        text = tree.sql(dialect=_Backticks, comments=False)
+        # What is left out would make different queries equal.
+        text = tree.sql(dialect=_Backticks, comments=False, unsupported_level=ErrorLevel.RAISE)
         if parse(text) is not None:
             return text
         why = "no query of SQLite comes of it"
@@ -83,6 +89,20 @@ def _words(tokens: list[Token]) -> Iterator[str]:
             yield "'"
         else:
             yield from token.text.lower().split()
+
+
+def _check_dates(node: exp.Expr, dialect: str) -> None:
+    """Refuse what SQLite would take for a text or for NULL: marks of a format that it lacks, and
+    steps other than days, months and years.
+    """
+    if isinstance(node, exp.TimeToStr):
+        rest = _MARKS.sub("", node.args["format"].name)
+        if "%" in rest or (dialect == "postgres" and re.search("[A-Za-z]", rest)):
+            raise ValueError(f"SQLite has no such format of a date: {node.args['format'].name}")
+    if isinstance(node, exp.DateAdd | exp.DateSub):
+        unit = node.text("unit").upper() or "DAY"
+        if unit not in _STEPS:
+            raise ValueError(f"SQLite's DATE takes no step of a {unit}")
 
 
 def _part(node: exp.Expr) -> exp.Expr:

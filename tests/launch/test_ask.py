@@ -52,8 +52,9 @@ def asked(place, database, monkeypatch, capsys):
     """Return what asks the finished run: the exit status and the lines of standard output."""
     monkeypatch.setattr(sampling, "Evaluator", Scripted)
 
-    def run(*questions: str, stdin: str = "") -> tuple[Any, list[str]]:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    def run(*questions: str, stdin: str | bytes = "") -> tuple[Any, list[str]]:
+        content = stdin if isinstance(stdin, bytes) else stdin.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
         line = ["--checkpoint", str(place / "finished"), "--db", str(database), *questions]
         with pytest.raises(SystemExit) as end:
             ask.main(line)
@@ -80,6 +81,8 @@ def test_lines_of_standard_input_are_questions_and_one_that_runs_is_enough(asked
     places = [lines.index(SHOWN[question][-1]) for question in ("prose", "names", "wrong")]
     assert places == sorted(places)
     assert asked(stdin="prose\nwrong\n")[0] == 1
+    with pytest.raises(UserError, match=r"standard input: is no text in utf-8"):
+        asked(stdin="Où?".encode("latin-1"))
 
 
 def test_a_run_is_asked_with_its_own_limits_in_one_slot(asked):

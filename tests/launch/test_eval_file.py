@@ -269,6 +269,8 @@ def test_half_a_character_in_a_prediction_is_no_query(evaluate, tmp_path):
     path = write_lines(tmp_path / "p.jsonl", lines)
     sheet = evaluate(path, "--official", "--out", str(tmp_path / "out"))
     assert verdicts(sheet, "spider_ex") == [0, 1, 1, 1, 1]
+    with pytest.raises(UserError, match=r"--official: .* leave out --limit"):
+        evaluate(path, "--official", "--limit", "2")
     texts = (tmp_path / "out" / "predictions.sql").read_text().splitlines()
     assert texts == ["SELECT", *GOLDS[1:]]
 

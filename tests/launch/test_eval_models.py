@@ -152,13 +152,20 @@ def test_the_number_of_questions_is_never_dropped(served, evaluate, tmp_path, ca
         assert (chat.requests, sheet["settings"]["questions"]) == (2 + 3, 3)
         evaluate(tmp_path / "all", chat, "--limit", "9", job="")
         assert chat.requests == 2 + 3 + 5
+        # Whatever the seed of a run is.
+        other = evaluate(tmp_path / "seed", chat, "--limit", "3", "seed=4", job="")
+        assert asked_of(other) == asked_of(sheet)
     # Of a file it is the same sample.
     golds, json_file = write_golds(tmp_path / "p.sql"), tmp_path / "file.json"
     file = ["--predictions", str(golds), "--data-root", str(served / "spider_data")]
     evaluation.main([*file, "--data", "spider-dev", "--limit", "3", "--json", str(json_file)])
     found = json.loads(json_file.read_text())
-    assert [one["id"] for one in found["questions"]] == [one["id"] for one in sheet["questions"]]
+    assert asked_of(found) == asked_of(sheet)
     assert found["measures"]["spider_ex"]["mean"] == 1
+
+
+def asked_of(sheet: dict[str, Any]) -> list[str]:
+    return [one["id"] for one in sheet["questions"]]
 
 
 @pytest.mark.parametrize("comments", ["names", "full"])

@@ -8,7 +8,7 @@ import pytest
 
 from launch import cli
 from launch import eval as command
-from launch.config import load_config
+from launch.config import dump, load_config
 from launch.evaluation.answers import GREEDY, Sampled
 from launch.evaluation.endpoint import EndpointSource
 from launch.evaluation.questions import own_set, rule_of
@@ -50,9 +50,10 @@ def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
     ]
     write_answers(tmp_path, judged, ())
     lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()[1:]
-    episode, answer = (json.loads(one)["trajectories"][0]["turns"] for one in lines)
-    assert [turn["correct"] for turn in episode] == [False, True]
-    assert [(turn["correct"], turn["result"]) for turn in answer] == [(True, seen)]
+    episode, answer = (json.loads(one)["trajectories"][0] for one in lines)
+    assert [turn["correct"] for turn in episode["turns"]] == [False, True]
+    assert episode["correct"]
+    assert [(turn["correct"], turn["result"]) for turn in answer["turns"]] == [(True, seen)]
 
 
 def test_a_job_with_witnesses_is_judged_on_them_first_and_by_its_rule_alone():
@@ -169,3 +170,14 @@ def test_a_checkpoint_has_learned_where_its_query_is_and_a_model_has_not(
     ):
         found = CheckpointSource.of(config, GREEDY, policy_in(folder), "cpu")
         assert found.config.answer_wrapping == wrapping
+
+
+def test_the_model_of_a_run_is_where_the_command_says_that_it_is_now(place):
+    run = place / "run"
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    gone = ("model.tiny=null", f"model.path={place / 'gone'}")
+    (run / "config.yaml").write_text(dump(load_config(str(place / "job.yaml"), gone)))
+    with pytest.raises(UserError, match=r"model\.path: .*gone"):
+        policy_in(run / "checkpoints" / "1")
+    found = policy_in(run / "checkpoints" / "1", [f"model.path={place / 'model'}"])
+    assert found.model == place / "model"

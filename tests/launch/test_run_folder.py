@@ -65,12 +65,39 @@ def test_a_folder_without_work_may_have_other_settings(job, tmp_path):
     """A first start that failed or was killed must not stand in the way of the corrected one."""
     folder = claim(job())
     (folder / ".config.yaml.part").write_text("seed")
-    claim(job("seed=9"))
+    claim_data(folder, {"train": {"questions": 3}})
+    claim_data(claim(job("seed=9")), {"train": {"questions": 4}})
     assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 9
     # Where the run made the folder itself, nothing of it is left.
     with claimed(tmp_path / "new" / "run", "a: 1\n") as made:
         assert made.is_dir()
     assert not (tmp_path / "new").exists()
+
+
+def test_settings_that_somebody_wrote_by_hand_are_not_written_over(tmp_path):
+    (tmp_path / "config.yaml").write_text("base: laptop.yaml  # mine\n")
+    with pytest.raises(UserError, match=r"not a run \(such as config\.yaml\)"):
+        claim_folder(tmp_path)
+    assert "mine" in (tmp_path / "config.yaml").read_text()
+
+
+def claim_folder(folder):
+    with claimed(folder, "a: 1\n"):
+        pass
+
+
+def test_another_checkpoint_at_the_same_place_is_noticed(tmp_path):
+    weights = tmp_path / "3" / "tree" / "data"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(bytes(2**20))
+    (tmp_path / "3" / "saved").write_text("1")
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    claim_data(out, fingerprints({}, None, tmp_path / "3"))
+    (tmp_path / "3").rename(moved)
+    claim_data(out, fingerprints({}, None, moved))
+    (moved / "saved").write_text("2")
+    with pytest.raises(UserError, match=r"^--checkpoint: the files are others"):
+        claim_data(out, fingerprints({}, None, moved))
 
 
 def test_one_process_at_a_time(job):

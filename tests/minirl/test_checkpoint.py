@@ -68,6 +68,25 @@ def restore(folder, like, kind=dict):
         return checkpoints.restore_newest(like, kind)
 
 
+def test_a_step_that_is_written_anew_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    """A stop came between a step and its evaluation, and a kill while it was written with that."""
+    save_all(tmp_path, {3: None})
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(checkpoints._manager, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(3, make_tree(3), {"step": 3}, score=0.5)
+    tree, facts = restore(tmp_path, make_tree(99))
+    assert_equal(tree, make_tree(3))
+    assert facts == {"step": 3}
+    save_all(tmp_path, {3: 0.5})
+    assert best_step(tmp_path) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
 def test_the_newest_and_of_an_older_best_the_weights_are_kept_also_across_a_resume(tmp_path):
     with closing(Checkpoints(tmp_path / "new")) as checkpoints:
         assert (checkpoints.newest_step(), checkpoints.best_step()) == (0, None)

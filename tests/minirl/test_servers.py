@@ -163,6 +163,12 @@ IMPOSSIBLE = {
     "too long": answer((10,) * 8 + (STOP,)),
     "empty": answer(()),
     "weights of no token": answer(weight_versions=spans(("a", 2))),
+    "weights of a trillion": answer(weight_versions=[{"version": "a", "start": 0, "end": 10**12}]),
+    "weights of a token twice": answer(
+        weight_versions=[
+            {"version": v, "start": s, "end": e} for v, s, e in (("a", 0, 2), ("b", 1, 2))
+        ]
+    ),
     "aborted": answer(finish_reason={"type": "abort"}),
 }
 

@@ -124,8 +124,8 @@ def set_config(folder: Path, **facts: object) -> Path:
 @pytest.mark.parametrize(
     ("eos", "also", "expected"),
     [
-        *((None, [], (2,)), (2, [], (2,)), (0, [], (0, 2)), ([2, 0], [], (2, 0))),
-        *((None, 1, (2, 1)), (None, [1, 2], (2, 1)), (0, 1, (0, 2, 1)), ([2, 0], 2, (2, 0))),
+        *((None, [], (2,)), (2, [], (2,)), (0, [], (2, 0)), ([2, 0], [], (2, 0))),
+        *((None, 1, (2, 1)), (None, [1, 2], (2, 1)), (0, 1, (2, 0, 1)), ([2, 0], 2, (2, 0))),
     ],
 )
 def test_stop_tokens_of_all_files_count(tmp_path, eos, also, expected):

@@ -206,6 +206,17 @@ def test_vectors(case):
     assert spared.total == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_match_before_a_wrong_last_answer_pays_nothing():
+    """Trainers may go on after a match, where the environment ends."""
+    example = Example("1", "?", "db", Path("db.sqlite"), "SELECT 1")
+    right, wrong = (attempt(f"SELECT {n}", correct=n == 1) for n in (1, 2))
+    reward = ProgressiveReward(ProgressiveConfig())
+    parts = [
+        reward(Episode(example, turns)).parts["latency"] for turns in ((right,), (right, wrong))
+    ]
+    assert parts == [2.0, 0.0]
+
+
 def test_case_study_end_to_end():
     rounds = [STUDY[f"case study, round {r}"] for r in ("1 as printed", "2", "3")]
     example = Example("1", "?", "db", Path("db.sqlite"), rounds[0]["gold"])

@@ -145,6 +145,33 @@ def test_keep_drops_columns_tables_and_broken_keys(bands):
     assert text == "CREATE TABLE singer (name, band_id);"
 
 
+def test_a_reference_names_its_column_unless_that_is_the_key(make_database):
+    script = [
+        "CREATE TABLE country (id INTEGER PRIMARY KEY, code TEXT UNIQUE)",
+        "CREATE TABLE city (name, cc REFERENCES country (code), at REFERENCES country)",
+    ]
+    lines = render_schema(read_schema(make_database("; ".join(script))), style="bare").splitlines()
+    assert lines[1] == (
+        "CREATE TABLE city (name, cc REFERENCES country (code), at REFERENCES country);"
+    )
+
+
+@pytest.mark.parametrize("profile", [False, True])
+def test_a_generated_column_that_fails_for_a_row_has_no_values(make_database, tmp_path, profile):
+    script = [
+        "CREATE TABLE log (data TEXT)",
+        "INSERT INTO log (data) VALUES ('{\"kind\": \"a\"}'), ('none')",
+        "ALTER TABLE log ADD COLUMN kind AS (json_extract(data, '$.kind'))",
+        "CREATE TABLE other (name TEXT)",
+        "INSERT INTO other VALUES ('x')",
+    ]
+    database = make_database("; ".join(script))
+    log, other = read_schema(database, profile=profile).tables
+    assert [column.examples for column in log.columns] == [(), ()]
+    assert other.columns[0].examples == ("x",)
+    build_index(database, tmp_path / "index")
+
+
 def wide_schema():
     tables = tuple(
         TableSchema(
