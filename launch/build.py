@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,7 @@ from rewards.execution import gold_result
 from rewards.progress.diagnosis import feedback
 from sqlenv.cache import shared_cache
 from sqlenv.config import AgenticConfig, AnswerConfig, SingleTurnConfig
-from sqlenv.demo import generate
+from sqlenv.demo import STAMP, generate
 from sqlenv.envs.build import build_environment, max_replies
 from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.executor import Executor
@@ -48,6 +49,14 @@ REFUTED = "rollout/refuted_share"
 """Metric: of the answers that look right, the share that a witness refutes."""
 
 
+def _demo_folder(config: JobConfig, folder: Path) -> Path:
+    """Name where demo data is: in the run, unless that has some of other settings."""
+    own, demo = config.folder / "data", config.data.demo
+    stamp = own / STAMP
+    is_same = demo and stamp.is_file() and json.loads(stamp.read_bytes()) == demo.model_dump()
+    return own if is_same else folder / "data"
+
+
 class SqlSide(AbstractContextManager["SqlSide"]):
     """Data, environments and reward of a job; demo data is the run's own, or made in a folder.
 
@@ -56,8 +65,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
-        own = config.folder / "data"  # equal settings make equal data
-        self.root = config.data.root or (own if own.is_dir() else folder / "data")
+        self.root = config.data.root or _demo_folder(config, folder)
         if config.data.demo is not None:
             from minirl.run import distributed
 

@@ -155,7 +155,8 @@ class Page:
                 last = [one["turns"][-1] for one in members if one["turns"]]
                 tags = sorted({tag for turn in last for tag in turn.get("tags", ())})
                 seen = {"view": view, "piece": len(self.pieces), "at": place, "tags": tags}
-                more = {"scores": own} if len(own) > 1 else {}
+                more = {"rule": next(iter(own))} if own else {}
+                more |= {"scores": own} if len(own) > 1 else {}
                 entry["seen"].append({**seen, "right": count, "total": total, **more})
             self.pieces.append(packed({"groups": part}))
 

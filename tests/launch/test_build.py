@@ -50,6 +50,20 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
             assert all(name.startswith(f"blamed/{case}/") for name in blamed)
 
 
+def test_the_demo_data_of_a_run_is_not_replaced_from_elsewhere(tiny, tmp_path):
+    """As by an evaluation with other settings, while the run reads it."""
+    at = f"run.dir={tmp_path / 'run'}"
+    config = load_config(str(tiny), [at])
+    with SqlSide(config, config.folder) as sql:
+        own = sql.root
+    with SqlSide(config, tmp_path / "out") as sql:
+        assert sql.root == own
+    before = (own / "demo.json").read_bytes()
+    with SqlSide(load_config(str(tiny), [at, "data.demo.seed=7"]), tmp_path / "out") as sql:
+        assert sql.root == tmp_path / "out" / "data"
+    assert (own / "demo.json").read_bytes() == before
+
+
 def test_an_answer_that_is_right_by_luck_is_counted(tiny, tmp_path):
     env = "env={kind: single_turn, wrapping: any, witnesses: 4}"
     config = load_config(str(tiny), [env, "reward={kind: execution}"])

@@ -285,7 +285,7 @@ def test_results_beside_the_gold(page, place):
     assert page.texts("#detail .results tr.alone") == [*gone, *new]
     assert "2 rows missing, 2 rows too many" in page.texts("#detail .pane")[0]
     page.open(html, "#q=test/1&a=0.after")
-    assert "env.match=set, 1 row too many" in page.texts("#detail .pane")[0]
+    assert "right by set, 1 row too many" in page.texts("#detail .pane")[0]
 
 
 def test_the_keyboard(page, html):

@@ -3,6 +3,9 @@
 const cellText = cell => cell === null ? h("i", {class: "muted"}, "NULL")
   : typeof cell === "object" ? cell.number ?? `x'${cell.blob}'` : String(cell);
 
+/** Name the rule of a run's environment; nothing of a result without one. */
+const ownRule = ({settings: {"env.match": match}}) => match && `the rule of this run, env.match=${match}`;
+
 /** Show a result, beside the gold's where they differ; a right one that differs names the rule. */
 function results({result, correct}, {gold_result: wanted}, rule) {
   const [own, gold] = [result, wanted?.columns ? wanted : null].map(one => one?.rows.map(row => JSON.stringify(row)));
@@ -14,7 +17,7 @@ function results({result, correct}, {gold_result: wanted}, rule) {
     const count = marks.filter(Boolean).length;
     return count && `${plural(count, "row")} ${what}`;
   }).filter(Boolean);
-  return [h("div", {class: "small muted"}, [correct && `right by the rule of this run, env.match=${rule}`,
+  return [h("div", {class: "small muted"}, [correct && `right by ${rule}`,
     ...words.length ? words : ["the same rows in another order"]].filter(Boolean).join(", ")),
   h("div", {class: "results"}, resultTable("gold", wanted, missing, ["−", "missing in the prediction"]),
     resultTable("prediction", result, extra, ["+", "not in the gold result"]))];

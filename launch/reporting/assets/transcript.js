@@ -157,6 +157,6 @@ function turnOf(turn, n, {member: {spans = []}, group, seen}) {
       : h("b", {class: "wrong"}, `✗ ${entry(ENDINGS, result.status) ?? result.status}`),
     result?.message && h("span", {class: "wrong"}, result.message),
     (turn.tags ?? []).map(tag => h("span", {class: "chip"}, asWords(tag)))),
-    result?.columns && results(turn, group, data.runs[Number.parseInt(seen.view)].settings["env.match"]),
+    result?.columns && results(turn, group, seen.rule ?? ownRule(data.runs[Number.parseInt(seen.view)])),
     turn.witness && witness(turn.witness));
 }
