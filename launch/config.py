@@ -190,7 +190,7 @@ class EvalConfig(Settings):
     """How accuracy is measured."""
 
     questions: PositiveInt | None = None
-    """Test questions, sampled by seed; None for all."""
+    """Test questions, the same ones for all seeds; None for all."""
     validation_questions: PositiveInt | None = 200
     """Validation questions, sampled by seed; None for all."""
     samples: int | None = Field(default=None, ge=2)

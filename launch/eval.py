@@ -133,7 +133,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     from launch.evaluation.results import ModelFacts
     from launch.policy import PLAIN, WHERE, find_subject, policy_in
 
-    if given.data not in SPLITS:  # whole, unless a part is asked for here
+    if given.data not in SPLITS and not given.cfg:  # whole, unless a part is asked for here
         settings = ["evaluation.questions=null", *settings]
     if given.predictions:
         config = load_config(PLAIN, [*settings, "prompt.example_values=0"])

@@ -250,8 +250,9 @@ def fingerprints(
     if model is not None:
         facts[_MODEL] = {"fingerprint": model_digest(model)}
     if checkpoint is not None:
-        # No two saves have the same small files: one has its time. Arrays would take minutes.
-        files = [path for path in checkpoint.rglob("*") if path.is_file()]
+        # No two saves of weights have the same small files, which say where the arrays lie; these
+        # themselves would take minutes.
+        files = [path for path in (checkpoint / "tree").rglob("*") if path.is_file()]
         small = [path for path in files if path.stat().st_size < _SMALL_BYTES]
         facts[_CHECKPOINT] = {"fingerprint": digest(small)}
     return facts

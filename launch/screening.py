@@ -145,12 +145,15 @@ def _sample(
     folder, limits, samples = config.folder, config.sampler, config.train.group_size
     decode = Decode(samples, limits.temperature, "pass", limits.top_p)
     decoder, tokenizer = load_model(config, model)
+    # Queries are looked for as in training.
+    evaluation = config.evaluation.model_copy(update={"wrapping": None})
+    read = config.model_copy(update={"evaluation": evaluation})
     with (
         serving(config, model, folder, limits, lora=None) as servers,
         cli.progress_bar("screening") as progress,
     ):
         evaluator = Evaluator(
-            decoder, tokenizer, sql.environment(tokenizer), limits, decode, config,
+            decoder, tokenizer, sql.environment(tokenizer), limits, decode, read,
             max_turns=max_replies(config.env), servers=servers,
         )  # fmt: skip
         found = evaluator.answers(asked, AnswerFile(folder / _ANSWERS), progress, stops=False)

@@ -99,8 +99,8 @@ class Checkpoints:
             if step in self._manager.all_steps():
                 # A stop came between the step and its evaluation. Orbax writes over no step: the
                 # old one stays beside until the new one is whole.
-                distributed.from_first(lambda: self._place(step).rename(self._aside(step)))
-                self._manager.reload()
+                distributed.from_first(lambda: self._put_aside(step))
+                self._manager.delete(step)
             self._manager.save(step, args=args, metrics=metrics, force=True)
 
     def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
@@ -153,19 +153,20 @@ class Checkpoints:
         for step in older if distributed.is_first() else ():
             shutil.rmtree(self._folder / str(step) / _OPTIMIZER, ignore_errors=True)
 
-    def _place(self, step: int) -> Path:
-        return self._folder / str(step)
-
-    def _aside(self, step: int) -> Path:
-        return self._folder / f".{step}{_ASIDE}"
+    def _put_aside(self, step: int) -> None:
+        """Leave an empty folder in the place of a checkpoint, for Orbax to delete."""
+        place = self._folder / str(step)
+        place.rename(self._folder / f".{step}{_ASIDE}")
+        place.mkdir()
 
     def _settle(self) -> None:
         """Remove what a whole checkpoint took the place of; bring back what none did."""
         for aside in self._folder.glob(f".*{_ASIDE}"):
             place = self._folder / aside.name[1 : -len(_ASIDE)]
-            if place.exists():
+            if (place / _TREE).is_dir():
                 shutil.rmtree(aside)
             else:
+                shutil.rmtree(place, ignore_errors=True)
                 aside.rename(place)
 
     def close(self) -> None:

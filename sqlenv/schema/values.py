@@ -90,12 +90,12 @@ def _texts(database: Path) -> Iterator[ValueMatch]:
         for table, column in ((t, c) for t in tables for c in t.columns):
             name = quoted(column.name)
             # As bytes, since they may not be valid text.
-            rows = connection.execute(
+            sql = (
                 f"SELECT DISTINCT CAST({name} AS BLOB) FROM {quoted(table.name)} NOT INDEXED "
                 f"WHERE typeof({name}) = 'text' AND length({name}) BETWEEN 1 AND {VALUE_CHARACTERS}"
             )
             with suppress(apsw.SQLError):  # of a generated column, for one of the rows
-                for (value,) in rows:
+                for (value,) in connection.execute(sql):
                     text = value.decode(codec, "ignore") if isinstance(value, bytes) else ""
                     if text and not _is_number(text):
                         yield table.name, column.name, text

@@ -157,10 +157,13 @@ def test_a_reference_names_its_column_unless_that_is_the_key(make_database):
 
 
 @pytest.mark.parametrize("profile", [False, True])
-def test_a_generated_column_that_fails_for_a_row_has_no_values(make_database, tmp_path, profile):
+@pytest.mark.parametrize("rows", ["('{\"kind\": \"a\"}'), ('none')", "('none'), ('{}')"])
+def test_a_table_whose_generated_column_fails_shows_no_values(
+    make_database, tmp_path, profile, rows
+):
     script = [
         "CREATE TABLE log (data TEXT)",
-        "INSERT INTO log (data) VALUES ('{\"kind\": \"a\"}'), ('none')",
+        f"INSERT INTO log (data) VALUES {rows}",
         "ALTER TABLE log ADD COLUMN kind AS (json_extract(data, '$.kind'))",
         "CREATE TABLE other (name TEXT)",
         "INSERT INTO other VALUES ('x')",
