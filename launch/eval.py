@@ -210,7 +210,9 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
         questions = _questions(given, config, examples)
         if out and source.is_asked:  # before hours of sampling
             check_databases(questions.databases | questions.suite_files)
-            claim_data(out, fingerprints({given.data: examples}, source.folder, source.checkpoint))
+            claim_data(
+                out, fingerprints({given.data: examples}, source.folder, source.facts.checkpoint)
+            )
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
             samples, notes = source.answers(examples, sql, show)

@@ -141,7 +141,7 @@ def check_settings(folder: Path, settings: str, *, key: str = "run.dir") -> None
     _check_no_file(folder, key)
     names = _names(folder)
     # Settings that somebody wrote by hand have no versions beside them.
-    others = names - _BEFORE_WORK if CONFIG in names else names - {VERSIONS, DATA}
+    others = names - _BEFORE_WORK
     if (others and CONFIG not in names) or names == {CONFIG}:
         raise UserError(
             f"{folder}: holds files that are not a run (such as {min(others or names)}); "
@@ -238,7 +238,7 @@ def _lock(handle: int, folder: Path, *, key: str) -> None:
 def fingerprints(
     splits: Mapping[Any, Sequence[Example]],
     model: Path | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Return number and fingerprint of the questions of each split, and the fingerprints of a model
     that is none of the run's own and of a checkpoint.
@@ -252,7 +252,7 @@ def fingerprints(
     if checkpoint is not None:
         # No two saves of weights have the same small files, which say where the arrays lie; these
         # themselves would take minutes.
-        files = [path for path in (checkpoint / "tree").rglob("*") if path.is_file()]
+        files = [path for path in Path(checkpoint, "tree").rglob("*") if path.is_file()]
         small = [path for path in files if path.stat().st_size < _SMALL_BYTES]
         facts[_CHECKPOINT] = {"fingerprint": digest(small)}
     return facts

@@ -336,11 +336,6 @@ class Source(ABC):
         """Return the folder of the model and its tokenizer, if it is here."""
         return None
 
-    @property
-    def checkpoint(self) -> Path | None:
-        """Return where a run's weights are, if they are asked."""
-        return None
-
     @abstractmethod
     def answers(self, examples: Sequence[Example], sql: SqlSide, show: Progress) -> SourceOutput:
         """Answer the questions, or what is left of them, in the SQL side's folder; a `UserError` if

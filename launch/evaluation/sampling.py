@@ -285,11 +285,6 @@ class CheckpointSource(Source):
         """Return the folder of structure, tokenizer and, without a checkpoint, weights."""
         return self.policy.model
 
-    @property
-    def checkpoint(self) -> Path | None:
-        """Return the policy's checkpoint, if it has one."""
-        return self.policy.checkpoint
-
     def deciding(self) -> Mapping[str, Any]:
         """Name the folder of the weights, and all settings of the sampler."""
         where = (self.policy.checkpoint or self.policy.model).resolve()

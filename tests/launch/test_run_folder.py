@@ -93,13 +93,13 @@ def test_another_checkpoint_at_the_same_place_is_noticed(tmp_path):
     (weights.parent / "places").write_text("1")
     (tmp_path / "3" / "optimizer").mkdir()
     out, moved = tmp_path / "out", tmp_path / "moved"
-    claim_data(out, fingerprints({}, None, tmp_path / "3"))
+    claim_data(out, fingerprints({}, None, str(tmp_path / "3")))
     (tmp_path / "3" / "optimizer").rmdir()  # as of an older one
     (tmp_path / "3").rename(moved)
-    claim_data(out, fingerprints({}, None, moved))
+    claim_data(out, fingerprints({}, None, str(moved)))
     (moved / "tree" / "places").write_text("2")
     with pytest.raises(UserError, match=r"^--checkpoint: the files are others"):
-        claim_data(out, fingerprints({}, None, moved))
+        claim_data(out, fingerprints({}, None, str(moved)))
 
 
 def test_one_process_at_a_time(job):
