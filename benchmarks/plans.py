@@ -45,6 +45,7 @@ def plan(model: str, topology: str, folder: Path, overrides: list[str]) -> dict[
     if not kept.exists():
         command = [sys.executable, "-m", "launch.plan", *_JOB, *overrides]
         command += ["--model", model, "--topology", topology, "--json", str(made)]
+        made.unlink(missing_ok=True)  # what a kill left is not written over
         ended = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
         if ended.returncode == 2:
             refused = ended.stderr.strip().splitlines()[-1].removeprefix("error: ")

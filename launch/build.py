@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.config import JobConfig, Split
-from launch.data.preflight import describe_passes, held_out, load_split, sample
+from launch.data.preflight import held_out, load_split, sample
 from launch.data.prompts import Prompts, ReplyFormat, read_tokenizer
 from launch.records import StepRecorder, episode_record
 from minirl.config import LoraConfig, SamplerConfig
@@ -94,8 +94,6 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         loaded = load_split(self.config, split, self.root, self.executor, held=held)
         for line in loaded.lines():
             _log.info(line)
-        if split == "train":
-            _log.info("passes: %s", describe_passes(self.config, len(loaded.examples)))
         self.prompts.describe(loaded.descriptions)
         seed = 0 if split == "test" else self.config.seed
         found, count = sample(loaded.examples, limit, seed=seed), len(loaded.examples)

@@ -18,7 +18,7 @@ from scipy.stats import permutation_test
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import CourseConfig, JobConfig, SecondStage, Split, dump, flat
-from launch.data.preflight import check_overlap, describe_sampler
+from launch.data.preflight import check_overlap, describe_passes, describe_sampler
 from launch.data.prompts import read_tokenizer
 from launch.evaluation.answers import GREEDY, AnswerFile, Decode, Sampled
 from launch.evaluation.judge import judge_answers
@@ -68,14 +68,11 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
         sql.check_test_prompts(test, tokenizer)
         refuse_early(config, sql, examples)
         measured = {} if only else _measure_base(config, test, sql, source)
-        own = screen(config, sql, examples, source) if config.learns_own else []
-        start_from = start_model(config, sql, examples, source, own)
+        start_from, learned = _start(config, sql, examples, source, only=only)
         if only:
             cli.output.print(f"Model: {start_from}")
             return
-        if config.data.train.pass_rate is not None:
-            screened = own or screen(config, sql, examples, start_from)
-            examples = kept(config, examples, screened)
+        _log.info("passes: %s", describe_passes(config, len(learned)))
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
         servers = stack.enter_context(
             serving(
@@ -94,7 +91,7 @@ def train(config: JobConfig, *, accelerator: str, only: str | None = None) -> No
 
         log = stack.enter_context(tracked(config))
         trainer = Trainer(
-            model, tokenizer, sql.task(examples, tokenizer, validate=validate, log=log),
+            model, tokenizer, sql.task(learned, tokenizer, validate=validate, log=log),
             config.train, config.sampler,
             seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
         )  # fmt: skip
@@ -133,6 +130,21 @@ def _questions(sql: SqlSide) -> tuple[Sequence[Example], Sequence[Example], Sequ
     facts = distributed.from_first(lambda: claim_data(config.folder, found))
     distributed.gather(lambda: check_alike(found, facts))
     return splits["train"], splits["validation"], splits["test"]
+
+
+def _start(
+    config: JobConfig, sql: SqlSide, train: Sequence[Example], source: Path, *, only: str | None
+) -> tuple[Path, Sequence[Example]]:
+    """Screen and warm start, as far as the job asks for these; return the model folder and the
+    questions that reinforcement learning starts with.
+    """
+    own = screen(config, sql, train, source) if config.learns_own else []
+    if only or config.data.train.pass_rate is None:
+        return start_model(config, sql, train, source, own), train
+    # Too few are refused before the warm start, where its own answers tell.
+    learned = kept(config, train, own) if own else ()
+    start_from = start_model(config, sql, train, source, own)
+    return start_from, learned or kept(config, train, screen(config, sql, train, start_from))
 
 
 def _evaluator(

@@ -154,6 +154,7 @@ def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
     train, limits = config.train, config.evaluation
     validation = min(found["validation"], limits.validation_questions or found["validation"])
     test = min(found["test"], limits.questions or found["test"])
+    screened = "" if config.data.train.pass_rate is None else ", before the screening"
     warm = ""
     if config.warm_start:
         steps = config.warm_start.steps
@@ -161,7 +162,7 @@ def _course(config: JobConfig, found: Mapping[Split, int]) -> dict[str, str]:
     return {
         "questions": f"{found['train']:,} to learn from, {validation:,} of {found['validation']:,} "
         f"to choose checkpoints by, {test:,} of {found['test']:,} to test on",
-        "passes": preflight.describe_passes(config, found["train"]),
+        "passes": preflight.describe_passes(config, found["train"]) + screened,
         "steps": f"{warm}{train.all_steps:,} of {train.prompts_per_step} prompts x "
         f"{train.group_size} answers",
     }

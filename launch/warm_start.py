@@ -82,7 +82,7 @@ def refuse_early(config: JobConfig, sql: SqlSide, train: Sequence[Example]) -> N
     Raises:
         UserError: It needs more memory than there is.
     """
-    if config.has_base and not (config.folder / WARM / PLAN).exists():
+    if config.has_base and not distributed.from_first((config.folder / WARM / PLAN).exists):
         distributed.gather(lambda: plan_early(config, sql, train))
 
 

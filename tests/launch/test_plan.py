@@ -239,6 +239,9 @@ def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys, tmp_pat
     plan.main([*example[example.index("launch.plan") + 1 :], "--json", str(file)])
     assert asked == ["v5e:2x2"]
     assert json.loads(file.read_text()) == made[0]
+    with pytest.raises(UserError, match=r"--json .*: is there already, and is not written over"):
+        plan.main([*example[example.index("launch.plan") + 1 :], "--json", str(file)])
+    assert len(asked) == 1
 
 
 def test_a_model_that_is_not_there_can_be_named(tmp_path):
@@ -302,7 +305,12 @@ def test_a_phase_is_planned_once_in_its_folder_and_refused_where_it_does_not_fit
     # A resumed run has the same micro-batches, whatever memory is free.
     free(10_000.0)
     assert plan.plan_memory(asked, folder, phase) == planned
+    found = kept_plan(folder)
     (folder / plan.PLAN).unlink()
+    # A process that does not see the file yet, on a disk that hosts share, asks the first one.
+    with monkeypatch.context() as hosts:
+        hosts.setattr("minirl.run.distributed.from_first", lambda _make: found)
+        assert plan.plan_memory(asked, folder, phase) == planned
     with pytest.raises(UserError, match=f"^{named} does not fit"):
         plan.plan_memory(asked, folder, phase)
     assert not (folder / plan.PLAN).exists()

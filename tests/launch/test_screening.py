@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from launch import job as course
 from launch import screening
 from launch.config import JobConfig, load_config
 from launch.evaluation.answers import Sampled
@@ -121,6 +122,20 @@ def test_questions_are_kept_by_the_share_of_right_answers(job):
         kept(config, TRAIN, found[:4])
 
 
+def test_too_few_that_own_answers_keep_are_refused_before_the_warm_start(job, monkeypatch):
+    train = job.data.train.model_copy(update={"pass_rate": (0.25, 0.75)})
+    config = job.model_copy(update={"data": job.data.model_copy(update={"train": train})})
+    warmed: list[Any] = []
+    monkeypatch.setattr(course, "screen", lambda *_: [one(n, 4) for n in range(6)])
+    monkeypatch.setattr(course, "start_model", lambda *given: warmed.append(given) or Path("warm"))
+    given = (config, cast(Any, None), TRAIN, Path("model"))
+    with pytest.raises(UserError, match="keeps 0 questions"):
+        course._start(*given, only=None)
+    assert not warmed
+    # A warm start alone keeps none.
+    assert course._start(*given, only="warm-start") == (Path("warm"), TRAIN)
+
+
 def test_a_warm_start_learns_own_answers_and_gold_queries_where_there_are_none(job):
     own = [one(0, 2, "SELECT 5", "SELECT 6"), one(4, 0)]
 
@@ -175,6 +190,7 @@ def test_a_run_that_screens_resumes(command, place, tiny, tmp_path):
     done = run("stopped", "")
     assert done.returncode == 0, done.stderr
     assert (stopped / "between" / "verdicts.json").is_file()
+    assert "passes: 0.38 over 16 questions" in done.stderr  # of 24
     for name in ("screening.jsonl", "screening.json"):
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
     assert without_times(whole / "warm") == without_times(stopped / "warm")
