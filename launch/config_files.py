@@ -163,7 +163,7 @@ def _set(node: Any, above: tuple[str, ...], keys: Sequence[str], value: Any) -> 
         changed = list(node)
         changed[int(key)] = _set(changed[int(key)], path, rest, value)
         return changed
-    kept = dict(node or {})
+    kept = dict(node) if isinstance(node, dict) else {}  # such as of `mesh: auto`
     if value is not None:
         kept.pop(_RIVALS.get(path), None)
     return {**kept, key: _set(kept.get(key), path, rest, value)}

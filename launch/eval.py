@@ -45,6 +45,7 @@ from sqlenv.types import Example
 
 # What a mistake or --help does not need is imported where it is used.
 if TYPE_CHECKING:
+    from launch.build import SqlSide
     from launch.evaluation.questions import QuestionSet
     from launch.evaluation.results import Report
 
@@ -207,7 +208,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             _check_result(given.path)
         sql = stack.enter_context(SqlSide(config, out or Path()))
         examples = source.questions(split, sql)
-        questions = _questions(given, config, examples)
+        questions = _questions(given, sql, examples)
         if out and source.is_asked:  # before hours of sampling
             check_databases(questions.databases | questions.suite_files)
             claim_data(
@@ -268,13 +269,14 @@ def _is_own(given: EvalOptions) -> bool:
     return given.data in SPLITS and not given.comparators
 
 
-def _questions(given: EvalOptions, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
+def _questions(given: EvalOptions, sql: SqlSide, examples: tuple[Example, ...]) -> QuestionSet:
     from launch.evaluation.questions import own_set, question_set
 
     if _is_own(given):
-        return own_set(given.data, examples, config.env)
+        return own_set(given.data, examples, sql.config.env)
+    data = sql.config.data.model_copy(update={"root": sql.root})
     rule = {"comparators": given.comparators, "test_suite": given.test_suite}
-    return question_set(given.data, examples, config.data, **rule)
+    return question_set(given.data, examples, data, **rule)
 
 
 def _on_test_set(
@@ -304,7 +306,7 @@ def _on_test_set(
 
 def _folder(source: Source, given: EvalOptions) -> Path | None:
     """Name the folder of the results; a file whose result is one file needs none."""
-    if given.out or (given.path and not source.is_asked and not given.official):
+    if given.out or (given.json and not source.is_asked and not given.official):
         return given.out
     config, data, facts = source.config, given.data, source.facts
     layouts = [one.layout for one in config.data.of(data).sources] if data in SPLITS else []

@@ -120,18 +120,6 @@ def versions(*libraries: str) -> dict[str, str]:
     return found
 
 
-def run_of(where: Path) -> Path | None:
-    """Return the run folder of a checkpoint: itself, or that of its `checkpoints/N`; None for what
-    is neither.
-    """
-    if (where / "config.json").is_file():
-        return None  # a model's folder
-    run = where.resolve().parent.parent
-    if (where / CONFIG).is_file():
-        return where
-    return run if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file() else None
-
-
 def check_settings(folder: Path, settings: str, *, key: str = "run.dir") -> None:
     """Raise a `UserError` if a folder was made with other settings, or holds something else.
 

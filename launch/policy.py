@@ -11,9 +11,9 @@ from pathlib import Path
 from launch import cli
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_model
-from launch.files import CONFIG, WARM_MODEL, claim_data, fingerprints, run_of
+from launch.files import CONFIG, WARM_MODEL, claim_data, fingerprints
 from minirl.config import LoraConfig
-from minirl.exchange import UserError
+from minirl.exchange import UserError, named
 
 WHERE = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
 
@@ -39,19 +39,32 @@ def policy_in(where: Path, moved: Sequence[str] = ()) -> PolicySource:
     """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model folder;
     `moved` are settings that say where the model of a run is now.
     """
-    if (where / "config.json").is_file():
+    run = _run_in(where)
+    if run is None:
         return PolicySource(where.resolve().name, where)
-    if run := run_of(where):
-        if run != where:
-            return _of_run(run, where, moved)
+    if run == where:
         # Orbax takes seconds to import, and a mistake above needs it not.
         from minirl.run.checkpoint import best_step
 
-        checkpoints = where / "checkpoints"
+        checkpoints = run / "checkpoints"
         step = best_step(checkpoints) if checkpoints.is_dir() else None
         if step is None:
-            raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
-        return _of_run(where, checkpoints / str(step), moved)
+            raise UserError(f"--checkpoint {run}: this run has no checkpoint yet")
+        where = checkpoints / str(step)
+    return _of_run(run, where, moved)
+
+
+def _run_in(where: Path) -> Path | None:
+    """Return the run folder of a checkpoint: itself, or that of its `checkpoints/N`; None for a
+    model's folder.
+    """
+    if (where / "config.json").is_file():
+        return None
+    run = where.resolve().parent.parent
+    if (where / CONFIG).is_file():
+        return where
+    if where.name.isdigit() and where.is_dir() and (run / CONFIG).is_file():
+        return run
     raise UserError(f"--checkpoint {where}: give {WHERE}")
 
 
@@ -62,7 +75,8 @@ def _of_run(run: Path, checkpoint: Path, moved: Sequence[str]) -> PolicySource:
     if (run / WARM_MODEL).is_dir():
         path = run / WARM_MODEL
     elif config.model.path is not None:
-        check_model(config)
+        with named(str(run / CONFIG)):  # which says where it is, to commands without settings too
+            check_model(config)
         if config.train.lora is not None:
             claim_data(run, fingerprints({}, path))
     name = f"{run.resolve().name}-step{checkpoint.name}"
@@ -92,12 +106,9 @@ def find_subject(
         )
     if cfg:
         return load_config(cfg, overrides)
-    if checkpoint and (run := run_of(checkpoint)):
+    if checkpoint and (run := _run_in(checkpoint)):
         # But for the devices and servers of the machine that it was made on.
-        given = {override.split("=")[0].split(".")[0] for override in overrides}
-        here = {"mesh": "auto", "rollout": "{}"}
-        changed = [f"{key}={value}" for key, value in here.items() if key not in given]
-        config = load_config(str(run / CONFIG), [*changed, *overrides])
+        config = load_config(str(run / CONFIG), ["mesh=auto", "rollout={}", *overrides])
         return config.model_copy(update={"run": config.run.model_copy(update={"dir": run})})
     config = load_config(PLAIN, overrides)
     said = f"prompt.style={config.prompt.style} (--show-prompt prints one), "

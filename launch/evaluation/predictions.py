@@ -62,8 +62,9 @@ class FileSource(Source):
     is_asked: ClassVar[bool] = False
 
     def deciding(self) -> Mapping[str, Any]:
-        """Name the file, and how many of the questions are judged."""
-        return {"predictions": str(self.path), "limit": self.config.evaluation.questions}
+        """Name the file, and the questions: where they are, and how many of them are judged."""
+        asked = self.config.model_dump(mode="json", include={"data": {"test"}})
+        return {"predictions": str(self.path), "limit": self.config.evaluation.questions, **asked}
 
     def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
         """Take all questions of the test set, or a sample."""

@@ -117,7 +117,7 @@ def test_what_goes_together_is_accepted(case):
 
 
 @pytest.mark.parametrize(
-    "override", ["train.steps", "run.name.x=1", "data.test.sources.3.split=dev"]
+    "override", ["train.steps", "data.test.sources.x=1", "data.test.sources.3.split=dev"]
 )
 def test_an_override_that_cannot_be_is_quoted(override):
     assert repr(override) in message(DEMO, override)

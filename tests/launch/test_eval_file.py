@@ -234,6 +234,8 @@ def test_corrected_golds_are_a_second_evaluation_that_is_compared(
     assert verdicts(published, "bird_ex") == [1, 0, 1, 1, 0]
     assert [*published["parts"]["difficulty"]] == ["simple", "moderate", "challenging"]
     assert verdicts(corrected, "bird_ex") == [1] * 5
+    with pytest.raises(UserError, match=r"holds results of other .*corrections is '' there"):
+        evaluate(answers, "--out", str(tmp_path / "published"), own, root=bird, data="bird-dev")
     paths = [f"{name}={tmp_path / name}" for name in ("corrected", "published")]
     report.main([paths[0], "--against", paths[1], "--out", str(tmp_path / "page.html")])
     assert "+40.0" in " ".join(capsys.readouterr().out.split())
@@ -245,6 +247,14 @@ def test_a_name_with_a_slash_is_one_folder(spider, tmp_path, monkeypatch):
     words = ["--predictions", str(write(tmp_path / "p.sql", MIXED)), "--data", "spider-dev"]
     command.main([*words, "--data-root", str(spider), "--model", "../m/one"])
     assert [path.name for path in Path("evals").iterdir()] == ["..-m-one-spider-dev-greedy"]
+
+
+def test_a_result_on_standard_output_needs_no_folder(spider, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--predictions", str(write(tmp_path / "p.sql", MIXED)), "--data", "spider-dev"]
+    command.main([*words, "--data-root", str(spider), "--json=-"])
+    assert len(json.loads(capsys.readouterr().out)["questions"]) == len(MIXED)
+    assert not Path("evals").exists()
 
 
 def test_a_folder_has_the_answers_of_one_file_by_the_measures_of_the_last_command(

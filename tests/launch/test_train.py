@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launch import eval as evaluation
 from launch import train
@@ -219,9 +220,12 @@ def test_evaluation_agrees_with_training(command, place, tmp_path):
     assert (said["model"]["reward"], said["model"]["base"]) == ("progressive", "tiny")
     assert said["model"]["checkpoint"] == str(finished / f"checkpoints/{trained['best_step']}")
     assert sum(part["questions"] for part in result["parts"]["difficulty"].values()) == 6
+    # The same answers by other measures, on data that the run has made.
+    done = command("launch.eval", *line, "--comparators", "bird_ex,csmr", cwd=tmp_path)
+    assert [*loaded(out)["measures"]] == ["bird_ex", "csmr"], done.stderr
 
 
-def test_policies_are_found_by_any_of_their_folders(place):
+def test_policies_are_found_by_any_of_their_folders(place, tmp_path):
     run = place / "finished"
     step = policy_in(run / "checkpoints" / "3")
     assert (step.name, step.checkpoint) == ("finished-step3", run / "checkpoints" / "3")
@@ -234,13 +238,29 @@ def test_policies_are_found_by_any_of_their_folders(place):
     for wrong in (run / "before", run / "checkpoints", place, *gone):
         with pytest.raises(UserError, match=r"give a run folder \(its best checkpoint\), one of"):
             policy_in(wrong)
+        # Nor by the settings of plain.yaml, whose data may not be there.
+        with pytest.raises(UserError, match=r"give a run folder \(its best checkpoint\), one of"):
+            find_subject(None, (), checkpoint=wrong, endpoint=None)
+    # Commands without settings are told where the model of a run is looked for.
+    moved = yaml.safe_load((run / "config.yaml").read_text())
+    moved["model"] |= {"path": "gone", "tiny": None}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(moved))
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"config\.yaml: model\.path: .*gone"):
+        policy_in(tmp_path / "checkpoints" / "3")
 
 
-def test_settings_of_the_command_line_change_those_of_the_run(place):
+def test_settings_of_the_command_line_change_those_of_the_run(place, tmp_path):
     run = {"checkpoint": place / "finished", "endpoint": None}
     config: Any = find_subject(None, ("seed=7", "evaluation.top_p=0.5", "mesh={data: 1}"), **run)
     assert (config.seed, config.evaluation.top_p, config.mesh.data) == (7, 0.5, 1)
     assert find_subject(None, (), **run).mesh == "auto"
+    # Devices and servers are those of this machine: nothing of the run's own is left.
+    text = (place / "finished" / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("urls: []", "urls: [http://gpu:1]"))
+    given = ("mesh.data=1", "rollout.sglang.launch=1")
+    here: Any = find_subject(None, given, checkpoint=tmp_path, endpoint=None)
+    assert (here.mesh.data, here.rollout.sglang.urls) == (1, ())
 
 
 def test_a_job_of_few_questions_says_so_in_its_settings(tiny):

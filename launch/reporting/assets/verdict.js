@@ -93,7 +93,7 @@ function factsOf(run, n) {
     "learned by": [["reward", "reward.kind"], ["algorithm", "train.algorithm.kind"]].filter(([, key]) => settings[key])
       .map(([name, key]) => `${name} ${settings[key]}`).join(", ") || "–",
     seed: settings.seed ?? "–",
-    time: result.seconds ? `${duration(result.seconds)} on ${result.accelerator ?? "?"}` : "–",
+    "time of the last start": result.seconds ? [duration(result.seconds), result.accelerator].filter(Boolean).join(", ") : "–",
   };
 }
 
