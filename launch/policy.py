@@ -113,5 +113,6 @@ def find_subject(
     config = load_config(PLAIN, overrides)
     said = f"prompt.style={config.prompt.style} (--show-prompt prints one), "
     said += f"prompt.schema_style={config.prompt.schema_style}, one reply."
-    cli.output.print(f"Settings of {PLAIN}: {said}")
+    # Standard output may be the result's.
+    cli.console.print(f"Settings of {PLAIN}: {said}", soft_wrap=True)
     return config

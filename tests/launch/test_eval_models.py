@@ -129,9 +129,11 @@ def test_an_endpoint_may_write_the_bare_query(evaluate, tmp_path, wrapping, foun
 
 def test_an_endpoint_needs_no_config(evaluate, tmp_path, capsys):
     with serve(Chat(bare)) as chat:
-        sheet = evaluate(tmp_path / "out", chat, job="")
+        sheet = evaluate(tmp_path / "out", chat, "--json=-", job="")
     assert chat.requests == len(GOLDS)
-    assert "prompt.style=short" in capsys.readouterr().out
+    out, told = capsys.readouterr()
+    assert json.loads(out) == sheet
+    assert "prompt.style=short" in told
     for body in chat.bodies:
         [message] = body["messages"]
         assert message["content"].endswith(
