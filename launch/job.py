@@ -135,9 +135,7 @@ def _questions(sql: SqlSide) -> tuple[Sequence[Example], Sequence[Example], Sequ
 def _start(
     config: JobConfig, sql: SqlSide, train: Sequence[Example], source: Path, *, only: str | None
 ) -> tuple[Path, Sequence[Example]]:
-    """Screen and warm start, as far as the job asks for these; return the model folder and the
-    questions that reinforcement learning starts with.
-    """
+    """Screen and warm start; return model and questions that reinforcement learning starts with."""
     own = screen(config, sql, train, source) if config.learns_own else []
     if only or config.data.train.pass_rate is None:
         return start_model(config, sql, train, source, own), train
