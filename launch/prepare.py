@@ -29,7 +29,7 @@ from cyclopts import Parameter
 from launch import cli, options
 from launch.config import JobConfig, load_config
 from launch.data.checks import check_for, check_sets
-from launch.data.preflight import held_out, load_split
+from launch.data.preflight import check_data, held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
 from launch.files import check_new
@@ -87,9 +87,10 @@ def main(
     if root is None:
         raise UserError(f"--data-root: give the folder of the data; {cfg} generates its own")
     names = [word for word in data if "=" not in word]
-    sources = _sources(root, names, job, dialect)
+    is_named = bool(names) or root.is_file()
+    sources = _sources(root, names, job, dialect) if is_named or not export else {}
     if export:
-        _export(export, out, job, root, sources if names or root.is_file() else {})
+        _export(export, out, job, root, sources)
         return
     with whole_file(out) as file:
         for told in check_sets(job, sources, lambda line: file.write(line + "\n")):
@@ -140,6 +141,7 @@ def _export(
             split = data.train.model_copy(update=own)
             loaded = load(split, check=check_for(split, executor))
         else:
+            check_data(job, "train")
             held = held_out(job, root, executor)
             loaded = load_split(job, "train", root, executor, held=held)
     for line in loaded.lines():

@@ -78,6 +78,16 @@ def test_a_file_that_rows_cannot_be_written_to_is_refused_before_the_work(place:
     assert Path("trl.jsonl").is_file()
 
 
+def test_a_folder_with_the_configs_own_file_alone_is_enough(place: Path):
+    for own in [*Path("downloads").rglob("train_spider.json")]:
+        own.rename(own.with_name("mine.json"))
+    words = shlex.split(COMMANDS[0][0])
+    with pytest.raises(UserError, match=r"^data\.train\.sources\.0: .*no train_spider\.json"):
+        prepare.main([*words, *SMALL])
+    prepare.main([*words, *SMALL, "data.train.sources.0.file=mine.json"])
+    assert len(Path("trl.jsonl").read_text().splitlines()) == 4
+
+
 def test_other_golds_and_a_rule_of_its_own_come_along(place: Path):
     """Where one question has them; a Parquet file has the same columns in all rows."""
     database = make_file(place / "a.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (1), (2)")
