@@ -26,8 +26,8 @@ def score(
         gold: The query that answers.
         reply: Text with a query in `<sql>…</sql>`, in a fence, or alone.
         reward: A family (`reward.kind`), or a mapping of its settings with `kind`.
-        env: Settings of the environment that are to be others than the defaults here: one reply,
-            read as `any`, its rows a set (of `expo`: `bag_ordered`).
+        env: Changed settings of the environment; by default queries are read as `any` and compared
+            as sets of rows (`expo`: `bag_ordered`).
         settings: Other sections of `rewards.adapters.scoring.AdapterConfig`: `executor`.
 
     Returns:

@@ -1,6 +1,6 @@
 """SkyRL's form of an environment: text in, text out, the reward with the last step.
 
-    skyrl_gym.register(id="minirl_sql", entry_point="rewards.adapters.skyrl:SqlEnv")
+    skyrl_gym.register(id="sql", entry_point="rewards.adapters.skyrl:SqlEnv")
 
 SkyRL makes only subclasses of its own `Env`. Where it is installed `SqlEnv` is one; elsewhere the
 same class is there without that base.
