@@ -17,6 +17,7 @@ from minirl.exchange import UserError
 from minirl.exchange.settings import Place, Settings, contradiction
 
 Remat = Literal["none", "dots", "full"]
+Schedule = Literal["constant", "cosine", "ramp_cosine"]
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down", "in_qkv", "in_z", "out"]
 
 MOST_TOKENS = 16_384
@@ -49,7 +50,7 @@ class OptimizerConfig(Settings):
     learning_rate: PositiveFloat = 1e-6
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
-    schedule: Literal["constant", "cosine", "ramp_cosine"] = "constant"
+    schedule: Schedule = "constant"
     """`ramp_cosine` is PaVeRL-SQL's: flat for 3 % of the steps, a linear rise up to 10 %, a
     cosine."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
@@ -67,6 +68,13 @@ class OptimizerConfig(Settings):
         if self.schedule == "ramp_cosine" and self.warmup_steps > 0:
             raise contradiction("warmup_steps", "use 0: schedule=ramp_cosine has a rise of its own")
         return self
+
+
+class SftOptimizerConfig(OptimizerConfig):
+    """The optimizer of the warm start: a higher rate, and a cosine."""
+
+    learning_rate: PositiveFloat = 1e-5
+    schedule: Schedule = "cosine"
 
 
 class LoraConfig(Settings):
@@ -146,7 +154,7 @@ class SftConfig(_Phase):
     learn_prompt: bool = False
     """Also learn prompts, beyond what a group shares, which teaches an untrained model to copy
     names."""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
+    optimizer: SftOptimizerConfig = SftOptimizerConfig()
     checkpoint_every: PositiveInt = 100
     """Steps between checkpoints."""
 

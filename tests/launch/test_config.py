@@ -142,6 +142,15 @@ def test_overrides_reach_items_optional_groups_and_null():
     assert (config.run.name, config.seed) == ("a=b", 2)
 
 
+def test_a_setting_of_the_warm_starts_optimizer_leaves_its_other_defaults():
+    whole = load_config("plain.yaml", ["warm_start={}"]).warm_start
+    part = load_config("plain.yaml", ["warm_start.optimizer.warmup_steps=3"]).warm_start
+    assert whole is not None
+    assert part is not None
+    assert (whole.optimizer.learning_rate, whole.optimizer.schedule) == (1e-5, "cosine")
+    assert part.optimizer == whole.optimizer.model_copy(update={"warmup_steps": 3})
+
+
 # Files and their bases.
 
 

@@ -29,9 +29,9 @@ from launch.tiny import make_tiny
 from minirl.config import (
     BatchingConfig,
     LoraConfig,
-    OptimizerConfig,
     SamplerConfig,
     SftConfig,
+    SftOptimizerConfig,
     SglangConfig,
 )
 from minirl.exchange import Message
@@ -88,7 +88,9 @@ def teach(
     model, tokenizer = huggingface.load(folder / "raw"), ChatTokenizer(folder / "raw")
     demonstrations = [Demonstration((prompt,), (), answer) for prompt, answer in shown]
     batching = BatchingConfig(prompt_multiple=64, answer_multiple=16)
-    optimizer = OptimizerConfig(kind="muon", learning_rate=learning_rate, warmup_steps=2)
+    optimizer = SftOptimizerConfig(
+        kind="muon", learning_rate=learning_rate, warmup_steps=2, schedule="constant"
+    )
     config = SftConfig(
         steps=steps,
         groups_per_step=together,

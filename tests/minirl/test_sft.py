@@ -10,9 +10,9 @@ import pytest
 from minirl.config import (
     BatchingConfig,
     ModelSource,
-    OptimizerConfig,
     SamplerConfig,
     SftConfig,
+    SftOptimizerConfig,
 )
 from minirl.plan.fit import Devices, WarmStart, abstract_model
 from minirl.train.batching import BatchShape
@@ -33,7 +33,7 @@ CONFIG = SftConfig(
     steps=4,
     groups_per_step=2,
     group_size=2,
-    optimizer=OptimizerConfig(kind="muon", learning_rate=1e-2),
+    optimizer=SftOptimizerConfig(kind="muon", learning_rate=1e-2, schedule="constant"),
     batching=BatchingConfig(micro_batch_tokens=128, prompt_multiple=16, answer_multiple=16),
     checkpoint_every=2,
 )
