@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from random import Random
 from threading import Event
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -206,7 +205,7 @@ class Rollouts:
         self.share = distributed.process_share(train.prompts_per_step)
 
     def _open(self) -> None:
-        self._ahead: dict[int, tuple[Future[Episodes], float]] = {}
+        self._ahead: dict[int, Future[tuple[Episodes, float]]] = {}
         self._threads = ThreadPoolExecutor(self._lag + 1, thread_name_prefix="rollout")
         self._is_closed = Event()
 
@@ -214,9 +213,7 @@ class Rollouts:
         """Begin rollouts that are not under way, each in a thread of its own."""
         for number in numbers:
             if number not in self._ahead:
-                sampler, began = self._sampler.apart(), perf_counter()
-                future = self._threads.submit(self._play_ahead, sampler, number)
-                self._ahead[number] = future, began
+                self._ahead[number] = self._threads.submit(self._play_ahead, number)
 
     def take(self, number: int, *, has_records: bool, watch: Stopwatch) -> Episodes:
         """Return the groups of a rollout.
@@ -224,16 +221,16 @@ class Rollouts:
         Args:
             number: Of the rollout, from 0; it has begun, or is played now.
             has_records: Whether what is kept of episodes has their records.
-            watch: Takes the time; `rollout` is that in which the learner waits.
+            watch: Takes the time: `rollout` while the learner waits, `round` of rollouts ahead.
         """
         if number not in self._ahead:
             return self._round(self._sampler, number, has_records=has_records, watch=watch)
-        future, began = self._ahead.pop(number)
+        future = self._ahead.pop(number)
         with watch.phase("rollout"):
             while not wait([future], preemption.POLL_S).done:
                 preemption.check()
-            episodes = future.result()
-        watch.seconds["round"] = perf_counter() - began
+            episodes, seconds = future.result()
+        watch.seconds["round"] = watch.seconds.get("round", 0.0) + seconds
         if has_records:
             return episodes
         # Processes exchange what is taken.
@@ -242,7 +239,7 @@ class Rollouts:
 
     def finish(self) -> None:
         """Wait until what is under way is played."""
-        while wait([future for future, _ in self._ahead.values()], preemption.POLL_S).not_done:
+        while wait(self._ahead.values(), preemption.POLL_S).not_done:
             preemption.check()
 
     def close(self) -> None:
@@ -270,14 +267,16 @@ class Rollouts:
             **options,
         ).play()
 
-    def _play_ahead(self, sampler: Sampler, number: int) -> Episodes:
-        """Play and score while the learner does other things."""
+    def _play_ahead(self, number: int) -> tuple[Episodes, float]:
+        """Play and score while the learner does other things; return the seconds too."""
+        sampler, watch = self._sampler.apart(), Stopwatch()
 
         def check() -> None:
             if self._is_closed.is_set():
                 raise CancelledError
 
-        return self._round(sampler, number, has_records=True, watch=Stopwatch(), check=check)
+        episodes = self._round(sampler, number, has_records=True, watch=watch, check=check)
+        return episodes, watch.seconds["rollout"]
 
     def _round(
         self, sampler: Sampler, number: int, *, has_records: bool, watch: Stopwatch, **options: Any

@@ -84,9 +84,8 @@ def over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def speeds(sampled: Episodes, rows: Groups, watch: Stopwatch) -> dict[str, float]:
-    """Return seconds of each phase and tokens a second; update tokens count each prompt once.
-
-    Where rollouts overlap with updates, `round` is what the last one took.
+    """Return seconds of each phase and tokens a second of all processes; update tokens count each
+    prompt once, and those of rollouts that overlap with updates are of what these took themselves.
     """
     trained = sum(len(row.ids) for group in rows for row in group)
     trained -= sum(row.prompt_length for group in rows for row in group[1:])

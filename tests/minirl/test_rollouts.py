@@ -1,5 +1,6 @@
 """Asynchronous rollouts, against fake servers that hold requests as long as they are told."""
 
+import json
 import signal
 import threading
 from operator import itemgetter
@@ -7,6 +8,7 @@ from operator import itemgetter
 import pytest
 
 from minirl.config import RolloutConfig, SglangConfig
+from minirl.config.algorithms import Grpo
 from minirl.exchange import LostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
@@ -100,13 +102,13 @@ def test_servers_measure_the_average_and_sample_with_the_weights(fake, begin, mo
         return play(rollouts, sampler, number, **options)
 
     def validate(params, version):
-        assert all(future.done() for future, _ in trainer._rollouts._ahead.values())
+        assert all(future.done() for future in trainer._rollouts._ahead.values())
         trainer._sampler.set_weights(params, version=version)
         measured.append(fake.weights)
         return 0.5
 
     def finish():
-        under_way.append(sum(not future.done() for future, _ in trainer._rollouts._ahead.values()))
+        under_way.append(sum(not future.done() for future in trainer._rollouts._ahead.values()))
         go.set()
         own()
 
@@ -120,6 +122,22 @@ def test_servers_measure_the_average_and_sample_with_the_weights(fake, begin, mo
     assert not {*measured} & {*sampled}
     # After a validation they are given the weights of its step again.
     assert {name.split("-")[1] for name in sampled} >= {str(n) for n in range(1, STEPS - 1)}
+
+
+def test_rounds_ahead_take_the_seconds_in_which_they_are_played(begin, monkeypatch, tmp_path):
+    """Two for each step, since no group passes; not the time until somebody wants them."""
+    own = Rollouts._round
+
+    def timed(rollouts, sampler, number, *, watch, **options):
+        episodes = own(rollouts, sampler, number, watch=watch, **options)
+        watch.seconds["rollout"] = 10.0 + number
+        return episodes
+
+    monkeypatch.setattr(Rollouts, "_round", timed)
+    filtered = Grpo(correctness_filter="mixed", max_rounds=2)
+    begin(lag=1, steps=2, algorithm=filtered, judge=lambda _: toy.scored(0.0, False)).run(ignore)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert [line["time/round_s"] for line in lines] == [10 + 11, 12 + 13]
 
 
 def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):

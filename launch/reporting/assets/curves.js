@@ -17,7 +17,7 @@ const PANELS = [ // title, a word on it, metrics (a name that ends with / is a f
   ["Sequences far from the sampler", "What a correction bounds or masks.", ["mismatch/far_share", "update/correction_beyond"], "%"],
   ["Divergence from the start", "KL to the model that learning began with.", ["update/kl"]],
   ["Gradient norm", "Before clipping.", ["update/grad_norm"]],
-  ["Tokens a second", "Of this process.", ["time/rollout_tokens_per_s", "time/update_tokens_per_s"]],
+  ["Tokens a second", "Of all processes.", ["time/rollout_tokens_per_s", "time/update_tokens_per_s"]],
 ];
 const LABELS = {
   "rollout/accuracy": "training episodes", "rollout/accuracy_first": "their first query", "rollout/turns": "replies",
