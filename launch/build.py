@@ -128,7 +128,7 @@ class SqlSide(AbstractContextManager["SqlSide"]):
         tokenizer: ChatTokenizer,
         *,
         validate: Callable[[Any, int], float],
-        log: Callable[[int, Mapping[str, float]], None] | None = None,
+        log: Callable[[int, Mapping[str, float]], None],
     ) -> TrainingTask:
         """Give the learner what it sees of the job."""
         from minirl.train.rollouts import TrainingTask

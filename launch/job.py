@@ -32,6 +32,7 @@ from launch.reporting.runs import outcome
 from launch.screening import kept, screen
 from launch.warm_start import refuse_early, start_model
 from minirl.config import OptimizerConfig
+from minirl.exchange import LostError
 from minirl.model.decoder import Decoder
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
@@ -355,14 +356,15 @@ Log = Callable[[int, Mapping[str, float]], None]
 
 
 @contextmanager
-def tracked(config: JobConfig) -> Generator[Log | None]:
-    """Open the run in its tracker; None where there is none, or another process has it.
+def tracked(config: JobConfig) -> Generator[Log]:
+    """Open the run in its tracker, and return what tells it a step: nobody where there is none, or
+    another process has it.
 
     A resumed run goes on in the same one, and logs the steps since its last checkpoint again.
     """
     tracker, name = config.run.tracker, f"{config.run.name}-seed{config.seed}"
     if tracker is None or not distributed.is_first():
-        yield None
+        yield lambda _step, _numbers: None
     elif tracker == "tensorboard":
         writer = import_module("tensorboardX").SummaryWriter(str(config.folder / tracker))
         with writer as board:
@@ -371,13 +373,25 @@ def tracked(config: JobConfig) -> Generator[Log | None]:
                 for key, number in numbers.items():
                     board.add_scalar(key, number, step)
 
-            yield log
+            yield _telling(tracker, log)
     else:
         library: Any = import_module(tracker)  # Trackio's calls are those of wandb
         settings = dict(flat(config.model_dump(mode="json")))
         known = {"id": name} if tracker == "wandb" else {}
         library.init(project=config.run.name, name=name, config=settings, resume="allow", **known)
         try:
-            yield lambda step, numbers: library.log(dict(numbers), step=step)
+            yield _telling(tracker, lambda step, numbers: library.log(dict(numbers), step=step))
         finally:
             library.finish()
+
+
+def _telling(tracker: str, log: Log) -> Log:
+    """Let a run whose tracker fails end as one whose servers have gone: with all steps saved."""
+
+    def tell(step: int, numbers: Mapping[str, float]) -> None:
+        try:
+            log(step, numbers)
+        except Exception as error:
+            raise LostError(f"run.tracker={tracker} has failed: {error!r}") from error
+
+    return tell

@@ -56,7 +56,7 @@ class TrainingTask:
             chosen by.
         max_turns: The most replies of a training episode.
         stratum: What an example belongs to; each is spread over the steps.
-        log: Takes the numbers of a step too, beside the metrics in the run folder.
+        log: Takes the numbers of a step too; a `LostError` ends the run with all steps saved.
     """
 
     environment: Environment
@@ -71,7 +71,7 @@ class TrainingTask:
     max_turns: int
     stratum: Callable[[Any], Hashable] = lambda _example: None
     shares: Mapping[str, str] = field(default_factory=dict)
-    log: Callable[[int, Mapping[str, float]], None] | None = None
+    log: Callable[[int, Mapping[str, float]], None] = lambda _step, _numbers: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -99,6 +99,10 @@ class Trainer:
             sizes=config.batching,
             parts=row_parts(model.mesh),
         )
+        # The numbers of the groups that the filters leave.
+        self._kept = partial(
+            advantages.groups_to_train, correctness_filter=algorithm.correctness_filter
+        )
         self._rate = learning_rate(config.optimizer, steps=config.steps)
         self._learner = learner_of(model, config, temperature=sampler.temperature)
         self._state = self._start(params)
@@ -141,7 +145,7 @@ class Trainer:
 
         Raises:
             Preempted: A signal came, and all is saved.
-            LostError: Nobody samples any more, and all is saved.
+            LostError: Nobody samples any more, or a tracker has failed, and all is saved.
         """
         if self.steps_done > self._last:
             return
@@ -209,12 +213,11 @@ class Trainer:
         self.steps_done, self._facts.rollouts = version + 1, self._facts.rollouts + rounds
         numbers |= {"groups/trained": float(len(rows))} | summary.over_updates(updates)
         numbers |= summary.summarise(sampled) | summary.speeds(sampled, rows, watch)
-        numbers |= summary.mismatch(rows)
-        numbers |= sampler_metrics
+        numbers |= summary.mismatch(rows) | sampler_metrics
         numbers["time/update_programs"] = float(self._learner.programs)
         numbers["time/peak_memory_gib"] = peak_bytes(jax.local_devices()[0]) / 2**30
         if sampled.groups and self._config.algorithm.estimator != "direct":
-            live = self._kept(sampled, equal_groups="drop")
+            live = self._kept(sampled.rewards_NG, sampled.correct_NG, equal_groups="drop")
             numbers[LIVE_SHARE] = len(live) / len(sampled.groups)
         if self._config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(rounds)
@@ -251,17 +254,9 @@ class Trainer:
             )
             rollouts.check_failed(sum(part.failed for part in parts), config.prompts_per_step)
             sampled, rounds = sum(parts, sampled), rounds + 1
-            kept = self._kept(sampled, equal_groups=algorithm.equal_groups)
+            rewards_NG, correct_NG = sampled.rewards_NG, sampled.correct_NG
+            kept = self._kept(rewards_NG, correct_NG, equal_groups=algorithm.equal_groups)
         return sampled, sampled.select(kept[: config.prompts_per_step]), rounds
-
-    def _kept(self, episodes: Episodes, *, equal_groups: Literal["keep", "drop"]) -> Sequence[int]:
-        """Return the numbers of the groups that the filters leave."""
-        return advantages.groups_to_train(
-            episodes.rewards_NG,
-            episodes.correct_NG,
-            equal_groups=equal_groups,
-            correctness_filter=self._config.algorithm.correctness_filter,
-        )
 
     def _token_rows(self, episodes: Episodes) -> tuple[batching.Groups, dict[str, float]]:
         """Return the rows of the groups, with the advantage of each token, and metrics."""
@@ -345,9 +340,8 @@ class Trainer:
         if step % config.checkpoint_every == 0 or is_last:
             score = numbers.get("validation/accuracy")
             self._checkpoints.save(step, self._state, self._facts.model_dump(), score=score)
-        # A tracker that fails ends the run, which loses nothing.
-        if self._task.log is not None:
-            self._task.log(step, numbers)
+        # Where it fails in one process, all save what is done.
+        distributed.gather(lambda: self._task.log(step, numbers))
         live = [line.get(LIVE_SHARE) for line in self._metrics.steps]
         told = summary.status(numbers, self._task.shares), advice(live)
         return "; ".join(filter(None, told))

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,7 @@ from launch.build import SqlSide
 from launch.config import load_config
 from launch.data.preflight import check_inputs
 from launch.job import tracked
-from minirl.exchange import UserError
+from minirl.exchange import LostError, UserError
 from rewards.expo.reward import ExpoReward
 from sqlenv.sql.extraction import tables_of
 from sqlenv.types import Table
@@ -122,13 +123,11 @@ def calls(monkeypatch) -> list[tuple[str, tuple, dict[str, Any]]]:
     return found
 
 
-def track(tracker: str | None, tmp_path: Any) -> Any:
+def track(tracker: str | None, tmp_path: Any) -> None:
     settings = [] if tracker is None else [f"run.tracker={tracker}"]
     settings += [f"run.dir={tmp_path}", "seed=3", "train.steps=7"]
     with tracked(load_config("progress-demo.yaml", settings)) as log:
-        if log is not None:
-            log(1, {"reward/total": 0.5, "time/step_s": 2.0})
-    return log
+        log(1, {"reward/total": 0.5, "time/step_s": 2.0})
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
@@ -155,8 +154,15 @@ def test_each_number_is_a_scalar_of_tensorboard(calls, tmp_path):
 
 
 def test_without_the_setting_nothing_is_asked(calls, tmp_path):
-    assert track(None, tmp_path) is None
+    track(None, tmp_path)
     assert not calls
+
+
+def test_a_tracker_that_fails_lets_the_run_save_its_steps(calls, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.modules["wandb"], "log", Mock(side_effect=BrokenPipeError("it ended")))
+    with pytest.raises(LostError, match=r"run\.tracker=wandb has failed: .*it ended"):
+        track("wandb", tmp_path)
+    assert [kind for kind, *_ in calls] == ["init", "finish"]
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])

@@ -208,14 +208,16 @@ def test_without_a_group_to_train_on_weights_stay(tmp_path, changes):
     assert_same(trainer.params, before)
 
 
-def test_a_tracker_that_fails_ends_a_run_behind_its_checkpoint(tmp_path):
+def test_a_tracker_that_fails_ends_a_run_with_all_its_steps(tmp_path):
     def log(step, numbers):
-        raise OSError("no network")
+        raise LostError("no network")
 
-    options = {"algorithm": MIXED, "judge": never_correct, "validate": nothing, "log": log}
-    with pytest.raises(OSError, match="no network"):
-        toy.trainer(tmp_path, steps=1, **options).run(ignore)
-    toy.trainer(tmp_path, steps=1, **options).run(ignore)  # nothing is left to do
+    options = {"algorithm": MIXED, "judge": never_correct, "validate": nothing}
+    with pytest.raises(LostError, match="no network; all 1 steps are saved"):
+        toy.trainer(tmp_path, steps=2, log=log, **options).run(ignore)
+    resumed = toy.trainer(tmp_path, steps=2, **options)
+    assert resumed.steps_done == 1
+    resumed.run(ignore)
 
 
 def test_the_learning_rate_follows_the_step_whatever_the_filters_leave(tmp_path):

@@ -410,9 +410,13 @@ def known_learner(settings, source, loss, optimizer, **options):
     return copy.copy(LEARNERS[key])
 
 
+def ignore(*_):
+    """Look at no progress, and track nothing."""
+
+
 def trainer(
     folder, *, source=None, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
-    servers=None, rollout=None, write=None, log=None, hybrid=False, **changes,
+    servers=None, rollout=None, write=None, log=ignore, hybrid=False, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of a toy model: the update takes the arrays over.
 
@@ -456,10 +460,6 @@ def take_course(folder, course):
         return accuracy[version]
 
     return trainer(folder, validate=validate, judge=judge, hybrid=course == "hybrid", **changes)
-
-
-def ignore(*_):
-    """Look at no progress."""
 
 
 def run_course(trainer, course, progress=ignore):
