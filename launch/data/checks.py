@@ -41,7 +41,7 @@ from sqlenv.types import Example, Result, SqlError, Table, describe_failure
 from sqlenv.witness.draw import ties_broken
 from sqlenv.witness.store import open_store
 
-_VERSION = 4
+_VERSION = 5
 """Of the rules below."""
 _RERUN = frozenset({"varying", "tied"})
 UNREADABLE = "unreadable database"

@@ -134,7 +134,9 @@ class Steps:
         """Return how many rows the last LIMIT keeps, and how many it skips before."""
         query = parse(self.sql)
         parts = (query and query.args.get(name) for name in ("limit", "offset"))
-        return [part.expression.sql("sqlite") if part else "0" for part in parts]
+        # FETCH FIRST, which other dialects have, has a count.
+        shown = (part and (part.expression or part.args.get("count")) for part in parts)
+        return [one.sql("sqlite") if one else "0" for one in shown]
 
     def count(self, step: Step) -> int | None:
         """Count the rows of a step; None where it does not run."""

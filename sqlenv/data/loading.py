@@ -40,16 +40,12 @@ class LoadedData:
         """Say what was found: a line a source, and one more when there are too few questions."""
         lines = [pool.line() for pool in self.pools]
         if self.wanted and len(self.examples) < self.wanted:
-            many = len(self.examples)
-            lines.append(f"only {many:,} of the {self.wanted:,} questions asked for")
+            lines.append(f"only {len(self.examples):,} of the {self.wanted:,} questions asked for")
         return lines
 
 
 def load(
-    config: DataConfig,
-    *,
-    check: Check | None = None,
-    accept: Accept = lambda _db_id: True,
+    config: DataConfig, *, check: Check | None = None, accept: Accept = lambda _db_id: True
 ) -> LoadedData:
     """Read, check and sample the questions of a run; the same settings give the same questions.
 

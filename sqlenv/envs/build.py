@@ -11,11 +11,7 @@ from sqlenv.witness.store import open_store
 
 
 def build_environment(
-    config: EnvConfig,
-    *,
-    executor: Executor,
-    first_prompt: FirstPrompt,
-    feedback: Feedback,
+    config: EnvConfig, *, executor: Executor, first_prompt: FirstPrompt, feedback: Feedback
 ) -> BaseEnvironment:
     """Build the environment that the settings name, with witnesses from the cache that all runs
     share; `feedback` is what the diagnosed one says.

@@ -10,13 +10,7 @@ from typing import Literal
 
 import apsw
 
-from sqlenv.schema.reading import (
-    Column,
-    ColumnKey,
-    DatabaseSchema,
-    ForeignKey,
-    TableSchema,
-)
+from sqlenv.schema.reading import Column, ColumnKey, DatabaseSchema, ForeignKey, TableSchema
 from sqlenv.sql.lexer import quoted, tokenize
 from sqlenv.types import Value
 
@@ -32,11 +26,7 @@ def render_schema(schema: DatabaseSchema, *, style: SchemaStyle = "omnisql") -> 
     PaVeRL-SQL's (appendix B); `bare`: a line a table with names and references alone, the fewest
     tokens that SQLite still takes.
     """
-    render = {
-        "omnisql": _omnisql_table,
-        "profile": _profile_table,
-        "bare": _bare_table,
-    }
+    render = {"omnisql": _omnisql_table, "profile": _profile_table, "bare": _bare_table}
     between = "\n\n" if style == "omnisql" else "\n"
     return between.join(render[style](schema, table) for table in schema.tables)
 

@@ -71,9 +71,7 @@ def parse(sql: str) -> QueryTree | None:
         return None
     try:
         tree = sqlglot.parse_one(
-            strip_comments(sql).rstrip("; \t\r\n"),
-            read="sqlite",
-            error_level=ErrorLevel.IMMEDIATE,
+            strip_comments(sql).rstrip("; \t\r\n"), read="sqlite", error_level=ErrorLevel.IMMEDIATE
         )
     except PARSE_FAILURES:
         return None

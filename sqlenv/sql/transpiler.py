@@ -31,10 +31,10 @@ from sqlenv.types import ENGINES, SqlError
 
 _QUOTED = (TokenType.STRING, TokenType.IDENTIFIER, TokenType.HEREDOC_STRING)
 _PARTS = {"year": "%Y", "month": "%m", "day": "%d", "dayofmonth": "%d"}
-# Of SQLite's strftime.
-_MARKS = re.compile("%[deFfGgHIjJklmMpPRsSTuUVwWY%]")
+_MARKS = re.compile("%[deFfGgHIjJklmMpPRsSTuUVwWY%]")  # of SQLite's strftime
 _STEPS = frozenset({"DAY", "MONTH", "YEAR"})
-_DATES = (exp.DataType.Type.DATE, exp.DataType.Type.DATETIME, exp.DataType.Type.TIMESTAMP)
+_DATES = (exp.DType.DATE, exp.DType.DATETIME, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ)
+_TODAY = (exp.CurrentDate, exp.CurrentTimestamp, exp.Date, exp.TsOrDsToDate)
 
 
 class _Backticks(SQLite):
@@ -49,7 +49,7 @@ def transpiled(sql: str, dialect: str) -> str | SqlError:
     try:
         tree = _read(sql, Dialect.get_or_raise(dialect))
         for node in reversed(list(tree.walk())):  # from the leaves
-            _check_dates(node, dialect)
+            _check(node, dialect)
             rewrite = _REWRITES.get(type(node))
             new = rewrite(node) if rewrite else node
             new = _folded(new) if dialect == "mysql" else new
@@ -91,18 +91,34 @@ def _words(tokens: list[Token]) -> Iterator[str]:
             yield from token.text.lower().split()
 
 
-def _check_dates(node: exp.Expr, dialect: str) -> None:
-    """Refuse what SQLite would take for a text or for NULL: marks of a format that it lacks, and
-    steps other than days, months and years.
-    """
-    if isinstance(node, exp.TimeToStr):
-        rest = _MARKS.sub("", node.args["format"].name)
-        if "%" in rest or (dialect == "postgres" and re.search("[A-Za-z]", rest)):
-            raise ValueError(f"SQLite has no such format of a date: {node.args['format'].name}")
-    if isinstance(node, exp.DateAdd | exp.DateSub):
-        unit = node.text("unit").upper() or "DAY"
-        if unit not in _STEPS:
-            raise ValueError(f"SQLite's DATE takes no step of a {unit}")
+def _check(node: exp.Expr, dialect: str) -> None:
+    """Refuse what SQLite would leave out, or take for a text, another number or NULL."""
+    is_lost: object = False
+    match node:
+        case exp.TimeToStr():
+            rest = _MARKS.sub("", node.args["format"].name)
+            is_lost = "%" in rest or (dialect == "postgres" and re.search("[A-Za-z]", rest))
+        case exp.DateAdd() | exp.DateSub():
+            is_lost = (node.text("unit").upper() or "DAY") not in _STEPS
+        case exp.Add() | exp.Sub():
+            is_lost = any(map(_is_date, (node.this, node.expression)))
+        case exp.Extract():
+            is_lost = isinstance(node.expression.unnest(), exp.Add | exp.Sub)
+        case exp.Substring():  # of a pattern
+            is_lost = getattr(node.args.get("start"), "is_string", False)
+        case exp.LimitOptions():
+            is_lost = node.args.get("with_ties") or node.args.get("percent")
+        case exp.Distinct():  # sqlglot would cut before it leaves rows out
+            is_lost = node.args.get("on") and (node.parent or node).args.get("limit")
+    if is_lost:
+        raise ValueError(f"SQLite has nothing like {node.sql(dialect).strip()}")
+
+
+def _is_date(node: exp.Expr) -> bool:
+    """Tell a date or a time, or the first or last of some."""
+    while isinstance(node, exp.Paren | exp.Max | exp.Min):
+        node = node.this
+    return isinstance(node, _TODAY) or (isinstance(node, exp.Cast) and node.to.this in _DATES)
 
 
 def _part(node: exp.Expr) -> exp.Expr:
@@ -122,8 +138,17 @@ def _date_diff(node: exp.Expr) -> exp.Expr:
 
 
 def _cast(node: exp.Expr) -> exp.Expr:
-    is_date = node.args["to"].this is exp.DataType.Type.DATE
-    return _call("DATE", _date(node)) if is_date else node
+    """Name the functions of dates, and keep to the size of a type: SQLite's CAST does neither."""
+    kind, size = node.args["to"].this, [one.this for one in node.args["to"].expressions]
+    if kind is exp.DType.DATE:
+        return exp.Date(this=_date(node).copy())
+    if kind is exp.DType.TIMESTAMPTZ:
+        return _call("DATETIME", _date(node))
+    if size and kind in exp.DataType.TEXT_TYPES:
+        return _call("SUBSTR", exp.cast(node.this, "text"), exp.Literal.number(1), size[0])
+    if size and kind is exp.DType.DECIMAL:
+        return _call("ROUND", exp.cast(node.this, "double"), (*size, exp.Literal.number(0))[1])
+    return node
 
 
 def _concat(node: exp.Expr) -> exp.Expr:
