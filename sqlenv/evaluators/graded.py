@@ -62,9 +62,9 @@ def is_graded_right(predicted: Table, gold: Table, method: str) -> bool:
     if kind == "set":
         return texts == gold_texts
     sign, count = number or (">=", "0")
-    distinct = len(set(found))
-    is_enough = distinct == int(count) if sign == "=" else distinct >= int(count)
-    return is_enough and texts <= gold_texts
+    # Rows of numbers can be made whose hashes are all equal: those that are not the gold's wait.
+    distinct = len(set(found)) if texts <= gold_texts else -1
+    return distinct == int(count) if sign == "=" else distinct >= int(count)
 
 
 def _is_comparable(found: Sequence[Row], wanted: Sequence[Row]) -> bool:

@@ -14,7 +14,7 @@ _ODD_BLANK = re.compile(r"[^\S \t\n\f\r]")  # white space to others, and a sign 
 # As sqlparse splits text, of which Spider's program drops tokens. A backslash before a quote keeps
 # a string open where a later quote can end it.
 _WORDS = re.compile(
-    r"""(?P<kept> (?:--|\#[ ])[^\r\n]* | /\*.*?\*/
+    r"""(?P<kept> (?:--|\#[ ])[^\r\n]* | /\*.*?(?:\*/|\Z)
         | '(?:''|\\'|[^'])*' | "(?:""|\\"|[^"])*" | `(?:``|[^`])*` | \xb4(?:\xb4\xb4|[^\xb4])*\xb4
         | (?<![\w\])])\[[^\]\[]+\] | [$:?\\@#]\w+ )
     | (?<![\w$#])distinct(?![\w$#]) | (?P<end> ; ).*""",

@@ -26,7 +26,6 @@ CsvColumn = tuple[CsvCell, ...]
 
 _TOLERANCE = 0.01
 _CHUNK_ROWS = 500  # rows that the program writes at a time; pandas chooses types for each such part
-_FENCE = re.compile(r"```sql\n(.*?)\n```", re.DOTALL)
 _VARIANT = re.compile(r"_[a-z]\Z")
 
 
@@ -87,8 +86,8 @@ def _choices(chosen: Any, count: int, *, is_base: bool) -> list[Any]:
 
 def fenced_sql(text: str) -> str:
     """Return what stands in the first fence marked `sql`, else the whole text."""
-    found = _FENCE.search(text)
-    return found[1].strip() if found else text
+    found, end, _ = text.partition("```sql\n")[2].partition("\n```")
+    return found.strip() if end else text
 
 
 def agrees(predicted: Table, reference: Reference) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -24,6 +24,7 @@ from rewards.expo.reward import MAX_STEPS, ExpoReward
 from rewards.expo.steps import Steps, plan_steps
 from sqlenv.config import AnswerConfig
 from sqlenv.envs.single_turn import judge_reply
+from sqlenv.evaluators.graded import is_graded_right
 from sqlenv.executor import Executor
 from sqlenv.types import Dialect, Episode, Example, Result, SqlError, Table
 from tests.vectors import read, table
@@ -109,6 +110,16 @@ def test_long_hostile_text_takes_no_time():
         result = SqlError("no such column: t.a", 3)
         assert trace_error(text, result, columns=KNOWN) <= set(range(len(clauses)))
         assert time.thread_time() - start < 5, text[:10]
+
+
+def test_rows_of_one_hash_take_no_time():
+    numbers = [-(2.0 ** (61 * n)) for n in range(-15, 15)]
+    rows = tuple(product(numbers, repeat=3))
+    assert len(set(map(hash, rows))) == 1
+    start = time.thread_time()
+    assert differences(table([[1, 2, 3]]), table(rows)) == {"row_disjoint"}
+    assert is_graded_right(table(rows), table([[1, 2, 3]]), "subset,>=,1") is False
+    assert time.thread_time() - start < 2
 
 
 @pytest.mark.parametrize("case", DIFFERENCES["cases"], ids=name)
@@ -368,6 +379,14 @@ def test_queries_of_another_dialect_run_step_by_step(query, case, blamed, play, 
     verdict = verdict_of(reward_of(executor), episode)
     assert verdict.case == case
     assert {verdict.clauses[number].kind for number in verdict.blamed} == blamed
+
+
+def test_a_window_is_read_in_other_words_too(play, executor):
+    asked = "SELECT name FROM emp ORDER BY sal {}"
+    reply = REPLY.format(asked.format("FETCH FIRST 2 ROWS ONLY"))
+    episode = play(reply, gold=asked.format("LIMIT 1"), dialect="postgres")
+    verdict = verdict_of(reward_of(executor), episode)
+    assert {verdict.clauses[number].kind for number in verdict.blamed} == {"ORDER BY"}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from sqlenv.data.sources import by_running
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.equality import matches
+from sqlenv.evaluators.official import as_spider_runs
+from sqlenv.evaluators.spider2 import fenced_sql
 from sqlenv.prompts import first_observation
 from sqlenv.sql import extraction, lexer
 from sqlenv.sql.answers import answer_of, block_of, is_one_query, wrapped
@@ -215,13 +217,16 @@ def nothing_old():
 
 @pytest.mark.usefixtures("nothing_old")
 @pytest.mark.parametrize(
-    "piece", [" ", "\n", "--", "/*", "/**/ ", "'", '"', "`a", "[", "(", ")", "1"]
+    "piece",
+    [" ", "\n", "--", "/*", "/* ", "/**/ ", "'", '"', "`a", "[", "(", ")", "1", "```sql\nx"],
 )
 def test_any_text_is_read_in_linear_time(piece):
     start = time.thread_time()
     for text in (piece * 100_000, "SELECT 1" + piece * 100_000):
         tokenize(text)
         one_line(text)
+        as_spider_runs(f"DISTINCT {text}")
+        fenced_sql(text)
     assert time.thread_time() - start < 2.0
 
 
