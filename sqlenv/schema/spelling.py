@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import apsw
+
 from sqlenv.schema.reading import DatabaseSchema
 from sqlenv.sql.lexer import Token, quoted, tokenize, unquote
 
 # What names a table follows one of these.
 _BEFORE_TABLES = ("from", "join", "update", "into")
+_KEYWORDS = frozenset(map(str.lower, apsw.keywords)) - {"as", "end"}
 
 
 def spelled(sql: str, schema: DatabaseSchema) -> str:
@@ -29,10 +32,12 @@ def spelled(sql: str, schema: DatabaseSchema) -> str:
         for column in table.columns
     }
     tables_first, columns_first = columns | tables, tables | columns
+    # After another operand, or a table, a name is an alias.
+    operators = _KEYWORDS - columns.keys()
     aliases = {
         after.text
         for token, after in pairwise(found)
-        if token.is_word("as", "end") or token.is_sign(")") or token.text in columns
+        if token.is_sign(")") or not (token.kind == "sign" or token.is_word(*operators))
     }
     parts, end = list[str](), 0
     nothing = Token("sign", "", 0, 0, 0)
@@ -44,8 +49,9 @@ def spelled(sql: str, schema: DatabaseSchema) -> str:
         is_table = before.is_word(*_BEFORE_TABLES) or after.is_sign(".")
         name = (tables_first if is_table else columns_first).get(token.text)
         if is_name and name is not None:
-            text = name if text[0] not in '"`[' else quoted(name)  # which it may need
-        elif is_name and text[0] == '"' and token.text not in aliases:
+            if text[0] != '"':  # it may be a text all the same
+                text = quoted(name) if text[0] in "`[" else name  # which may need quotes
+        elif text[0] == '"' and token.text not in aliases and not (is_table or before.is_sign(".")):
             text = "'" + unquote(text).replace("'", "''") + "'"
         parts.append(text)
     return "".join(parts)
