@@ -153,7 +153,7 @@ def _judge(
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _LINE = re.compile(
-    rf"^[ \t*-]*SQL[ \t]*(\d{{1,4}})[ \t]*[:=][ \t]*({_NUMBER})(?=\s|$)",
+    rf"^[ \t*`-]*SQL[ \t]*(\d{{1,4}})[ \t*`]*[:=][ \t*`]*({_NUMBER})[*`,;.]*(?=\s|$)",
     re.MULTILINE | re.IGNORECASE,
 )
 
