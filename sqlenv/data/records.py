@@ -24,7 +24,7 @@ _LARGEST_BYTES = 1 << 26  # of a record: what goes on for longer is broken
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Stream the records of a JSON list, or of a .jsonl file, one at a time."""
+    """Stream the records of a JSON list, or of JSON lines, one at a time."""
     return (record for _, _, record in placed_records(path))
 
 
@@ -34,7 +34,7 @@ def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
     try:
         with path.open("rb") as file:
             file.seek(3 if file.read(3) == codecs.BOM_UTF8 else 0)
-            for start, content in _items(file, is_list=path.suffix != ".jsonl"):
+            for start, content in _items(file):
                 record = json.loads(content.decode())
                 if not isinstance(record, dict):
                     raise UserError(f"{path}: record {count} is not an object with fields")
@@ -51,14 +51,15 @@ def placed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
         raise UserError(f"{path}: expected a list of records, found none")
 
 
-def _items(file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, bytes]]:
+def _items(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Give the items of a list, or those that follow one another, each with where it begins.
 
-    An object has none in place of a list. A character of `text` is a byte of the file, so that
-    places are the same; `text` begins at the byte `begin`.
+    A character of `text`, which begins at the byte `begin`, is a byte: places are the same.
     """
     decode = json.JSONDecoder().raw_decode
     text, at, begin = "", 0, file.tell()
+    is_list = file.read(_CHUNK_BYTES).lstrip().startswith(b"[")  # whatever the file is called
+    file.seek(begin)
     gap = _OPENING if is_list else _BLANKS
     while True:
         before = gap.match(text, at)
@@ -75,8 +76,7 @@ def _items(file: BinaryIO, *, is_list: bool) -> Iterator[tuple[int, bytes]]:
             break
         text, at, begin = text[at:] + more.decode("latin-1"), 0, begin + at
     rest = text[at:].strip(" \t\r\n")
-    is_object = gap is _OPENING and rest.startswith("{")
-    if not is_object and rest != ("" if not is_list else "]" if gap is _COMMA else "[]"):
+    if rest != ("" if not is_list else "]" if gap is _COMMA else "[]"):
         raise ValueError("items that do not end")
 
 

@@ -35,7 +35,8 @@ def ids(data):
 
 def test_spider_train_is_both_files_and_keeps_their_order(spider_folder):
     write(spider_folder / "train_spider.json", [spider(), spider("SELECT id FROM band;\n")])
-    write(spider_folder / "train_others.json", [spider("SELECT 1 FROM band")], encoding="utf-8-sig")
+    line = json.dumps(spider("SELECT 1 FROM band")) + "\r\n"  # JSON lines have that name too
+    (spider_folder / "train_others.json").write_text(line, encoding="utf-8-sig")
     data = load_one(spider_folder)
     places = ("train_spider/0", "train_spider/1", "train_others/0")
     assert ids(data) == [f"spider/{place}" for place in places]
