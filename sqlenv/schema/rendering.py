@@ -83,8 +83,8 @@ def _identifier(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(map(_identifier, names))
+def _names(names: Iterable[str], write: Callable[[str], str] = _identifier) -> str:
+    return ", ".join(map(write, names))
 
 
 def _one_line(value: Value) -> str:
@@ -125,9 +125,6 @@ def _omnisql_table(schema: DatabaseSchema, table: TableSchema) -> str:
 
 
 def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
-    def all_quoted(names: Iterable[str]) -> str:
-        return ", ".join(map(quoted, names))
-
     lines = []
     for column in table.columns:
         notes = [_comment(column)] if _comment(column) else []
@@ -138,10 +135,10 @@ def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
         comment = f" --{', '.join(notes)}," if notes else ""
         lines.append((f"{_identifier(column.name)} {_one_line(column.type)}".rstrip(), comment))
     if table.primary_key:
-        lines.append((f"PRIMARY KEY ({all_quoted(table.primary_key)})", ""))
+        lines.append((f"PRIMARY KEY ({_names(table.primary_key, quoted)})", ""))
     for key in schema.keys_of(table):
-        target = f"{quoted(key.ref_table)}({all_quoted(key.ref_columns)})"
-        lines.append((f"FOREIGN KEY({all_quoted(key.columns)}) REFERENCES {target}", ""))
+        target = f"{quoted(key.ref_table)}({_names(key.ref_columns, quoted)})"
+        lines.append((f"FOREIGN KEY({_names(key.columns, quoted)}) REFERENCES {target}", ""))
     head = f"{_one_line(table.name)}\nCREATE {table.kind} {_identifier(table.name)} ("
     return _block(head, lines)
 

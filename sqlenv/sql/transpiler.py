@@ -102,6 +102,8 @@ def _check(node: exp.Expr, dialect: str) -> None:
             is_lost = (node.text("unit").upper() or "DAY") not in _STEPS
         case exp.Add() | exp.Sub():
             is_lost = any(map(_is_date, (node.this, node.expression)))
+        case exp.Cast():  # as bytes, which equal no text
+            is_lost = node.to.this in (exp.DType.BINARY, exp.DType.VARBINARY)
         case exp.Extract():
             is_lost = isinstance(node.expression.unnest(), exp.Add | exp.Sub)
         case exp.Substring():  # of a pattern
