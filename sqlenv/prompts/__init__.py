@@ -49,16 +49,13 @@ def first_observation(example: Example, schema_text: str, *, style: PromptStyle)
 
     Evidence stands on a line of its own before the question; PaVeRL's prompt has a section for it.
     """
-    details = {"db_engine": ENGINES[example.dialect], "db_details": schema_text}
-    templates = _templates(style)
-    if style == "paverl":
-        text = templates["user"].format(**details, **_paverl_fields(example))
-        return (Message("user", text),)
-    evidence = example.evidence.strip()
-    question = "\n".join(filter(None, (evidence, example.question.strip())))
-    message = Message("user", templates["user"].format(**details, question=question))
+    fields, templates = _fields(example, schema_text), _templates(style)
+    if style != "paverl":
+        told = (example.evidence.strip(), fields["question"])
+        fields["question"] = "\n".join(filter(None, told))
+    message = Message("user", templates["user"].format(**fields))
     if style == "progress":
-        return (Message("system", templates["system"].format(**details)), message)
+        return (Message("system", templates["system"].format(**fields)), message)
     return (message,)
 
 
@@ -111,17 +108,18 @@ def judge_observation(example: Example, schema_text: str, queries: Sequence[str]
     """Ask for a score between 0 and 1 of every query (PaVeRL-SQL, appendix A, prompt 2)."""
     numbered = [(f"SQL{index}", query) for index, query in enumerate(queries, start=1)]
     text = _templates("paverl")["judge"].format(
-        db_engine=ENGINES[example.dialect],
-        db_details=schema_text,
         count=len(queries),
         queries="\n".join(f"{name}:\n```sql\n{query}\n```" for name, query in numbered),
         scores="\n".join(f"{name}: score" for name, _ in numbered),
-        **_paverl_fields(example),
+        **_fields(example, schema_text),
     )
     return (Message("user", text),)
 
 
-def _paverl_fields(example: Example) -> dict[str, str]:
+def _fields(example: Example, schema_text: str) -> dict[str, str]:
+    """Give what templates name of a question; names that need quotes as its engine quotes them."""
     evidence = example.evidence.strip()
     context = _templates("paverl")["context"].format(evidence=evidence) if evidence else ""
-    return {"context": context, "question": example.question.strip()}
+    details = schema_text.replace("`", '"') if example.dialect == "postgres" else schema_text
+    fields = {"db_engine": ENGINES[example.dialect], "db_details": details}
+    return fields | {"context": context, "question": example.question.strip()}
