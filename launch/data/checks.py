@@ -9,17 +9,10 @@ prediction can look wrong. What was found is in the cache that every command loo
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from multiprocessing import active_children, get_context, parent_process
-from threading import Thread
-from typing import Any, TypeVar
 
 import apsw
 
@@ -29,7 +22,7 @@ from launch.data.prompts import Prompts
 from minirl.exchange import UserError
 from rewards.expo.differences import differences
 from sqlenv.cache import DiskCache, content_key, shared_cache
-from sqlenv.config import DataConfig, ExecutorConfig, SourceConfig
+from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.sources import Check, Checked, Pool, by_running, issues_of
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import witnesses_of
@@ -44,13 +37,7 @@ from sqlenv.witness.store import open_store
 _VERSION = 5
 """Of the rules below."""
 _RERUN = frozenset({"varying", "tied"})
-UNREADABLE = "unreadable database"
 _BATCH = 2_048  # questions of a set that are in memory
-_ALONE = 64  # jobs up to here are done before other processes would have started
-
-Job = TypeVar("Job")
-JobResult = TypeVar("JobResult")
-Make = Callable[[ExecutorConfig], AbstractContextManager[Callable[[Job], JobResult]]]
 
 
 def check_for(data: DataConfig, executor: Executor | None) -> Check | None:
@@ -127,15 +114,16 @@ def check_sets(
     for name in sources:
         with progress_bar(f"reading {name}"):
             pools[name] = Pool(sources[name], _everything(job, sources[name]))
-    most = sum(pool.total for pool in pools.values())
-    with process_pool(partial(open_inspector, job), job.executor, most=most) as do:
+    with Executor(job.executor, shared_cache()) as executor:
+        inspect = _inspector(job, executor)
         for name, pool in pools.items():
             issues, done = Counter[str](), 0
             rest = (example for _, example in pool.draw())
             with progress_bar(f"checking {name}") as update:
                 while batch := [*islice(rest, _BATCH)]:
                     # Questions of one database follow one another: it is opened once.
-                    for checked in do(sorted(batch, key=lambda one: one.database)):
+                    batch.sort(key=lambda one: one.database)
+                    for checked in executor.map(inspect, batch):
                         issues.update(checked.issues)
                         if {*checked.issues} - {"scalar"}:
                             write(_line(checked))
@@ -153,11 +141,8 @@ def _everything(job: JobConfig, source: SourceConfig) -> DataConfig:
     )
 
 
-@contextmanager
-def open_inspector(
-    job: JobConfig, config: ExecutorConfig
-) -> Generator[Callable[[Example], Checked]]:
-    """Make what looks at a question, in each process of the pool."""
+def _inspector(job: JobConfig, executor: Executor) -> Callable[[Example], Checked]:
+    """Make what looks at a question, and leaves what it finds in the cache."""
     disk = shared_cache()
     prompts, witnesses = Prompts(job.prompt, job.env), open_store(job.env)
 
@@ -165,69 +150,18 @@ def open_inspector(
         try:
             check_contents(example.database)
         except UserError as error:
-            return Checked(example, (UNREADABLE,), str(error))
+            return Checked(example, ("unreadable database",), str(error))
         prompts.matches(example)
         if not example.gold_sql:
             return Checked(example, ("blank",))
         if witnesses is not None:
             witnesses_of(example, witnesses)
-        return check_gold(example, plain, disk)
+        return check_gold(example, executor, disk)
 
-    with Executor(config, disk) as plain:
-        yield inspect
+    return inspect
 
 
 def _line(checked: Checked) -> str:
     one, found = checked.example, {"issues": checked.issues, "note": checked.note}
     asked = {"id": one.id, "question_id": one.question_id, "db_id": one.db_id}
     return json.dumps(asked | found | {"gold_sql": one.gold_sql}, ensure_ascii=False)
-
-
-@contextmanager
-def process_pool(
-    make: Make[Job, JobResult], config: ExecutorConfig, *, most: int
-) -> Generator[Callable[[Sequence[Job]], Iterator[JobResult]]]:
-    """Start `config.threads` processes that do jobs, lot by lot; answers of a lot come in order.
-
-    `make` is called once in each process with the settings of its executor, which has one worker;
-    it gives what does one job. `most` are the jobs of all lots, of which few are done here.
-    """
-    alone = config.model_copy(update={"workers": 1})
-    if most <= _ALONE or config.threads < 2:
-        with make(alone) as work:
-            yield partial(map, work)
-        return
-    # Processes are started anew, not forked: nothing of this one is needed.
-    others, context = active_children(), get_context("spawn")
-    with ProcessPoolExecutor(config.threads, context, _begin, (make, alone)) as pool:
-        try:
-            yield partial(pool.map, _do, chunksize=16)
-        except BaseException:
-            # What is under way may take minutes, and nobody waits for it any more.
-            for process in active_children():
-                if process not in others:
-                    process.kill()
-            raise
-
-
-_works: list[Callable[[Any], Any]] = []
-_contexts: list[AbstractContextManager[Any]] = []
-"""Stay open as long as the process lives."""
-
-
-def _begin(make: Make[Any, Any], config: ExecutorConfig) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is the parent's business
-    Thread(target=_end_with_parent, daemon=True).start()
-    _contexts.append(make(config))
-    _works.append(_contexts[0].__enter__())
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _do(job: Any) -> Any:
-    return _works[0](job)

@@ -1,14 +1,9 @@
 """`launch.prepare`: data sets in every form checked, and what is found kept for all commands."""
 
 import json
-import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +12,7 @@ import pytest
 from launch import prepare
 from launch.config import SPLITS, JobConfig, load_config
 from launch.data import checks
-from launch.data.checks import check_gold, process_pool
+from launch.data.checks import check_gold
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from sqlenv.cache import DiskCache, shared_cache
@@ -28,10 +23,10 @@ from sqlenv.types import Example
 from sqlenv.witness.draw import ties_broken
 from tests.forked import Copy
 from tests.vectors import read
-from tests.waiting import is_alive, wait_until
+from tests.waiting import wait_until
 from tests.worlds import make_file, write
 
-from .conftest import ROOT, example, json_lines
+from .conftest import example, json_lines
 from .downloads import GOLDS
 
 QUICK = ("executor.workers=1", "executor.timeout_s=5")
@@ -191,10 +186,9 @@ def test_the_shared_cache_is_bounded(tmp_path: Path, monkeypatch):
     assert len(list(disk._cache)) < 1_500
 
 
-def test_processes_find_what_one_process_finds(downloads, run, empty_cache, monkeypatch):
+def test_several_workers_find_what_one_finds(downloads, run, empty_cache):
     alone = run(downloads, "--data", "bird-train", "synsql")
-    empty_cache("cache-of-processes")
-    monkeypatch.setattr("launch.data.checks._ALONE", 0)  # few questions are enough
+    empty_cache("cache-of-workers")
     assert run(downloads, "--data", "bird-train", "synsql", "executor.workers=2") == alone
 
 
@@ -248,80 +242,3 @@ def test_ties_are_broken_by_the_querys_own_columns():
     upwards, downwards = ties_broken("SELECT a, b FROM t ORDER BY c LIMIT 1;")
     assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1"
     assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1"
-
-
-# Work on all cores: lots in order, and processes that end when nobody waits for them.
-
-TWO = ExecutorConfig(workers=2)
-
-
-@contextmanager
-def make_square(config: ExecutorConfig) -> Generator[Callable[[int], tuple[int, int]]]:
-    assert config.threads == 1
-    yield lambda number: (number * number, os.getpid())
-
-
-def test_few_jobs_stay_in_this_process():
-    with process_pool(make_square, TWO, most=10) as do:
-        assert {pid for _, pid in do(range(10))} == {os.getpid()}
-
-
-def fail(found: list[tuple[int, int]]) -> None:
-    with process_pool(make_square, TWO, most=200) as do:
-        found += [answer for start in (0, 100) for answer in do(range(start, start + 100))]
-        raise KeyboardInterrupt
-
-
-def test_lots_come_in_order_and_a_pool_that_fails_ends_its_own_processes_alone():
-    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
-    other.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            fail(found := [])
-        assert [square for square, _ in found] == [number**2 for number in range(200)]
-        pids = {pid for _, pid in found}
-        assert len(pids) <= 2
-        assert os.getpid() not in pids
-        wait_until(lambda: not any(map(is_alive, pids)))
-        assert other.is_alive()
-    finally:
-        other.kill()
-        other.join()
-
-
-SLEEPERS = """
-import os, sys, time
-from contextlib import contextmanager
-from pathlib import Path
-from launch.data.checks import process_pool
-from sqlenv.config import ExecutorConfig
-
-@contextmanager
-def make_sleeper(config):
-    def sleep(path):
-        (path / str(os.getpid())).touch()
-        time.sleep(600)
-    yield sleep
-
-if __name__ == "__main__":
-    with process_pool(make_sleeper, ExecutorConfig(workers=2), most=200) as do:
-        list(do([Path(sys.argv[1])] * 32))
-"""
-
-
-def test_processes_end_with_the_one_that_started_them(tmp_path: Path):
-    """Also where it is killed, and can tell them nothing."""
-    told = tmp_path / "told"
-    told.mkdir()
-    script = tmp_path / "sleepers.py"
-    script.write_text(SLEEPERS)
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, script, told], env=env, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: len([*told.iterdir()]) == 2)
-        process.kill()
-        process.wait(120)
-        wait_until(lambda: not any(is_alive(path.name) for path in told.iterdir()))
-    finally:
-        process.kill()
-        process.wait()
