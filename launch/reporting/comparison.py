@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from launch.evaluation.questions import SUITED
@@ -26,22 +26,10 @@ and `differences`, what sets each of the others apart from it in each column."""
 NOTHING: Comparison = {"runs": [], "differences": []}
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The results of one name and one decoding, by column."""
-
-    name: str
-    decode: str
-    reports: dict[str, Report] = field(default_factory=dict)
-
-    def origin(self, name: str) -> str:
-        """Name the `base` model or the `reward` that it learned from; empty where unknown."""
-        found = (getattr(report.settings.model, name) for report in self.reports.values())
-        return next(filter(None, found), "")
-
-    def scores(self, column: str) -> dict[str, float]:
-        """Give the scores of a column by question."""
-        return scores_of(self.reports[column], column.partition("/")[2])
+_Name = tuple[str, str]
+"""What a run is called, and its decoding: of a row of the table."""
+_Row = dict[str, Report]
+"""The results of one name by column: test set and measure, such as `spider-dev/spider_ex`."""
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
@@ -51,35 +39,36 @@ def compare(runs: Sequence[Run]) -> Comparison:
         UserError: They are not of the same questions, or have nothing in common.
     """
     rows = _rows(runs)
-    columns = _in_order(column for row in rows for column in row.reports)
-    for column in columns:
-        first, *others = (row for row in rows if column in row.reports)
-        for row in others:
-            _check_alike(first, row, column)
-    base, *others = rows
+    (base, known), *others = rows.items()
     differences = [
-        _difference(base, row, column)
-        for row in others
-        for column in row.reports
-        if column in base.reports
+        _difference(column, (base, known[column]), (name, report))
+        for name, row in others
+        for column, report in row.items()
+        if column in known
     ]
     if others and not differences:
         raise UserError("the runs have no test set and measure in common; evaluate them on one")
     told = [
         {
-            "name": row.name,
-            "base": row.origin("base"),
-            "reward": row.origin("reward"),
-            "decode": row.decode,
-            "columns": {
-                column: row.reports[column].measures[column.partition("/")[2]]
-                for column in columns
-                if column in row.reports
-            },
+            "name": name,
+            "base": _origin(row, "base"),
+            "reward": _origin(row, "reward"),
+            "decode": decode,
+            "columns": {one: row[one].measures[_measure(one)] for one in _in_order(row)},
         }
-        for row in rows
+        for (name, decode), row in rows.items()
     ]
     return {"runs": told, "differences": differences}
+
+
+def _measure(column: str) -> str:
+    return column.partition("/")[2]
+
+
+def _origin(row: _Row, name: str) -> str:
+    """Name the `base` model or the `reward` that it learned from; empty where unknown."""
+    found = (getattr(report.settings.model, name) for report in row.values())
+    return next(filter(None, found), "")
 
 
 def _in_order(columns: Iterable[str]) -> list[str]:
@@ -89,52 +78,55 @@ def _in_order(columns: Iterable[str]) -> list[str]:
     return [*dict.fromkeys([*(one for one in known if one in found), *found])]
 
 
-def _rows(runs: Sequence[Run]) -> list[_Row]:
-    rows: dict[tuple[str, str], _Row] = {}
+def _rows(runs: Sequence[Run]) -> dict[_Name, _Row]:
+    rows: dict[_Name, _Row] = {}
     for run in runs:
         report = run.final()
         said = report.settings
         # A training run's own name for its model is none that it has on the page.
         own = f"{run.name}/after" if run.is_training else said.model.name
-        name = (run.row or own, said.decode)
-        row = rows.setdefault(name, _Row(*name))
-        if any(column.startswith(f"{said.data}/") for column in row.reports):
+        name = run.row or own
+        row = rows.setdefault((name, said.decode), {})
+        columns = {f"{said.data}/{measure}": report for measure in report.measures}
+        if row.keys() & columns:
             raise UserError(
-                f"two results are called {row.name} and are of {said.data}; give each by its own "
-                "path and name: NAME=PATH"
+                f"two results are called {name} and are of {said.data}; give each by its own path "
+                "and name: NAME=PATH"
             )
-        row.reports.update((f"{said.data}/{measure}", report) for measure in report.measures)
-    return list(rows.values())
+        row |= columns
+    return rows
 
 
-def _difference(base: _Row, row: _Row, column: str) -> dict[str, Any]:
-    first, second = base.scores(column), row.scores(column)
-    test = gain(base.reports[column], row.reports[column], column.partition("/")[2])
-    assert test is not None  # `_check_alike` has seen that they are of the same questions
-    where = {"run": row.name, "decode": row.decode, "column": column}
-    differing = [name for name, score in first.items() if score != second[name]]
+def _difference(
+    column: str, base: tuple[_Name, Report], other: tuple[_Name, Report]
+) -> dict[str, Any]:
+    """Compare two results; refuse those of other questions or databases, and warn of another
+    comparator or SQLite.
+    """
+    (first_name, first), (name, second) = base, other
+    who = " and ".join(f"{run} ({decode})" for run, decode in (first_name, name))
+    data, _, measure = column.partition("/")
+    facts = _facts(second, measure)
+    for what, value in _facts(first, measure).items():
+        if value == facts[what]:
+            continue
+        if what in _DECIDING:
+            raise UserError(f"{who}: other {what} under the name {data}; evaluate both on the same")
+        told = f"{what} is {value} there and {facts[what]} here"
+        _log.warning("%s: %s (%s)", who, told, column)
+    test = gain(first, second, measure)
+    assert test is not None  # they are of the same questions
+    before, after = scores_of(first, measure), scores_of(second, measure)
+    differing = [one for one, score in before.items() if score != after[one]]
+    where = {"run": name[0], "decode": name[1], "column": column}
     return {**where, **asdict(test), "questions": differing}
 
 
-def _check_alike(base: _Row, row: _Row, column: str) -> None:
-    """Refuse results of other questions or databases; warn of another comparator or SQLite."""
-    who = " and ".join(f"{one.name} ({one.decode})" for one in (base, row))
-    first, second = _facts(base, column), _facts(row, column)
-    for name, value in first.items():
-        if value == second[name]:
-            continue
-        if name in _DECIDING:
-            data = column.partition("/")[0]
-            raise UserError(f"{who}: other {name} under the name {data}; evaluate both on the same")
-        what = f"{name} is {value} there and {second[name]} here"
-        _log.warning("%s: %s (%s)", who, what, column)
-
-
-def _facts(row: _Row, column: str) -> dict[str, Any]:
+def _facts(report: Report, measure: str) -> dict[str, Any]:
     """Name what has to be equal for scores to be comparable."""
-    said, measure = row.reports[column].settings, column.partition("/")[2]
+    said = report.settings
     return {
-        "questions": (said.fingerprint, row.scores(column).keys()),
+        "questions": (said.fingerprint, scores_of(report, measure).keys()),
         "gold queries": said.golds,
         "databases": said.databases,
         "test suite": said.suite if measure in SUITED else None,
