@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, compress
 from pathlib import Path
@@ -33,7 +33,6 @@ from launch.evaluation.results import (
 )
 from launch.files import digest, versions
 from launch.records import answer_line, facts_of, is_right, shown, write_answers
-from rewards import columns
 from rewards.execution import columns_of
 from rewards.progress.diagnosis import diagnose, labels_of
 from rewards.workbench import Workbench
@@ -45,7 +44,7 @@ from sqlenv.evaluators.hardness import clauses_of
 from sqlenv.evaluators.spider2 import as_read
 from sqlenv.evaluators.votes import VoteBy, votes
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Result, Table
+from sqlenv.types import Example, Table
 from sqlenv.witness.refutation import judge_on_witnesses
 from sqlenv.witness.store import WitnessStore
 
@@ -120,18 +119,18 @@ def judge(
     Returns the verdicts, and the lines of `trajectories.jsonl`; a `UserError` if a database cannot
     be used.
     """
-    examples, files = questions.examples, questions.databases | questions.suite_files
+    examples, judging = questions.examples, _Judge(questions, executor)
+    check_databases(questions.databases | questions.suite_files)
+    answers, outcomes = judging.elect([one.queries for one in samples], decode)
     with ThreadPoolExecutor(1) as thread:  # while the workers are busy
-        judging = _Judge(questions, executor, thread.submit(check_databases, files))
-        answers, outcomes = judging.elect([one.queries for one in samples], decode)
         labels = thread.submit(_labels, examples, answers)
-        pairs = [*zip(examples, answers, strict=True)]
-        judged = judging.score("verdicts", pairs, questions.measures)
-        found = labels.result()
+        judged = judging.score(
+            "verdicts", [*zip(examples, answers, strict=True)], questions.measures
+        )
     outcomes = outcomes or [[one] for one in judged]
     verdicts = [
         _verdict(*row)
-        for row in zip(examples, samples, answers, judged, outcomes, found, strict=True)
+        for row in zip(examples, samples, answers, judged, outcomes, labels.result(), strict=True)
     ]
     rows = zip(examples, samples, verdicts, outcomes, strict=True)
     return verdicts, [answer_line(*row) for row in rows]
@@ -171,8 +170,8 @@ _NOT_JUDGED = CaseVerdict({}, None, None)
 
 
 class _Judge:
-    def __init__(self, questions: QuestionSet, executor: Executor, checked: Future[None]) -> None:
-        self._questions, self._executor, self._checked = questions, executor, checked
+    def __init__(self, questions: QuestionSet, executor: Executor) -> None:
+        self._questions, self._executor = questions, executor
 
     def elect(
         self, samples: Sequence[Sequence[str]], decode: Decode
@@ -229,7 +228,6 @@ class _Judge:
             for at in range(0, len(asked), _TOGETHER):
                 show(at, len(asked), "")
                 found += work(asked[at : at + _TOGETHER])
-                self._checked.result()  # nothing is said of a damaged database
             show(len(asked), len(asked), "")
         return found
 
@@ -249,7 +247,7 @@ class _Judge:
         found: dict[str, Sequence[float]] = {
             name: [one.scores[name] for one in judged] for names, judged in parts for name in names
         }
-        if not {*PARTIAL}.isdisjoint(measures):
+        if not PARTIAL.keys().isdisjoint(measures):
             found |= self._partial(asked, measures)
         if not {*TEXTUAL}.isdisjoint(measures):
             found |= self._textual(asked)
@@ -277,19 +275,12 @@ class _Judge:
         else:
             queries = [(example, example.gold_sql) for example, _ in asked]
             golds = [[gold] for gold in run_many(self._executor.gold_many, queries)]
-        functions: Mapping[str, Callable[[Result, Result], float]] = {
-            "ex_f": columns.fractional_accuracy,
-            "ex_b": columns.binary_accuracy,
-            "ex_f_code": columns.evaluated_accuracy,
-            "csmr": columns.csmr,
-        }
         return {
             name: [
-                max((function(one, gold) for gold in each), default=0.0)
+                max((PARTIAL[name](one, gold) for gold in each), default=0.0)
                 for one, each in zip(results, golds, strict=True)
             ]
-            for name, function in functions.items()
-            if name in measures
+            for name in PARTIAL.keys() & measures
         }
 
     def _textual(self, asked: Sequence[_Asked]) -> dict[str, list[float]]:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from launch.config import DataSection
+from launch.options import choose
 from minirl.exchange import UserError
+from rewards import columns
 from sqlenv.config import AnswerConfig, SourceConfig
 from sqlenv.data.layouts import DATASETS, SETS, TEST_SETS, is_below, locate
 from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import check_contents
-from sqlenv.types import Dialect, Example, ExecutionMatch, Numbers
+from sqlenv.types import Dialect, Example, ExecutionMatch, Numbers, Result
 
 _log = logging.getLogger(__name__)
 
-PARTIAL = ("ex_f", "ex_b", "ex_f_code", "csmr")
+PARTIAL: Mapping[str, Callable[[Result, Result], float]] = {
+    "ex_f": columns.fractional_accuracy,
+    "ex_b": columns.binary_accuracy,
+    "ex_f_code": columns.evaluated_accuracy,
+    "csmr": columns.csmr,
+}
 """The papers' measures of how much of the gold result a prediction reproduces: PaVeRL-SQL's EX_f
 and EX_b, EX_f as its released evaluator computes it, SQL-ASTRA's CSMR."""
 TEXTUAL = ("struct", "lex", "clause")
@@ -155,14 +162,13 @@ def question_set(
     """
     root = data.root or Path()
     place = locate(data.of("test", root).sources[0]).root
-    measures = _read_measures(comparators) if comparators else TEST_SETS[name].comparators
+    measures = TEST_SETS[name].comparators
+    if comparators:
+        named = (choose("--comparators", one.strip(), MEASURES) for one in comparators.split(","))
+        measures = tuple(dict.fromkeys(named))
     _check_measures(examples, measures)
     suite: Mapping[str, tuple[Path, ...]] = {}
-    if test_suite is not None and SUITED.isdisjoint(measures):
-        raise UserError(f"--test-suite: none of {', '.join(measures)} uses one; leave it out")
     if not SUITED.isdisjoint(measures):
-        if test_suite is not None and not test_suite.is_dir():
-            raise UserError(f"--test-suite {test_suite}: no such folder")
         if folder := test_suite or _first_folder((place, root), _SUITES):
             suite = _suite_files(folder, examples)
         elif comparators is not None:
@@ -175,16 +181,6 @@ def question_set(
             measures = tuple(measure for measure in measures if measure not in SUITED)
     references = _references((place, root), examples) if _is_spider2(examples) else {}
     return QuestionSet(name, examples, measures, suite, references)
-
-
-def _read_measures(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    if unknown := [name for name in names if name not in MEASURES]:
-        raise UserError(
-            f"--comparators {text}: there is no {unknown[0]!r}; there are {', '.join(MEASURES)}; "
-            "others are official scripts, which read the files of --official"
-        )
-    return names
 
 
 def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
