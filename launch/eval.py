@@ -191,7 +191,9 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
     from launch.build import SqlSide
     from launch.evaluation.judge import judge_answers
     from launch.evaluation.questions import check_databases
+    from launch.evaluation.results import Report
     from launch.files import check_place, claim_data, claimed, fingerprints
+    from minirl.run.files import read_json
 
     config, start = source.config, perf_counter()
     # A config's own questions have its limits, as in training.
@@ -205,7 +207,8 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             stack.enter_context(claimed(out, settings, key="--out"))
         if given.path:
             check_place(given.path.parent, key="--json")
-            _check_result(given.path)
+            if given.path.exists():  # nothing but a result is written over
+                read_json(given.path, Report, advice="name another file for --json")
         sql = stack.enter_context(SqlSide(config, out or Path()))
         examples = source.questions(split, sql)
         questions = _questions(given, sql, examples)
@@ -230,19 +233,6 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             folder=out,
         )
         _finish(report, out, given)
-
-
-def _check_result(path: Path) -> None:
-    """Raise a `UserError` if a file is there that is no result: nothing else is written over."""
-    from launch.evaluation.results import read_report
-
-    try:
-        if path.exists():
-            read_report(path)
-    except UserError:
-        raise UserError(
-            f"--json {path}: is there already, and holds no whole result; name another"
-        ) from None
 
 
 def _finish(report: Report, folder: Path | None, given: EvalOptions) -> None:
@@ -327,9 +317,8 @@ def _is_address(url: str) -> bool:
 
 def _check(given: EvalOptions) -> None:
     is_file, is_split = given.predictions is not None, given.data in SPLITS
-    url, model, out = given.endpoint or "", given.model, given.path
+    url, model = given.endpoint or "", given.model
     has_place = given.data_root or given.file or given.dialect != "sqlite"
-    is_judged = given.decode.startswith("judge")
     mistakes = {
         "--predictions: needs no --cfg and no model": is_file
         and (given.cfg or url or given.checkpoint),
@@ -337,11 +326,10 @@ def _check(given: EvalOptions) -> None:
         f"{', '.join(TEST_SETS)}": is_file and is_split,
         f"--data-root, --file and --dialect: --data {given.data} is a split of the config; set "
         "data.root=FOLDER, or give a test set": is_split and has_place,
-        f"--decode {given.decode}: needs a model that is asked; give --endpoint URL": is_judged
-        and not url,
+        f"--decode {given.decode}: needs a model that is asked; give --endpoint URL": not url
+        and given.decode.startswith("judge"),
         "--official: the official programs judge whole sets; leave out --limit": given.official
         and given.limit,
-        f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
         "--endpoint and --checkpoint: give one of the two": url and given.checkpoint,
         "--endpoint: say --model NAME too": url and not model,
         "--model: say --endpoint URL too": model and not url and not is_file,
