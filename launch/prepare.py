@@ -7,12 +7,12 @@
 
 --data-root is one download (BIRD, Spider, its Syn, Realistic and DK variants, SynSQL-2.5M, Spider
 2), a folder with several of them, OmniSQL's data/, or a question file in a data set's folder. Every
-gold query is run in several ways on all cores; those to look at (they fail, return nothing, vary or
-are undecided by ties) are written to doubtful.jsonl. What takes long, such as gold results, the
-values that questions name and witnesses (env.witnesses=8), is kept in the cache of the user (below
-MINIRL_CACHE, if that is set), under the contents of files: no command has to be pointed to it. Run
-the same command again to resume, or after a change of the data. With --export nothing is checked
-but what is written: rows for TRL, verl or SkyRL (docs/rewards.md).
+gold query is run on all cores; those to look at (they fail, return nothing, or depend on chance)
+are written to doubtful.jsonl. What takes long, such as gold results, the values that questions name
+and witnesses (env.witnesses=8), is kept in the cache of the user (below MINIRL_CACHE, if that is
+set), under the contents of files: no command has to be pointed to it. Run the same command again to
+resume, or after a change of the data. With --export nothing is checked but what is written: rows
+for TRL, verl or SkyRL (docs/rewards.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cyclopts import Parameter
 
 from launch import cli, options
 from launch.config import JobConfig, load_config
-from launch.data.checks import check_for, check_sets
+from launch.data.checks import check_sets
 from launch.data.preflight import check_data, held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
@@ -40,6 +40,7 @@ from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
 from sqlenv.data.loading import load
 from sqlenv.data.records import Record
+from sqlenv.data.sources import by_running
 from sqlenv.dialects import dialect_of
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Observation
@@ -139,7 +140,7 @@ def _export(
         if named:
             own = {"sources": tuple(named.values()), "total": None}
             split = data.train.model_copy(update=own)
-            loaded = load(split, check=check_for(split, executor))
+            loaded = load(split, check=by_running(executor))
         else:
             check_data(job, "train")
             held = held_out(job, root, executor)

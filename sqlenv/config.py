@@ -16,7 +16,7 @@ Layout = Literal[
     "bird", "spider", "spider-syn", "spider-dk", "spider-realistic", "synsql", "spider2"
 ]
 DatasetSplit = Literal["train", "dev", "test"]
-GoldIssue = Literal["blank", "failing", "empty", "varying", "tied", "scalar", "duplicate"]
+GoldIssue = Literal["blank", "failing", "empty", "varying", "scalar", "duplicate"]
 """What may be wrong with a question: `DataConfig.exclude` explains them."""
 
 

@@ -18,7 +18,6 @@ from random import Random
 from typing import TypeVar
 
 from launch.config import SPLITS, DataSection, JobConfig, Split
-from launch.data.checks import check_for
 from launch.files import check_place
 from minirl.config import SGLANG_PYTHON
 from minirl.exchange import UserError, named
@@ -27,6 +26,7 @@ from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import TEST_SETS, AbsentError, locate
 from sqlenv.data.loading import LoadedData, asked_in, hold_out, load
 from sqlenv.data.questions import text_digest
+from sqlenv.data.sources import by_running
 from sqlenv.demo import STAMP
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
@@ -104,7 +104,7 @@ def held_out(
         return None
     data = config.data.of("train", root)
     with named("data.held_out"):
-        return hold_out(data, config.data.held_out, check_for(data, executor))
+        return hold_out(data, config.data.held_out, by_running(executor))
 
 
 def load_split(
@@ -121,8 +121,7 @@ def load_split(
         return held is None or split == "test" or (db_id in held) == (split == "validation")
 
     with named(f"data.{split}"):
-        data = config.data.of(split, root)
-        return load(data, check=check_for(data, executor), accept=accept)
+        return load(config.data.of(split, root), check=by_running(executor), accept=accept)
 
 
 def check_questions(config: JobConfig, root: Path | None = None) -> dict[Split, LoadedData]:

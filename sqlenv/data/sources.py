@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 
 from minirl.exchange import UserError
-from sqlenv.config import DataConfig, SourceConfig
+from sqlenv.config import DataConfig, GoldIssue, SourceConfig
 from sqlenv.data.corrections import Corrections, read_corrections
 from sqlenv.data.layouts import DATASETS, is_file, locate
 from sqlenv.data.questions import attach, read_again
@@ -249,7 +249,7 @@ class Pool:
 
 
 def by_running(executor: Executor | None) -> Check | None:
-    """Make a check that runs gold queries: they fail, return nothing, or a single value."""
+    """Make a check that runs gold queries: they fail, return nothing or a single value, or vary."""
     if executor is None:
         return None
 
@@ -266,6 +266,9 @@ def issues_of(result: Result) -> tuple[str, ...]:
     """Say what is wrong with a gold query whose result this is."""
     if not isinstance(result, Table):
         return ("failing",)
-    if not result.rows:
-        return ("empty",)
-    return ("scalar",) * (len(result.rows) == result.width == 1)
+    found: dict[GoldIssue, bool] = {
+        "empty": not result.rows,
+        "scalar": len(result.rows) == result.width == 1,
+        "varying": result.nondeterministic,
+    }
+    return tuple(issue for issue, is_there in found.items() if is_there)

@@ -63,11 +63,10 @@ class Connection:
 
     deadline_s: float
 
-    def __init__(self, path: Path, config: ExecutorConfig, *, reverse_unordered: bool = False):
+    def __init__(self, path: Path, config: ExecutorConfig):
         check_database(path)
         self._path = str(path)
         self._config = config
-        self._reverse_unordered = reverse_unordered
         try:
             self._connection = self._open()
             self._codec = codec_of(self._connection)
@@ -126,7 +125,6 @@ class Connection:
         connection = connect(Path(self._path), max_value_bytes=bound, vfs=vfs)
         # In memory: no temporary file; the heap limit bounds it.
         connection.pragma("temp_store", 2)
-        connection.pragma("reverse_unordered_selects", self._reverse_unordered)
         return connection
 
     def _watch(self, connection: apsw.Connection) -> None:

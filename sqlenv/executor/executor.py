@@ -40,8 +40,6 @@ _SHARED, _SHARED_S = 4, 0.5
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
 
-_Key = tuple[Identity, bool]
-"""A database, and whether its tables are read from their ends."""
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -65,7 +63,7 @@ class Executor(AbstractContextManager["Executor"]):
         self._lock = threading.Lock()
         self._running: dict[int, Connection] = {}  # by the thread that runs a query
         # The connection that was used last at the end.
-        self._idle: list[tuple[_Key, Connection]] = []
+        self._idle: list[tuple[Identity, Connection]] = []
         stop = threading.Event()
         ends = ExitStack()
         ends.enter_context(heap_limit(config.heap_bytes))
@@ -78,22 +76,13 @@ class Executor(AbstractContextManager["Executor"]):
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def execute(
-        self,
-        database: Path,
-        sql: str,
-        *,
-        max_steps: int | None = None,
-        reverse_unordered: bool = False,
-    ) -> Result:
+    def execute(self, database: Path, sql: str, *, max_steps: int | None = None) -> Result:
         """Run one query of any text.
 
         Args:
             database: A SQLite file.
             sql: The query.
             max_steps: A budget of steps in place of the settings'.
-            reverse_unordered: Scan tables from their ends, to find queries that rely on an order
-                without ORDER BY.
 
         Returns:
             The table, or why there is none.
@@ -101,8 +90,7 @@ class Executor(AbstractContextManager["Executor"]):
         Raises:
             UserError: The database cannot be used; see `check_database`.
         """
-        key = (self._check_use(database), reverse_unordered)
-        asked = (key, sql, max_steps or self.config.max_steps)
+        asked = (self._check_use(database), sql, max_steps or self.config.max_steps)
         self._askers.add(threading.get_ident())
         with self._free:
             result = self._attempt(*asked)
@@ -186,7 +174,7 @@ class Executor(AbstractContextManager["Executor"]):
             raise RuntimeError("this executor is closed")
         return identify(database)
 
-    def _attempt(self, key: _Key, sql: str, max_steps: int) -> Result:
+    def _attempt(self, key: Identity, sql: str, max_steps: int) -> Result:
         connection, result = None, None
         try:
             connection = self._take(key)
@@ -205,16 +193,15 @@ class Executor(AbstractContextManager["Executor"]):
                 self._keep(key, connection)
         return result
 
-    def _take(self, key: _Key) -> Connection:
+    def _take(self, key: Identity) -> Connection:
         with self._lock:
             for one in reversed(self._idle):
                 if one[0] == key:
                     self._idle.remove(one)
                     return one[1]
-        (path, *_), reverse_unordered = key
-        return Connection(Path(path), self.config, reverse_unordered=reverse_unordered)
+        return Connection(Path(key[0]), self.config)
 
-    def _keep(self, key: _Key, connection: Connection) -> None:
+    def _keep(self, key: Identity, connection: Connection) -> None:
         """Keep a connection; where there are too many, or the heap is half full, the oldest go."""
         with self._lock:
             self._idle.append((key, connection))
@@ -224,7 +211,7 @@ class Executor(AbstractContextManager["Executor"]):
                 self._idle.pop(0)[1].close()
 
 
-def _close_all(idle: list[tuple[_Key, Connection]]) -> None:
+def _close_all(idle: list[tuple[Identity, Connection]]) -> None:
     while idle:
         idle.pop()[1].close()
 

@@ -11,22 +11,20 @@ import pytest
 
 from launch import prepare
 from launch.config import SPLITS, JobConfig, load_config
-from launch.data import checks
-from launch.data.checks import check_gold
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from sqlenv.cache import DiskCache, shared_cache
 from sqlenv.config import ExecutorConfig
+from sqlenv.data.sources import issues_of
 from sqlenv.executor import Executor
 from sqlenv.schema import values
-from sqlenv.types import Example
-from sqlenv.witness.draw import ties_broken
+from sqlenv.types import Result
 from tests.forked import Copy
 from tests.vectors import read
 from tests.waiting import wait_until
 from tests.worlds import make_file, write
 
-from .conftest import example, json_lines
+from .conftest import json_lines
 from .downloads import GOLDS
 
 QUICK = ("executor.workers=1", "executor.timeout_s=5")
@@ -70,14 +68,14 @@ def test_witnesses_are_made_ahead_where_the_job_asks_for_them(downloads: Path, r
 def test_every_data_set_is_checked_and_counted(downloads: Path, run):
     doubtful, told = run(downloads)
     found = {one["id"]: one for one in doubtful}
-    issues = [found[f"bird/train/{n}"]["issues"] for n in (1, 2, 3)]
-    assert issues == [["failing"], ["empty"], ["scalar", "tied"]]
+    issues = [found[f"bird/train/{n}"]["issues"] for n in (1, 2)]
+    assert issues == [["failing"], ["empty"]]
     failing = found["bird/train/1"]
     assert (failing["db_id"], failing["gold_sql"]) == ("mine", GOLDS[1])
     assert "no such column: nme" in failing["note"]
     assert "bird/train/0" not in found
     for words in (
-        "bird-train: 18 of 18 questions checked: 3 empty, 3 failing, 12 scalar, 3 tied",
+        "bird-train: 18 of 18 questions checked: 3 empty, 3 failing, 12 scalar",
         "spider2-local: 1 of 2 questions checked: 1 blank",
     ):
         assert words in told
@@ -121,36 +119,36 @@ def test_prompts_are_the_same_function_of_the_same_facts(downloads: Path, empty_
 
 def test_what_is_known_is_not_done_again(root: Path, run, monkeypatch):
     ran: list[str] = []
-    check = checks._check
+    execute = Executor.execute
 
-    def counting(example: Example, *rest: Any) -> Any:
-        ran.append(example.id)
-        return check(example, *rest)
+    def counting(executor: Executor, database: Path, sql: str, **more: Any) -> Result:
+        ran.append(sql)
+        return execute(executor, database, sql, **more)
 
-    monkeypatch.setattr(checks, "_check", counting)
+    monkeypatch.setattr(Executor, "execute", counting)
     sets = ("--data", "spider-dev", "bird-train")
     first = run(root, *sets)
-    assert len(ran) == 24
+    count = len(ran)
     with monkeypatch.context() as patch:
         patch.setattr(values, "build_index", None)
         assert run(root, *sets) == first
-    assert len(ran) == 24
+    assert len(ran) == count
     path = root / "spider" / "dev.json"
     asked = json.loads(path.read_text())
     asked[0]["query"] = "SELECT max(age) FROM person"
     write(path, asked)
     run(root, *sets)
-    assert ran[24:] == ["spider/dev/0"]
+    assert ran[count:] == ["SELECT max(age) FROM person"]
     # Another database of the same name: everything about it is found anew, and the old is there.
     database = root / "spider" / "database" / "club" / "club.sqlite"
     content = database.read_bytes()
     make_file(database, "DELETE FROM person")
     changed, _ = run(root, *sets)
-    assert len(ran) == 25 + 6
+    count = len(ran)
     assert "empty" in {one["id"]: one["issues"] for one in changed}["spider/dev/3"]
     database.write_bytes(content)
     run(root, *sets)
-    assert len(ran) == 25 + 6
+    assert len(ran) == count
 
 
 def test_processes_share_a_cache_also_where_one_is_killed(
@@ -199,7 +197,7 @@ def test_the_golds_of_a_question_file_are_checked_alone(root, run, name, layout)
     file = own.with_stem(name)
     file.write_bytes(own.read_bytes())
     doubtful, _ = run(file)
-    assert [one["id"] for one in doubtful] == [f"{layout}/{name}/{n}" for n in (1, 2, 3)]
+    assert [one["id"] for one in doubtful] == [f"{layout}/{name}/{n}" for n in (1, 2)]
 
 
 def test_a_database_that_cannot_be_read_is_counted(root: Path, run):
@@ -214,31 +212,8 @@ def test_databases_that_are_not_learned_from_are_left_out(root: Path, run):
     assert "bird-train: 12 of 18 questions" in told
 
 
-# Gold queries that teach something wrong.
-
-
-@pytest.fixture
-def check(tmp_path):
-    config = ExecutorConfig(workers=1)
-    disk = DiskCache(tmp_path / "cache")
-    with Executor(config, disk) as plain:
-        yield lambda examples: [check_gold(one, plain, disk) for one in examples]
-
-
-def test_issues_of_gold_queries(database, check, monkeypatch):
-    cases = read("doubtful_golds")
-    examples = [example(database, case["gold"]) for case in cases]
-    found = check(examples)
-    for case, one in zip(cases, found, strict=True):
-        told = {"gold": one.example.gold_sql, "issues": sorted(one.issues)}
-        assert case == told | {"note": one.note.partition(":")[0]}
-    # What is known is not run again; what is found of another database is another fact.
-    monkeypatch.setattr("sqlenv.executor.executor.Executor.execute", None)
-    assert check(examples) == found
-
-
-def test_ties_are_broken_by_the_querys_own_columns():
-    assert ties_broken("SELECT a FROM orders") == ties_broken("SELECT a FRO t ORDER BY a") == ()
-    upwards, downwards = ties_broken("SELECT a, b FROM t ORDER BY c LIMIT 1;")
-    assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1"
-    assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1"
+def test_issues_of_gold_queries(database):
+    with Executor(ExecutorConfig()) as executor:
+        for case in read("doubtful_golds"):
+            result = executor.execute(database, case["gold"])
+            assert sorted(issues_of(result)) == case["issues"], case["gold"]

@@ -15,7 +15,7 @@ from sqlenv.envs.single_turn import SingleTurn, first_refuting
 from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.types import Example, ExecutionMatch, Table
-from sqlenv.witness.draw import draw_witnesses
+from sqlenv.witness.draw import draw_witnesses, ties_broken
 from sqlenv.witness.focus import focus_of
 from sqlenv.witness.refutation import judge_on_witnesses, rows_on
 from sqlenv.witness.source import read_source
@@ -319,3 +319,10 @@ def test_a_refutation_shows_the_rows_and_both_results(shop: Path, cache: DiskCac
     assert gold.rows == ((sum(ages) if ages else None,),)
     assert {row[0] for row in predicted.rows} - {None} == {*ages}
     assert {*gold.rows} != {*predicted.rows}
+
+
+def test_ties_are_broken_by_the_querys_own_columns():
+    assert ties_broken("SELECT a FROM orders") == ties_broken("SELECT a FRO t ORDER BY a") == ()
+    upwards, downwards = ties_broken("SELECT a, b FROM t ORDER BY c LIMIT 1;")
+    assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1"
+    assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1"
