@@ -20,6 +20,7 @@ run, judges them, and the best one answers. Run the same command again to resume
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from launch.evaluation.questions import QuestionSet
     from launch.evaluation.results import Report
 
+_log = logging.getLogger(__name__)
 # Modules and queries' trees are many objects that stay: the collector would look through them again
 # and again.
 _GARBAGE = 100_000
@@ -137,7 +139,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     if given.data not in SPLITS and not given.cfg:  # whole, unless a part is asked for here
         settings = ["evaluation.questions=null", *settings]
     if given.predictions:
-        config = load_config(PLAIN, [*settings, "prompt.example_values=0"])
+        config = load_config(given.cfg or PLAIN, ["prompt.example_values=0", *settings])
     else:
         config = find_subject(
             given.cfg, settings, checkpoint=given.checkpoint, endpoint=given.endpoint
@@ -146,7 +148,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
     if decode.kind == "judge":
         asked = config.endpoint.model_copy(update={"candidates": decode.samples})
         config = config.model_copy(update={"endpoint": asked})
-    config, split, every = _on_test_set(config, given)
+    config, split = _on_test_set(config, given)
     check_data(config, split)
     name = (given.model or "").replace("/", "-")  # names the folder too
     if given.predictions:
@@ -154,7 +156,7 @@ def _find(given: EvalOptions, settings: Sequence[str]) -> tuple[Source, Split]:
 
         file = given.predictions
         facts = ModelFacts(name or (file.name if file.is_dir() else file.stem))
-        return FileSource(config, decode, facts, given.predictions, every), split
+        return FileSource(config, decode, facts, given.predictions, split), split
     if given.endpoint and given.model:
         from launch.evaluation.endpoint import EndpointSource
 
@@ -179,7 +181,7 @@ def _show_prompt(source: Source, split: Split) -> None:
 
     config = source.config
     with TemporaryDirectory() as spare, SqlSide(config, Path(spare)) as sql:
-        example = source.questions(split, sql)[0]
+        example = sql.examples(split, limit=config.evaluation.of(split))[0]
         limit = config.evaluation_sampler.max_prompt_tokens
         tokenizer = read_tokenizer(config, source.folder) if source.folder else None
         show_prompt(example, sql.evaluation_prompt(example), tokenizer, limit=limit)
@@ -210,7 +212,7 @@ def _answer_and_judge(given: EvalOptions, source: Source, split: Split, out: Pat
             if given.path.exists():  # nothing but a result is written over
                 read_json(given.path, Report, advice="name another file for --json")
         sql = stack.enter_context(SqlSide(config, out or Path()))
-        examples = source.questions(split, sql)
+        examples = sql.examples(split, limit=config.evaluation.of(split))
         questions = _questions(given, sql, examples)
         if out and source.is_asked:  # before hours of sampling
             check_databases(questions.databases | questions.suite_files)
@@ -264,34 +266,34 @@ def _questions(given: EvalOptions, sql: SqlSide, examples: tuple[Example, ...]) 
 
     if _is_own(given):
         return own_set(given.data, examples, sql.config.env)
+    published, is_whole = TEST_SETS.get(given.data), sql.config.evaluation.questions is None
+    if published and is_whole and len(examples) != published.questions:
+        _log.warning(
+            "%s: %d questions, and %d as published: not to be compared with published numbers",
+            given.data, len(examples), published.questions,
+        )  # fmt: skip
     data = sql.config.data.model_copy(update={"root": sql.root})
     rule = {"comparators": given.comparators, "test_suite": given.test_suite}
     return question_set(given.data, examples, data, **rule)
 
 
-def _on_test_set(
-    config: JobConfig, given: EvalOptions
-) -> tuple[JobConfig, Split, tuple[Example, ...]]:
-    """Put a test set in the place of the job's test questions, whatever its golds; return all of
-    them too.
-    """
+def _on_test_set(config: JobConfig, given: EvalOptions) -> tuple[JobConfig, Split]:
+    """Put a test set in the place of the job's test questions, whatever its golds."""
     if splits := [split for split in SPLITS if split == given.data]:
-        return config, splits[0], ()
+        return config, splits[0]
     from launch.evaluation.questions import find, folder_and_file
 
     root, file = folder_and_file(given.data_root or config.data.root, given.file)
     if root is None:
         raise UserError(f"--data {given.data}: give the folder of the data, --data-root DIR")
     key = "--data-root" if given.data_root else "data.root"
-    source, every = find(
-        given.data, root, file, key=key, dialect=dialect_of(given.dialect),
-        corrections=config.data.test.sources[0].corrections,
-    )  # fmt: skip
-    # Comments are a part of how the job puts its questions.
-    own = {"path": Path(), "comments": config.data.test.sources[0].comments}
-    test = DataConfig(sources=(source.model_copy(update=own),), exclude=())
+    source = find(given.data, root, file, key=key, dialect=dialect_of(given.dialect))
+    # How the job puts its questions, and what it judges by.
+    own = config.data.test.sources[0].model_dump(include={"comments", "corrections"})
+    source = source.model_copy(update={"path": Path(), **own})
+    test = DataConfig(sources=(source,), exclude=())
     data = config.data.model_copy(update={"root": root, "demo": None, "test": test})
-    return config.model_copy(update={"data": data}), "test", every
+    return config.model_copy(update={"data": data}), "test"
 
 
 def _folder(source: Source, given: EvalOptions) -> Path | None:
@@ -320,10 +322,9 @@ def _check(given: EvalOptions) -> None:
     url, model = given.endpoint or "", given.model
     has_place = given.data_root or given.file or given.dialect != "sqlite"
     mistakes = {
-        "--predictions: needs no --cfg and no model": is_file
-        and (given.cfg or url or given.checkpoint),
+        "--predictions: needs no model": is_file and (url or given.checkpoint),
         f"--predictions: --data {given.data} is not a published test set; give one of "
-        f"{', '.join(TEST_SETS)}": is_file and is_split,
+        f"{', '.join(TEST_SETS)}": is_file and is_split and not given.cfg,
         f"--data-root, --file and --dialect: --data {given.data} is a split of the config; set "
         "data.root=FOLDER, or give a test set": is_split and has_place,
         f"--decode {given.decode}: needs a model that is asked; give --endpoint URL": not url

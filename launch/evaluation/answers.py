@@ -24,7 +24,7 @@ from sqlenv.types import Answer, Example, Wrapping
 
 if TYPE_CHECKING:
     from launch.build import SqlSide
-    from launch.config import JobConfig, Split
+    from launch.config import JobConfig
     from launch.evaluation.results import ModelFacts
     from minirl.types import Progress
 
@@ -326,10 +326,6 @@ class Source(ABC):
     facts: ModelFacts
     is_asked: ClassVar[bool] = True
     """Whether answers take time or money, and are kept."""
-
-    def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
-        """Read the questions that are asked."""
-        return sql.examples(split, limit=self.config.evaluation.of(split))
 
     @property
     def folder(self) -> Path | None:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from launch.build import SqlSide
 from launch.config import Split
-from launch.data.preflight import sample
 from launch.evaluation.answers import Decode, Outcomes, Sampled, Source, SourceOutput
 from launch.evaluation.results import PREDICTIONS, QuestionVerdict
 from launch.files import read_text, write_text
@@ -58,22 +57,18 @@ class FileSource(Source):
     """A file of predictions; nobody knows how its model was asked."""
 
     path: Path
-    every: tuple[Example, ...]
+    split: Split
     is_asked: ClassVar[bool] = False
 
     def deciding(self) -> Mapping[str, Any]:
         """Name the file, and the questions: where they are, and how many of them are judged."""
-        asked = self.config.model_dump(mode="json", include={"data": {"test"}})
+        asked = self.config.model_dump(mode="json", include={"data": {self.split}})
         return {"predictions": str(self.path), "limit": self.config.evaluation.questions, **asked}
 
-    def questions(self, split: Split, sql: SqlSide) -> tuple[Example, ...]:
-        """Take all questions of the test set, or a sample."""
-        limit = self.config.evaluation.of(split)
-        return tuple(sample(self.every, limit, seed=0))
-
     def answers(self, examples: Sequence[Example], sql: SqlSide, show: Progress) -> SourceOutput:
-        """Read the file."""
-        read = read_samples(self.path, self.every, self.decode, asked=examples)
+        """Read the file, which may have answers to all questions."""
+        every = sql.examples(self.split)
+        read = read_samples(self.path, every, self.decode, asked=examples)
         return [Sampled(one, outcomes=Outcomes.total(map(Outcomes.of, one))) for one in read], {}
 
 

@@ -15,7 +15,6 @@ from minirl.exchange import UserError
 from rewards import columns
 from sqlenv.config import AnswerConfig, SourceConfig
 from sqlenv.data.layouts import DATASETS, SETS, TEST_SETS, is_below, locate
-from sqlenv.data.loading import read_all
 from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import check_contents
@@ -73,19 +72,17 @@ def find(
     *,
     key: str = "--data-root",
     dialect: Dialect = "sqlite",
-    corrections: str = "",
-) -> tuple[SourceConfig, tuple[Example, ...]]:
-    """Find and read a test set below a data root; return where it is, and all its questions.
+) -> SourceConfig:
+    """Find a test set below a data root.
 
     The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads; a
     person has set it by `key`. A question file that is read in place of the set's own is a name
-    below the root, or a path. The dialect is that of gold queries and predictions, and
-    `corrections` a file of corrected gold queries.
+    below the root, or a path. The dialect is that of gold queries and predictions.
     """
     if not root.is_dir():
         advice = "check the path" if key == "--data-root" else "set it, or give --data-root FOLDER"
         raise UserError(f"{key} {root}: no such folder or file; {advice}")
-    source = SETS[name].at(root, dialect).model_copy(update={"corrections": corrections})
+    source = SETS[name].at(root, dialect)
     source = source.model_copy(update={"file": file}) if file else source
     # What lies below the root goes before what lies here.
     if file and not is_below(source) and Path(file).is_file():
@@ -98,15 +95,7 @@ def find(
         raise UserError(f"{option}: {name}: {error}{advice}") from None
     if location.root not in (root, root / DATASETS[source.layout].omnisql):
         _log.info("%s: taken for %s", location.files[0], name)
-    examples = read_all(source)
-    published = TEST_SETS[name].questions
-    if len(examples) != published:
-        _log.warning(
-            "%s: %d questions, %s as published has %d: not the whole set, and not to be compared "
-            "with published numbers",
-            location.files[0], len(examples), name, published,
-        )  # fmt: skip
-    return source, examples
+    return source
 
 
 def check_databases(files: Iterable[Path]) -> None:
@@ -162,10 +151,9 @@ def question_set(
     """
     root = data.root or Path()
     place = locate(data.of("test", root).sources[0]).root
-    measures = TEST_SETS[name].comparators
-    if comparators:
-        named = (choose("--comparators", one.strip(), MEASURES) for one in comparators.split(","))
-        measures = tuple(dict.fromkeys(named))
+    names = comparators.split(",") if comparators else TEST_SETS[name].comparators
+    asked = (choose("--comparators", one.strip(), MEASURES) for one in names)
+    measures = tuple(dict.fromkeys(asked))
     _check_measures(examples, measures)
     suite: Mapping[str, tuple[Path, ...]] = {}
     if not SUITED.isdisjoint(measures):

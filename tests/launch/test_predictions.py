@@ -11,6 +11,7 @@ from launch.evaluation.answers import GREEDY
 from launch.evaluation.predictions import read_samples, write_official
 from launch.evaluation.questions import find, folder_and_file
 from minirl.exchange import UserError
+from sqlenv.data.loading import read_all
 from tests.vectors import read
 from tests.worlds import write
 
@@ -45,7 +46,7 @@ FORMS = {
 
 
 def test_predictions_in_every_form_are_the_same(spider, tmp_path):
-    examples = find("spider-dev", spider)[1]
+    examples = read_all(find("spider-dev", spider))
     for name, content in FORMS.items():
         path = tmp_path / name
         path.write_bytes(content.encode())
@@ -64,7 +65,7 @@ def numbered(tmp_path) -> Path:
 
 
 def test_a_file_in_reversed_order_is_matched_by_what_it_carries(numbered, tmp_path):
-    examples = find("bird-dev", numbered)[1]
+    examples = read_all(find("bird-dev", numbered))
     fields: dict[str, list[object]] = {
         "id": [one.id for one in examples],
         "question_id": [*range(700, 705)],
@@ -93,7 +94,7 @@ def test_a_file_in_reversed_order_is_matched_by_what_it_carries(numbered, tmp_pa
 
 @pytest.mark.parametrize("case", CASES["matched"], ids=lambda case: case["fields"])
 def test_it_is_said_by_what_records_are_matched(numbered, tmp_path, caplog, case):
-    examples, path = find("bird-dev", numbered)[1], tmp_path / "p.jsonl"
+    examples, path = read_all(find("bird-dev", numbered)), tmp_path / "p.jsonl"
     lines = (
         f'{{{case["fields"].replace("#", str(n))}, "sql": {json.dumps(gold)}}}\n'
         for n, gold in enumerate(GOLDS)
@@ -108,21 +109,21 @@ def test_an_id_that_two_questions_share_names_none(numbered, tmp_path):
     records = json.loads((numbered / "dev.json").read_text())
     asked = [{**one, "question_id": min(one["question_id"], 703)} for one in records]
     (numbered / "dev.json").write_text(json.dumps(asked))
-    examples, path = find("bird-dev", numbered)[1], tmp_path / "p.jsonl"
+    examples, path = read_all(find("bird-dev", numbered)), tmp_path / "p.jsonl"
     path.write_text(json.dumps({"question_id": 703, "sql": GOLDS[3]}) + "\n")
     assert "703 is of no question" in mistake(read_samples, path, examples, GREEDY, asked=examples)
 
 
 @pytest.mark.parametrize("case", CASES["damaged"], ids=lambda case: case["id"])
 def test_predictions_that_do_not_fit_are_told_with_their_line(numbered, tmp_path, case):
-    examples, path = find("bird-dev", numbered)[1], tmp_path / case["file"]
+    examples, path = read_all(find("bird-dev", numbered)), tmp_path / case["file"]
     path.write_bytes(case["content"].encode())
     assert case["message"] in mistake(read_samples, path, examples, GREEDY, asked=examples)
 
 
 def test_a_file_may_hold_the_questions_of_a_sample_alone(spider, tmp_path):
     """As an evaluation with --limit writes them: in their order, or with their ids."""
-    examples = find("spider-dev", spider)[1]
+    examples = read_all(find("spider-dev", spider))
     asked = [examples[3], examples[0]]
     lines = {
         "sample.sql": f"{GOLDS[3]}\n{GOLDS[0]}\n",
@@ -185,7 +186,7 @@ def test_a_file_is_taken_by_name_or_path(root, tmp_path, monkeypatch, case):
     place = Path(case["place"]) if case["place"] else None
     found, file = folder_and_file(place, case["file"].replace("HERE", str(tmp_path)))
     assert found is not None
-    _, examples = find("spider-dev", tmp_path / found, file)
+    examples = read_all(find("spider-dev", tmp_path / found, file))
     assert len(examples) == 5
     assert all(one.database.is_relative_to(root / "spider_data") for one in examples)
 
@@ -208,9 +209,9 @@ def test_a_set_whose_file_has_a_name_of_its_own_is_that_file(root):
     folder = root / "bird_data"
     for name in ("sqlite", "postgresql"):
         (folder / f"mini_dev_{name}.json").write_text((folder / "dev.json").read_text())
-    _, (first, *_) = find("bird-minidev", root)
+    first, *_ = read_all(find("bird-minidev", root))
     assert first.id == "bird/mini_dev_sqlite/0"
-    _, (first, *_) = find("bird-minidev", root, dialect="postgres")
+    first, *_ = read_all(find("bird-minidev", root, dialect="postgres"))
     assert (first.id, first.dialect) == ("bird/mini_dev_postgresql/0", "postgres")
     with pytest.raises(UserError, match=r"no mini_dev_mysql\.json in it"):
         find("bird-minidev", root, dialect="mysql")
