@@ -237,14 +237,12 @@ RECORDED_SAMPLES = 8
 def write_answers(
     folder: Path, lines: Sequence[Mapping[str, Any]], prompts: Sequence[Observation]
 ) -> None:
-    """Write down the questions of an evaluation, with what they were asked by if that is known."""
+    """Write down the questions of an evaluation, and what they were asked by."""
     with whole_file(folder / RECORDS) as file:
         file.write(json.dumps({"step": 0, "version": RECORDS_VERSION}) + "\n")
-        for number, one in enumerate(lines):
-            line = {"step": number + 1, **one}
-            if prompts:
-                line["prompt"] = "\n".join(message.content for message in prompts[number])
-            file.write(json.dumps(line) + "\n")
+        for number, (line, prompt) in enumerate(zip(lines, prompts, strict=True), 1):
+            text = "\n".join(message.content for message in prompt)
+            file.write(json.dumps({"step": number, **line, "prompt": text}) + "\n")
 
 
 def is_right(outcome: CaseVerdict) -> bool:
@@ -271,10 +269,9 @@ def answer_line(
     for number, outcome in enumerate(outcomes[:RECORDED_SAMPLES]):
         said: dict[str, Any] = {}
         if sampled.replies:
-            end = sampled.ends[number] if sampled.ends else "stop"
-            said = {"reply": sampled.replies[number], "finish": end}
-        if sampled.places and sampled.places[number] >= 0:
-            said["place"] = sampled.places[number]
+            said = {"reply": sampled.replies[number], "finish": sampled.ends[number]}
+            if (place := sampled.places[number]) >= 0:
+                said["place"] = place
         sql, correct = sampled.queries[number], is_right(outcome)
         tags = () if correct or sql != verdict.sql else verdict.tags
         turn = _answer(sql, tags, outcome.predicted, correct=correct)

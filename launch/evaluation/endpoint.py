@@ -48,14 +48,13 @@ _REFUSED = (400, 413, 422)
 """Statuses of one request that is never taken: too long, or against a policy."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """What bounds a reply: all servers know the first, but for OpenAI's reasoning models."""
-_PASSING = (408, 409, 429)  # statuses below 500 that the client asks again after
 _NO_REPLY = re.compile(
     "error|abort|insufficient|filter|safety|sensitive|recitation|prohibited", re.I
 )
 """Reasons to finish, of services and of SGLang, that are none of the model's."""
 _CUT_OFF = re.compile("length|max_tokens", re.I)
 _MOST_FAILURES = 20
-"""Requests at which a server fails, without an answer between them, before it is given up."""
+"""Requests with 5xx, and no answer between them, at which a server is given up."""
 _SHOWN_CHARS = 300
 _log = logging.getLogger(__name__)
 
@@ -239,8 +238,9 @@ class Endpoint:
             if is_refused and limit == _LIMITS[0] and _LIMITS[1] in problem:
                 self._limit = _LIMITS[1]
                 return await self._call(key, messages)
-            if not is_refused:
-                self._check_failing(error.status_code, problem)
+            self._failures += not is_refused
+            if not is_refused and (error.status_code < 500 or self._failures >= _MOST_FAILURES):
+                raise self._given_up(problem) from None
         except self._openai.OpenAIError as error:  # no connection, or out of time
             raise self._given_up(_brief(error)) from None
         except (ValueError, RecursionError) as error:  # no completion, though all went well
@@ -251,21 +251,11 @@ class Endpoint:
         self._warn(f"a request has no answer: {problem}")
         return ModelResponse(None, problem=problem, end="failed")
 
-    def _check_failing(self, status: int, problem: str) -> None:
-        """Raise a `UserError` where a failure is not that of one request."""
-        self._failures += 1
-        if status in _PASSING or self._failures >= _MOST_FAILURES:
-            raise self._given_up(problem) from None
-        if status < 500:
-            raise UserError(
-                f"{self._url}: {problem}; check --endpoint (it ends with /v1), --model "
-                f"{self._model} and the key in {KEY}"
-            ) from None
-
     def _given_up(self, problem: str) -> UserError:
         return UserError(
-            f"{self._url}: still failing after {self._config.retries + 1} tries ({problem}); "
-            "answers so far are kept: run the same command again to resume"
+            f"{self._url}: still failing ({problem}); check --endpoint (it ends with /v1), --model "
+            f"{self._model} and the key in {KEY}; answers so far are kept: run the same command "
+            "again to resume"
         )
 
     def _body(self, key: _AnswerKey, messages: Observation) -> dict[str, Any]:

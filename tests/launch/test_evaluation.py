@@ -48,7 +48,7 @@ def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
         answer_line(example, Sampled((sql,), line=one), verdict(1, sql=sql), [outcome])
         for one in (line, None)
     ]
-    write_answers(tmp_path, judged, ())
+    write_answers(tmp_path, judged, [(), ()])
     lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()[1:]
     episode, answer = (json.loads(one)["trajectories"][0] for one in lines)
     assert [turn["correct"] for turn in episode["turns"]] == [False, True]
