@@ -94,7 +94,7 @@ def main(
         _export(export, out, job, root, sources)
         return
     with whole_file(out) as file:
-        for told in check_sets(job, sources, lambda line: file.write(line + "\n")):
+        for told in check_sets(job, sources.values(), lambda line: file.write(line + "\n")):
             cli.output.print(told)
     cli.output.print(f"Golds to look at, one a line: {out}")
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}")

@@ -75,8 +75,8 @@ def test_every_data_set_is_checked_and_counted(downloads: Path, run):
     assert "no such column: nme" in failing["note"]
     assert "bird/train/0" not in found
     for words in (
-        "bird-train: 18 of 18 questions checked: 3 empty, 3 failing, 12 scalar",
-        "spider2-local: 1 of 2 questions checked: 1 blank",
+        "bird/train: 18 of 18 questions, 18 golds executed, 3 empty, 3 failing, 12 scalar",
+        "spider2/test: 1 of 2 questions, 1 blank",
     ):
         assert words in told
 
@@ -204,12 +204,12 @@ def test_a_database_that_cannot_be_read_is_counted(root: Path, run):
     (root / "spider" / "database" / "club" / "club.sqlite").write_bytes(b"no database" * 99)
     doubtful, told = run(root, "--data", "spider-dev")
     assert [one["issues"] for one in doubtful] == [["unreadable database"]] * 6
-    assert "spider-dev: 6 of 6 questions checked: 6 unreadable database" in told
+    assert "spider/dev: 6 of 6 questions, 6 golds executed, 6 unreadable database" in told
 
 
 def test_databases_that_are_not_learned_from_are_left_out(root: Path, run):
     _, told = run(root, "--data", "bird-train", "data.train.exclude_databases=[mill]")
-    assert "bird-train: 12 of 18 questions" in told
+    assert "bird/train: 12 of 18 questions" in told
 
 
 def test_issues_of_gold_queries(database):
