@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,22 +28,25 @@ from cyclopts import Parameter
 
 from launch import cli, options
 from launch.config import JobConfig, load_config
-from launch.data.checks import check_sets
 from launch.data.preflight import check_data, held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.questions import folder_and_file
 from launch.files import check_new
 from minirl.exchange import UserError, broken
 from minirl.run.files import whole_file
+from rewards.execution import gold_result
 from sqlenv.cache import cache_folder, shared_cache
-from sqlenv.config import SourceConfig
+from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.layouts import SETS, AbsentError, find_set, locate
 from sqlenv.data.loading import load
 from sqlenv.data.records import Record
-from sqlenv.data.sources import by_running
+from sqlenv.data.sources import Checked, Pool, by_running, issues_of
 from sqlenv.dialects import dialect_of
+from sqlenv.envs.single_turn import witnesses_of
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Observation
+from sqlenv.executor.database import check_contents
+from sqlenv.types import Example, Observation, describe_failure
+from sqlenv.witness.store import open_store
 
 _log = logging.getLogger(__name__)
 
@@ -89,20 +92,18 @@ def main(
         raise UserError(f"--data-root: give the folder of the data; {cfg} generates its own")
     names = [word for word in data if "=" not in word]
     is_named = bool(names) or root.is_file()
-    sources = _sources(root, names, job, dialect) if is_named or not export else {}
+    sources = _sources(root, names, job, dialect) if is_named or not export else []
     if export:
         _export(export, out, job, root, sources)
         return
     with whole_file(out) as file:
-        for told in check_sets(job, sources.values(), lambda line: file.write(line + "\n")):
+        for told in check_sets(job, sources, lambda line: file.write(line + "\n")):
             cli.output.print(told)
     cli.output.print(f"Golds to look at, one a line: {out}")
     cli.output.print(f"Cache of all runs: {cache_folder('sql')}")
 
 
-def _sources(
-    root: Path, names: Sequence[str], job: JobConfig, dialect: str
-) -> Mapping[str, SourceConfig]:
+def _sources(root: Path, names: Sequence[str], job: JobConfig, dialect: str) -> list[SourceConfig]:
     """Find the data sets of these names, or all that are there, or that of a question file."""
     folder, file = folder_and_file(root, "")
     assert folder is not None
@@ -110,9 +111,8 @@ def _sources(
     comments = "full" if job.prompt.schema_style == "profile" else "names"
     own = {"comments": comments, "dialect": dialect_of(dialect)}
     if file:
-        source = find_set(folder, Path(file))
-        return {Path(file).stem: source.model_copy(update=own)}
-    found = {}
+        return [find_set(folder, Path(file)).model_copy(update=own)]
+    found = []
     for name in dict.fromkeys(options.choose("--data", name, SETS) for name in names or SETS):
         source = SETS[name].at(folder).model_copy(update=own)
         try:
@@ -123,14 +123,65 @@ def _sources(
             if not isinstance(error, AbsentError):
                 _log.warning("left out: %s: %s", name, error)
         else:
-            found[name] = source
+            found.append(source)
     if not found:
         raise UserError(f"--data-root {root}: no data set recognised in it (docs/data.md)")
     return found
 
 
+def check_sets(
+    job: JobConfig, sources: Iterable[SourceConfig], write: Callable[[str], object]
+) -> Iterator[str]:
+    """Check all questions of data sets by what a job asks for, and warm the cache; write golds to
+    look at, a line each, and yield what is to be told.
+    """
+    prompts, witnesses = Prompts(job.prompt, job.env), open_store(job.env)
+    with Executor(job.executor, shared_cache()) as executor:
+
+        def inspect(example: Example) -> Checked:
+            try:
+                check_contents(example.database)
+            except UserError as error:
+                return Checked(example, ("unreadable database",), str(error))
+            prompts.matches(example)
+            if witnesses is not None:
+                witnesses_of(example, witnesses)
+            result = gold_result(executor, example)
+            return Checked(example, issues_of(result), describe_failure(result))
+
+        def check(examples: Sequence[Example]) -> Iterator[Checked]:
+            for checked in executor.map(inspect, examples):
+                if {*checked.issues} - {"scalar"}:
+                    write(_line(checked))
+                yield checked
+
+        with cli.progress_bar("reading"):
+            pools = [Pool(source, _everything(job, source), check) for source in sources]
+        for pool in pools:
+            with cli.progress_bar(f"checking {pool.name}") as update:
+                for done, (_, example) in enumerate(pool.draw(), 1):
+                    if not example.gold_sql:  # which nothing checks
+                        prompts.matches(example)
+                    update(done, pool.total, "")
+            yield pool.line()
+
+
+def _everything(job: JobConfig, source: SourceConfig) -> DataConfig:
+    """Ask for every question that has a database, but those that the job does not learn from."""
+    excluded = job.data.train.exclude_databases if source.split == "train" else ()
+    return DataConfig(
+        sources=(source,), exclude=(), exclude_databases=excluded, drop_missing_database=True
+    )
+
+
+def _line(checked: Checked) -> str:
+    one, found = checked.example, {"issues": checked.issues, "note": checked.note}
+    asked = {"id": one.id, "question_id": one.question_id, "db_id": one.db_id}
+    return json.dumps(asked | found | {"gold_sql": one.gold_sql}, ensure_ascii=False)
+
+
 def _export(
-    trainer: TrainerName, out: Path, job: JobConfig, root: Path, named: Mapping[str, SourceConfig]
+    trainer: TrainerName, out: Path, job: JobConfig, root: Path, named: Sequence[SourceConfig]
 ) -> None:
     """Write the questions of the sets that are named, else those that the job learns from."""
     data = job.data.model_copy(update={"root": root, "demo": None})
@@ -138,7 +189,7 @@ def _export(
     prompts = Prompts(job.prompt, job.env)
     with Executor(job.executor, shared_cache()) as executor:
         if named:
-            own = {"sources": tuple(named.values()), "total": None}
+            own = {"sources": tuple(named), "total": None}
             split = data.train.model_copy(update=own)
             loaded = load(split, check=by_running(executor))
         else:
