@@ -30,7 +30,6 @@ from launch import cli, options
 from launch.config import JobConfig, load_config
 from launch.data.preflight import check_data, held_out, load_split
 from launch.data.prompts import Prompts
-from launch.evaluation.questions import folder_and_file
 from launch.files import check_new
 from minirl.exchange import UserError, broken
 from minirl.run.files import whole_file
@@ -105,16 +104,14 @@ def main(
 
 def _sources(root: Path, names: Sequence[str], job: JobConfig, dialect: str) -> list[SourceConfig]:
     """Find the data sets of these names, or all that are there, or that of a question file."""
-    folder, file = folder_and_file(root, "")
-    assert folder is not None
     # A part of how the job puts its questions.
     comments = "full" if job.prompt.schema_style == "profile" else "names"
     own = {"comments": comments, "dialect": dialect_of(dialect)}
-    if file:
-        return [find_set(folder, Path(file)).model_copy(update=own)]
+    if root.is_file():
+        return [find_set(root.parent, root.absolute()).model_copy(update=own)]
     found = []
     for name in dict.fromkeys(options.choose("--data", name, SETS) for name in names or SETS):
-        source = SETS[name].at(folder).model_copy(update=own)
+        source = SETS[name].at(root).model_copy(update=own)
         try:
             locate(source)
         except UserError as error:
