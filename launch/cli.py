@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -67,19 +67,12 @@ def command_line(module: str, *arguments: object) -> str:
     return shlex.join(map(str, (name, "-m", module, *arguments)))
 
 
-Others = tuple[str | None, int | None, int | None]
-"""Address of the first of several processes, their number, and that of this one."""
-
-
-def _join_others(given: Others) -> None:
+def _join_others(*others: Any) -> None:
     from minirl.run import distributed
 
-    nothing = (None, None, None)
-    if given == nothing and not distributed.is_announced():
+    if others == (None, None, None) and not distributed.is_announced():
         return
-    is_automatic = given in (nothing, ("auto", None, None))
-    # JAX says what is missing.
-    distributed.join(None if is_automatic else distributed.ProcessConfig(*cast("Any", given)))
+    distributed.join(*others)
     if not distributed.is_first():  # one of them prints
         console.quiet = output.quiet = True
         logging.getLogger().setLevel(logging.ERROR)
@@ -189,9 +182,12 @@ def _own_accelerator() -> str:
     return "tpu" if is_tpu and find_spec("libtpu") else "cpu"
 
 
-def use_accelerator(choice: str | None, others: Others | None = None) -> str:
+def use_accelerator(
+    choice: str | None, others: tuple[str | None, int | None, int | None] | None = None
+) -> str:
     """Select JAX's backend by `--accel`, and keep compiled programs for the next start; where there
-    may be several processes, find the others. Return the backend's name.
+    may be several processes, find the others by address of the first, their number, and that of
+    this one (`distributed.join`). Return the backend's name.
 
     Of several processes JAX lets the first alone keep its programs.
     """
@@ -214,7 +210,7 @@ def use_accelerator(choice: str | None, others: Others | None = None) -> str:
     jax.config.update("jax_cpu_enable_async_dispatch", val=False)
     activity.watch_compiler()
     if others is not None:
-        _join_others(others)
+        _join_others(*others)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # whoever sets it has a better place
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("jax")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

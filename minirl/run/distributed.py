@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -32,7 +31,6 @@ from minirl.run.preemption import Preempted
 _Made = TypeVar("_Made")
 _Item = TypeVar("_Item")
 
-_HEARTBEAT_S = 60
 # Longest wait for the others at the start: their images may have to be loaded first.
 _START_S = 600
 # Larger messages go from device to device, smaller ones through the first process.
@@ -52,33 +50,30 @@ _LOST = ("Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "NCCL", "oordinatio
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessConfig:
-    """How a process joins the others of its run: `host:port` of the first one, how many there are,
-    its number from 0, and after how many seconds without a heartbeat one is dead, which ends all.
-    """
+def join(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    *,
+    heartbeat_s: int = 60,
+) -> None:
+    """Join the other processes, before any other use of JAX: from `host:port` of the first one, how
+    many there are, and the number of this one, from 0. One without a heartbeat for so many seconds
+    is dead, which ends all.
 
-    coordinator: str
-    processes: int
-    process: int
-    heartbeat_s: int = _HEARTBEAT_S
-
-
-def join(config: ProcessConfig | None) -> None:
-    """Join the other processes, before any other use of JAX.
-
-    Without a config, Slurm, a TPU's or another environment that JAX knows has it.
+    Without an address, or with `auto`, Slurm, a TPU's or another environment that JAX knows has all
+    this.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Its preemption service lets work go on to the next step, and does not serve a single process.
     jax.config.update("jax_enable_preemption_service", False)  # noqa: FBT003
-    heartbeat_s = _HEARTBEAT_S if config is None else config.heartbeat_s
+    is_told = (coordinator or "auto", processes, process) != ("auto", None, None)
     settings: dict[str, Any] = {"local_device_ids": _slurm_devices()}
-    if config is not None:
+    if is_told:
         settings = {
-            "coordinator_address": config.coordinator,
-            "num_processes": config.processes,
-            "process_id": config.process,
+            "coordinator_address": coordinator,
+            "num_processes": processes,
+            "process_id": process,
             "cluster_detection_method": "deactivate",
         }
     # JAX would end the process for it with a dump of its stack.
@@ -86,8 +81,8 @@ def join(config: ProcessConfig | None) -> None:
     timer.daemon = True
     timer.start()
     try:
-        if config is not None:
-            _check_address(config)
+        if is_told:
+            _check_address(f"{coordinator}", is_ours=process == 0)
         jax.distributed.initialize(
             **settings, initialization_timeout=2 * _START_S, heartbeat_timeout_seconds=heartbeat_s
         )
@@ -98,13 +93,13 @@ def join(config: ProcessConfig | None) -> None:
     preemption.share(_SharedSignal().poll)
 
 
-def _check_address(config: ProcessConfig) -> None:
+def _check_address(address: str, *, is_ours: bool) -> None:
     """Raise an error where JAX would crash or wait: for what is no address, or a port in use."""
-    address = re.fullmatch(r"\S+:(\d{1,5})", config.coordinator or "")
-    port = int(address[1]) if address else 0
+    match = re.fullmatch(r"\S+:(\d{1,5})", address)
+    port = int(match[1]) if match else 0
     if not 0 < port < 2**16:
-        raise ValueError(f"{config.coordinator} is not HOST:PORT")
-    if config.process == 0:
+        raise ValueError(f"{address} is not HOST:PORT")
+    if is_ours:
         socket.create_server(("", port)).close()
 
 

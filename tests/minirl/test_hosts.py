@@ -23,7 +23,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh
 from minirl.run import distributed, preemption
 folder, coordinator, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])
-distributed.join(distributed.ProcessConfig(coordinator, 2, process))
+distributed.join(coordinator, 2, process)
 from tests.minirl import toy
 from minirl.exchange import LostError, UserError
 from minirl.model.sharding import MESH_AXES, make_mesh
@@ -105,7 +105,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from minirl.run import distributed
 model, coordinator, process = Path(sys.argv[1]), sys.argv[3], int(sys.argv[5])
-distributed.join(distributed.ProcessConfig(coordinator, 2, process))
+distributed.join(coordinator, 2, process)
 from tests.minirl import toy
 from minirl.config import RolloutConfig, SglangConfig
 from minirl.sglang import sampler

@@ -548,7 +548,7 @@ def ends(started):
 def main(folder, course, moment, at, coordinator, count, process):
     """Run a course in one of several processes; the last of them is killed."""
     place = int(count), int(process)
-    distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s=10))
+    distributed.join(coordinator, *place, heartbeat_s=10)
     made = take_course(Path(folder), course)
     if int(process) == int(count) - 1:
         arm(made, moment, int(at), die)
