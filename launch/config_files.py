@@ -188,7 +188,8 @@ def explain(error: ValidationError, raw: Any, settings: type[BaseModel]) -> str:
         return f"{path}: {describe(first)}"
     # A run's own config may be of an earlier version.
     lists = "docs/configuration.md lists all, CHANGELOG.md what was removed"
-    return f"{path}: unknown key{kind}; {nearest(path, known)}{lists}"
+    same = [key for key in known if key.rpartition(".")[2] == path.rpartition(".")[2]]
+    return f"{path}: unknown key{kind}; {nearest(path, same or known)}{lists}"
 
 
 def _keys(kind: Any, path: str, given: Any = None) -> Iterator[str]:
