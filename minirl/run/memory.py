@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 # Where a container's limit and use are told, and how much of it is files that nobody has read of
 # late, which give way: version 2 of control groups, and version 1.
@@ -22,7 +23,7 @@ def capacity_bytes(device: Any) -> float:
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats is not None:
         return float(stats["bytes_limit"])
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return float(psutil.virtual_memory().total)
 
 
 def free_bytes(device: Any) -> float:
@@ -30,11 +31,7 @@ def free_bytes(device: Any) -> float:
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return capacity_bytes(device) - stats.get("bytes_in_use", 0)
-    free = capacity_bytes(device)
-    told = Path("/proc/meminfo")
-    if told.exists():
-        lines = dict(line.split(":", 1) for line in told.read_text().splitlines())
-        free = 1024.0 * int(lines["MemAvailable"].split()[0])
+    free = float(psutil.virtual_memory().available)
     for version, *names, inactive in _GROUPS:
         folder = _CGROUP / version
         try:
@@ -48,11 +45,8 @@ def free_bytes(device: Any) -> float:
 
 
 def resident_bytes() -> float:
-    """Return the memory that this process takes now; 0 where the system is not Linux."""
-    told = Path("/proc/self/statm")
-    if not told.exists():
-        return 0.0
-    return float(int(told.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    """Return the memory that this process takes now."""
+    return float(psutil.Process().memory_info().rss)
 
 
 def peak_bytes(device: Any) -> float:
